@@ -75,7 +75,7 @@ _NONE = CollectionRecord(0, "", "", ())
 
 
 class Chain(NamedTuple):
-    """Windows that join, oldest first: all that was written in `[since, upper)`."""
+    """Windows that join, oldest first: all commits of `[since, upper)`."""
 
     name: str
     since: Timestamp
@@ -141,7 +141,7 @@ class Chains:
                 CollectionRecord(0, secrets.token_hex(6), source, (_new_name(token),)),
                 expected=None,
             )
-        raise LockedError(self.where, "scripts that keep changing it")
+        raise LockedError(self.where, "other scripts that keep changing it")
 
     def extend(self, record: CollectionRecord, token: str | None = None) -> CollectionRecord:
         """Begin another chain behind the chains of `record`.
@@ -182,7 +182,7 @@ class Chains:
         return self._replace(record, replace(record, dropping=left))
 
     def shard(self, name: str) -> Shard:
-        """A handle on a chain, which is made if it is not there yet. Raises as `find` does."""
+        """A handle on a chain, which is made if it does not exist yet. Raises as `find` does."""
         return self.find(name) or self._opened(name, create=True)
 
     def find(self, name: str) -> Shard | None:

@@ -74,7 +74,7 @@ class CollectionAnswers:
 
     @cached_property
     def newest(self) -> int:
-        """The newest instant. Raises `StatesLostError` where a newer one was there and is gone."""
+        """The newest instant. Raises `StatesLostError` if a newer one has existed."""
         self._held[-1].shard.require_newest()
         return self._held[-1].upper - 1
 

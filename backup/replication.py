@@ -3,8 +3,8 @@
     with kvstore.open("live") as live:
         backup.replicate(live, "standby", follow=True, stop=stop)
 
-The first copy is built from sorted files, beside its place, and appears there whole. From then on
-the standby takes window after window. Its own durable `upper` is the position: whichever side
+The first copy is built from sorted files, beside its place, and appears there as a whole. From then
+on the standby takes window after window. Its own durable `upper` is the position: whichever side
 crashes, the next run continues there. A hold on the live store keeps the history that the standby
 lacks.
 

@@ -3,8 +3,8 @@
 Versions carry their timestamps in their keys, and rows are sorted as the keys of `data` are. So
 rows are written to SSTs in the order in which they come, and RocksDB takes the files as they are.
 
-A new store is built beside its place and appears there by a rename, whole. Rows for a live store
-are staged as an import, which gets its timestamp when it is added.
+A new store is built beside its place and appears there as a whole, by a rename. Rows for a live
+store are staged as an import, which gets its timestamp when it is added.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Sources of a replica: a live store, or a collection of its backups, behind one seam."""
+"""Sources of a replica: a live store, or a collection of its backups, behind one interface."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class Source(Protocol):
         ...
 
     def done(self, upto: int) -> None:
-        """Hear that the replica has the whole history up to `upto`, durably."""
+        """Called when the replica durably has the whole history up to `upto`."""
         ...
 
     def wait(self, upper: int, stop: Stop) -> None:

@@ -3,7 +3,7 @@
 A snapshot of a chain has the stored rows of all tables, and the definitions that decode them.
 
 Invariants
-1. Rows are decoded by the definition that the table has at the time of the read.
+1. Rows are decoded by the table's definition at the time of the read.
 2. The rows of a window are decided by the state at its end alone: a key that the window touched has
    its row then, or is gone. So a window that is read again gives the same rows.
 """

@@ -175,7 +175,8 @@ def find(blob: Blob, chain: str, lower: int) -> EarlierUploads:
 
 
 def forget(blob: Blob, chain: str, *, below: int | None = None) -> None:
-    """Delete the records of windows that begin below `below`; by default all of the chain's."""
+    """Delete the records of windows that begin below `below`; by default all records of the
+    chain."""
     for name, numbers in _attempts(blob, chain).items():
         if below is None or int(name.split("-")[0]) < below:
             # The first record goes last: without it the others count for nothing.

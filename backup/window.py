@@ -3,8 +3,8 @@
 1. One fsync makes durable: a hold at the chain's upper, and everything that the store has.
 2. A window that a killed backup had begun to upload is finished first.
 3. The rows of the window are uploaded; nothing refers to them yet.
-4. One compare-and-append puts them in place. Until then nothing has happened; from then on the
-   whole backup has.
+4. One compare-and-append puts them in place. Before it there is no backup, and after it the whole
+   backup is there.
 5. The hold moves on. The records of the upload, and old versions of the chain's state, are removed.
 """
 

@@ -1,7 +1,7 @@
 """A store and its live readers: reads of a reader, writes beside readers, and opening one.
 
-The reader of `get` lies in the subject's own process, whose writer rests. Those beside the writes
-are processes of their own, and look at its files every 25 ms.
+The reader of `get` is in the subject's own process, whose writer rests. Readers beside writes are
+processes of their own, and look at the files every 25 ms.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ class Followed(Ours):
         return work
 
     def staleness(self, count: int, promised: bool, step: int) -> Work:
-        """How long commits take to show in a reader that another process has, beside commits
-        without a pause; or as long as is promised."""
+        """The time until a commit shows in a reader of another process, beside commits without a
+        pause; or the promised time."""
         if promised:
             return lambda: Timed(count, count * STALENESS_S, 0.0)
         keys, _ = self.data.updates(count * _COMMITS_PER_PROBE, step)
@@ -116,7 +116,7 @@ class _Followers:
         return self
 
     def told(self, upper: int) -> list[tuple[int, float]]:
-        """When the only process saw which `upper`, up to this one."""
+        """Each `upper` that the only process saw, with the moment, up to this one."""
         ((_, pipe),) = self._started
         pipe.send(upper)
         return pipe.recv()
@@ -134,7 +134,7 @@ def _follow(path: Path, said: Connection) -> None:
 
 
 def _watch(path: Path, said: Connection) -> None:
-    """Note when `upper` moves, until it has reached the one that is asked for."""
+    """Note each move of `upper`, until it has reached the requested time."""
     seen: list[tuple[int, float]] = []
     with kvstore.follow(path, max_staleness=STALENESS_S) as reader:
         said.send("following")

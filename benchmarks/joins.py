@@ -90,8 +90,8 @@ class Joins(Subject):
         return lambda: len(self.joined(self.place / "whole", labels))
 
     def right(self) -> Work:
-        """Join labels to the events of which some became known late. A join counts as many items a
-        second as labels got the value that was known at their time."""
+        """Join labels to the events of which some became known late. The items of a join are the
+        labels that got the value known at their time."""
         labels = labels_of(LATE // 10, LATE, 7)
         found = self.answers(self.place / "late", labels)["value"]
         known = pq.read_table(self.place / "late" / "known.parquet")

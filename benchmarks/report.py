@@ -69,7 +69,7 @@ def tables(lines: Sequence[Line]) -> str:
     out: list[str] = []
     for scale in found:
         out += [f"## {scale.rows:,} rows", "", *_table(scale, found[0]), ""]
-    missing = list(dict.fromkeys(_missing(lines)))
+    missing = list(_missing(lines))
     if missing:
         out += ["Not measured:", "", *missing, ""]
     return "\n".join(out).rstrip()
@@ -133,8 +133,11 @@ def _is_unsynced(line: Line) -> bool:
 
 
 def _missing(lines: Sequence[Line]) -> Iterator[str]:
-    """A line for each figure that could not be taken, with its reason."""
+    """A line for each reason why a subject has no figures, with the workloads that lack them."""
+    missing: dict[tuple[str, str], list[str]] = {}
     for line in lines:
         if line["problem"] not in ("", "not there"):
             subject = PEER_NAMES.get(line["subject"], line["subject"])
-            yield f"* {line['workload']}, {subject}: {line['problem']}"
+            missing.setdefault((subject, line["problem"]), []).append(f"`{line['workload']}`")
+    for (subject, problem), workloads in missing.items():
+        yield f"* {subject}: {problem} ({', '.join(dict.fromkeys(workloads))})"

@@ -17,8 +17,8 @@ from benchmarks.subject import Subject, Work
 class Unindexed(Ours):
     """The same store, but commits leave no entry in the change log.
 
-    A process of its own: memory that one kind of commit took fresh from the system is what the
-    next one of the other kind would get for nothing.
+    It is a process of its own. In one process the memory that one kind of commit has taken from the
+    system would be free for the other kind.
     """
 
     name = "kvstore, no change log"
@@ -35,7 +35,7 @@ class Unindexed(Ours):
 
 
 class Copied(Ours):
-    """The same store, of whose checkpoints the files not yet copied are copied."""
+    """The same store, with copies of the new files of its checkpoints."""
 
     name = "kvstore, checkpoints copied"
 
@@ -52,7 +52,7 @@ class Copied(Ours):
 
 
 class Tenth(Ours):
-    """A store of a tenth of the rows: what costs what changed costs the same there."""
+    """A store of a tenth of the rows: work in proportion to changes takes as long there."""
 
     name = "kvstore, a tenth of the rows"
 
@@ -75,7 +75,7 @@ class HundredTombstones(Ours):
 class Sides(Subject):
     """The same rows in stores with and without range tombstones, all in one process.
 
-    Two processes that run the same code differ by more than is to be told here.
+    Two processes that run the same code differ by more than the effect that is measured.
     """
 
     name = "kvstore, range tombstones"

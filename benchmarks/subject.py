@@ -77,7 +77,7 @@ class Subject:
     durability = "fsync"
     """The wait that ends a commit; `"none"` for a subject that never syncs."""
     slow: frozenset[str] = frozenset()
-    """Operations so slow that fewer items are measured. Figures are per item."""
+    """Operations that are so slow that fewer items are measured. Figures are per item."""
 
     def __init__(self, directory: Path, data: Data) -> None:
         self.directory = directory

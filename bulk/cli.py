@@ -196,7 +196,7 @@ def _decoded(rows: Iterator[pa.RecordBatch], encoding: Encoding) -> Iterator[pa.
 def told_rows(
     rows: Iterator[pa.RecordBatch], progress: Callable[[str], None]
 ) -> Iterator[pa.RecordBatch]:
-    """The rows, counted for whoever waits."""
+    """The rows. The count of rows so far is shown to the user."""
     total = 0
     for batch in rows:
         yield batch

@@ -1,4 +1,4 @@
-"""The place of a new store: it is built beside its path, and appears there by a rename, whole.
+"""The place of a new store: it is built beside its path, and appears there as a whole, by a rename.
 
 Invariants
 1. Nothing that is at the path is touched.

@@ -63,8 +63,8 @@ class Access:
     reference to at most one token.
 
     `endpoint`, `region` and `skip_signature` are for object stores; their defaults come from the
-    environment. `ca_file` has the certificates that a server is trusted by, if the machine does not
-    trust it anyway. `lease_seconds` is the time for which a live store keeps history after the last
+    environment. `ca_file` has the certificates of the server's issuers, unless the machine trusts
+    them anyway. `lease_seconds` is the time for which a live store keeps history after the last
     task has read it.
     """
 
@@ -190,7 +190,7 @@ def absolute(path: str) -> str:
 
 
 def staging_path(given: str | os.PathLike[str]) -> Path:
-    """The absolute path of a staging directory. Raises `UsageError` for what is none.
+    """The absolute path of a staging directory. Raises `UsageError` for any other text.
 
     Spark's machines write there and the store's process reads there, by one file system.
     """

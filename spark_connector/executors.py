@@ -1,4 +1,5 @@
-"""What executors of a cluster may lack: directories that this process sees, and this library.
+"""Checks for things that executors of a cluster may lack: directories that this process sees, and
+this library.
 
 A task that does not see a directory must not make one of the same name: its files would lie on the
 disk of one machine, where no other process finds them. So a task looks first, and the error names

@@ -73,9 +73,8 @@ def session(
     A new session runs on `cores` threads (default 2) with `memory` of heap (default 1g). On a
     cluster `memory` is the heap of the driver, and the cluster's own settings tell the cores.
     `conf` holds Spark settings under their full names, and overrides the defaults of this module.
-    The
-    caller may `stop()` the session; otherwise the end of the process stops it. Starting takes about
-    five seconds, most of them in the JVM.
+    The caller may `stop()` the session; otherwise the end of the process stops it. Starting takes
+    about five seconds, most of them in the JVM.
 
     Raises `UsageError` on a name that is no Spark setting, on a setting that the running JVM cannot
     change, on `cores` for a cluster, and if no Java is found.

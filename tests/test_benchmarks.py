@@ -48,7 +48,7 @@ def test_the_table_tells_what_was_measured_and_why_the_rest_was_not() -> None:
     ]
     text = report.tables(lines)
     assert "| scan | **0.70** (0.50..0.80) | 0.7 | 2 | 1.20 | - |" in text
-    assert "* scan, plyvel: missing: no such module" in text
+    assert "* plyvel: missing: no such module (`scan`)" in text
 
 
 def test_a_larger_scale_compares_its_rates_with_the_smallest() -> None:

@@ -37,7 +37,7 @@ class Collected:
 
 
 def collect_if_due(log: StateLog) -> Collected:
-    """Collect if enough versions have piled up and no other process was told to."""
+    """Collect if enough versions have piled up and no other process was told to collect."""
     expire_lapsed(log)
     if log.state.gc_target is None:
         return Collected()  # by the state of this handle, which costs nothing

@@ -40,7 +40,7 @@ class FaultRates:
 
 
 class Weather:
-    """The faults to come, shared by all that are wrapped with it."""
+    """The faults to come, shared by all blobs and consensuses that are wrapped with it."""
 
     def __init__(
         self,
@@ -92,7 +92,7 @@ class Weather:
         return self._strikes(self._rates.stale)
 
     def pick(self, count: int) -> int:
-        """Draw one of `count` things."""
+        """Draw a number below `count`."""
         return self._random.randrange(count)
 
     def _strikes(self, rate: float) -> bool:

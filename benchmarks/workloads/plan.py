@@ -78,7 +78,7 @@ class Size:
 
     @property
     def is_small(self) -> bool:
-        """Whether this is a quick run: what takes a tenth of a second is taken again then."""
+        """Whether this is a quick run, in which work of a tenth of a second is repeated."""
         return self.rows <= 300_000
 
 
@@ -100,7 +100,7 @@ class Contender(NamedTuple):
 
     @property
     def name(self) -> str:
-        """As figures have it."""
+        """The name in the figures."""
         return self.label or self.subject.rpartition(":")[2]
 
 

@@ -25,7 +25,7 @@ from benchmarks.workloads.writing import imports, transactions, updates
 
 
 def ending(size: Size) -> list[Workload]:
-    """The workloads that run last: each deletes rows, or writes more than its yardstick did."""
+    """The workloads that run last: each deletes rows, or writes more than its baseline did."""
     hundred = {"rows": 100, "count": size.commits_100}
     many = {"rows": size.update_rows}
     twenty: dict[str, Any] = {"count": 20}

@@ -31,7 +31,7 @@ class Plan:
     reads: int
     """Rounds of look-ups and short scans."""
     parallel_scans: int
-    """In a week."""
+    """Parallel scans in a week."""
     keep_days: int = 2
     """The history that garbage collection keeps."""
     pinned_days: int = 3

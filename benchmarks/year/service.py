@@ -32,7 +32,7 @@ _SCANNED_ROWS: Final = 1_000
 _COMMIT_ROWS: Final = 10
 _COUNTERS: Final = 10
 _DELETED_SHARE: Final = 0.05
-"""Of the rows of an import."""
+"""Deletes among the rows of an import."""
 _PAGE: Final = 4096
 
 

@@ -1,4 +1,4 @@
-"""Columns of tables for systems that have fewer types: Spark, Delta, and what reads them.
+"""Columns of tables for systems that have fewer types: Spark, Delta, and programs that read them.
 
     uint8, uint16, uint32     the next wider integer
     uint64                    decimal(20,0)

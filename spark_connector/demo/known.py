@@ -1,7 +1,8 @@
 """The demo of joins: `make demo-joins`, or `python -m spark_connector.demo.known`.
 
-A model of delays wants, for each flight, how late the same carrier last left the same airport. It
-must be trained on the delay that was known an hour before departure, because it will be asked then.
+A model of delays gets for each flight the last delay of the same carrier at the same airport. It
+must be trained on the delay that was known an hour before departure, because it will be asked at
+that time.
 
     known    versions at the times when flights left: a delay is known once its flight has left
     naive    the same delays at the times when flights were due, as a table of events has them

@@ -68,7 +68,8 @@ _COLUMNS: Final = {
     "y": (slice(37, 46), slice(46, 55), 16),
     "ut1-utc": (slice(58, 68), slice(68, 78), 57),
 }
-"""Of each parameter in a line: its value, its error, and the letter that tells a prediction."""
+"""The places of each parameter in a line: its value, its error, and the letter that marks a
+prediction."""
 
 
 class Release(NamedTuple):

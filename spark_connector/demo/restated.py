@@ -5,9 +5,9 @@ Releases of two real packages become commits of a store, at the times at which t
     earth       key parameter, event time day: each release restates its predictions
     airports    key icao, index by country: each release changes some rows and drops some
 
-The question: who asked on the day of a release for the rotation of the earth some days ahead, which
-value did the release give? `join` answers on two axes: the day that is asked for, and the time at
-which the value was known. A join on the day alone gives the value that was measured later.
+The question: on the day of a release, which value did the release give for the rotation of the
+earth some days ahead? `join` answers on two axes: the day that is asked for, and the time at which
+the value was known. A join on the day alone gives the value that was measured later.
 """
 
 from __future__ import annotations
@@ -125,7 +125,8 @@ class Loader:
 
 
 def require_index(table: Table, stamps: Sequence[Timestamp], country: str) -> None:
-    """Raise `AssertionError` unless the index finds at each time what a scan with a filter does."""
+    """Raise `AssertionError` unless the index finds at each time the rows of a scan with a
+    filter."""
     for stamp in stamps:
         found = sorted(row["icao"] for row in table.find("by_country", country, as_of=stamp))
         rows = table.scan(as_of=stamp, columns=["icao", "country"]).read_all().to_pylist()

@@ -125,7 +125,7 @@ def lookup_join(
 
 
 class _Asked(NamedTuple):
-    """The arguments of a join that its answers depend on."""
+    """The arguments on which the answers of a join depend."""
 
     key: Columns
     at: str

@@ -38,7 +38,7 @@ AT: Final = "kvstore_at"
 """The columns of keys and of times that tasks get beside the labels' own columns."""
 
 ANSWER: Final = ("kvstore_value", "kvstore_timestamp")
-"""The columns that a task adds, which get their names in the result after that."""
+"""The columns that a task adds. They get their names in the result afterwards."""
 
 BYTES_PER_SPLIT: Final = 4 << 20
 """Files of one split. The labels of a split stay together, and several splits make a task."""
@@ -50,8 +50,8 @@ _Batches: TypeAlias = "Iterable[pa.RecordBatch]"
 
 
 class Plan(NamedTuple):
-    """The place of a join, the least keys of all splits but the first, the newest instant, and the
-    table whose rows the labels ask for, if they ask for rows."""
+    """The place of a join, the least keys of all splits but the first, and the newest instant. If
+    labels ask for rows, also the table of the rows."""
 
     place: Place
     splits: Sequence[bytes]

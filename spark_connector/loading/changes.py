@@ -8,7 +8,7 @@ store that takes them: this process collects them, puts them in the order in whi
 and writes them as one batch.
 
     order    _commit_version, and within one commit    delete_range < delete < put
-    images   update_preimage tells what was; it changes nothing
+    images   update_preimage has the value before; it changes nothing
 
 Invariants
 1. After the call, each key that the feed names, by itself or by a range, is as in the source at the

@@ -153,7 +153,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return whole_span(origin, self._options, table), table
 
     def _readable(self, start: dict[str, Any], frontiers: OriginFrontiers) -> int:
-        """The start of the next window: the offset's time, or one that `_kept` allows."""
+        """The start of the next window: the offset's time, or a later time that `_kept` allows."""
         _require_same_store(start, frontiers, self._options.access.url)
         since = int(start["timestamp"])
         return since if _is_fresh(start) else self._kept(since, frontiers)
@@ -214,7 +214,7 @@ def _left(whole: Span, start: dict[str, Any], end: dict[str, Any] | None = None)
 
 
 def _is_fresh(offset: dict[str, Any]) -> bool:
-    """Whether the stream has read nothing yet, so that the state of any time will do."""
+    """Whether the stream has read nothing yet, so that it may begin with the state of any time."""
     return bool(offset["state"]) and "key" not in offset
 
 

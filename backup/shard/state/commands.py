@@ -273,7 +273,7 @@ class RollupsRemoved:
 
 @dataclass(frozen=True, slots=True)
 class RequestGc:
-    """Ask whether there is enough to collect; at most one asker is told to."""
+    """Ask whether there is enough to collect; at most one asker is told to collect."""
 
 
 @dataclass(frozen=True, slots=True)

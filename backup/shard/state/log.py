@@ -52,7 +52,7 @@ from kvstore.limits import LOOKS_MAX, ROLLUP_EVERY, STATE_SCAN_VERSIONS
 _T = TypeVar("_T")
 
 _LOST_AFTER = 20
-"""After so many looks, in about two seconds, a missing rollup counts as lost."""
+"""Looks, in about two seconds, after which a missing rollup counts as lost."""
 _PUT_BACK = "put that blob back from a copy of the storage"
 
 
@@ -185,7 +185,7 @@ class StateLog:
         """Write `state` (default: the newest) whole, and name the blob in the next version."""
         state = state or self.state
         if self.state.is_tombstone and self.state.rollup[0] >= self.state.tombstone_seqno:
-            return  # the last one there will be
+            return  # the last version that there will be
         name = self._rollup_name(state.seqno)
         self.retrying(lambda: self.blob.put(name, codec.encode_state(state)))
         outcome, _, unsure = self.apply(commands.AddRollup(state.seqno, name))

@@ -54,15 +54,15 @@ _BROKEN = "repair the storage; acknowledged writes stand"
 
 
 def translate_os_error(where: str, error: OSError) -> KVStoreError:
-    """The error for a failed write: refused, a full or broken disk, or an outcome that is unknown
-    and may be retried."""
+    """The error for a failed write: a refusal, a full or broken disk, or an unknown outcome, after
+    which the call may be retried."""
     lasting = _lasting(where, error)
     return lasting or IndeterminateError(where, str(error))
 
 
 def not_done(where: str, error: OSError) -> KVStoreError:
-    """The error for a call that surely had no effect: refused, a full or broken disk, or a failure
-    that may pass."""
+    """The error for a call that surely had no effect: a refusal, a full or broken disk, or a
+    failure that may pass."""
     lasting = _lasting(where, error)
     return lasting or DeterminateError(where, str(error))
 
