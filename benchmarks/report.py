@@ -139,5 +139,5 @@ def _missing(lines: Sequence[Line]) -> Iterator[str]:
         if line["problem"] not in ("", "not there"):
             subject = PEER_NAMES.get(line["subject"], line["subject"])
             missing.setdefault((subject, line["problem"]), []).append(f"`{line['workload']}`")
-    for (subject, problem), workloads in missing.items():
-        yield f"* {subject}: {problem} ({', '.join(dict.fromkeys(workloads))})"
+    for (subject, problem), names in missing.items():
+        yield f"* {subject}: {problem} ({', '.join(dict.fromkeys(names))})"
