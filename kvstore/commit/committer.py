@@ -35,6 +35,7 @@ from kvstore.engine.api import WriteBatch
 from kvstore.forks import own
 from kvstore.limits import COMMIT_YIELDS_MAX
 from kvstore.meta import SINCE, UPPER, Meta
+from kvstore.meters import Meters
 from kvstore.mvcc.versions import Versions
 from kvstore.mvcc.write import WriteSet
 from kvstore.recent import RecentCommits
@@ -94,7 +95,10 @@ class Committer:
         self.recent = RecentCommits()
         self.frontiers = Frontiers(since=since, upper=upper)
         self.health = Health(self.frontiers, where)
-        self.syncs = GroupSync(self._engine, self.frontiers, self.health, mark)
+        self.meters = Meters()
+        self.syncs = GroupSync(
+            self._engine, self.frontiers, self.health, self.meters.fsyncs, mark=mark
+        )
         self._mark = mark
         self._writes = Writes(versions, index, self.recent, self.health)
         self.expiries = Expiries(versions, self.frontiers, timeline, self.apply)
@@ -198,8 +202,11 @@ class Committer:
             self.health.guarded(self._engine.write, batch)
             publish()
             self.frontiers.advance(upper)
+            meters = self.meters
             for begun, events, above in counts:
                 self.capture.finish_commit(begun, events, above)
+                meters.commits += 1
+                meters.changes += events
         except BaseException as error:
             self.health.interrupted(error)
             raise

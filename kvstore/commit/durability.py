@@ -24,6 +24,7 @@ Invariants
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import copy
@@ -40,6 +41,7 @@ from kvstore.errors import (
     UsageError,
 )
 from kvstore.limits import GROUP_COMMIT_WAIT_S_MAX
+from kvstore.meters import Durations
 
 Durability: TypeAlias = Literal["sync", "group", "async"]
 DURABILITIES = ("sync", "group", "async")
@@ -121,11 +123,15 @@ class GroupSync:
         engine: Engine,
         frontiers: Frontiers,
         health: Health,
+        durations: Durations,
+        *,
         mark: DurableMark | None = None,
     ) -> None:
+        """`durations` takes the seconds of each fsync."""
         self._engine = engine
         self._frontiers = frontiers
         self._health = health
+        self._durations = durations
         self.durable: int = frontiers.upper
         """Everything below it survives a crash."""
         self._mark = mark
@@ -161,10 +167,11 @@ class GroupSync:
 
     def sync(self, *, leading: bool = False) -> None:
         """One fsync for all that is written by now. The leader's fsync ends its turn."""
-        upper, is_synced = self._frontiers.upper, False
+        upper, is_synced, began = self._frontiers.upper, False, time.perf_counter()
         try:
             self._health.guarded(self._engine.sync)
             is_synced = True
+            self._durations.note(time.perf_counter() - began)
         finally:
             with self._lock:
                 if is_synced and not self._health.poison:

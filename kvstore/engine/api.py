@@ -27,6 +27,13 @@ CHANGES: Final = "changes"
 META: Final = "meta"
 FAMILIES: Final = (DATA, RANGES, CHANGES, META)
 
+WHOLE_FIGURES: Final = (
+    *("cache_bytes", "pending_compaction_bytes", "compactions_running", "flushes_running"),
+    "writes_stopped",
+)
+"""The figures of `Engine.stats` that concern no family alone. An engine without a cache or files
+has 0."""
+
 
 class WriteBatch(Protocol):
     """Writes that become visible together. `family` is a handle from `Engine.families`."""
@@ -226,7 +233,7 @@ class Engine(Protocol):
         ...
 
     def stats(self) -> Mapping[str, int]:
-        """Sizes in bytes and counts of entries, estimated."""
+        """Sizes in bytes and counts of entries, estimated, by family; and `WHOLE_FIGURES`."""
         ...
 
     def close(self) -> None:

@@ -32,7 +32,14 @@ from typing import Any, Final
 
 from kvstore.codec.keys import KEY_BYTES_LEAST, check_data_key
 from kvstore.codec.ordered import escape
-from kvstore.engine.api import DATA, FAMILIES, EntryReader, FileSpan, WriteBatch
+from kvstore.engine.api import (
+    DATA,
+    FAMILIES,
+    WHOLE_FIGURES,
+    EntryReader,
+    FileSpan,
+    WriteBatch,
+)
 from kvstore.engine.editions import Edition
 from kvstore.engine.loose import LooseFiles
 from kvstore.engine.passes import MemoryCursor, MemoryReader
@@ -263,7 +270,7 @@ class MemoryEngine:
             figures[f"{name}_memtable_bytes"] = 0
             figures[f"{name}_files"] = 0
             figures[f"{name}_entries"] = len(edition)
-        return figures
+        return {**figures, **dict.fromkeys(WHOLE_FIGURES, 0)}
 
     def fork_let_go(self) -> None:
         """A forked child has no directory open."""

@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import bisect
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
@@ -241,6 +241,9 @@ class RocksEngine:
                 for figure, prop in _FIGURES.items():
                     figures[f"{name}_{figure}"] = family.property_int_value(prop) or 0
                 figures[f"{name}_files"] = count_files(family)
+            families = [self._family[name] for name in FAMILIES]
+            for figure, (prop, merge) in _WHOLE_FIGURES.items():
+                figures[figure] = merge(each.property_int_value(prop) or 0 for each in families)
         return figures
 
     def close(self) -> None:
@@ -398,6 +401,15 @@ class RocksCursor:
             seeker.prev() if self._reverse else seeker.next()
         seeker.status()
 
+
+_WHOLE_FIGURES: Mapping[str, tuple[str, Callable[[Iterable[int]], int]]] = {
+    "cache_bytes": ("rocksdb.block-cache-usage", max),  # the families share one cache
+    "pending_compaction_bytes": ("rocksdb.estimate-pending-compaction-bytes", sum),
+    "compactions_running": ("rocksdb.num-running-compactions", max),  # counted by database
+    "flushes_running": ("rocksdb.num-running-flushes", max),
+    "writes_stopped": ("rocksdb.is-write-stopped", max),
+}
+"""The figures of the whole engine: the property, and how the values of the families become one."""
 
 _FIGURES = {
     "bytes": "rocksdb.live-sst-files-size",

@@ -62,6 +62,7 @@ class Clearing:
                 # An interrupt before the write calls the clear off: the span is unchanged.
                 self._clears.withdraw(committer.upper)
                 raise
+            committer.meters.clears += 1
         if compact:
             self._engine.compact(DATA, *span_bounds(span.start, span.end))
         return timestamp

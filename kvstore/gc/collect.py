@@ -167,6 +167,10 @@ class Collector:
             tally.imports += self.leftovers.abort_stale(STALE_IMPORT_S)
             self.leftovers.remove_files(STALE_IMPORT_S)
             self._free_space(tally, compact=compact)
+            seconds = time.perf_counter() - started
+            meters = self._committer.meters
+            meters.collections.note(seconds)
+            meters.collected_entries += tally.versions + tally.ranges + tally.entries
         return GcReport(
             since=since,
             previous=previous,
@@ -175,7 +179,7 @@ class Collector:
             change_entries=tally.entries,
             imports=tally.imports,
             lost_holds=lost,
-            seconds=time.perf_counter() - started,
+            seconds=seconds,
             held_by=held_by,
             settled=tally.settled,
             tidied=tally.tidied,

@@ -270,7 +270,9 @@ class Imports:
                 raise UsageError(f"import {import_id} was aborted meanwhile", "ingest it again")
             if record.added is not None:
                 return record.added
-            return self._transition(record, OP_IMPORT, check)
+            added = self._transition(record, OP_IMPORT, check)
+            self._committer.meters.imports_added += 1
+            return added
 
     def abort(self, import_id: int) -> bool:
         """Forget an import that was not added; its rows are removed. O(entries in its spans).
@@ -317,7 +319,9 @@ class Imports:
                     remedy=f"import {import_id} was added at {record.added}, and what it "
                     "covered may be gone: delete its keys instead",
                 )
-            return self._transition(record, OP_REVERT, None)
+            reverted = self._transition(record, OP_REVERT, None)
+            committer.meters.imports_reverted += 1
+            return reverted
 
     # -- what GC asks -----------------------------------------------------------------------
 

@@ -49,7 +49,7 @@ from kvstore.protocol import (
     VERBS_PATH,
     unquoted,
 )
-from kvstore.server.access import WHOLE, Grant, Token, Tokens
+from kvstore.server.access import READ, WHOLE, Grant, Token, Tokens
 from kvstore.server.exchange import (
     CallerGoneError,
     Departure,
@@ -213,10 +213,10 @@ class App:
             await self._answer_key(service, head, access, body, receive, send)
             return
         if path == METRICS_PATH:
-            verb = service.verb("stats")
-            access.require(verb.right)
-            figures = await self._in_thread(partial(service.run, verb, access, {}))
-            await send_whole(send, 200, METRICS_TYPE, exposition(figures))
+            access.require(READ)
+            access.require_whole("metrics")
+            text = await self._in_thread(partial(exposition, service.store))
+            await send_whole(send, 200, METRICS_TYPE, text)
             return
         if not path.startswith(_VERBS):
             raise UsageError("no such path", "see /v1/openapi.json")

@@ -1,22 +1,20 @@
-"""The figures of a store as Prometheus reads them: `GET /metrics`.
-
-Each number of `Store.stats` is a sample `kvstore_<name>`. Texts and lists have no form there.
-"""
+"""The metrics of a store as Prometheus reads them: `GET /metrics`."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
+
+from kvstore.metrics.prometheus import HasMetrics, PrometheusCollector
 
 METRICS_PATH: Final = b"/metrics"
-METRICS_TYPE: Final = "text/plain; version=0.0.4"
+METRICS_TYPE: Final = CONTENT_TYPE_PLAIN_0_0_4
 
 
-def exposition(stats: Mapping[str, Any]) -> bytes:
-    """The numbers of `Store.stats` in Prometheus's text format. True is 1."""
-    samples = (
-        f"kvstore_{name} {value:d}\n" if isinstance(value, int) else f"kvstore_{name} {value!r}\n"
-        for name, value in stats.items()
-        if isinstance(value, int | float)
-    )
-    return "".join(samples).encode()
+def exposition(store: HasMetrics) -> bytes:
+    """The metrics in Prometheus's text format."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(PrometheusCollector(store))
+    return generate_latest(registry)

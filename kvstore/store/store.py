@@ -79,6 +79,7 @@ from kvstore.limits import (
 from kvstore.loops import PointRead
 from kvstore.mapping import MappingCodec, StoreMapping
 from kvstore.meta import FORMAT, Meta
+from kvstore.metrics import Metric, metrics_of
 from kvstore.mvcc import Version, Versions, WriteSet
 from kvstore.mvcc.scan import first_rows
 from kvstore.parts import Parts
@@ -1000,6 +1001,15 @@ class Store:
             **self._tasks.figures(),
             **self._engine.stats(),
         }
+
+    def metrics(self) -> Mapping[str, Metric]:
+        """The metrics of this store, by name: counters since it was opened, gauges, histograms.
+
+        `kvstore.metrics.DEFINITIONS` has the name, kind, unit, labels and meaning of each. See
+        `kvstore.metrics.prometheus` and `kvstore.metrics.opentelemetry` for collectors. Costs as
+        much as `stats`: tens of microseconds.
+        """
+        return metrics_of(self._parts, self.stats())
 
     @property
     def tasks(self) -> Tasks:

@@ -108,7 +108,7 @@ class Transactions:
 
         def check() -> None:
             if committer.upper - 1 != read_at:  # else no commit came meanwhile
-                _require_untouched(reads, read_at, self._since(read_at))
+                self._require_untouched(reads, read_at, self._since(read_at))
             # The check of the reads is over: note the writes for the checks of other transactions.
             self._let_go(pin)
 
@@ -134,10 +134,18 @@ class Transactions:
             if committer.upper - 1 != read_at:
                 is_watched = committer.recent.watchers > 0  # else the table is empty
                 since = self._since if is_watched else self._indexed
-                _require_untouched(reads, read_at, since(read_at))
+                self._require_untouched(reads, read_at, since(read_at))
 
         committer.give_way()
         return committer.commit(writes, durability=durability, check=check, note=note)
+
+    def _require_untouched(self, reads: ReadSet, read_at: int, commits: Iterator[Touched]) -> None:
+        """Raise `ConflictError` for the first commit that wrote what was read."""
+        for commit in commits:
+            where = reads.touched(commit.keys, commit.spans)
+            if where is not None:
+                self._committer.meters.conflicts += 1
+                raise ConflictError(read_at=read_at, written_at=commit.timestamp, where=where)
 
     def _let_go(self, pin: int) -> None:
         if self._pins.let_go(pin, None) is not None:
@@ -375,14 +383,6 @@ class Transaction:
     def _require_open(self) -> None:
         if not self._is_open:
             raise ClosedError("the transaction")
-
-
-def _require_untouched(reads: ReadSet, read_at: int, commits: Iterator[Touched]) -> None:
-    """Raise `ConflictError` for the first commit that wrote what was read."""
-    for commit in commits:
-        where = reads.touched(commit.keys, commit.spans)
-        if where is not None:
-            raise ConflictError(read_at=read_at, written_at=commit.timestamp, where=where)
 
 
 class _Pass:

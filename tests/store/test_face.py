@@ -57,7 +57,9 @@ TRANSACTIONS = {"transaction", "transact"}
 CHANGES = {"changes", "events", "changes_batches", "feed", "wait_beyond"}
 CAPTURE = {"changeset", "epochs", "force_quiescence", "generations", "reshard"}
 UNDOING = {"revert_range", "revert_import"}
-KEEPING = {"hold", "drop_hold", "gc", "clear_range", "checkpoint", "verify", "stats"}
+KEEPING = {"hold", "drop_hold", "gc", "clear_range", "checkpoint", "verify", "stats"}.union(
+    {"metrics"}
+)
 TABLES = {"table", "tables"}
 OBJECTS = {"imports", "holds", "feeds", "replication", "layout", "requests", "upkeep", "tasks"}
 
@@ -131,6 +133,7 @@ CALLS: dict[str, Callable[[Store], object]] = {
     "gc in the background": lambda s: s.upkeep.start_gc(kvstore.GcPolicy(keep=HOUR)),
     "tasks": lambda s: s.tasks,
     "stats": lambda s: s.stats(),
+    "metrics": lambda s: s.metrics(),
     "epochs": lambda s: s.epochs(),
     "generations": lambda s: s.generations(),
     "changeset": lambda s: s.changeset(),

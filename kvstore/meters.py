@@ -1,0 +1,59 @@
+"""Counters of one open store, which the parts that do the work raise. `kvstore.metrics` names them.
+
+Invariants
+1. A counter never falls, and begins at 0 when the store is opened.
+2. Raising a counter takes no lock. The counters of commits, imports and conflicts are raised under
+   the commit lock; `fsyncs` and `collections` by one thread at a time.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from typing import Final
+
+FSYNC_BOUNDS_S: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0)
+"""The upper bounds of the buckets of `fsyncs`, in seconds: from a fast SSD to a failing disk."""
+
+
+class Durations:
+    """How long something took, each time: a histogram of seconds."""
+
+    __slots__ = ("bounds", "counts", "total")
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        """By bucket: durations up to each bound, and in the last one all that were longer."""
+        self.total = 0.0
+
+    def note(self, seconds: float) -> None:
+        """Count one duration."""
+        self.counts[bisect_left(self.bounds, seconds)] += 1
+        self.total += seconds
+
+
+class Meters:
+    """The counters of one open store."""
+
+    __slots__ = (
+        "changes",
+        "clears",
+        "collected_entries",
+        "collections",
+        "commits",
+        "conflicts",
+        "fsyncs",
+        "imports_added",
+        "imports_reverted",
+    )
+
+    def __init__(self) -> None:
+        self.commits = 0
+        self.changes = 0
+        self.conflicts = 0
+        self.imports_added = 0
+        self.imports_reverted = 0
+        self.clears = 0
+        self.collected_entries = 0
+        self.collections = Durations((0.01, 0.1, 1.0, 10.0, 60.0, 600.0, 3600.0))
+        self.fsyncs = Durations(FSYNC_BOUNDS_S)

@@ -1,0 +1,88 @@
+"""The metrics of a store: name, kind, unit and meaning of each. The reference lists the same table.
+
+Names follow Prometheus: `kvstore_`, the thing, its unit; counters end in `_total`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Literal, TypeAlias
+
+MetricKind: TypeAlias = Literal["counter", "gauge", "histogram"]
+
+
+@dataclass(frozen=True, slots=True)
+class MetricDefinition:
+    """One metric. Each value of it has a text for each of `labels`."""
+
+    name: str
+    kind: MetricKind
+    unit: str
+    help: str
+    labels: tuple[str, ...] = ()
+
+
+_GAUGES: Final = (
+    ("since_timestamp_seconds", "seconds", "The oldest readable time, since the epoch.", ()),
+    ("upper_timestamp_seconds", "seconds", "The first time that is not complete.", ()),
+    ("durable_timestamp_seconds", "seconds", "All changes below this time survive a crash.", ()),
+    ("history_seconds", "seconds", "The age of the oldest readable time.", ()),
+    ("staleness_seconds", "seconds", "The age of the newest complete time.", ()),
+    ("not_durable_seconds", "seconds", "The time that is complete and not durable.", ()),
+    ("healthy", "", "1 while the store takes calls, 0 after a failed write.", ()),
+    ("claims", "", "The holds and pins that keep history.", ("kind",)),
+    ("lost_holds", "", "The holds that garbage collection has passed.", ()),
+    ("claim_age_seconds", "seconds", "The age of the time that a hold keeps.", ("kind", "name")),
+    ("oldest_claim_seconds", "seconds", "The age of the oldest time that is kept.", ("kind",)),
+    (
+        "feed_lag_seconds",
+        "seconds",
+        "The time between a feed's position and `upper`.",
+        ("feed",),
+    ),
+    ("imports", "", "The imports that have rows of their own.", ("state",)),
+    ("cleared_spans", "", "The spans that were destroyed since the last collection.", ()),
+    ("range_fragments", "", "The pieces of range tombstones in memory.", ()),
+    ("disk_bytes", "bytes", "The bytes in sorted files.", ("family",)),
+    ("memtable_bytes", "bytes", "The bytes that are not flushed.", ("family",)),
+    ("files", "", "The sorted files.", ("family",)),
+    ("entries", "", "The entries, estimated.", ("family",)),
+    ("cache_bytes", "bytes", "The bytes in the block cache.", ()),
+    ("pending_compaction_bytes", "bytes", "The bytes that compaction has yet to rewrite.", ()),
+    ("compactions_running", "", "The compactions under way.", ()),
+    ("flushes_running", "", "The flushes under way.", ()),
+    ("writes_stopped", "", "1 while writes wait for compaction.", ()),
+)
+
+_COUNTERS: Final = (
+    ("commits_total", "", "Commits.", ()),
+    ("changes_total", "", "Changes of keys and spans in commits.", ()),
+    ("conflicts_total", "", "Transactions that another commit called off.", ()),
+    ("imports_added_total", "", "Imports that became visible.", ()),
+    ("imports_reverted_total", "", "Imports that were reverted.", ()),
+    ("clears_total", "", "Spans that were destroyed.", ()),
+    ("collected_entries_total", "", "Entries that garbage collection removed.", ()),
+    ("background_failures_total", "", "Failures of work in the background.", ("work",)),
+)
+
+_HISTOGRAMS: Final = (
+    ("fsync_seconds", "seconds", "The durations of fsyncs.", ()),
+    ("collection_seconds", "seconds", "The durations of garbage collections.", ()),
+)
+
+
+def _defined() -> dict[str, MetricDefinition]:
+    kinds: tuple[tuple[MetricKind, tuple[tuple[str, str, str, tuple[str, ...]], ...]], ...] = (
+        ("counter", _COUNTERS),
+        ("gauge", _GAUGES),
+        ("histogram", _HISTOGRAMS),
+    )
+    return {
+        name: MetricDefinition(f"kvstore_{name}", kind, unit, text, labels)
+        for kind, group in kinds
+        for name, unit, text, labels in group
+    }
+
+
+DEFINITIONS: Final = _defined()
+"""The metrics, by name without the prefix."""

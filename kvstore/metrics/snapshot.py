@@ -1,0 +1,145 @@
+"""The values of the metrics of one store at one moment.
+
+Invariants
+1. Every metric of `DEFINITIONS` is in a snapshot. One with labels may have no value.
+2. A snapshot reads no entry of the store, and keeps no commit waiting.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
+
+from kvstore.claims import FEED, HoldRecord
+from kvstore.engine.api import FAMILIES, WHOLE_FIGURES
+from kvstore.meters import Durations, Meters
+from kvstore.metrics.definitions import DEFINITIONS, MetricDefinition
+from kvstore.parts import Parts
+from kvstore.timestamp import NS_PER_SECOND
+
+_HOLDS_MAX: Final = 1000
+"""The oldest holds alone have a value of their own, so that a scrape is bounded."""
+
+
+@dataclass(frozen=True, slots=True)
+class Distribution:
+    """The value of a histogram: how many durations were at most as long as each bound, in seconds
+    (the last bound is infinite), and the sum of all."""
+
+    buckets: tuple[tuple[float, int], ...]
+    total: float
+
+    @property
+    def count(self) -> int:
+        """The number of durations."""
+        return self.buckets[-1][1]
+
+
+LabelTexts: TypeAlias = "tuple[str, ...]"
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """A metric and its values: a number, or a `Distribution`, for each combination of labels."""
+
+    definition: MetricDefinition
+    values: Mapping[LabelTexts, float | Distribution]
+
+    @property
+    def name(self) -> str:
+        """The full name."""
+        return self.definition.name
+
+    @property
+    def value(self) -> Any:
+        """The value of a metric without labels."""
+        return self.values[()]
+
+
+def metrics_of(parts: Parts, stats: Mapping[str, Any]) -> dict[str, Metric]:
+    """The metrics of a store, by full name. `stats` are the figures of `Store.stats`."""
+    found: dict[str, dict[LabelTexts, float | Distribution]] = {name: {} for name in DEFINITIONS}
+    for name, labels, value in _values(parts, stats):
+        found[name][labels] = value
+    metrics = (Metric(DEFINITIONS[name], values) for name, values in found.items())
+    return {metric.name: metric for metric in metrics}
+
+
+_Value: TypeAlias = "tuple[str, LabelTexts, float | Distribution]"
+
+
+def _values(parts: Parts, stats: Mapping[str, Any]) -> Iterator[_Value]:
+    yield from _times(parts)
+    yield from _claims(parts)
+    yield from _counted(parts.committer.meters)
+    adding = stats["imports_adding"]
+    yield "imports", ("adding",), adding
+    yield "imports", ("added",), stats["imports"] - adding
+    yield "cleared_spans", (), stats["clears"]
+    yield "range_fragments", (), stats["range_fragments"]
+    for work in ("gc", "tasks"):
+        yield "background_failures_total", (work,), stats[f"{work}_failures"]
+    for family in FAMILIES:
+        yield "disk_bytes", (family,), stats[f"{family}_bytes"]
+        for figure in ("memtable_bytes", "files", "entries"):
+            yield figure, (family,), stats[f"{family}_{figure}"]
+    for figure in WHOLE_FIGURES:
+        yield figure, (), stats[figure]
+
+
+def _times(parts: Parts) -> Iterator[_Value]:
+    committer = parts.committer
+    upper, durable = committer.upper, committer.durable
+    since, now = committer.since, committer.now()
+    for name, timestamp in (("since", since), ("upper", upper), ("durable", durable)):
+        yield f"{name}_timestamp_seconds", (), timestamp / NS_PER_SECOND
+    yield "history_seconds", (), _seconds(now - since)
+    yield "staleness_seconds", (), _seconds(now - upper)
+    yield "not_durable_seconds", (), _seconds(upper - durable)
+    yield "healthy", (), int(committer.frontiers.is_sound)
+
+
+def _claims(parts: Parts) -> Iterator[_Value]:
+    now, upper = parts.committer.now(), parts.committer.upper
+    holds = parts.holds.all()
+    needing = parts.holds.needing()  # oldest first
+    yield "lost_holds", (), sum(hold.lost for hold in holds)
+    for kind, count in Counter(claim.kind for claim in needing).items():
+        yield "claims", (kind,), count
+    oldest: dict[str, HoldRecord] = {}
+    for claim in needing:
+        oldest.setdefault(claim.kind, claim)
+    for kind, claim in oldest.items():
+        yield "oldest_claim_seconds", (kind,), _seconds(now - claim.timestamp)
+    lags: dict[str, float] = {}
+    kept = sorted((hold for hold in holds if not hold.lost), key=lambda hold: hold.timestamp)
+    for hold in kept[:_HOLDS_MAX]:
+        yield "claim_age_seconds", (hold.kind, hold.name), _seconds(now - hold.timestamp)
+        if hold.kind == FEED:  # oldest first: the slowest of several workers counts
+            lags.setdefault(hold.address, _seconds(upper - 1 - hold.timestamp))
+    for feed, lag in lags.items():
+        yield "feed_lag_seconds", (feed,), lag
+
+
+def _counted(meters: Meters) -> Iterator[_Value]:
+    for name in ("commits", "changes", "conflicts", "imports_added", "imports_reverted"):
+        yield f"{name}_total", (), getattr(meters, name)
+    yield "clears_total", (), meters.clears
+    yield "collected_entries_total", (), meters.collected_entries
+    yield "fsync_seconds", (), _distribution(meters.fsyncs)
+    yield "collection_seconds", (), _distribution(meters.collections)
+
+
+def _distribution(durations: Durations) -> Distribution:
+    total, passed = durations.total, 0
+    buckets = []
+    for bound, count in zip((*durations.bounds, float("inf")), durations.counts, strict=True):
+        passed += count
+        buckets.append((bound, passed))
+    return Distribution(tuple(buckets), total)
+
+
+def _seconds(nanoseconds: int) -> float:
+    return max(nanoseconds, 0) / NS_PER_SECOND

@@ -1,0 +1,230 @@
+"""Each metric moves when the store does what it tells of, and no metric moves otherwise."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import bulk
+import kvstore
+from kvstore import ManualClock, Store
+from kvstore.errors import ConflictError, StorageError
+from kvstore.metrics import DEFINITIONS, Distribution
+from kvstore.testing.parts import parts_of
+
+START = 1_700_000_000_000_000_000
+SECOND = 10**9
+REFERENCE = Path(__file__).parents[2] / "docs" / "reference" / "metrics.md"
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock(START)
+
+
+@pytest.fixture
+def store(tmp_path: Path, clock: ManualClock) -> Iterator[Store]:
+    with kvstore.open(tmp_path / "db", clock=clock) as opened:
+        opened.put(b"k", b"v")
+        yield opened
+
+
+def value(store: Store, name: str, *labels: str) -> Any:
+    return store.metrics()[f"kvstore_{name}"].values[labels]
+
+
+def staged(store: Store, name: str = "staged") -> Path:
+    assert store.path is not None
+    made = bulk.Import.create(store.path.parent / name)
+    with made.writer() as writer:
+        writer.put(b"imported", b"row")
+    made.seal()
+    return made.staging
+
+
+def conflict(store: Store) -> None:
+    transaction = store.transaction()
+    transaction.get(b"k")
+    store.put(b"k", b"other")
+    transaction.put(b"k", b"mine")
+    with pytest.raises(ConflictError):
+        transaction.commit()
+
+
+def revert(store: Store) -> None:
+    bulk.ingest(store, staged(store))
+    store.revert_import(store.imports.all()[-1].import_id)
+
+
+def fail_in_the_background(store: Store) -> None:
+    failed = threading.Event()
+
+    def fail(_: object) -> None:
+        failed.set()
+        raise StorageError("no", "no")
+
+    store.upkeep.start_gc(
+        kvstore.GcPolicy(keep=timedelta(hours=1), every=timedelta(milliseconds=1)), after_run=fail
+    )
+    assert failed.wait(60)
+    store.upkeep.stop_gc()
+
+
+COUNTERS: Mapping[str, tuple[Callable[[Store], object], int]] = {
+    "commits_total": (lambda store: [store.put(b"k", b"1"), store.delete(b"k")], 2),
+    "changes_total": (lambda store: store.put_many([(b"a", b"1"), (b"b", b"2")]), 2),
+    "conflicts_total": (conflict, 1),
+    "imports_added_total": (lambda store: bulk.ingest(store, staged(store)), 1),
+    "imports_reverted_total": (revert, 1),
+    "clears_total": (lambda store: store.clear_range(b"a", b"b"), 1),
+}
+
+
+@pytest.mark.parametrize("name", COUNTERS)
+def test_a_counter_counts_what_its_name_says(store: Store, name: str) -> None:
+    act, count = COUNTERS[name]
+    before = value(store, name)
+    act(store)
+    assert value(store, name) == before + count
+
+
+def test_reads_move_no_counter(store: Store) -> None:
+    def counted() -> dict[str, object]:
+        found = store.metrics().values()
+        return {each.name: dict(each.values) for each in found if each.definition.kind != "gauge"}
+
+    before = counted()
+    store.get(b"k")
+    list(store.scan())
+    store.get_many([b"k", b"none"])
+    assert counted() == before
+
+
+def test_collections_count_the_entries_that_they_removed(store: Store, clock: ManualClock) -> None:
+    store.put(b"k", b"newer")
+    clock.advance(SECOND)
+    store.gc(before=store.now())
+    assert value(store, "collected_entries_total") > 0
+    assert value(store, "collection_seconds").count == 1
+    assert value(store, "history_seconds") < 1
+
+
+def test_failures_in_the_background_are_counted(store: Store) -> None:
+    fail_in_the_background(store)
+    assert value(store, "background_failures_total", "gc") >= 1
+    assert value(store, "background_failures_total", "tasks") == 0
+
+
+def test_fsyncs_are_counted_by_their_durations(store: Store) -> None:
+    before: Distribution = value(store, "fsync_seconds")
+    store.put(b"k", b"v", durability="sync")
+    after: Distribution = value(store, "fsync_seconds")
+    assert after.count == before.count + 1
+    assert after.total > before.total
+    assert [bound for bound, _ in after.buckets][-1] == float("inf")
+    assert [count for _, count in after.buckets] == sorted(count for _, count in after.buckets)
+
+
+def test_times_are_seconds(store: Store, clock: ManualClock) -> None:
+    store.put(b"k", b"v", durability="async")
+    assert value(store, "not_durable_seconds") >= 0
+    clock.advance(10 * SECOND)
+    assert value(store, "staleness_seconds") == pytest.approx(10, abs=0.01)
+    store.put(b"k", b"v", durability="async")
+    assert value(store, "not_durable_seconds") == pytest.approx(10, abs=0.01)
+    assert value(store, "upper_timestamp_seconds") == pytest.approx(int(store.upper) / SECOND)
+    assert value(store, "since_timestamp_seconds") == pytest.approx(int(store.since) / SECOND)
+    store.sync()
+    assert value(store, "not_durable_seconds") == 0
+    assert value(store, "durable_timestamp_seconds") == pytest.approx(int(store.upper) / SECOND)
+
+
+def test_claims_tell_who_keeps_history_and_how_far_a_feed_is_behind(
+    store: Store, clock: ManualClock
+) -> None:
+    store.hold("report", max_age=timedelta(seconds=30))
+    feed = store.feed("audit", start="now")
+    clock.advance(20 * SECOND)
+    store.put(b"k", b"later")
+    assert value(store, "claim_age_seconds", "user", "report") == pytest.approx(20, abs=0.01)
+    assert value(store, "oldest_claim_seconds", "user") == pytest.approx(20, abs=0.01)
+    assert value(store, "claims", "user") == 1
+    assert value(store, "feed_lag_seconds", "audit") == pytest.approx(20, abs=0.01)
+    for batch in feed:
+        feed.ack(batch.position)
+    assert value(store, "feed_lag_seconds", "audit") < 1
+    with store.snapshot():
+        assert value(store, "claims", "snapshot") == 1
+    clock.advance(20 * SECOND)
+    store.gc(keep=timedelta(0))
+    assert value(store, "lost_holds") == 1
+
+
+def test_imports_are_told_by_their_state(store: Store) -> None:
+    bulk.ingest(store, staged(store))
+    assert value(store, "imports", "added") == 1
+    assert value(store, "imports", "adding") == 0
+    assert value(store, "cleared_spans") == 0
+    store.delete_range(b"x", b"z")
+    assert value(store, "range_fragments") == 2
+    store.clear_range(b"a", b"b")
+    assert value(store, "cleared_spans") == 1
+
+
+def test_files_are_told_by_family(store: Store, tmp_path: Path) -> None:
+    assert value(store, "memtable_bytes", "data") > 0
+    assert value(store, "entries", "data") >= 1
+    store.checkpoint(tmp_path / "copy")  # flushes
+    assert value(store, "files", "data") >= 1
+    assert value(store, "disk_bytes", "data") > 0
+    store.get(b"k")
+    assert value(store, "cache_bytes") >= 0
+    assert value(store, "writes_stopped") == 0
+
+
+def test_health_falls_after_a_failed_write(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = parts_of(store)
+    assert value(store, "healthy") == 1
+    with monkeypatch.context() as patch:
+
+        def fail(*_: object) -> None:
+            raise StorageError("the disk failed", "replace it")
+
+        patch.setattr(parts.versions.engine, "write", fail)
+        with pytest.raises(StorageError):
+            store.put(b"k", b"v")
+    assert value(store, "healthy") == 0
+
+
+def test_a_store_in_memory_and_a_live_reader_have_all_metrics(store: Store, tmp_path: Path) -> None:
+    names = {f"kvstore_{name}" for name in DEFINITIONS}
+    assert set(store.metrics()) == names
+    with kvstore.open(None, engine="memory") as other:
+        assert set(other.metrics()) == names
+    with kvstore.follow(tmp_path / "db") as reader:
+        assert set(reader.metrics()) == names
+
+
+def test_the_reference_has_each_metric() -> None:
+    rows = re.findall(
+        r"^\| `(kvstore_\w+)` \| (\w+) \| ([^|]*) \| ([^|]*) \| ([^|]*) \|$",
+        REFERENCE.read_text(encoding="utf-8"),
+        re.MULTILINE,
+    )
+    told = [tuple(field.strip() for field in row) for row in rows]
+    assert told == [
+        (
+            each.name,
+            each.kind,
+            each.unit,
+            ", ".join(f"`{label}`" for label in each.labels),
+            each.help,
+        )
+        for each in DEFINITIONS.values()
+    ]
