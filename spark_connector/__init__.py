@@ -9,6 +9,7 @@ from spark_connector.loading.load import ImportReport, bulk_import, run_import, 
 from spark_connector.loading.rows import ImportRows, sorted_rows
 from spark_connector.loading.sink import batch_importer
 from spark_connector.reading.native import read_collection
+from spark_connector.reading.where import read_where
 from spark_connector.seeding.seed import seed
 from spark_connector.session import session
 from spark_connector.source import register
@@ -22,6 +23,7 @@ __all__ = [
     "lookup_join",
     "point_in_time_join",
     "read_collection",
+    "read_where",
     "register",
     "run_import",
     "seed",

@@ -4,8 +4,8 @@ Option names are Delta's where Delta has the option; their case does not matter.
 unknown, means nothing to the mode, or contradicts another one is an error: an option that does
 nothing gives a wrong answer.
 
-    every read   path  prefix | startKey, endKey  keyEncoding  columns  numPartitions
-                 batchRows  batchBytes
+    every read   path  prefix | startKey, endKey | ranges  keyEncoding  columns  numPartitions
+                 batchRows  batchBytes                             no ranges in a stream
     tables       table                                             in the place of bounds on keys
     state        timestampAsOf | versionAsOf                       at or before it
     changes      readChangeFeed=true  revisions  includePreimage
@@ -13,7 +13,7 @@ nothing gives a wrong answer.
                  endingTimestamp                                   up to it, it included
     stream       as changes, without an end; maxRowsPerTrigger | maxBytesPerTrigger
                  failOnDataLoss
-    batch reads  pushdown
+    batch reads  filters                                           as read_where writes them
     collections  keyFile | passphraseEnv | passphraseFile          references, never secrets
                  endpoint  region  skipSignature                   for an object store
     servers      tokenEnv | tokenFile  caFile                      references, never secrets
@@ -23,10 +23,7 @@ nothing gives a wrong answer.
 
 from __future__ import annotations
 
-import base64
-import binascii
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias
 
@@ -37,6 +34,8 @@ from kvstore.limits import ARROW_BYTES_MAX, ARROW_ROWS_MAX, READER_LEASE_S_MAX
 from kvstore.span import Span
 from kvstore.timestamp import OTHER_UNITS_MAX, Timestamp, to_timestamp
 from spark_connector.access import LEASE_SECONDS, Access
+from spark_connector.filters import Filters, from_text
+from spark_connector.ranges import spans_of
 
 Mode: TypeAlias = Literal["state", "changes", "stream", "write"]
 
@@ -87,13 +86,15 @@ _HONOURED: Final[Mapping[str, Mapping[str, str]]] = {
         **_READ,
         "timestampasof": "timestampAsOf",
         "versionasof": "versionAsOf",
-        "pushdown": "pushdown",
+        "ranges": "ranges",
+        "filters": "filters",
     },
     "changes": {
         **_READ,
         **_WINDOW,
         "endingtimestamp": "endingTimestamp",
-        "pushdown": "pushdown",
+        "ranges": "ranges",
+        "filters": "filters",
     },
     "stream": {
         **_READ,
@@ -111,9 +112,6 @@ _MODE_TEXT = {
     "stream": "a stream",
     "write": "a write",
 }
-_PYTHON_BYTES: Final = re.compile(r"(bytearray\()?b(['\"]).*\2\)?", re.DOTALL)
-"""The text that Spark makes of bytes in `option("prefix", b"a")`: a prefix that no key has."""
-
 _TIMES: Final = (
     *("timestampasof", "versionasof", "endingtimestamp"),
     *("startingtimestamp", "startingaftertimestamp"),
@@ -121,22 +119,17 @@ _TIMES: Final = (
 _OF_TODAY_NS: Final = 10**18
 """September 2001. A store that ends below it has a clock of its own, as tests have."""
 
-_DECODERS: Final[Mapping[str, Callable[[str], bytes]]] = {
-    "text": str.encode,
-    "hex": bytes.fromhex,
-    "base64": lambda text: base64.b64decode(text, validate=True),
-}
-
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
     """The checked options of one read. A time that was not given is None.
 
+    `spans` are the keys to read: disjoint, and in order.
     `numbers` has the options that give a time as a plain number, with this number.
     """
 
     access: Access
-    span: Span
+    spans: tuple[Span, ...]
     table: str | None
     columns: tuple[str, ...] | None
     partitions: int | None
@@ -152,6 +145,7 @@ class ReadOptions:
     bytes_per_trigger: int | None = None
     fail_on_data_loss: bool = True
     numbers: tuple[tuple[str, int], ...] = ()
+    filters: Filters | None = None
 
     def require_nanoseconds(self, upper: int) -> None:
         """Raise `UsageError` if a number is surely no time of a store that ends at `upper`.
@@ -187,13 +181,8 @@ def asked_table(options: Mapping[str, str]) -> ReadOptions | None:
         return None
     if not reads_changes(options):
         return read_options(options, "state")
-    is_read = "endingtimestamp" in given or "pushdown" in given
+    is_read = "endingtimestamp" in given or "filters" in given or "ranges" in given
     return read_options(options, "changes" if is_read else "stream")
-
-
-def wants_pushdown(options: Mapping[str, str], *, default: bool) -> bool:
-    """Whether the source takes filters. Raises `UsageError` if `pushdown` is not a flag."""
-    return _flag(_lowered(options), "pushdown", default=default)
 
 
 def column_names(text: str | None) -> tuple[str, ...] | None:
@@ -216,7 +205,7 @@ def read_options(options: Mapping[str, str], mode: Mode) -> ReadOptions:
         raise UsageError("a stream reads changes", 'set .option("readChangeFeed", "true")')
     return ReadOptions(
         access=_access(given),
-        span=_span(given),
+        spans=spans_of(given),
         table=_table(given),
         columns=column_names(given.get("columns")),
         partitions=_count(given, "numpartitions", at_most=PARTITIONS_MAX),
@@ -232,6 +221,7 @@ def read_options(options: Mapping[str, str], mode: Mode) -> ReadOptions:
         bytes_per_trigger=size,
         fail_on_data_loss=_flag(given, "failondataloss", default=True),
         numbers=numbers,
+        filters=from_text(given["filters"]) if "filters" in given else None,
     )
 
 
@@ -305,30 +295,8 @@ def _is_number(text: str) -> bool:
     return text.isascii() and text.isdigit()
 
 
-def _span(given: Mapping[str, str]) -> Span:
-    encoding = given.get("keyencoding", "text")
-    decode = _DECODERS.get(encoding.lower())
-    if decode is None:
-        raise UsageError(f"keyEncoding={encoding!r}", f"pass one of {', '.join(_DECODERS)}")
-    bounds: list[bytes | None] = []
-    for name in ("startkey", "endkey", "prefix"):
-        text = given.get(name)
-        if text is not None and _PYTHON_BYTES.fullmatch(text):
-            raise UsageError(
-                f"{_KNOWN[name]}={text} is bytes, and options are text",
-                'pass its hex(), and the option keyEncoding "hex"',
-            )
-        try:
-            bounds.append(None if text is None else decode(text))
-        except (ValueError, binascii.Error) as error:
-            raise UsageError(f"{_KNOWN[name]}={text!r} is not {encoding}: {error}") from None
-    if "keyencoding" in given and bounds == [None, None, None]:
-        raise UsageError("keyEncoding is given without a key", "remove it")
-    return Span.of(*bounds)
-
-
 def _table(given: Mapping[str, str]) -> str | None:
-    for name in ("prefix", "startkey", "endkey", "keyencoding"):
+    for name in ("prefix", "startkey", "endkey", "ranges", "keyencoding"):
         if "table" in given and name in given:
             raise UsageError(
                 f"table and {_KNOWN[name]} are both given",

@@ -43,7 +43,6 @@ RANGE_SAMPLE_ROWS = 1000
 WORKER_START_SECONDS = 60
 """The longest start of a Python worker. Spark's 15 s are too short on a busy machine."""
 
-_PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
 _PYTHON = "spark.pyspark.python"
 _JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 
@@ -83,7 +82,7 @@ def session(
     if SparkContext._active_spark_context is not None:
         # getActiveSession() is None in threads that did not start the session.
         running = SparkSession.builder.getOrCreate()
-        return _adjust(running, {_PUSHDOWN: "true", **settings})
+        return _adjust(running, settings)
     master = settings.get("spark.master", "local")
     if not is_local(master) and cores is not None:
         raise UsageError(
@@ -149,7 +148,6 @@ _FOR_CLUSTERS = frozenset(
         "spark.sql.session.timeZone",
         "spark.sql.execution.rangeExchange.sampleSizePerPartition",
         "spark.sql.execution.arrow.compression.codec",
-        _PUSHDOWN,
         "spark.sql.streaming.stopTimeout",
         "spark.python.authenticate.socketTimeout",
     ]
@@ -176,8 +174,6 @@ def default_settings(scratch: Path, *, cores: int, memory: str) -> dict[str, str
         "spark.sql.execution.rangeExchange.sampleSizePerPartition": str(RANGE_SAMPLE_ROWS),
         # Batches stay on this machine: with lz4 the whole job took 3.5 times as long.
         "spark.sql.execution.arrow.compression.codec": "none",
-        # Off by default; while it is off, a reader that takes filters fails.
-        _PUSHDOWN: "true",
         "spark.sql.streaming.stopTimeout": "60s",
         "spark.python.authenticate.socketTimeout": f"{WORKER_START_SECONDS}s",
         **_sockets(scratch),

@@ -3,9 +3,6 @@
 Spark plans a read in a process of its own, never in the caller's. So a read cannot use a store that
 the caller has open: it reads a checkpoint of the store, a collection, or the store through its
 server.
-
-A reader that has `pushFilters` fails in a session that forbids pushing filters, and it cannot ask
-the session. So there are two sources and two readers, and `register(spark)` allows the pushing.
 """
 
 from __future__ import annotations
@@ -31,9 +28,8 @@ from spark_connector.options import (
     honoured,
     read_options,
     reads_changes,
-    wants_pushdown,
 )
-from spark_connector.reading.query import PushdownQueryReader, QueryReader, table_schema
+from spark_connector.reading.query import QueryReader, table_schema
 from spark_connector.reading.schema import offered, require_known, require_same
 from spark_connector.worker import freeze_objects
 
@@ -41,9 +37,7 @@ FORMAT: Final = "kvstore"
 
 
 class KVStoreSource(DataSource):
-    """The format without filter pushdown, which works in every session."""
-
-    pushes = False
+    """The format, whose name `pyspark_kvstore` tells to Spark."""
 
     @classmethod
     def name(cls) -> str:
@@ -62,9 +56,7 @@ class KVStoreSource(DataSource):
         changes = reads_changes(self.options)
         options = read_options(self.options, "changes" if changes else "state")
         asked = _require_known(schema, options)
-        pushes = wants_pushdown(self.options, default=self.pushes)
-        kind = PushdownQueryReader if pushes else QueryReader
-        return kind(options, asked, changes=changes)
+        return QueryReader(options, asked, changes=changes)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
         from spark_connector.reading.stream import RefusedReader, StreamReader
@@ -104,16 +96,10 @@ def _require_known(schema: StructType, options: ReadOptions) -> StructType:
     return schema
 
 
-class PushingSource(KVStoreSource):
-    """The format with filter pushdown, for sessions that allow it."""
-
-    pushes = True
-
-
 def register(spark: SparkSession) -> None:
-    """Let `spark` push filters on keys and commits to the source.
+    """Tell `spark` the name of the format.
 
-    A session knows the format without this call (`pyspark_kvstore`), and then filters by itself.
+    A session needs it only where it does not find the name by itself: the Python of its driver
+    lacks the package `pyspark_kvstore`, or imports it from an editable install by a finder.
     """
-    spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
-    spark.dataSource.register(PushingSource)
+    spark.dataSource.register(KVStoreSource)

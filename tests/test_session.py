@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 PARTITIONS = "spark.sql.shuffle.partitions"
-PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
+ADAPTIVE = "spark.sql.adaptive.enabled"
 
 
 def _name_the_span(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -88,15 +88,12 @@ def test_running_session_is_returned_in_every_thread(spark: SparkSession) -> Non
 def test_running_session_takes_settings_that_can_change(spark: SparkSession) -> None:
     before = spark.conf.get(PARTITIONS)
     try:
-        spark.conf.set(PUSHDOWN, "false")
         session(**{PARTITIONS: 7})
         assert spark.conf.get(PARTITIONS) == "7"
-        # readers that push filters fail without this setting
-        assert spark.conf.get(PUSHDOWN) == "true"
-        assert session(**{PUSHDOWN: False}).conf.get(PUSHDOWN) == "false"
+        assert session(**{ADAPTIVE: False}).conf.get(ADAPTIVE) == "false"
     finally:
         spark.conf.set(PARTITIONS, str(before))
-        spark.conf.set(PUSHDOWN, "true")
+        spark.conf.set(ADAPTIVE, "true")
 
 
 def test_setting_of_the_jvm_is_refused_by_a_running_session_and_nothing_changes(

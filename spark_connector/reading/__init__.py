@@ -2,9 +2,10 @@
 
 Floors, from the top:
 
-    query stream       batch reads, and streams
+    query stream where    batch reads, streams, and reads with filters
     native partitions  two ways to read: Spark's own scan, or tasks of ours
-    images pushdown
+    images row_filters
+    pushdown
     typed              the rows of a table
     schema
 """

@@ -2,14 +2,15 @@
 
 Invariants
 1. All tasks read one place at one time, both fixed when the read is planned.
-2. The spans of the partitions are disjoint and cover the span of the read: each row is read once.
-   A range delete belongs to the partition that its start, cut to the whole span, lies in.
+2. The spans of the partitions are disjoint and cover the spans of the read: each row is read once.
+   A range delete is cut to each span that the options name, and belongs to the partition that its
+   start then lies in.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -31,7 +32,7 @@ from spark_connector.origins.opening import open_origin
 from spark_connector.origins.origin import Origin
 from spark_connector.origins.place import Place
 from spark_connector.reading.images import PREIMAGE, image_rows
-from spark_connector.reading.pushdown import key_spans
+from spark_connector.reading.pushdown import common, joined
 from spark_connector.reading.schema import shaped, stored_columns
 from spark_connector.reading.typed import TypedRows, table_at
 from spark_connector.worker import freeze_objects
@@ -47,24 +48,19 @@ SPLITS_MAX: Final = 10_000
 
 @dataclass(frozen=True)
 class ReadPartition(InputPartition):
-    """The rows that one task reads, of `table` if one is given. `whole` is the span of the read. A
-    state has no `since`."""
+    """The rows that one task reads: their keys lie in `spans`, parts of `span` in order. They are
+    rows of `table` if one is given. `wholes` are the spans that the options name. A state has no
+    `since`."""
 
     place: Place
     span: Span
-    whole: Span
+    spans: Sequence[Span]
+    wholes: Sequence[Span]
     since: int | None
     upto: int
     latest: bool
     images: bool = False
     table: TypedRows | None = None
-    ranges: tuple[Span, ...] | None = None
-    """The only spans of `span` that have wanted keys. None is all of it."""
-
-    @property
-    def spans(self) -> tuple[Span, ...]:
-        """The spans that the task reads, in order of keys."""
-        return (self.span,) if self.ranges is None else self.ranges
 
 
 def require_window(since: int, upto: int, *, oldest: int, upper: int, latest: bool) -> None:
@@ -82,32 +78,43 @@ def require_window(since: int, upto: int, *, oldest: int, upper: int, latest: bo
 
 def plan_partitions(
     origin: Origin,
-    span: Span,
-    whole: Span,
+    wholes: Sequence[Span],
+    wanted: Sequence[Span],
     options: ReadOptions,
     *,
     since: int | None,
     upto: int,
     latest: bool,
-    table: TypedRows | None,
-    keys: frozenset[bytes] | None = None,
+    table: TypedRows | None = None,
 ) -> list[InputPartition]:
-    """Cut a read of `span`, which `whole` holds, into parts of about equal size. See `whole_span`.
+    """Cut a read into parts of about equal size. See `whole_spans`.
 
-    The history that the parts read is kept for them. With `keys`, a part reads the spans around
-    its keys alone, and a part without a key is left out.
+    The rows of a read lie in `wholes`. Filters leave the keys in `wanted`; a part may read keys
+    between two of them. Both are disjoint and in order. A part without a wanted key is left out.
+    The history that the parts read is kept for them.
     """
+    between = [span for whole in wholes for span in common(wanted, whole)]
+    if not between:
+        return [InputPartition(None)]
     origin.keep(upto if since is None or (latest and since == 0) else since)
     files = origin.files(upto)
     count = options.partitions or _split_count(sum(file.size_bytes for file in files))
-    base = ReadPartition(origin.place, span, whole, since, upto, latest, options.images, table)
-    parts = split_span(span, files, count)
-    if keys is None:
-        return [replace(base, span=part) for part in parts]
     # The rows of a row group come at once; a store's directory is seeked key by key.
     shared = files if origin.place.is_collection else []
-    narrowed = ((part, tuple(key_spans(keys, part, shared))) for part in parts)
-    return [replace(base, span=part, ranges=ranges) for part, ranges in narrowed if ranges]
+    hull = Span(between[0].start, between[-1].end)
+    base = ReadPartition(origin.place, hull, (), (), since, upto, latest, options.images, table)
+    planned: list[InputPartition] = []
+    for part in split_span(hull, files, count):
+        mine = [whole for whole in wholes if whole.intersect(part.start, part.end) is not None]
+        spans = [
+            span
+            for whole in mine
+            if (both := whole.intersect(part.start, part.end)) is not None
+            for span in joined(common(wanted, both), shared)
+        ]
+        if spans:
+            planned.append(replace(base, span=part, spans=tuple(spans), wholes=tuple(mine)))
+    return planned
 
 
 def table_of(origin: Origin, options: ReadOptions, schema: pa.Schema, at: int) -> TypedRows | None:
@@ -120,11 +127,12 @@ def table_of(origin: Origin, options: ReadOptions, schema: pa.Schema, at: int) -
     return table
 
 
-def whole_span(origin: Origin, options: ReadOptions, table: TypedRows | None) -> Span:
-    """The keys that the options name: the rows of a table, or keys of no table and no expiry."""
+def whole_spans(origin: Origin, options: ReadOptions, table: TypedRows | None) -> list[Span]:
+    """The keys that the options name, as disjoint spans in order: the rows of a table, or keys of
+    no table and no expiry."""
     if table is None:
-        return origin.narrow(options.span)
-    return Span.of_prefix(table.codec.key.prefix)
+        return [origin.narrow(span) for span in options.spans]
+    return [Span.of_prefix(table.codec.key.prefix)]
 
 
 def cut_state(
@@ -186,7 +194,12 @@ def _stored(
                 is_wanted = pc.not_equal(batch.column("op"), PREIMAGE)
                 yield batch if partition.images else batch.filter(is_wanted)
         return
-    ours = [each for each in origin.ranges(partition.whole, **window) if each.key in partition.span]
+    ours = [
+        each
+        for whole in partition.wholes
+        for each in origin.ranges(whole, **window)
+        if each.key in partition.span
+    ]
     for batch in row_batches(ours):
         yield batch.select(columns)
     for span in partition.spans:

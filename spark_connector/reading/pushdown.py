@@ -1,162 +1,104 @@
-"""From the filters of a query to bounds on the keys and commits that a read has to look at.
+"""From the filters of a read to the spans of keys that it has to look at.
 
-The filters are joined by AND. Each one narrows the bounds or leaves them. Spark applies all filters
-again, so a bound may be wider than its filter, but never narrower.
+Spark has an interface by which it pushes the filters of a query to a Python source. Up to 4.3 it
+keeps the reader of one query for the next queries of the same frame, and for the other half of a
+union: they lose rows. So no reader takes filters from Spark; `read_where` passes them as an option.
 
-The keys of a table begin with its first key columns. So equalities on the first columns, and a
-range of the column behind them, are one span of keys.
+Spark applies all filters again, so the spans may hold more keys than the filters, but never fewer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from decimal import Decimal
-from typing import Any, Final, NamedTuple
-from uuid import UUID
-
-import pyarrow as pa
-from pyspark.sql.datasource import (
-    EqualNullSafe,
-    EqualTo,
-    Filter,
-    GreaterThan,
-    GreaterThanOrEqual,
-    In,
-    LessThan,
-    LessThanOrEqual,
-)
+import bisect
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Final
 
 from kvstore.engine import FileSpan
-from kvstore.errors import UsageError
 from kvstore.limits import KEY_BYTES_MAX
-from kvstore.span import Span, prefix_end
-from kvstore.tables import TableCodec
-from kvstore.tables.definition import Column
-from kvstore.timestamp import TIMESTAMP_MAX
+from kvstore.span import Span, merge_spans, prefix_end
+from spark_connector.filters import Comparison, Filters
 
-IN_KEYS_MAX: Final = 10_000
-"""Keys that are looked for one by one. More of them are in every plan, and cost a seek each."""
-
-_KEY: Final = ("key",)
-_COMMIT: Final = ("_commit_version",)
+_KEY: Final = "key"
 
 
-class Bounds(NamedTuple):
-    """Keys in `[start, end)`, and commits in `(since, upto]`."""
-
-    start: bytes = b""
-    end: bytes | None = None
-    since: int = -1
-    upto: int = TIMESTAMP_MAX
-    keys: frozenset[bytes] | None = None
-    """The only keys that are wanted, from IN; None where any key may be."""
+def key_spans(filters: Filters) -> list[Span]:
+    """The keys of a store that the filters leave, as disjoint spans in order."""
+    return merge_spans(span for group in filters for span in _of_group(group))
 
 
-def narrowed(bounds: Bounds, each: Filter) -> Bounds:
-    """`bounds` without keys and commits for which the filter `each` cannot be true."""
-    column = getattr(each, "attribute", None)
-    if column == _KEY:
-        low, high = _range(each)
-        if isinstance(each, In) and len(each.value) <= IN_KEYS_MAX:
-            keys = frozenset(value for value in each.value if isinstance(value, bytes))
-            bounds = bounds._replace(keys=keys if bounds.keys is None else bounds.keys & keys)
-        if isinstance(low, bytes) and len(low) <= KEY_BYTES_MAX:
-            bounds = bounds._replace(start=max(bounds.start, low))
-        if isinstance(high, bytes) and len(high) <= KEY_BYTES_MAX:
-            end = high + b"\x00"  # the least key above it
-            bounds = bounds._replace(end=end if bounds.end is None else min(bounds.end, end))
-    elif column == _COMMIT:
-        low, high = _range(each)
-        if isinstance(low, int):
-            bounds = bounds._replace(since=max(bounds.since, low - 1))
-        if isinstance(high, int):
-            bounds = bounds._replace(upto=min(bounds.upto, high))
-    return bounds
+def _of_group(group: Sequence[Comparison]) -> Iterator[Span]:
+    whole: Span | None = Span()
+    keys: set[bytes] | None = None
+    for each in group:
+        if each.column != _KEY or whole is None:
+            continue
+        if each.operator == "startswith":
+            prefix = _bytes(each.value)
+            if prefix is not None and len(prefix) <= KEY_BYTES_MAX:
+                whole = whole.intersect(prefix, prefix_end(prefix))
+            continue
+        if each.operator in ("=", "in"):
+            values = each.value if each.operator == "in" else [each.value]
+            found = {key for value in values if (key := _bytes(value)) is not None}
+            keys = found if keys is None else keys & found
+            continue
+        low, high = (_bytes(bound) for bound in bounds_of(each))
+        if low is not None and len(low) <= KEY_BYTES_MAX:
+            whole = whole.intersect(low, None)
+        if whole is not None and high is not None and len(high) <= KEY_BYTES_MAX:
+            whole = whole.intersect(b"", high + b"\x00")  # the least key above it
+    if whole is None:
+        return
+    if keys is None:
+        yield whole
+        return
+    yield from (Span.of_key(k) for k in keys if k in whole and len(k) <= KEY_BYTES_MAX)
 
 
-def key_spans(keys: Iterable[bytes], span: Span, files: Sequence[FileSpan]) -> list[Span]:
-    """The spans in which to look for the keys that lie in `span`, in order and disjoint.
-
-    Two neighbours share a span if a file has both: reading the file once costs less.
-    """
-    found: list[Span] = []
-    for key in sorted(key for key in keys if key in span and len(key) <= KEY_BYTES_MAX):
-        end = key + b"\x00"  # the least key above it
-        if found and any(file.first <= found[-1].start and key <= file.last for file in files):
-            found[-1] = Span(found[-1].start, end)
-        else:
-            found.append(Span(key, end))
-    return found
+def common(spans: Sequence[Span], within: Span) -> Iterator[Span]:
+    """The parts of disjoint, sorted spans that lie within another one. O(log n) and its result."""
+    first = bisect.bisect_right(spans, within.start, key=lambda span: span.start)
+    for number in range(max(first - 1, 0), len(spans)):
+        span = spans[number]
+        if within.end is not None and span.start >= within.end:
+            return
+        part = span.intersect(within.start, within.end)
+        if part is not None:
+            yield part
 
 
-def _range(each: Filter) -> tuple[Any, Any]:
-    """The least and the greatest value a filter allows, both included; None where it has none."""
-    if isinstance(each, (EqualTo, EqualNullSafe)):
+def joined(spans: Iterable[Span], files: Sequence[FileSpan]) -> Iterator[Span]:
+    """Disjoint, sorted spans, where two neighbours become one if a file has keys of both: reading
+    the file once costs less."""
+    last: Span | None = None
+    for span in spans:
+        if last is not None and any(f.first <= last.start and span.start <= f.last for f in files):
+            last = Span(last.start, span.end)
+            continue
+        if last is not None:
+            yield last
+        last = span
+    if last is not None:
+        yield last
+
+
+def bounds_of(each: Comparison) -> tuple[Any, Any]:
+    """The least and the greatest value of a comparison, both included; None where it has none."""
+    if each.operator == "=":
         return each.value, each.value
-    if isinstance(each, (GreaterThan, GreaterThanOrEqual)):
+    if each.operator in (">", ">="):
         return each.value, None
-    if isinstance(each, (LessThan, LessThanOrEqual)):
+    if each.operator in ("<", "<="):
         return None, each.value
-    if isinstance(each, In):
-        values = [value for value in each.value if value is not None]
-        return (min(values), max(values)) if values else (None, None)
+    if each.operator == "in" and each.value:
+        if any(value != value for value in each.value):  # NaN has no place in Python's order
+            return None, None
+        return min(each.value), max(each.value)
     return None, None
 
 
-def row_span(codec: TableCodec, filters: Sequence[Filter]) -> Span | None:
-    """The keys of the rows for which all filters can be true. None if there are none.
-
-    Cost and result depend on the order of the key: a filter on its second column narrows nothing
-    unless the first column is equal to one value.
-    """
-    values: list[Any] = []
-    low: Any = None
-    high: Any = None
-    is_falling = False
-    for column, part in zip(codec.key.columns, codec.definition.key, strict=True):
-        low, high = _bounds_of(codec, values, column, filters)
-        is_falling = part.is_falling
-        if low is None or high is None or low != high:
-            break
-        values.append(low)
-        low = high = None
-    if low is not None and high is not None and low > high:
-        return None
-    first, last = (high, low) if is_falling else (low, high)
-    stem = codec.key.key(values)
-    start = stem if first is None else codec.key.key([*values, first])
-    end = prefix_end(stem if last is None else codec.key.key([*values, last]))
-    return Span(start, end)
-
-
-def _bounds_of(
-    codec: TableCodec, values: Sequence[Any], column: Column, filters: Sequence[Filter]
-) -> tuple[Any, Any]:
-    """The least and the greatest value that the filters allow in a column of the key, both
-    included. `values` are the values of the columns before it."""
-    lows, highs = [], []
-    for each in filters:
-        if getattr(each, "attribute", None) == (column.name,):
-            low, high = (_value(column, bound) for bound in _range(each))
-            lows += [low] if _fits(codec, values, low) else []
-            highs += [high] if _fits(codec, values, high) else []
-    return max(lows, default=None), min(highs, default=None)
-
-
-def _fits(codec: TableCodec, values: Sequence[Any], value: Any) -> bool:
-    """Whether the key of the table can hold a bound. Another bound is left to Spark."""
-    if value is None or value != value:  # NaN has no place in Python's order
-        return False
-    try:
-        return len(codec.key.key([*values, value])) <= KEY_BYTES_MAX
-    except UsageError:
-        return False
-
-
-def _value(column: Column, value: Any) -> Any:
-    """A value of Spark as the table has it."""
-    if isinstance(column.type, pa.UuidType) and isinstance(value, bytes) and len(value) == 16:
-        return UUID(bytes=value)
-    if pa.types.is_integer(column.type) and isinstance(value, Decimal):
-        return int(value) if value == int(value) else None
-    return value
+def _bytes(value: object) -> bytes | None:
+    """A key as bytes. Spark compares a binary column with text by the bytes of the text."""
+    if isinstance(value, str):
+        return value.encode()
+    return value if isinstance(value, bytes) else None

@@ -2,17 +2,16 @@
 
 Planning fixes the time and the place and cuts the key space, so all tasks read the same history.
 
-Spark applies every filter again after a read. So a pushed filter may narrow the read, never change
-its rows.
+Filters narrow a read to the keys that they leave. The caller applies them again to the rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any, Final
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
+from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from kvstore.commit import require_readable
@@ -23,15 +22,16 @@ from spark_connector.options import ReadOptions
 from spark_connector.origins.opening import open_origin
 from spark_connector.origins.origin import Origin
 from spark_connector.origins.place import find
-from spark_connector.reading import pushdown
 from spark_connector.reading.partitions import (
     ReadPartition,
     plan_partitions,
     read_partition,
     require_window,
     table_of,
-    whole_span,
+    whole_spans,
 )
+from spark_connector.reading.pushdown import key_spans
+from spark_connector.reading.row_filters import row_spans
 from spark_connector.reading.schema import arrow_schema
 from spark_connector.reading.typed import TypedRows, table_at
 
@@ -69,35 +69,30 @@ class QueryReader(DataSourceReader):
         self._options = options
         self._schema = arrow_schema(schema)
         self._changes = changes
-        self._narrowed: pushdown.Bounds = pushdown.Bounds()
-        self._filters: list[Filter] = []
 
     def partitions(self) -> list[InputPartition]:
         options = self._options
         with open_origin(find(options.access), covering=self._covering()) as origin:
             since, upto = self._window(origin)
             table = table_of(origin, options, self._schema, upto)
-            whole = whole_span(origin, options, table)
-            span = self._span(table, whole)
-            if span is None or (since is not None and since >= upto):
+            if since is not None and since >= upto:
                 return [InputPartition(None)]
+            wholes = whole_spans(origin, options, table)
+            wanted = self._wanted(table)
             window: Any = {"since": since, "upto": upto, "latest": options.latest}
-            keys = self._narrowed.keys if table is None else None
-            planned = plan_partitions(
-                origin, span, whole, options, **window, table=table, keys=keys
-            )
-            return planned or [InputPartition(None)]
+            return plan_partitions(origin, wholes, wanted, options, **window, table=table)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if not isinstance(partition, ReadPartition):  # without partitions of ours Spark plans one
             return iter(())
         return read_partition(partition, self._options, self._schema)
 
-    def _span(self, table: TypedRows | None, whole: Span) -> Span | None:
-        """The keys that can have rows of the query. None if no key can."""
-        if table is not None:
-            return pushdown.row_span(table.codec, self._filters)
-        return whole.intersect(self._narrowed.start, self._narrowed.end)
+    def _wanted(self, table: TypedRows | None) -> list[Span]:
+        """The keys that can have rows of the query, by its filters."""
+        filters = self._options.filters
+        if filters is None:
+            return [Span()]
+        return key_spans(filters) if table is None else row_spans(table.codec, filters)
 
     def _covering(self) -> list[int]:
         """The times that choose the chain of a collection. No time chooses the newest chain."""
@@ -122,17 +117,4 @@ class QueryReader(DataSourceReader):
         assert options.since is not None, "__init__ has checked it"
         upto = upper - 1 if options.upto is None else options.upto
         require_window(options.since, upto, oldest=oldest, upper=upper, latest=options.latest)
-        if options.latest:
-            return options.since, upto
-        narrowed = self._narrowed
-        return max(options.since, narrowed.since), min(upto, narrowed.upto)
-
-
-class PushdownQueryReader(QueryReader):
-    """A batch read whose bounds on keys and commits come from the query's filters too."""
-
-    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802
-        for each in filters:
-            self._narrowed = pushdown.narrowed(self._narrowed, each)
-        self._filters = filters
-        return filters
+        return options.since, upto

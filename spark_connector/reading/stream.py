@@ -49,7 +49,7 @@ from spark_connector.reading.partitions import (
     read_partition,
     require_window,
     table_of,
-    whole_span,
+    whole_spans,
 )
 from spark_connector.reading.schema import arrow_schema
 from spark_connector.reading.typed import TypedRows
@@ -129,7 +129,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             oldest, upper = frontiers.since, frontiers.upper
             require_window(since, upto, oldest=oldest, upper=upper, latest=latest)
             window: Any = {"since": since, "upto": upto, "latest": latest}
-            return plan_partitions(origin, span, whole, self._options, **window, table=table)
+            return plan_partitions(origin, [whole], [span], self._options, **window, table=table)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if not isinstance(partition, ReadPartition):
@@ -150,7 +150,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _whole(self, origin: Origin, at: int) -> tuple[Span, TypedRows | None]:
         """The keys that the stream reads up to a time, and the table whose rows they are."""
         table = table_of(origin, self._options, self._schema, at)
-        return whole_span(origin, self._options, table), table
+        [whole] = whole_spans(origin, self._options, table)  # a stream takes no ranges
+        return whole, table
 
     def _readable(self, start: dict[str, Any], frontiers: OriginFrontiers) -> int:
         """The start of the next window: the offset's time, or a later time that `_kept` allows."""

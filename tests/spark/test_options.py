@@ -20,7 +20,7 @@ from spark_connector.reading.schema import offered
         ("changes", {"timestampAsOf": "1"}, "timestampAsOf means nothing to a read of changes"),
         ("changes", {"failOnDataLoss": "true"}, "failOnDataLoss means nothing to a read of"),
         ("stream", {"endingTimestamp": "1"}, "endingTimestamp means nothing to a stream"),
-        ("stream", {"pushdown": "true"}, "pushdown means nothing to a stream"),
+        ("stream", {"filters": "[]"}, "filters means nothing to a stream"),
         ("state", {"timestampAsOf": "1", "versionAsOf": "1"}, "are both given"),
         ("changes", {"startingTimestamp": "1", "startingAfterTimestamp": "1"}, "both given"),
         ("stream", {"maxRowsPerTrigger": "1", "maxBytesPerTrigger": "1"}, "are both given"),
@@ -71,9 +71,42 @@ def test_times_are_nanoseconds_or_iso_text_and_names_ignore_case() -> None:
 def test_keys_are_text_hex_or_base64() -> None:
     for encoding, text in (("text", "ä"), ("hex", "c3a4"), ("base64", "w6Q=")):
         given = {"path": "p", "prefix": text, "keyEncoding": encoding}
-        assert read_options(given, "state").span == Span.of_prefix("ä".encode())
-    bounds = read_options({"path": "p", "startKey": "a", "endKey": "b"}, "state").span
-    assert bounds == Span(b"a", b"b")
+        assert read_options(given, "state").spans == (Span.of_prefix("ä".encode()),)
+    bounds = read_options({"path": "p", "startKey": "a", "endKey": "b"}, "state").spans
+    assert bounds == (Span(b"a", b"b"),)
+
+
+def test_ranges_are_prefixes_and_pairs_in_order_and_disjoint() -> None:
+    text = '["b", ["k", null], ["a", "aa"], ["bz", "c"], ["z", "zz"]]'
+    found = read_options({"path": "p", "ranges": text}, "state").spans
+    assert found == (Span(b"a", b"aa"), Span(b"b", b"c"), Span(b"k"))
+    given = {"path": "p", "ranges": '["6B"]', "keyEncoding": "hex"}
+    assert read_options(given, "state").spans == (Span.of_prefix(b"k"),)
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"ranges": "a"}, 'pass JSON, a list of 1 to 1000 prefixes or pairs: ["a", ["b", "c"]]'),
+        ({"ranges": "[]"}, "pass JSON, a list"),
+        ({"ranges": '"a"'}, "pass JSON, a list"),
+        ({"ranges": "[" * 100_000}, "pass JSON, a list"),
+        ({"ranges": str([0] * 1001)}, "pass JSON, a list"),
+        ({"ranges": "[1]"}, "a range '1'; pass a prefix, or a pair"),
+        ({"ranges": '[["a"]]'}, "pass a prefix, or a pair"),
+        ({"ranges": '[["b", "a"]]'}, "empty span"),
+        ({"ranges": "[\"b'a'\"]"}, "is bytes, and options are text"),
+        ({"ranges": '["x"]', "keyEncoding": "hex"}, "ranges='x' is not hex"),
+        ({"ranges": '["x"]', "prefix": "x"}, "pass ranges alone"),
+        ({"ranges": '["x"]', "table": "t"}, "table and ranges are both given"),
+    ],
+)
+def test_ranges_that_mean_nothing_are_refused(given: dict[str, str], told: str) -> None:
+    with pytest.raises(UsageError) as refusal:
+        read_options({"path": "p", **given}, "state")
+    assert told in str(refusal.value)
+    with pytest.raises(UsageError, match="means nothing to a stream"):
+        read_options({"path": "p", "readChangeFeed": "true", "ranges": '["x"]'}, "stream")
 
 
 def test_columns_are_chosen_in_their_order_and_unknown_ones_refused() -> None:

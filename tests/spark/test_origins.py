@@ -11,7 +11,6 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -104,8 +103,10 @@ def read(
         text |= {"readchangefeed": "true", "revisions": revisions, **more}
     options = read_options(text, "state" if since is None else "changes")
     with open_origin(place) as origin:
-        wanted = replace(options, span=span)
-        parts = plan_partitions(origin, span, wanted, since=since, upto=upto, latest=wanted.latest)
+        latest = options.latest
+        parts = plan_partitions(
+            origin, [span], [Span()], options, since=since, upto=upto, latest=latest
+        )
     batches = [
         batch
         for piece in parts
@@ -227,7 +228,8 @@ def test_an_older_chain_is_read_as_of_its_times_and_stays_chosen(tmp_path: Path)
         planned = ReadPartition(
             find(str(tmp_path / "c"))._replace(chain=collection.chain().name),  # type: ignore[union-attr]
             Span(),
-            Span(),
+            [Span()],
+            [Span()],
             None,
             old,
             False,
@@ -301,7 +303,10 @@ def test_large_collection_is_read_row_group_by_row_group(tmp_path: Path) -> None
         options = read_options({"path": place.path, "numpartitions": "5"}, "state")
         with open_origin(place) as origin:
             upto = origin.frontiers().upper - 1
-            parts = plan_partitions(origin, Span(), options, since=None, upto=upto, latest=False)
+            whole = [Span()]
+            parts = plan_partitions(
+                origin, whole, whole, options, since=None, upto=upto, latest=False
+            )
         sizes = []
         found: dict[bytes, bytes] = {}
         for piece in parts:
@@ -323,7 +328,7 @@ def test_batches_are_bounded_in_bytes(tmp_path: Path) -> None:
     options = read_options({"path": place.path, "batchbytes": "5000"}, "state")
     with open_origin(place) as origin:
         upto = origin.frontiers().upper - 1
-    piece = ReadPartition(place, Span(), Span(), None, upto, False)
+    piece = ReadPartition(place, Span(), [Span()], [Span()], None, upto, False)
     batches = list(read_partition(piece, options, arrow_schema(STATE)))
     assert sum(batch.num_rows for batch in batches) == 40
     assert all(batch.nbytes <= 5000 for batch in batches)

@@ -16,13 +16,12 @@ import bulk
 import kvstore
 from backup import Collection
 from kvstore import Timestamp
-from spark_connector import bulk_import, register, sorted_rows
+from spark_connector import bulk_import, read_where, sorted_rows
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 LARGE = "spark.sql.execution.arrow.useLargeVarTypes"
-PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
 
 
 class History(NamedTuple):
@@ -228,44 +227,34 @@ def test_history_behind_since_is_refused(spark: SparkSession, tmp_path: Path) ->
         load(spark, str(tmp_path / "store"), **changes).collect()
 
 
-@pytest.mark.parametrize(
-    "where",
-    [
-        "key = X'6b323030'",
+KEY_FILTERS: list[tuple[str, list[Any]]] = [
+    ("key = X'6b323030'", [("key", "=", b"k200")]),
+    (
         "key >= X'6b333030' AND key < X'6b333035'",
-        "key BETWEEN X'6b33' AND X'6b333031'",
-        "key IN (X'6b303032', X'6b343030')",
-        "key > X'6b343938' OR key = X'6b303030'",
-        "key < X'00'",
-        "value = X'7636' AND key IS NOT NULL",
-    ],
-)
-def test_filters_give_the_same_rows_pushed_or_not(
-    spark: SparkSession, history: History, where: str
-) -> None:
-    plain = rows(load(spark, history.checkpoint, pushdown="false").where(where))
-    assert rows(load(spark, history.checkpoint, pushdown="true").where(where)) == plain
-    everything = spark.createDataFrame(list(history.store.scan()), "key binary, value binary")
-    assert plain == rows(everything.where(where))
+        [("key", ">=", "k300"), ("key", "<", b"k305")],
+    ),
+    ("key IN (X'6b303032', X'6b343030')", [("key", "in", {b"k002", b"k400"})]),
+    ("key > X'6b343938' OR key = X'6b303030'", [[("key", ">", b"k498")], [("key", "=", "k000")]]),
+    ("key < X'00'", [("key", "<", b"\0")]),
+    ("value = X'7636' AND key <= X'6b'", [("value", "=", b"v6"), ("key", "<=", b"k")]),
+    ("startswith(key, X'6b3439')", [("key", "startswith", b"k49")]),
+    ("startswith(key, X'6b3439')", [("key", "startswith", "k49")]),
+    ("false", [("key", "in", [])]),
+]
 
 
-def test_registered_format_pushes_filters_and_works_where_pushing_is_off(
+def test_reads_with_filters_have_the_rows_that_spark_leaves(
     spark: SparkSession, history: History
 ) -> None:
-    register(spark)
-    df = load(spark, history.collection, readChangeFeed="true", startingTimestamp="0")
-    found = df.where(f"_commit_version > {int(history.first)} AND key = X'6b303030'")
-    assert [bytes(row.value) for row in found.collect()] == [b"changed"]
-    none = "key > X'6b39' AND key < X'6b30'"
-    nothing = load(spark, history.checkpoint, numPartitions="5").where(none)
-    assert nothing.rdd.getNumPartitions() == 1
-    unpushed = load(spark, history.checkpoint, numPartitions="5", pushdown="false")
-    assert unpushed.where(none).rdd.getNumPartitions() == 5
-    spark.conf.set(PUSHDOWN, "false")
-    try:
-        assert load(spark, history.checkpoint, pushdown="false").count() == 399
-    finally:
-        spark.conf.set(PUSHDOWN, "true")
+    everything = spark.createDataFrame(list(history.store.scan()), "key binary, value binary")
+    for where, filters in KEY_FILTERS:
+        wanted = rows(everything.where(where))
+        assert rows(load(spark, history.checkpoint).where(where)) == wanted, where
+        assert rows(read_where(spark, history.checkpoint, filters)) == wanted, filters
+    feed = {"readChangeFeed": "true", "startingTimestamp": "0"}
+    found = read_where(spark, history.collection, [("key", "=", b"k000")], **feed)
+    later = found.where(f"_commit_version > {int(history.first)}")
+    assert [bytes(row.value) for row in later.collect()] == [b"changed"]
 
 
 def test_a_view_in_sql_takes_the_same_options(spark: SparkSession, history: History) -> None:
