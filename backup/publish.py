@@ -7,8 +7,8 @@ A Delta commit carries `txn` with the id `kvstore/<store>/<table>` and, as its v
 to which the table is published. Delta writes it with the rows of the commit, or not at all.
 
 Invariants
-1. The newest `txn` tells what is published. A publisher that was killed begins behind it. It leaves
-   files that no commit names, which Delta's `vacuum` removes.
+1. The newest `txn` tells how far the table is published. A publisher that was killed begins behind
+   it. It leaves files that no commit names, which Delta's `vacuum` removes.
 2. The rows of a commit are the state at its time, so a window that is merged again changes nothing.
 3. Two publishers at once do not double a row: Delta refuses the commit of the slower one.
 """

@@ -138,7 +138,7 @@ def _require_cost(fields: JsonObject) -> None:
     if n < 2 or n & n - 1:
         raise fields.damaged(f"its work factor {n} is no power of two")
     if 128 * n * r > SCRYPT_BYTES_MAX or n * r * p > SCRYPT_COST_MAX:
-        raise fields.damaged(f"its work factors n={n}, r={r}, p={p} are beyond all that is in use")
+        raise fields.damaged(f"its work factors n={n}, r={r}, p={p} are beyond all values in use")
     if not 8 <= len(fields.hexed("salt")) <= 64:
         raise fields.damaged("its salt has another length")
 

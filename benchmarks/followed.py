@@ -44,7 +44,7 @@ class Followed(Ours):
         return work
 
     def puts(self, count: int, followers: int, step: int) -> Work:
-        """Single commits that nothing waits for, beside so many processes that follow."""
+        """Single commits that nothing waits for, beside `followers` processes."""
         keys, _ = self.data.updates(count, step)
 
         def work() -> Timed:

@@ -422,7 +422,7 @@ class Ours(BackedUp):
         return work
 
     def _in_windows(self, windows: int, read: Callable[..., int]) -> Work:
-        """Read what came after each mark, up to the next."""
+        """Read the changes after each mark, up to the next."""
         times = [self.marks[f"window-{number}"] for number in range(windows)] + [self.now()]
         return lambda: sum(read(*window) for window in pairwise(times))
 

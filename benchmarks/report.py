@@ -64,7 +64,7 @@ def widest(found: Sequence[Scale]) -> Scale:
 
 
 def tables(lines: Sequence[Line]) -> str:
-    """A heading and a table for each scale, then the reasons of what was not measured."""
+    """A heading and a table for each scale, then the reasons for missing figures."""
     found = scales(lines)
     out: list[str] = []
     for scale in found:

@@ -151,7 +151,7 @@ class Flushed(Subject):
         self.taken = 0
 
     def reopen(self, checkpoints: int) -> Work:
-        """Open and close the store behind so many checkpoints."""
+        """Open and close the store behind a number of checkpoints."""
         self._take(checkpoints)
 
         def work() -> int:
@@ -162,7 +162,7 @@ class Flushed(Subject):
         return work
 
     def checkpoint(self, checkpoints: int) -> Work:
-        """Put a row and take a checkpoint behind so many."""
+        """Put a row and take a checkpoint behind a number of checkpoints."""
         self._take(checkpoints)
 
         def work() -> int:

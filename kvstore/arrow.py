@@ -90,7 +90,8 @@ def batch_bytes(batch: pa.RecordBatch) -> int:
     """The bytes of the rows of a batch.
 
     Arrow counts all bytes of a buffer for each slice of views and for each slice of a dictionary,
-    however few rows the slice has. Here a view counts what it shows, and a dictionary nothing.
+    however few rows the slice has. Here a view counts the bytes that it shows, and a dictionary
+    counts nothing.
     """
     return sum(map(_bytes, batch.columns))
 

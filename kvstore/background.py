@@ -45,7 +45,7 @@ class Failures:
             self._in_a_row = 0
 
     def delay_s(self, first_s: float, longest_s: float) -> float:
-        """How long to wait after so many failures in a row: twice as long after each."""
+        """How long to wait now: twice as long after each failure in a row."""
         exponent = min(max(self._in_a_row - 1, 0), 64)
         return float(min(first_s * 2**exponent, longest_s))
 

@@ -8,7 +8,7 @@ it raises `HistoryGoneError`.
 
 Invariants
 1. A clear is announced to this process's readers before the first byte goes: a reader that asks
-   after it has read learns of every clear that could have touched what it read.
+   after it has read learns of every clear that could have touched its rows.
 2. The record is in the batch that destroys, so that a crash leaves both or neither.
 3. A record is removed once `since` has reached its time, because `since` then refuses the same
    reads.

@@ -1,9 +1,9 @@
 """Handles at a fork: a handle belongs to the process that opened it.
 
 A fork copies memory and descriptors, and leaves threads behind. A copied handle would write into
-files that the other process writes, wait for locks whose owners are gone, and flush what it
-buffers when it is destroyed. So in the child a handle turns into an object that raises
-`ForkedError` at every call, and the native objects below it are leaked.
+files that the other process writes, wait for locks whose owners are gone, and flush its buffers
+when it is destroyed. So in the child a handle turns into an object that raises `ForkedError` at
+every call, and the native objects below it are leaked.
 
     own(handle, "the store at /d")      in the constructor of whatever holds files, locks or threads
 

@@ -8,8 +8,8 @@ and go into the change index. A large one is ingested as sorted files: nothing o
 its `upper` is written; the change index begins anew above it, as in a restored store.
 
 Invariants
-1. A replica's `upper` moves only to where its source's history is complete in it: all that is
-   below it is here. It does not follow the clock.
+1. A replica's `upper` moves only to where its source's history is complete in it: everything below
+   it is here. It does not follow the clock.
 2. `pending` is durable before a file of its window is ingested, and goes with the batch that
    moves `upper` above it. Entries above `upper` exist only while it is set.
 3. A promoted store has no entry above its `upper`, and commits above all it has.
@@ -99,7 +99,7 @@ class Replica:
         self._end_window(tombstones(), upper - 1)
 
     def sync(self) -> Timestamp:
-        """Make all that was applied durable; returns `upper`."""
+        """Make every applied window durable; returns `upper`."""
         return self._committer.make_durable()
 
     def promote(self) -> Timestamp:

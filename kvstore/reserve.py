@@ -40,7 +40,8 @@ class Reserve:
         self.look()
 
     def look(self) -> None:
-        """Find out what lies among the reserved keys. One seek, and one more if there is any."""
+        """Find out which keys lie among the reserved ones. One seek, and one more if there is
+        any."""
         first = self._first(RESERVED)
         self.has_tables = first.startswith(escape(CATALOGUE))
         self.has_expiries = bool(first) and self._first(EXPIRY).startswith(escape(EXPIRY))

@@ -50,7 +50,7 @@ settings.load_profile("ci")
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Keep all that needs Spark in one worker, so that a run starts one session."""
+    """Keep every test that needs Spark in one worker, so that a run starts one session."""
     if "spark" in getattr(item, "fixturenames", ()):
         item.add_marker(pytest.mark.spark)
     if item.get_closest_marker("spark"):

@@ -120,7 +120,7 @@ def test_a_path_that_cannot_be_resolved_is_refused(
         kvstore.open("db")
 
 
-# -- what lies at the path --------------------------------------------------------------------
+# -- things at the path --------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

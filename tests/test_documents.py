@@ -102,7 +102,7 @@ def running(command: str) -> Iterator[None]:
 
 
 def run_session(text: str, services: ExitStack | None = None) -> None:
-    """Run the commands of a console block, and compare what they print."""
+    """Run the commands of a console block, and compare their output."""
     for command, expected in session(text):
         if command.endswith(" &"):
             assert services is not None

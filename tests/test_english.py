@@ -1,5 +1,6 @@
 """Sentences are read once. Each names its subject: none begins with "What was written ..." or "Who
 ...". None has "those of" or "those that", or the vague "goes on" and "let go".
+None has "all that", "what was" or "what lies" in the place of a noun, and no text begins with "Of".
 
 The tests read docstrings, comments, documents and the messages of the packages. They leave out code
 blocks. Questions may begin with these words.
@@ -32,8 +33,10 @@ _NOUNLESS = re.compile(
     re.MULTILINE,
 )
 _VAGUE = re.compile(
-    r"\bthose (?:of|that|which|who)\b|\bgo(?:es|ing)? on\b(?! (?:a|to|disk)\b)"
-    r"|\blet(?:s|ting)? (?:\w+ ){0,3}go\b(?! first)",
+    r"\bthose (?:of|that|which|who|for|in|with|without|under|inside|given|being)\b"
+    r"|\bgo(?:es|ing)? on\b(?! (?:a|to|disk)\b)|\blet(?:s|ting)? (?:\w+ ){0,3}go\b(?! first)"
+    r"|\ball (?:that|who)\b|\bwhat (?:was|were|lies|came|comes)\b"
+    r"|(?-i:\A(?:Of|Also|Before,|As where)\s)",
     re.IGNORECASE,
 )
 _FENCED = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
@@ -134,6 +137,7 @@ def test_the_pattern_finds_sentences_without_a_noun_and_nothing_else() -> None:
 def test_vague_phrases_are_found_and_quoted_words_are_not() -> None:
     assert vague("It keeps those\nof the store.") == ["those of the store."]
     assert len(vague("The scan goes on. It lets the lock go; those who wait go on.")) == 4
+    assert len(vague("Of each. It reads all that is there, and what was written.")) == 3
     assert vague('These go on disk. "Those of" and `let_go` are words. It goes to the end.') == []
 
 

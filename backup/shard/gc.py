@@ -74,7 +74,8 @@ def prepare(log: StateLog) -> None:
 
 
 def collect(log: StateLog, *, to: int | None = None) -> Collected:
-    """Collect up to the newest rollup at or below version `to` (default: all that can go)."""
+    """Collect up to the newest rollup at or below version `to` (default: the newest that can be
+    collected)."""
     state = log.refresh()
     # `seqno_since` only grows: a state that is a little old merely collects a little less.
     target = state.seqno_since if to is None else min(to, state.seqno_since)

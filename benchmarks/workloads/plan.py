@@ -92,7 +92,7 @@ class Call:
 
 
 class Contender(NamedTuple):
-    """A subject and what it is asked; `label` tells two of one subject apart."""
+    """A subject and its call; `label` tells two of one subject apart."""
 
     subject: str
     call: Call

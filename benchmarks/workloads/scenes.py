@@ -14,7 +14,7 @@ from benchmarks.workloads.writing import committing, loading
 
 
 def scenes(size: Size) -> list[Scene]:
-    """All that is measured, in order."""
+    """All scenes, in the order in which they are measured."""
     warm_up = Call("commit", {"rows": 100, "count": 1, "step": 9_000})
     updates = {"rows": size.update_rows, "count": 1}
     change = Call("commit", {**updates, "step": 10_000})

@@ -1,4 +1,4 @@
-"""The order of the actions: what comes in a day, at its end, and at the end of a week.
+"""The order of the actions in a day, at its end, and at the end of a week.
 
 A day's actions come in random order, each a little later than the one before. At its end come the
 feeds, the backup, the collection of garbage, the reopening, and a look at a past state.
@@ -62,7 +62,7 @@ class _Year:
         self._guests: deque[str] = deque()
 
     def play(self, days: int) -> None:
-        """Play so many days of service, then the end of the week."""
+        """Play `days` of service, then the end of the week."""
         for _ in range(days):
             self._play_day()
         for _ in range(self.service.plan.parallel_scans):

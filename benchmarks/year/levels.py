@@ -87,7 +87,7 @@ def _ratios(months: Sequence[float]) -> list[float]:
 
 
 def lines(weeks: Sequence[Mapping[str, float]]) -> list[Line]:
-    """The lines of a year whose weeks cost so much. A cost that no week has is left out."""
+    """The lines of a year, from the costs of its weeks. A cost that no week has is left out."""
     found = {name: tuple(_months(weeks, name)) for name in UNITS}
     return [
         Line(name, months, tuple(_months(weeks, name + PROCESSOR)))

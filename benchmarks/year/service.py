@@ -251,7 +251,7 @@ class Service:
 
 
 def _behind(user: bytes) -> bytes:
-    """The first key behind all that begin with `user`."""
+    """The first key behind all keys that begin with `user`."""
     return user[:-1] + bytes([user[-1] + 1])
 
 

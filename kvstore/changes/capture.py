@@ -129,7 +129,7 @@ class Capture:
 
     @property
     def is_due(self) -> bool:
-        """Whether so many epochs wait that the next commit should write them."""
+        """Whether enough epochs wait for the next commit to write them."""
         return (
             len(self._pending) >= EPOCHS_PENDING_MAX * FIELDS
             or self._pending_events >= EPOCH_EVENTS_PENDING_MAX

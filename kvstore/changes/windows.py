@@ -7,8 +7,8 @@ windows that can be sorted in memory, and the pass for all others.
 
 Invariants
 1. Both ways give the same changes. In key order the changes of one key come oldest first.
-2. A read in key order holds at most `SORTED_CHANGES_MAX` changes. It reads those values
-   again that do not fit into `SORTED_CHANGES_BYTES_MAX`.
+2. A read in key order holds at most `SORTED_CHANGES_MAX` changes. It reads values again that do not
+   fit into `SORTED_CHANGES_BYTES_MAX`.
 
 The index stores an import as one event. A read expands it: the list of its keys or a pass over its
 spans gives its rows, and a revert gives the value that each of their keys took.

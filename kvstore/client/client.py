@@ -247,7 +247,7 @@ class Client(ServedUpkeep):
         return ClientFeed(self._pool, fields, opened)
 
     def lease(self, name: str, at: TimeLike | None = None, *, seconds: float) -> Timestamp:
-        """Keep history from `at` on readable (default: all that is kept), for readers in many
+        """Keep history from `at` on readable (default: the whole kept history), for readers in many
         processes. Returns the time.
 
         The lease `name`, a random text of the caller, ends after `seconds`; the same call again

@@ -22,7 +22,7 @@ from kvstore.timestamp import TimeLike, Timestamp
 
 
 class ServedUpkeep(ServedFrontiers):
-    """The calls of a client that the owner of the store does for it, and those without a name of
+    """The calls of a client that the owner of the store does for it, and verbs without a name of
     their own."""
 
     def gc(

@@ -307,7 +307,7 @@ class Committer:
         return self._timeline.has_passed(self.expiries.next_at)
 
     def sync(self) -> Timestamp:
-        """Close the time until now, make all that is written durable, and return `upper`."""
+        """Close the time until now, make everything written durable, and return `upper`."""
         if self.policy.records is not None:  # nothing was written
             return self.frontiers.upper
         before = self.frontiers.upper
@@ -328,7 +328,7 @@ class Committer:
     def adopt(self, policy: Policy) -> None:
         """Follow `policy` from now on. The caller holds the lock.
 
-        A store that begins to follow the clock commits above all that it has.
+        A store that begins to follow the clock commits above its newest entry.
         """
         if policy.follows_clock:
             self._timeline.rise_to(self.frontiers.upper - 1)
@@ -411,13 +411,13 @@ class Committer:
     # -- durability and health --------------------------------------------------------------
 
     def persist(self) -> None:
-        """Wait until all that is written is on disk, records beside the timeline included. One
+        """Wait until everything written is on disk, records beside the timeline included. One
         fsync, outside the lock: commits continue."""
         self.health.require()
         self.syncs.sync()
 
     def make_durable(self) -> Timestamp:
-        """Wait until all that is written is durable; returns the `upper` it covers."""
+        """Wait until everything written is durable; returns the `upper` that this covers."""
         upper = self.frontiers.upper
         self.syncs.wait(upper)
         return upper

@@ -1,7 +1,7 @@
 """Durability: how a commit waits for the disk, and what a failure of the disk does to the store.
 
 `"sync"` has an fsync of its own. `"async"` does not wait. `"group"` shares an fsync: the first
-commit that waits becomes the leader and syncs, outside the commit lock, for all that is written by
+commit that waits becomes the leader and syncs, outside the commit lock, for everything written by
 then; the others wait for it, and one of the commits that came too late leads the next fsync.
 
     sound --a write or an fsync fails, or an interrupt comes between two steps--> poisoned
@@ -13,9 +13,9 @@ Invariants
 2. A commit that is durable returns, even if the store was poisoned or closed meanwhile.
 3. A leader that was interrupted lets another thread lead. One that says nothing for
    `GROUP_COMMIT_WAIT_S_MAX` is passed over: two threads may sync at once.
-4. After a failed write or fsync nobody knows what is on disk, so every later call raises until the
-   store is opened again. (An fsync that fails once may succeed the next time without having
-   written anything: fsyncgate, 2018.)
+4. After a failed write or fsync nobody knows which bytes are on disk, so every later call raises
+   until the store is opened again. (An fsync that fails once may succeed the next time without
+   having written anything: fsyncgate, 2018.)
 5. The stored bytes and the state in memory change together. An exception between the two changes,
    a signal's included, poisons the store.
 6. Later calls report the first failure, and no thread waits for a store that has ended.
@@ -116,7 +116,7 @@ class Health:
 
 
 class GroupSync:
-    """The fsyncs of one store. All that lies below `upper` when it is opened is durable."""
+    """The fsyncs of one store. Everything below `upper` when the store is opened is durable."""
 
     def __init__(
         self,
@@ -166,7 +166,7 @@ class GroupSync:
                         self._synced.notify_all()
 
     def sync(self, *, leading: bool = False) -> None:
-        """One fsync for all that is written by now. The leader's fsync ends its turn."""
+        """One fsync for everything written by now. The leader\'s fsync ends its turn."""
         upper, is_synced, began = self._frontiers.upper, False, time.perf_counter()
         try:
             self._health.guarded(self._engine.sync)

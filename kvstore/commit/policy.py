@@ -6,7 +6,7 @@
     live         refused       refused   the process that writes the store
     following    refused       taken     the source, window by window
 
-A record is what lies beside the timeline: a hold, a frontier, the state of an import. A store that
+A record lies beside the timeline: a hold, a frontier, the state of an import. A store that
 follows another one takes its source's commits at its source's times (`kvstore.replica`), and none
 of its own until it is promoted, which replaces its policy by `OPEN`.
 

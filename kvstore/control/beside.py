@@ -7,8 +7,8 @@ A script beside a service reads by itself, so the heavy work costs the owner not
 owner for little: holds, records of imports, durable frontiers, checkpoints.
 
 Invariants
-1. All that the handle shows was durable before the handle was given out, so no crash of the owner
-   takes back what a backup has stored.
+1. Everything that the handle shows was durable before the handle was given out, so no crash of the
+   owner takes back what a backup has stored.
 2. The handle shows one moment. Windows of backups end below its `upper`, also where the owner has
    newer commits.
 3. Holds and imports are read from the owner at the moment of the call, never from the files.
@@ -152,8 +152,8 @@ class HoldsBeside(Holds):
         kind: str = USER,
         address: str = "",
     ) -> Hold:
-        """See `Holds.take`. A new hold stands at the newest time of this handle: what is read here
-        must stay."""
+        """See `Holds.take`. A new hold stands at the newest time of this handle, because the
+        history read here must stay."""
         known = next((each for each in self.all() if each.name == name and not each.lost), None)
         if at is None and known is None:
             at = self._newest

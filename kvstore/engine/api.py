@@ -6,7 +6,7 @@ conformance suite (`kvstore.testing.engines`) checks on each implementation:
 
 1. A batch is visible whole or not at all, and survives a crash whole or not at all.
 2. After `sync()` returns, every batch written before the call survives a crash.
-3. Batches survive in the order they were written: a lost batch loses all that follow it.
+3. Batches survive in the order they were written: a lost batch loses all later ones.
 4. A cursor or reader shows the state of the moment at which it was made.
 5. After `close()`, a cursor or reader that is still held raises `ClosedError`; it never just ends.
 6. Failures are raised as errors of the tree: `OutOfSpaceError`, `StorageError`, `CorruptionError`.

@@ -131,7 +131,8 @@ def _cost(group: FileGroup, levels: Sequence[Sequence[SortedFile]]) -> int:
     """The cost of all files that RocksDB rewrites when it merges `group`."""
     cost, (first, last) = 0, group
     for level in levels:
-        if level[0].level == 0:  # its files overlap each other: RocksDB takes all that touch one
+        # its files overlap each other: RocksDB takes every file that touches one
+        if level[0].level == 0:
             touched = [file for file in level if file.first <= last and file.last >= first]
             first = min([first, *(file.first for file in touched)])
             last = max([last, *(file.last for file in touched)])

@@ -1,4 +1,4 @@
-"""Events in envelopes of the shape that Debezium gives, for consumers that read those.
+"""Events in envelopes of the shape that Debezium gives, for consumers of such envelopes.
 
     {"key": "AA1", "before": "late", "after": "on time", "op": "u", "ts_ms": 1357016400000,
      "source": {"connector": "kvstore", "name": "flights", "ts_ns": 1357016400000000001, "seq": 0,

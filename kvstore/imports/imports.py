@@ -99,7 +99,8 @@ class Imports:
         return self.past.get(import_id) if known is None else known
 
     def all(self) -> list[ImportRecord]:
-        """All imports that have rows: those being added first, then by the time they were added."""
+        """All imports that have rows: first the ones being added, then the others by the time they
+        were added."""
         return sorted(
             (record for record in self.every() if not record.is_spent),
             key=lambda record: record.added or 0,

@@ -1,6 +1,6 @@
 """Values and floors of many keys, each at a time of its own.
 
-GC and clears may take history away during a read. They announce before what they take, so the look
+GC and clears may take history away during a read. They announce each removal first, so the look
 after the read tells whether the read was whole (`kvstore.reads`).
 """
 

@@ -5,7 +5,7 @@
 
 Invariants
 1. A record survives any crash if `append` returned its ordinal under `Sync.always()`, or if its
-   ordinal is at most `durable`. The records that survive are a prefix of those appended.
+   ordinal is at most `durable`. The surviving records are a prefix of the appended ones.
 2. One writer: the kernel holds the lock on the file `LOCK` from open to close.
 3. After a write or fsync failed, the contents of the file are unknown: every call raises
    `PoisonedError` until the journal is opened again, which reads the file.
@@ -204,7 +204,7 @@ class Journal:
             self.sync(ordinal)
 
     def sync(self, upto: int | None = None) -> int:
-        """Make all records so far, or those up to ordinal `upto`, survive a crash of the machine.
+        """Make all records so far, or all up to ordinal `upto`, survive a crash of the machine.
 
         Callers that arrive during an fsync share the next one. Returns `durable`.
         """

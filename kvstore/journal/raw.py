@@ -86,7 +86,7 @@ class RawRecords:
 
 
 def _runs(at: int, data: bytes, *, opened: bool) -> Iterator[tuple[int, bytes]]:
-    """Bytes from offset `at` on, those in front of the first pair as a run of their own."""
+    """Bytes from offset `at` on. Bytes in front of the first pair are a run of their own."""
     first = 0 if opened else find_pair(data)
     if first > 0:
         yield at, data[:first]

@@ -99,5 +99,5 @@ SERVER_ACCEPT_PAUSE_S = 0.5
 """Seconds for which a reader process accepts no connection after it ran out of descriptors."""
 
 SERVER_READER_GRACE_S = 5.0
-"""Seconds, beside those for requests under way, in which a reader process ends before it is
-killed."""
+"""Seconds in which a reader process ends before it is killed, beside the time for requests under
+way."""

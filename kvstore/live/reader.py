@@ -122,8 +122,8 @@ class LiveReader(Store):
         """Return once `self.upper` is above `upper`, `stop()` is true, or after `timeout` seconds.
 
         The writer hands over the timestamp of its commit, and the reader waits for it: then it
-        reads what was written. Looks at the writer's files after 2 ms, and then less and less
-        often, down to the pace of the reader. Raises as the reads do.
+        reads the commit. Looks at the writer's files after 2 ms, and then less and less often, down
+        to the pace of the reader. Raises as the reads do.
         """
         end = None if timeout is None else time.monotonic() + timeout
         pause_s = FOLLOW_WAIT_S

@@ -254,8 +254,8 @@ class Fragments:
             yield Span(start, end)
 
     def forgetting(self, upto: int, spans: Iterable[Span] | None = None) -> Fragments:
-        """This map without the timestamps at or below `upto`, or without those in `spans` alone.
-        Costs what lies near those timestamps, or in the spans."""
+        """This map without the timestamps at or below `upto`, or without the ones in `spans` only.
+        Costs in proportion to the stretches near those timestamps, or in the spans."""
         kept = self
         for span in self.stretches(upto) if spans is None else spans:
             assert span.end is not None

@@ -1,4 +1,4 @@
-"""A B-tree whose nodes never change: the stretches of the key space and what lies over each.
+"""A B-tree whose nodes never change: the stretches of the key space and the tombstones over each.
 
 A node has `keys` and `below`: the key at hand belongs to `below[bisect_right(keys, key)]`. In a
 branch `below` holds nodes; in a leaf it holds limits, in bytes as look-ups compare them. So a
@@ -84,7 +84,7 @@ def build(keys: list[bytes], stacks: list[Stack]) -> Tree:
 
 
 def splice(tree: Tree, low: bytes, high: bytes, keys: list[bytes], stacks: list[Stack]) -> Tree:
-    """The tree with these stretches in place of all that begin in `low <= key <= high`.
+    """The tree with these stretches in place of all stretches that begin in `low <= key <= high`.
 
     O(log n) beside the stretches that go and come.
     """
@@ -133,7 +133,8 @@ def leaves(
 ) -> Iterator[tuple[Leaf, bytes | None]]:
     """The leaves that meet `start <= key < end`, each with the first key beyond it, in key order.
 
-    Leaves without a timestamp in `since < t <= upto` may be left out. O(log n) beside those given.
+    Leaves without a timestamp in `since < t <= upto` may be left out. O(log n) beside the returned
+    ones.
     """
 
     def below(node: Node, depth: int, beyond: bytes | None) -> Iterator[tuple[Leaf, bytes | None]]:
@@ -263,7 +264,7 @@ def _enclosing(nodes: Sequence[Node]) -> tuple[int, int]:
 
 
 def _cuts(count: int) -> Iterator[tuple[int, int]]:
-    """Where to cut so many items into the fewest pieces of about one size."""
+    """Where to cut `count` items into the fewest pieces of about one size."""
     pieces = -(-count // STRETCHES_MAX)
     for piece in range(pieces):
         yield count * piece // pieces, count * (piece + 1) // pieces

@@ -55,7 +55,7 @@ from kvstore.timestamp import TIMESTAMP_MAX, Timestamp
 Tombstones: TypeAlias = "list[RangeTombstone]"
 
 _REBUILD_FACTOR = 8
-"""Adding one range tombstone to the map costs as much as rebuilding it from so many."""
+"""Adding one range tombstone to the map costs as much as rebuilding the map from this number."""
 
 
 class ReadView(NamedTuple):
@@ -241,7 +241,7 @@ class Versions:
 def stored_tombstones(
     engine: Engine, begin: bytes = b"", end: bytes | None = None, *, reverse: bool = False
 ) -> Iterator[RangeTombstone]:
-    """The range tombstones that an engine holds, by start: those with stored keys in
-    `begin <= key < end`, descending if `reverse`."""
+    """The range tombstones that an engine holds with stored keys in `begin <= key < end`, by start,
+    descending if `reverse`."""
     for key, value in pairs(engine.cursor(RANGES, begin, end, reverse=reverse)):
         yield RangeTombstone(*decode_range(key, value))

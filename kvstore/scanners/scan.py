@@ -173,7 +173,7 @@ def _new_directory(engine: RocksEngine) -> Path:
 
 
 def is_worth_workers(engine: RocksEngine, span: Span) -> bool:
-    """Whether `span` may hold so many bytes, in files and memtables, that processes are faster.
+    """Whether `span` may hold enough bytes, in files and memtables, for processes to be faster.
     Other processes cannot open the state of a database that another process writes."""
     if isinstance(engine, SecondaryEngine):
         return False

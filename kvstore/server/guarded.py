@@ -102,7 +102,8 @@ class GuardedProtocol(HttpToolsProtocol):
         """
         is_waiting = self.transport.is_closing() and not _unsent(self.transport)
         self._farewells = self._farewells + 1 if is_waiting else 0
-        if self._farewells >= _FAREWELL_LOOKS:  # between two looks the loop sends what it has left
+        # between two looks the loop sends its remaining bytes
+        if self._farewells >= _FAREWELL_LOOKS:
             self.transport.abort()
 
     def _expect_head(self) -> None:

@@ -86,7 +86,7 @@ class ReaderProcess:
                 self.kill()
                 raise StorageError(
                     f"reader process {self.pid} ended with {self.wait()} before it was ready",
-                    "see what it said on stderr",
+                    "see its message on stderr",
                 )
 
     def wait(self) -> int:

@@ -90,7 +90,7 @@ def serving(
 ) -> Iterator[Running]:
     """Serve in a thread until the block ends. A port 0 becomes a free port.
 
-    Raises as `serve`. The thread ends with the block, and closes what `app` has opened.
+    Raises as `serve`. The thread ends with the block, and closes the store that `app` has opened.
     """
     with _prepared(app, address, tls, backing or _bound(app, address, tls), readers) as place:
         server = _server(app, place)
@@ -173,7 +173,7 @@ def _bound(app: App, address: ListenAddress, tls: ssl.SSLContext | None) -> sock
 
 
 def require_safe(app: App, address: ListenAddress, tls: ssl.SSLContext | None) -> None:
-    """Raise `UsageError` where strangers would reach the store, or read what it says."""
+    """Raise `UsageError` where strangers would reach the store, or read its answers."""
     if address.is_local:
         return
     if tls is None:
@@ -273,7 +273,7 @@ def _addresses(
 
 def _server(app: App, place: _Place, ready: Callable[[], None] = lambda: None) -> Any:
     """A server of uvicorn that is not started. `is_up` is set once it serves. It ends its readers
-    first: they finish what they have handed to it."""
+    first: they finish the calls that they have handed to it."""
     from kvstore.server.guarded import GuardedServer
 
     ending = None if place.readers is None else place.readers.stop

@@ -1,7 +1,7 @@
 """A server that accepts at a socket which other processes share.
 
-It takes one connection at a time. asyncio's own servers take all that wait, so one of several idle
-processes would get them all. This module needs the extra `server`.
+It takes one connection at a time. asyncio's own servers take all waiting connections, so one of
+several idle processes would get them all. This module needs the extra `server`.
 """
 
 from __future__ import annotations

@@ -78,7 +78,7 @@ class Replication:
         the change index shows to be small comes as changes, others as columns, by key, in one pass.
         A `span` cuts such a pass into pieces: a piece has the columns of the keys in its span, and
         the range tombstones that start there, whole. Raises `HistoryGoneError` if `since` lies
-        below what is kept.
+        below the kept history.
         """
         reads, whole = self._reads, span or Span()
         high = reads.at(upto)

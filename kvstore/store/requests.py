@@ -186,8 +186,8 @@ class Requests:
     ) -> Timestamp:
         """Commit the writes of a transaction whose reads, at `read_at`, were made elsewhere.
 
-        Raises `ConflictError` if another commit has written what was read, and `HistoryGoneError`
-        if the history that would tell is gone: run the transaction again.
+        Raises `ConflictError` if another commit has written a key or span that was read, and
+        `HistoryGoneError` if the history that would tell is gone: run the transaction again.
         """
         self._reads.require_kept(Span(), read_at)
         self._reads.require_indexed(read_at)

@@ -28,7 +28,7 @@ def wrong(value: object, wanted: str) -> ValueError:
 
 
 def integer(bits: int, *, is_signed: bool) -> Callable[[Any], int]:
-    """Integers of so many bits."""
+    """Integers of `bits` bits."""
     least = -(1 << bits - 1) if is_signed else 0
     most = (1 << bits - is_signed) - 1
     name = f"{'' if is_signed else 'u'}int{bits}"

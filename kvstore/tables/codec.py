@@ -261,7 +261,7 @@ def default_value(column: Column) -> Any:
 
 
 def default_array(column: Column, count: int) -> pa.Array:
-    """So many of the values that rows of older layouts have in a column."""
+    """`count` of the values that rows of older layouts have in a column."""
     if column.default is None:
         return pa.nulls(count, column.type)
     value = default_value(column)

@@ -29,7 +29,7 @@ def digest_of(codec: TableCodec) -> str:
 def sent_change(
     codec: TableCodec, reader: RowReader, rows: Mapping[bytes, bytes | None]
 ) -> RowChange:
-    """The change that sets the rows of keys and values, and deletes those without a value.
+    """The change that sets the rows of keys and values, and deletes rows without a value.
 
     Raises `UsageError` for bytes that are no rows of the table, `TableAlteredError` for rows of a
     layout that it does not have.

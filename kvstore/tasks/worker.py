@@ -186,7 +186,7 @@ class Worker:
             return Outcome.LOST
         except Exception as error:  # noqa: BLE001 - a handler may raise anything
             self._tasks.failures.note(f"task {task.id} of queue {task.queue}", error, delays=False)
-            # A closed store is opened again. Other wrong calls and damage stay what they are.
+            # A closed store is opened again. Other wrong calls, and damage, would fail again.
             hopeless = isinstance(error, UsageError | CorruptionError)
             hopeless = hopeless and not isinstance(error, ClosedError)
             problem = f"{type(error).__name__}: {error}"

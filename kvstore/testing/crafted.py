@@ -34,7 +34,7 @@ FAMILIES: Final = (DATA, RANGES, CHANGES, META)
 
 
 def stored_in(engine: Engine) -> Stored:
-    """All that the families of an engine hold."""
+    """All entries in the families of an engine."""
     return {family: dict(pairs(engine.cursor(family))) for family in FAMILIES}
 
 

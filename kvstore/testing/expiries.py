@@ -32,7 +32,7 @@ class ExpiringMachine(StoreMachine):
 
     @invariant()
     def settle(self) -> None:
-        """Write what is due. A key that is due within the next rule is due now instead."""
+        """Write the due deletes. A key that is due within the next rule is due now instead."""
         self.store.get(b"")
         dues = [due for due, _ in self.model.expiring.values()]
         if near := [due for due in dues if self.store.upper <= due < self.near()]:
@@ -41,7 +41,7 @@ class ExpiringMachine(StoreMachine):
         self.model.settle(max(self.store.upper - 1, self.clock.wall_ns()))
 
     def near(self) -> int:
-        """The time above all that the next rule commits."""
+        """The time above all commits of the next rule."""
         return max(self.store.upper, self.clock.wall_ns()) + NEAR_NS
 
     def due(self, life: timedelta) -> int:

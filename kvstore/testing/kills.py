@@ -145,7 +145,8 @@ class Rounds:
         """How often each op was acknowledged."""
 
     def run(self, hits: int) -> None:
-        """Rounds until so many kills came in the middle of a write, at most four times as many.
+        """Rounds until `hits` kills came in the middle of a write, with at most four times as many
+        kills.
 
         Raises `AssertionError` at the first round that finds something wrong, and where the kills
         miss.

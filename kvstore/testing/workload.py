@@ -23,7 +23,7 @@ Rows = dict[bytes, bytes]
 
 
 class Step(NamedTuple):
-    """One call, with all that the model needs to know of it."""
+    """One call, with the facts that the model needs."""
 
     op: str
     arguments: tuple[Any, ...] = ()

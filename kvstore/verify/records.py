@@ -22,12 +22,13 @@ Events = set[tuple[int, int, int]]
 
 
 def check_frontiers(findings: Findings, meta: Meta, committer: Committer) -> None:
-    """`collected <= since < upper`, `durable <= upper`, and the stored values are those in use."""
+    """`collected <= since < upper`, `durable <= upper`, and the stored values equal the values in
+    use."""
     with findings.reading():
         for _ in meta.records(""):
             pass
     add = findings.add
-    with committer.lock:  # under it the stored values move together with those in use
+    with committer.lock:  # under it the stored values move together with the values in use
         since, upper, durable = committer.since, committer.upper, committer.durable
         stored = {SINCE: since, UPPER: upper, COLLECTED: 0}
         for name in stored:

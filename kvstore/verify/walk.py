@@ -1,4 +1,4 @@
-"""Walks a whole store in bounded memory, and lists all that breaks an invariant.
+"""Walks a whole store in bounded memory, and lists everything that breaks an invariant.
 
     data      keys are well formed and ascend; times lie below upper, or in the window a replica is
               taking; tombstones are empty; rows of imports have a record and lie in its spans

@@ -197,7 +197,7 @@ def require_known(answers: pa.Table, releases: Sequence[Release]) -> None:
 def report(outcome: Predictions) -> PrintedTable:
     """One line for each number of days ahead."""
     result = PrintedTable(
-        title="UT1-UTC some days ahead: what was known, against what a join leaks"
+        title="UT1-UTC some days ahead: the known value, against the value that a join leaks"
     )
     for column in ("days ahead", "labels", "as known then, ms off", "by event time alone, ms off"):
         result.add_column(column, justify="right")

@@ -39,7 +39,7 @@ PARTITIONS_MAX: Final = 10_000
 
 INPUT_TASKS: Final = 100
 """At most this many tasks read the input, or four for each core if that is more. A task costs 20
-ms, so many small partitions of the input are read by one task. If a task fails, at most a hundredth
+ms, so one task reads many small partitions of the input. If a task fails, at most a hundredth
 of the work is done again."""
 
 _TASKS_PER_CORE: Final = 4

@@ -44,7 +44,7 @@ class RowEncoder:
 
 def require_columns(df: DataFrame, codec: TableCodec) -> None:
     """Raise `UsageError` unless the DataFrame has columns of the table alone, in types that hold
-    its values, and all that take no null."""
+    its values, and every column that takes no null."""
     schema = to_arrow_schema(df.schema, timezone="UTC")
     empty = pa.RecordBatch.from_arrays([pa.array([], f.type) for f in schema], schema=schema)
     conform(codec.definition, empty)

@@ -76,7 +76,7 @@ class Origin(Protocol):
         ...
 
     def cut(self, span: Span, *, since: int, upto: int, rows: int | None, size: int | None) -> int:
-        """The latest time up to which the window holds at most so many rows or bytes.
+        """The latest time up to which the window holds at most a number of rows or bytes.
 
         The cut lies between commits, behind at least one. Bytes are an estimate.
         """

@@ -1,4 +1,4 @@
-"""Finding what lies at a path or URL: a store, checkpoints, a backup collection, or a server."""
+"""Finding the origin at a path or URL: a store, checkpoints, a backup collection, or a server."""
 
 from __future__ import annotations
 

@@ -138,7 +138,7 @@ def whole_spans(origin: Origin, options: ReadOptions, table: TypedRows | None) -
 def cut_state(
     origin: Origin, span: Span, as_of: int, *, rows: int | None, size: int | None
 ) -> bytes | None:
-    """The key before which the state in `span` has so many rows or bytes. None if it has fewer.
+    """The key before which the state in `span` has a number of rows or bytes. None if it has fewer.
 
     At least one row lies before the key. Reads the rows before it, in bounded memory.
     """

@@ -1,4 +1,4 @@
-"""Every call that takes a time, at the edges of what is readable: since - 1, since, since + 1 and
+"""Every call that takes a time, at the edges of the readable times: since - 1, since, since + 1 and
 upper - 1, upper, upper + 1. The tests check class and fields of the error, and follow its advice.
 """
 

@@ -166,8 +166,8 @@ def library_zip(path: Path) -> Path:
 
 
 def _make_environment(directory: Path) -> None:
-    """A Python that imports what is installed here, but nothing of an editable install: a line of a
-    `.pth` file adds a directory, and leaves the `.pth` files in there alone."""
+    """A Python that imports the packages installed here, but nothing of an editable install: a line
+    of a `.pth` file adds a directory, and leaves the `.pth` files in there alone."""
     venv.create(directory, symlinks=True)
     (site,) = directory.glob("lib/python*/site-packages")
     (site / "libraries.pth").write_text(sysconfig.get_path("purelib") + "\n")

@@ -231,7 +231,7 @@ def open_below(place: Path) -> set[str]:
 
 
 def require_sound(place: Path, name: str, nth: int, error: int, *, sticky: bool) -> bool:
-    """Let one call fail; returns whether the work made so many calls."""
+    """Let call number `nth` fail; returns whether the work made that call."""
     work, check = WORKS[name]
     path, told = place / "it", Acknowledged()
     raised: BaseException | None = None

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.skipif(disk.compiler() is None, reason="no C compiler t
 
 
 class Run:
-    """A recorded process, and cuts through what it did."""
+    """A recorded process, and power cuts between its calls."""
 
     def __init__(self, place: Path, engine: str, seed: int) -> None:
         self.engine, self.rng = engine, random.Random(seed)

@@ -6,7 +6,7 @@ another one names its floors in the docstring of its `__init__`:
 
     Floors, from the top:
 
-        page            a floor names its modules, then says what they do
+        page            a floor names its modules, then describes them
         diff lookup     two spaces end the names; a line indented deeper continues the text
 
 Rules

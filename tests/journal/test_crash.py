@@ -2,7 +2,7 @@
 
 After each crash, a new process must find a prefix of the appended records that includes all records
 acknowledged as durable, never a wrong record, and must be able to continue. For disks that keep any
-part of what was not synced see `test_power_cut`.
+part of unsynced bytes see `test_power_cut`.
 """
 
 from __future__ import annotations

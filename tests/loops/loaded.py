@@ -26,7 +26,7 @@ from kvstore.loops import chosen
 
 
 class Outcome(NamedTuple):
-    """Whether the check passes, and what it says."""
+    """Whether the check passes, and its message."""
 
     passes: bool
     text: str

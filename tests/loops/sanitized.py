@@ -76,7 +76,7 @@ def build() -> None:
 
 
 def main() -> int:
-    """Build, check that the build is what is imported, and run the tests."""
+    """Build, check that the build is imported, and run the tests."""
     compiler = (sysconfig.get_config_var("CC") or "cc").split()[0]
     preloaded = libraries(compiler) if shutil.which(compiler) else []
     if not preloaded:

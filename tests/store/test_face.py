@@ -88,7 +88,7 @@ def test_the_store_is_one_class() -> None:
 
 
 def reaches(start: object, goal: object) -> bool:
-    """Whether `goal` is among the objects that `start` refers to, and those refer to, and so on.
+    """Whether references lead from `start` to `goal`.
 
     Types, modules and the globals of functions are left out: they lead to everything.
     """

@@ -25,7 +25,7 @@ _FAST_SIZE_MAX = 1.03
 rows that compress 1.08 to 1.8."""
 _SAMPLE_ROWS = 1024
 _SAMPLE_BYTES = 64 << 10
-"""So many bytes of the keys, and of the values, predict the ratio for a megabyte to a hundredth."""
+"""The bytes of keys, and of values, that predict the ratio for a megabyte to a hundredth."""
 _LEVEL_SMALL = -5
 """10,000 rows of 116 bytes, half of it random, take 1.3 ms and 722 kB; at level 1 2.0 ms
 and 672 kB."""

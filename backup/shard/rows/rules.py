@@ -332,7 +332,7 @@ def lower_bound(keys: pa.Array, key: bytes) -> int:
 
 
 def _first_of_each_key(keys: pa.Array, chosen: Bools) -> Bools:
-    """Of the `chosen` rows, mark the first of each key. Rows of a key are adjacent."""
+    """Mark the first of the `chosen` rows of each key. Rows of a key are adjacent."""
     same = same_as_previous(keys)
     if not same.any():
         return chosen

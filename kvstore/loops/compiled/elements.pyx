@@ -28,7 +28,7 @@ cdef struct Text:
 
 
 cdef inline int reserve(Text *text, Py_ssize_t size) except -1:
-    """Make room for so many further bytes."""
+    """Make room for `size` further bytes."""
     cdef void *moved
     if text.size + size > text.room:
         text.room = 2 * text.room + size

@@ -102,7 +102,7 @@ cdef class Lookup:
         self.show(([], [UNLIMITED]), 0, {})
 
     def show(self, limits, Py_ssize_t depth, stamps):
-        _limit(limits, depth, b"")  # refuses here what is no tree
+        _limit(limits, depth, b"")  # refuses any object here that is no tree
         cdef _Imports imports = _Imports(stamps) if stamps else None
         self._limits = limits
         self._depth = depth

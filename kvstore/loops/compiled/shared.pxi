@@ -1,4 +1,4 @@
-# Included by each of the compiled modules: the format of stored keys, and what is done to
+# Included by each of the compiled modules: the format of stored keys, and functions on
 # bytes. Constants come from `kvstore.codec`. Textual inclusion keeps the modules independent
 # of each other, so that a stale one among them is refused and harms nothing.
 

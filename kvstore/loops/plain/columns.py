@@ -94,7 +94,7 @@ def survey(
     body: Buffer, count: int, is_sequenced: bool, rules: bytes, where: str
 ) -> tuple[int, int, int, int]:
     """Check the `body` of a change entry of `count` rows (`kvstore.changes.entry`). Returns where
-    its keys and its values end, the number of rows with `RULE_ANY`, and of those with `RULE_ANY`
+    its keys and its values end, the number of rows with `RULE_ANY`, and the number with `RULE_ANY`
     or `RULE_NO_VALUE`.
 
     Raises `CorruptionError` where the numbers of the body contradict each other, and where a row

@@ -117,7 +117,7 @@ class _Descent:
         return here
 
     def _here(self) -> bytes | None:
-        """The entry here, None where it lies below all that is asked for."""
+        """The entry here, None where it lies below every requested key."""
         here = self._reader.key()
         if here is None:
             self._check(self._reader)

@@ -46,8 +46,8 @@ _OPS: Final = {"put": OP_PUT, "delete": OP_DELETE, "delete_range": OP_DELETE_RAN
 
 
 def lease(call: Invocation) -> Answer:
-    """Keep history from `at` on (default: all that is kept) for `seconds`, under a name that the
-    reader chooses. The same call again moves the lease, or makes it longer."""
+    """Keep history from `at` on (default: the whole kept history) for `seconds`, under a name that
+    the reader chooses. The same call again moves the lease, or makes it longer."""
     holds, now = call.store.holds, int(call.store.now())
     seconds = call.seconds("seconds")
     if not seconds or seconds > READER_LEASE_S_MAX:
