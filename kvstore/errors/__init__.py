@@ -35,9 +35,9 @@
     |   |-- IndeterminateError      a blob or consensus call may or may not have had its effect
     |   `-- PoisonedError           an earlier write failed; the handle refuses until reopened
     `-- CorruptionError         stop: the bytes are not the bytes that were written
-        |-- StatesLostError a collection lacks its newest states: it is an older copy |--
-        EventsMissingError the change index does not hold what its epochs count `--
-        JournalDamagedError a journal file is damaged; `salvage` copies the readable records
+        |-- StatesLostError           a collection lacks its newest states: it is an older copy
+        |-- EventsMissingError        the change index does not hold what its epochs count
+        `-- JournalDamagedError       a journal file is damaged; `salvage` rescues records
 
 `backup.shard` adds two for programs that read shards without a collection: `MissingShardError`, a
 `UsageError`, and `MissingPartError`, a `CorruptionError`.
