@@ -140,7 +140,7 @@ class Transactions:
         return committer.commit(writes, durability=durability, check=check, note=note)
 
     def _require_untouched(self, reads: ReadSet, read_at: int, commits: Iterator[Touched]) -> None:
-        """Raise `ConflictError` for the first commit that wrote what was read."""
+        """Raise `ConflictError` for the first commit that wrote a key or span of the reads."""
         for commit in commits:
             where = reads.touched(commit.keys, commit.spans)
             if where is not None:
