@@ -23,7 +23,7 @@ class Durations:
     def __init__(self, bounds: tuple[float, ...]) -> None:
         self.bounds = bounds
         self.counts = [0] * (len(bounds) + 1)
-        """By bucket: durations up to each bound, and in the last one all that were longer."""
+        """By bucket: durations up to each bound, and in the last one all longer times."""
         self.total = 0.0
 
     def note(self, seconds: float) -> None:
