@@ -24,7 +24,7 @@ from typing_extensions import Unpack
 
 from backup import expiry
 from backup.chains import Chain, Chains, no_backup
-from backup.expiring import expiries_outside, has_expiries, refuse_expiries
+from backup.expiring import expiries_outside, has_expiries, rows_with_expiries
 from backup.labels import CollectionSide
 from backup.overview import CollectionInfo, overview
 from backup.place import find_place, sealed
@@ -309,14 +309,14 @@ class Collection:
 
         Keys that the backup does not have stay as they are: delete their range first to replace
         it. Rows of tables go to tables of the same definitions; `ImportRefusedError` names a
-        table that differs. `progress` and other errors are as in `restore`. After an error nothing
-        was added.
+        table that differs. A key that expires brings its time along: one whose time has passed
+        meanwhile is deleted right after. `progress` and other errors are as in `restore`. After an
+        error nothing was added.
         """
         span = Span.of(start, end, prefix)
         with as_store(store) as into, self.snapshot(as_of) as (_, snapshot):
-            refuse_expiries(snapshot, span)
-            hides = has_expiries(snapshot, span)
-            return restore_into_store(into, snapshot, span, Tally(progress), has_expiries=hides)
+            expiring = rows_with_expiries(snapshot)
+            return restore_into_store(into, snapshot, span, Tally(progress), expiring=expiring)
 
     def scan_batches(
         self, as_of: TimeLike | None = None, prefix: bytes | None = None

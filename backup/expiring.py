@@ -1,20 +1,26 @@
 """The records of expiries in a backup: `kvstore.mvcc.expiry` has their keys.
 
 They are ordinary rows of a collection. A restore of a few keys reads the records of these keys from
-where they lie, beside the rows.
+where they lie, beside the rows. A restore into a live store reads the time of each key from the
+records, because the import that it makes has records of its own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
+from typing import Final
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from backup.restore import Built, built_from
+from backup.restore import Built, Rows, built_from
 from backup.shard.rows.rules import AsOf, View, Window
 from backup.shard.rows.tally import Tally
 from backup.shard.snapshot import ShardSnapshot
+from bulk.sort import sorted_batches
 from kvstore.errors import UsageError
 from kvstore.mvcc.expiry import CARRIED, EXPIRY, carried_key, decode_waiting, waiting_from
 from kvstore.span import Span, prefix_end
@@ -22,8 +28,9 @@ from kvstore.span import Span, prefix_end
 _RECORDS = Span.of_prefix(EXPIRY)
 
 
-def has_expiries(snapshot: ShardSnapshot, span: Span) -> bool:
+def has_expiries(snapshot: ShardSnapshot, span: Span | None = None) -> bool:
     """Whether `span`, if it holds the records of expiries, has any in a snapshot, alive or not."""
+    span = span or Span()
     found = span.intersect(_RECORDS.start, _RECORDS.end)
     return found is not None and _any(snapshot.view(Window(-1, snapshot.as_of), found))
 
@@ -32,8 +39,8 @@ def refuse_expiries(snapshot: ShardSnapshot, span: Span) -> None:
     """Raise `UsageError` if a key in `span` expires, as of the time of a snapshot."""
     if _any(snapshot.view(AsOf(snapshot.as_of), _carried_of(span))):
         raise UsageError(
-            "the backup has keys that expire, and an import has no expiries",
-            "restore into a new store, or choose keys that do not expire",
+            "the backup has keys that expire, whose times tasks of Spark leave out",
+            "restore into a new store, or with collection.restore_into",
         )
 
 
@@ -46,6 +53,68 @@ def expiries_outside(
     place = directory / "expiries"
     place.mkdir()
     yield from built_from(tally.over(_records(snapshot, view, span)), place)
+
+
+def rows_with_expiries(snapshot: ShardSnapshot) -> Rows | None:
+    """A reader of the live rows of a snapshot with the times at which they expire. None if the
+    snapshot has no records of expiries."""
+    return partial(_with_expiries, snapshot) if has_expiries(snapshot) else None
+
+
+def _with_expiries(snapshot: ShardSnapshot, span: Span, scratch: Path) -> Iterator[pa.RecordBatch]:
+    """The live rows in `span` by key, each with its time in a column `expires`, null where it has
+    none. The records are sorted in bounded memory, on disk if they are many: in `scratch`."""
+    records = sorted_batches(_dues(snapshot, span), scratch)
+    ahead = pa.Table.from_batches([], _DUES)
+    for batch in snapshot.read(span):
+        if not batch.num_rows:
+            continue
+        last = batch.column("key")[-1].as_py()
+        while not ahead.num_rows or ahead.column("key")[-1].as_py() <= last:
+            more = next(records, None)
+            if more is None:
+                break
+            ahead = pa.concat_tables([ahead, pa.Table.from_batches([more.select(_DUES.names)])])
+        yield batch.append_column("expires", _expires(batch, ahead))
+        ahead = ahead.filter(pc.greater(ahead.column("key"), pa.scalar(last, pa.binary())))
+
+
+_DUES: Final = pa.schema([("key", pa.binary()), ("timestamp", pa.int64()), ("due", pa.int64())])
+"""The `waiting` records of keys: the key, the time of the record, and the due time."""
+
+
+def _dues(snapshot: ShardSnapshot, span: Span) -> Iterator[pa.RecordBatch]:
+    for batch in snapshot.read(waiting_from(0)):
+        times = batch.column("timestamp").to_pylist()
+        found = map(decode_waiting, batch.column("key").to_pylist())
+        rows = [
+            (row.key, at, row.due.time)
+            for row, at in zip(found, times, strict=True)
+            if row.key in span
+        ]
+        if rows:
+            columns = [
+                pa.array(column, field.type)
+                for column, field in zip(zip(*rows, strict=True), _DUES, strict=True)
+            ]
+            yield pa.RecordBatch.from_arrays(columns, schema=_DUES)
+
+
+def _expires(rows: pa.RecordBatch, records: pa.Table) -> pa.Array:
+    """The due time of each of `rows`: that of the record with its key and its timestamp."""
+    found = pc.index_in(_versions(rows), value_set=_versions(records))
+    return records.column("due").combine_chunks().take(found)
+
+
+def _versions(rows: pa.RecordBatch | pa.Table) -> pa.Array:
+    """The keys of rows, each with its timestamp behind it."""
+    times = np.asarray(rows.column("timestamp")).astype(">u8")
+    data = pa.py_buffer(times.tobytes())
+    suffixes = pa.Array.from_buffers(pa.binary(8), len(times), [None, data]).cast(pa.binary())
+    keys = rows.column("key")
+    if isinstance(keys, pa.ChunkedArray):
+        keys = keys.combine_chunks()
+    return pc.binary_join_element_wise(keys, suffixes, b"")
 
 
 def _records(snapshot: ShardSnapshot, view: View, span: Span) -> Iterator[pa.RecordBatch]:

@@ -89,24 +89,36 @@ def restore_store(
                 builder.add(files, tombstones)
 
 
+class Rows(Protocol):
+    """Reads the live rows of a snapshot in a span, with the times at which they expire in a column
+    `expires`. It may write to `scratch`, which the caller removes."""
+
+    def __call__(self, span: Span, scratch: Path) -> Iterator[pa.RecordBatch]: ...
+
+
 def restore_into_store(
-    store: Store, snapshot: ShardSnapshot, span: Span, tally: Tally, *, has_expiries: bool
+    store: Store, snapshot: ShardSnapshot, span: Span, tally: Tally, *, expiring: Rows | None
 ) -> Timestamp:
     """Add the live rows of a snapshot to a store as one import; returns its stamp.
 
-    Rows of tables are added to tables with the same definitions. Raises `ImportRefusedError` where
-    the store has others, before any row is read.
+    `expiring` reads them if the snapshot has keys that expire. Rows of tables are added to tables
+    with the same definitions. Raises `ImportRefusedError` where the store has others, before any
+    row is read.
     """
     tables = tables_in(snapshot, span)
     require_definitions(store, tables, "the backup")
-    # Definitions and expiries stay behind, so the rows of tables begin files of their own.
-    first = FIRST_ROW if tables or has_expiries else RESERVED
+    # Definitions stay behind, and the import makes records of expiries of its own. So the rows of
+    # tables begin files of their own.
+    first = FIRST_ROW if tables or expiring is not None else RESERVED
     wanted = [span.intersect(b"", RESERVED), span.intersect(first, None)]
     with staging_beside(store) as directory:
         staged = bulk.Import.create(directory)
         for part in wanted:
             if part is not None:
-                _write(staged, tally.over(snapshot.read(part)))
+                rows = snapshot.read(part)
+                if expiring is not None:
+                    rows = expiring(part, directory / "sorting")
+                _write(staged, tally.over(rows))
         staged.seal(tables=tables)
         return bulk.ingest(store, directory, move=True)
 
@@ -125,7 +137,8 @@ def tables_in(snapshot: ShardSnapshot, span: Span) -> list[EncodedBy]:
 def _write(staged: bulk.Import, batches: Iterable[pa.RecordBatch]) -> None:
     writer = staged.writer()
     for batch in batches:
-        writer.write(batch.select(["key", "value"]))
+        names = [name for name in batch.schema.names if name in ("key", "value", "expires")]
+        writer.write(batch.select(names))
         if writer.size_bytes >= RESTORE_FILE_BYTES:
             writer.finish()
             writer = staged.writer()

@@ -49,6 +49,14 @@ SourcesArgument = Annotated[
 ]
 KeyOption = Annotated[str, typer.Option(metavar="COLUMN", help="The column that has the keys.")]
 ValueOption = Annotated[str, typer.Option(metavar="COLUMN", help="The column that has the values.")]
+ExpiresOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="COLUMN",
+        help="The column that has the times at which keys expire. Default: no key expires.",
+        show_default=False,
+    ),
+]
 AtOption = Annotated[str, typer.Option(metavar="COLUMN", help="The column that has the times.")]
 OpOption = Annotated[
     str | None,
@@ -85,6 +93,7 @@ def import_(
     sources: SourcesArgument,
     key: KeyOption = "key",
     value: ValueOption = "value",
+    expires: ExpiresOption = None,
     on_conflict: OnConflictOption = "overwrite",
     duplicates: DuplicatesOption = "error",
     encoding: FileEncodingOption = Encoding.TEXT,
@@ -103,10 +112,13 @@ def import_(
       kvstore import flights.db 2013-*.parquet --key flight --value row
       kvstore import new.db rows.csv --create --on-conflict error
       kvstore import new.db rows.csv --create -e hex
+      kvstore import codes.db codes.csv --expires until
     """
     conflict = one_of("--on-conflict", on_conflict, ON_CONFLICT)
     twice = one_of("--duplicates", duplicates, DUPLICATES)
     staged = len(sources) == 1 and sources[0].is_dir()
+    if staged and expires is not None:
+        raise UsageError("--expires with a staging directory", "its rows have their times")
     if staged and encoding is not Encoding.TEXT:
         raise UsageError(
             f"--encoding {encoding.value} of a staging directory", "its rows are bytes"
@@ -121,7 +133,7 @@ def import_(
                 stamp = ingest(opened, sources[0], on_conflict=conflict, move=move)
         else:
             with working(f"importing into {store}") as progress:
-                rows = _decoded(file_rows(sources, key=key, value=value), encoding)
+                rows = _decoded(file_rows(sources, key=key, value=value, expires=expires), encoding)
                 counted = told_rows(rows, progress)
                 manifest, stamp = import_rows(opened, counted, conflict, twice)
     _tell(manifest, stamp, as_json)

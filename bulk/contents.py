@@ -23,6 +23,7 @@ from kvstore.codec.ordered import frame, unframe
 from kvstore.engine.loose import LooseFile, LooseFiles, told_once
 from kvstore.errors import CorruptionError, KeyOrderError
 from kvstore.limits import KEY_BYTES_MAX, VALUE_BYTES_MAX
+from kvstore.mvcc.expiry import require_record
 
 Tell: TypeAlias = "Callable[[Sequence[Path | str]], list[LooseFile]]"
 """Reads the figures of sorted files: bounds and entries, by key."""
@@ -76,6 +77,7 @@ def require_rows(part: Part, path: str, import_id: int) -> None:
                     raise CorruptionError(part.name, "a key or value that no store takes")
                 if value and key[-1:] == TOMBSTONE:
                     raise CorruptionError(part.name, "a tombstone with a value")
+                require_record(unframe(stem), value)
                 previous = stem
             rows += len(keys)
     if rows != part.rows:

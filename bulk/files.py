@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 
-from kvstore.columns import decoded
+from kvstore.columns import decoded, require_time_type
 from kvstore.errors import StorageError, UsageError
 from kvstore.limits import ARROW_ROWS_MAX
 
@@ -47,21 +47,32 @@ def format_of(path: Path) -> FileFormat:
     return found
 
 
-def file_rows(paths: Iterable[Path], *, key: str, value: str) -> Iterator[pa.RecordBatch]:
-    """Yield batches with the binary columns `key` and `value`, from the named columns of each file.
+def file_rows(
+    paths: Iterable[Path], *, key: str, value: str, expires: str | None = None
+) -> Iterator[pa.RecordBatch]:
+    """Yield batches with the binary columns `key` and `value`, from the named columns of each file,
+    and a column `expires` of times, if it is named.
 
-    Rows come in the order of the files and of the rows in them. Raises `UsageError` if a file
-    cannot be read, or lacks a column, or has a column of another type.
+    Rows come in the order of the files and of the rows in them. A time that is text is as in
+    `file_events`; an empty text is none. Raises `UsageError` if a file cannot be read, or lacks a
+    column, or has a column of another type.
     """
+    names = _distinct(key, value) if expires is None else [*_distinct(key, value), expires]
+    if expires in (key, value):
+        raise UsageError(f"the column {expires} has times", "name a column for one thing only")
     for path in paths:
         opener = {"parquet": _parquet, "csv": _csv, "arrow": _arrow}[format_of(path)]
         with _translated(path):
-            for read in opener(path, _distinct(key, value), _AS_BYTES):
-                batch = read.select(_distinct(key, value))
+            for read in opener(path, names, _AS_BYTES):
+                batch = read.select(names)
                 # Arrow trusts offsets and indices; a damaged file's lead out of its memory.
                 batch.validate(full=True)
                 columns = [_binary(batch, name, path) for name in (key, value)]
-                yield pa.RecordBatch.from_arrays(columns, schema=_SCHEMA)
+                rows = pa.RecordBatch.from_arrays(columns, schema=_SCHEMA)
+                if expires is not None:
+                    times = _expiries(_times(batch, expires, path, has_none=True), path, expires)
+                    rows = rows.append_column("expires", times)
+                yield rows
 
 
 def file_events(
@@ -147,12 +158,15 @@ def _arrow(path: Path, wanted: list[str] | None, _: object) -> Iterator[pa.Recor
             yield file.get_batch(number)
 
 
-def _times(batch: pa.RecordBatch, name: str, path: Path) -> pa.Array:
-    """A column of times. Text becomes instants, all else stays as it is."""
+def _times(batch: pa.RecordBatch, name: str, path: Path, *, has_none: bool = False) -> pa.Array:
+    """A column of times. Text becomes instants, all else stays as it is. With `has_none` an empty
+    text becomes a null."""
     column = decoded(batch.column(name))
     if not _is_bytes(column.type):
         return column
     text = column.cast(pa.binary()).cast(pa.string())
+    if has_none:
+        text = pc.if_else(pc.equal(text, ""), pa.scalar(None, pa.string()), text)
     is_number = pc.match_substring_regex(text, r"^-?\d+$")
     try:
         if pc.all(is_number).as_py():
@@ -162,6 +176,17 @@ def _times(batch: pa.RecordBatch, name: str, path: Path) -> pa.Array:
         raise UsageError(
             f"{path}: column {name}: {error}", "write ISO-8601 with a zone, or nanoseconds"
         ) from error
+
+
+def _expiries(times: pa.Array, path: Path, name: str) -> pa.Array:
+    """A column of times as nanoseconds: all batches of all files have one type then."""
+    try:
+        require_time_type(pa.field(name, times.type))
+        if pa.types.is_timestamp(times.type):
+            times = times.cast(pa.timestamp("ns", "UTC"))
+        return times.cast(pa.int64())
+    except UsageError as error:
+        raise UsageError(f"{path}: {error.what}", error.remedy) from None
 
 
 def _binary(batch: pa.RecordBatch, name: str, path: Path) -> pa.Array:

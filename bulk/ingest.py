@@ -45,6 +45,7 @@ from kvstore.errors import (
 )
 from kvstore.errors.system import storage_errors
 from kvstore.imports import INGEST_DIRECTORY, ImportRecord, Imports
+from kvstore.mvcc.expiry import EXPIRY, require_record
 from kvstore.span import Span, merge_spans
 from kvstore.store import Store
 from kvstore.timestamp import Timestamp
@@ -131,7 +132,9 @@ def _ingest(
             # Later commits are checked before the import is added, so GC must keep them.
             checked_at = held.enter_context(store.snapshot()).as_of
             if not linked:
-                located = [_locate(directory, incoming, part.name) for part in manifest.parts]
+                # The records of a key that expired no more stay alive until its time.
+                rows = [part for part in manifest.parts if not part.smallest.startswith(EXPIRY)]
+                located = [_locate(directory, incoming, part.name) for part in rows]
                 require_no_live_keys(store, located)
             checks.insert(0, NoneCame(store, record, 0 if linked else checked_at))
         tell("prepare")
@@ -161,12 +164,25 @@ def _checks_of_tables(
 ) -> list[Callable[[], None]]:
     """The checks of the commit, `check` among them. Raises as `require_definitions`, and
     `UsageError` for keys of tables that the manifest does not name."""
+    is_encoded, has_expiries = bool(manifest.tables), manifest.has_expiries
     for span in record.spans:
-        store.layout.require_importable(span, is_encoded=bool(manifest.tables))
+        store.layout.require_importable(span, is_encoded=is_encoded, has_expiries=has_expiries)
+    _require_records(manifest, where)
     given = [] if check is None else [check]
     for each in given:
         each()
     return given + require_definitions(store, manifest.tables, where)
+
+
+def _require_records(manifest: Manifest, where: str) -> None:
+    """Raise `ImportRefusedError` unless the ends of the parts with records of expiries are such."""
+    try:
+        for part in manifest.parts:
+            for key in (part.smallest, part.largest):
+                require_record(key)
+    except CorruptionError as error:
+        problem = f"{error.where}: {error.problem}"
+        raise ImportRefusedError(where, problem, "stage the import again") from error
 
 
 def _all(checks: Sequence[Callable[[], None]]) -> Callable[[], None] | None:

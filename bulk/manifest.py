@@ -3,11 +3,12 @@
     import.json := {"format": 2, "import_id": 16 hex, "rows": n, "bytes": n,
                     "parts": [{"name", "smallest" hex, "largest" hex, "rows", "bytes",
                                "digest", "mtime_ns", "inode"}],
-                    "tables": [{"table", "revision", "digest"}],         in format 3 alone
+                    "tables": [{"table", "revision", "digest"}],         in formats 3 and 4
                     "checksum": SHA-256 of the rest as sorted, compact JSON}
 
 Format 1 remains readable: it names a part's digest `sha256`. An import with rows of tables has
-format 3, which names the definitions that encoded them.
+format 3, which names the definitions that encoded them. An import with keys that expire has format
+4: some of its parts have the records of expiries (`kvstore.mvcc.expiry`).
 
 Invariants
 1. Each name has the form that part writers give, so it cannot lead out of the directory.
@@ -39,7 +40,8 @@ from kvstore.limits import CROSSING_PARTS_MAX, KEY_BYTES_MAX
 
 MANIFEST_FORMAT: Final = 2
 TABLES_FORMAT: Final = 3
-_DIGEST_NAMES: Final = {1: "sha256", MANIFEST_FORMAT: "digest", TABLES_FORMAT: "digest"}
+EXPIRIES_FORMAT: Final = 4
+_DIGEST_NAMES: Final = {1: "sha256", 2: "digest", 3: "digest", 4: "digest"}
 """The name of a part's digest in each format that is read."""
 
 _DIGEST: Final = re.compile(r"(blake3:)?[0-9a-f]{32}|[0-9a-f]{64}")
@@ -61,13 +63,18 @@ class Manifest:
 
     @property
     def rows(self) -> int:
-        """Rows of all parts."""
+        """Rows of all parts, with the entries of indexes and the records of expiries."""
         return sum(part.rows for part in self.parts)
 
     @property
     def size_bytes(self) -> int:
         """Bytes of all files."""
         return sum(part.size_bytes for part in self.parts)
+
+    @property
+    def has_expiries(self) -> bool:
+        """Whether some parts have the records of expiries."""
+        return self.format >= EXPIRIES_FORMAT
 
     @cached_property
     def checksum(self) -> str:
@@ -87,7 +94,7 @@ class Manifest:
             "bytes": self.size_bytes,
             "parts": [_part_fields(part, _DIGEST_NAMES[self.format]) for part in self.parts],
         }
-        if self.format == TABLES_FORMAT:
+        if self.format >= TABLES_FORMAT:
             fields["tables"] = [table._asdict() for table in self.tables]
         return fields
 
@@ -103,7 +110,7 @@ def parse_manifest(data: bytes, *, where: str) -> Manifest:
     if not _IMPORT_ID.fullmatch(import_id) or not 0 < int(import_id, 16) <= IMPORT_ID_MAX:
         raise fields.damaged(f"{import_id[:20]!r} is no import id")
     parts = tuple(_part(part, _DIGEST_NAMES[found]) for part in fields.objects("parts"))
-    tables = map(_table, fields.objects("tables")) if found == TABLES_FORMAT else ()
+    tables = map(_table, fields.objects("tables")) if found >= TABLES_FORMAT else ()
     manifest = Manifest(int(import_id, 16), parts, found, tuple(tables))
     if fields.text("checksum") != manifest.checksum:
         raise fields.damaged("it is not as it was sealed: its checksum differs")

@@ -8,6 +8,7 @@ the keys, a whole column at a time.
 Invariants
 1. The keys of a part ascend strictly.
 2. Names are unique per attempt, so retries and speculative attempts never write to one file.
+3. The records of keys that expire have parts of their own, which belong to the part of the keys.
 """
 
 from __future__ import annotations
@@ -15,23 +16,34 @@ from __future__ import annotations
 import re
 import uuid
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Final
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from bulk.expiring import ExpiryRows, require_expiring
 from bulk.sst import OutOfOrder, SstFile
+from kvstore.clock import Clock
 from kvstore.codec.keys import TOMBSTONE, VALUE, encode_reference
 from kvstore.codec.ordered import TERMINATOR, frame
+from kvstore.columns import expiry_column
 from kvstore.errors import ClosedError, KeyOrderError, UsageError
 from kvstore.limits import KEY_BYTES_MAX, SCAN_CHUNK, VALUE_BYTES_MAX
 from kvstore.span import require_key
+from kvstore.timestamp import TimeLike, to_instant
 
 PART_PREFIX: Final = "part-"
 PART_NAME: Final = re.compile(rf"{PART_PREFIX}[0-9a-f]{{32}}\.sst", re.ASCII)
 """The form of the names that part writers give to files."""
+
+
+_now: Final = Clock().wall_ns
+"""Tells the unit of a number that is given as a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +58,8 @@ class Part:
     digest: str
     mtime_ns: int
     inode: int
+    expiries: tuple[Part, ...] = ()
+    """Parts with the records of the keys that expire. A manifest lists them beside this one."""
 
 
 class PartWriter:
@@ -53,6 +67,8 @@ class PartWriter:
 
     def __init__(self, staging: Path, import_id: int, *, compression: str = "lz4") -> None:
         self._staging = staging
+        self._import_id, self._compression = import_id, compression
+        self._expiring: ExpiryRows[Part] | None = None
         self._name = f"{PART_PREFIX}{uuid.uuid4().hex}.sst"
         self._reference = encode_reference(import_id)
         self._file = SstFile(staging / self._name, compression=compression)
@@ -62,13 +78,21 @@ class PartWriter:
         self._closed = False
         self._broken = False
 
-    def put(self, key: bytes, value: bytes) -> None:
-        """Add one row. Raises `KeyOrderError` unless `key` is above all earlier keys."""
+    def put(self, key: bytes, value: bytes, *, expires: TimeLike | None = None) -> None:
+        """Add one row. Raises `KeyOrderError` unless `key` is above all earlier keys.
+
+        With `expires` the key is deleted at that time, as `Store.put` tells; a time that has passed
+        when the import is added deletes it right after. Nobody knows yet when that will be, so
+        `expires` is no timedelta.
+        """
         require_key(key)
+        due = None if expires is None else to_instant(expires, name="expires", now=_now)
         if not isinstance(value, bytes):
             raise UsageError(f"value must be bytes, not {type(value).__name__}", "encode it first")
         _require_value_bytes(len(value))
         self._add([frame(key) + self._reference + VALUE], [value], [key])
+        if due is not None:
+            self._expiries().add_one(key, due)
 
     def delete(self, key: bytes) -> None:
         """Add a tombstone, by which the import deletes `key`. Raises as `put` does."""
@@ -78,11 +102,14 @@ class PartWriter:
     def write(self, batch: pa.RecordBatch) -> None:
         """Add the rows of a batch: columns `key` and `value`, binary, ascending by key.
 
-        An optional column `op` holds `"put"` or `"delete"`. Raises `UsageError` on other types
-        and on nulls, `KeyOrderError` where the order is broken. Earlier rows of the batch may have
-        been added then, so the part can only be abandoned.
+        An optional column `op` holds `"put"` or `"delete"`. An optional column `expires` has the
+        times at which keys expire, with a zone or as nanoseconds, null for keys that stay: see
+        `put`. Raises `UsageError` on other types and on nulls, `KeyOrderError` where the order is
+        broken. Earlier rows of the batch may have been added then, so the part can only be
+        abandoned.
         """
         keys, values, tails = _columns(batch, self._reference)
+        expiring = self._expiring_rows(batch, keys)
         if isinstance(tails, pa.Array):
             self._require_once(keys)
         escaped = pc.replace_substring(keys, b"\x00", b"\x00\xff")
@@ -90,9 +117,14 @@ class PartWriter:
         for at in range(0, len(keys), SCAN_CHUNK):  # a load takes 8 % less than by 16,384 rows
             rows = slice(at, at + SCAN_CHUNK)
             self._add(framed[rows].to_pylist(), values[rows].to_pylist(), keys[rows], begun=at > 0)
+        if expiring is not None:
+            self._broken = True  # until the records are added
+            self._expiries().add(*expiring)
+            self._broken = False
 
     def finish(self) -> Part | None:
-        """Write the part to disk under its name. None if it has no rows. Costs one fsync."""
+        """Write the part to disk under its name. None if it has no rows. Costs one fsync, and three
+        if keys expire."""
         if self._broken:
             self.abandon()
             raise self._refusal()
@@ -101,7 +133,8 @@ class PartWriter:
         written = finish()
         if written is None:
             return None
-        return Part(self._name, self._smallest, self._largest, self._rows, *written)
+        expiries = () if self._expiring is None else tuple(self._expiring.finish())
+        return Part(self._name, self._smallest, self._largest, self._rows, *written, expiries)
 
     @property
     def size_bytes(self) -> int:
@@ -117,6 +150,8 @@ class PartWriter:
         """Remove the unfinished file. Repeatable."""
         self._closed = True
         self._file.abandon()
+        if self._expiring is not None:
+            self._expiring.abandon()
 
     def __enter__(self) -> PartWriter:
         return self
@@ -161,6 +196,29 @@ class PartWriter:
         self._rows += len(framed)
         self._broken = False
 
+    def _expiries(self) -> ExpiryRows[Part]:
+        if self._expiring is None:
+            begin = partial(
+                PartWriter, self._staging, self._import_id, compression=self._compression
+            )
+            self._expiring = ExpiryRows(begin, self._staging, self._import_id)
+        return self._expiring
+
+    def _expiring_rows(
+        self, batch: pa.RecordBatch, keys: pa.Array
+    ) -> tuple[pa.Array, npt.NDArray[np.int64]] | None:
+        """The keys of a batch that expire, with their times. Raises `UsageError`."""
+        if "expires" not in batch.schema.names:
+            return None
+        is_set, dues = expiry_column(batch.column("expires"), "expires", self._rows, _now)
+        if "op" in batch.schema.names:
+            deletes = pc.equal(_text(batch, "op"), "delete")
+            if pc.any(pc.and_(deletes, is_set)).as_py():
+                raise UsageError("column expires has a time in a row that deletes", "pass a null")
+        expiring = keys.filter(is_set)
+        require_expiring(expiring, dues)
+        return (expiring, dues) if len(expiring) else None
+
     def _require_once(self, keys: pa.Array) -> None:
         """Raise `KeyOrderError` if two neighbours of `keys` are equal. RocksDB refuses two puts or
         two deletes of a key, but the entries of a delete and a put of one key ascend."""
@@ -180,9 +238,9 @@ def _columns(batch: pa.RecordBatch, reference: bytes) -> tuple[pa.Array, pa.Arra
     if not isinstance(batch, pa.RecordBatch | pa.Table):
         raise UsageError(f"a batch must be Arrow's, not {type(batch).__name__}", "convert it first")
     names = sorted(batch.schema.names)
-    if names not in (["key", "value"], ["key", "op", "value"]):
+    if sorted({*names} - {"op", "expires"}) != ["key", "value"] or len({*names}) < len(names):
         raise UsageError(
-            f"columns {names} cannot be imported", "pass key, value and, if need be, op"
+            f"columns {names} cannot be imported", "pass key, value and, if need be, op and expires"
         )
     keys, values = _binary(batch, "key"), _binary(batch, "value")
     value_tail = TERMINATOR + reference + VALUE

@@ -23,12 +23,14 @@ import secrets
 import shutil
 import stat
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO, Final, NamedTuple
 
 from bulk.contents import require_disjoint
 from bulk.definitions import EncodedBy
 from bulk.manifest import (
+    EXPIRIES_FORMAT,
     MANIFEST_FORMAT,
     TABLES_FORMAT,
     Manifest,
@@ -62,10 +64,14 @@ def seal(
 
     Reads the parts whose spans cross, at 0.3 us a row, to check that they share no key.
     """
-    ordered = sorted(parts, key=lambda part: part.smallest)
+    listed = [replace(part, expiries=()) for part in parts]
+    listed += [expiry for part in parts for expiry in part.expiries]
+    ordered = sorted(listed, key=lambda part: part.smallest)
     if (key := shared_bound(ordered)) is not None:
         raise KeyOrderError(f"parts of {staging}", previous=key, key=key)
     format_ = TABLES_FORMAT if tables else MANIFEST_FORMAT
+    if len(listed) > len(parts):
+        format_ = EXPIRIES_FORMAT
     manifest = Manifest(import_id, tuple(ordered), format_, tuple(tables))
     content = manifest.to_json().encode()
     try:

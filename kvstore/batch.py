@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Final
 
-from kvstore.columns import row_pairs
+from kvstore.columns import row_puts
 from kvstore.commit import Expires
 from kvstore.limits import BATCH_BYTES_MAX
 from kvstore.mvcc.write import WriteSet
@@ -46,13 +46,16 @@ class Batch:
 
     def put_many(self, rows: object, *, expires: Expires | None = None) -> None:
         """Set many keys: a mapping, pairs of key and value, or Arrow data with the columns `key`
-        and `value`. The last value of a key wins. `expires` is as in `Store.put`, for all rows."""
+        and `value`. The last value of a key wins. `expires` is as in `Store.put`, for all rows that
+        have no time of their own in a column `expires`."""
         due = None if expires is None else self._due(expires)
-        for key, value in row_pairs(rows):
-            if due is None:
+        for key, value, own in row_puts(rows):
+            if due is None and own is None:
                 self._writes.put(key, value)
             else:
-                self._writes.put_expiring(key, value, due)
+                at = due if own is None else self._due(Timestamp(own))
+                assert at is not None, "one of the two is set"
+                self._writes.put_expiring(key, value, at)
 
     def delete(self, key: bytes) -> None:
         """Delete `key`, whether or not it is there."""

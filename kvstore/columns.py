@@ -8,13 +8,15 @@ Invariants
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, TypeAlias
+from itertools import repeat
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from kvstore.clock import Clock
 from kvstore.errors import UsageError
 from kvstore.limits import KEY_BYTES_MAX
 from kvstore.timestamp import OTHER_UNITS_MAX, TIMESTAMP_MAX, is_other_unit
@@ -61,6 +63,33 @@ def time_column(column: pa.Array, name: str, first: int, now: Callable[[], int])
     return times
 
 
+def expiry_column(
+    column: pa.Array, name: str, first: int, now: Callable[[], int]
+) -> tuple[pa.Array, _Longs]:
+    """Which rows of a column have a time, and these times as nanoseconds. Raises as `time_column`,
+    but takes nulls."""
+    require_time_type(pa.field(name, column.type))
+    is_set = column.is_valid()
+    if column.null_count == len(column):
+        return is_set, np.empty(0, np.int64)
+    if column.null_count:
+        if pa.types.is_integer(column.type):
+            column = column.cast(pa.int64())  # the fill does not fit into each type
+        column = column.fill_null(_some_time(column.type))
+    times = time_column(column, name, first, now)
+    return is_set, times[is_set.to_numpy(zero_copy_only=False)]
+
+
+def _some_time(kind: pa.DataType) -> pa.Scalar:
+    """A time that `time_column` takes, whatever the time is now."""
+    if pa.types.is_integer(kind):
+        return pa.scalar(TIMESTAMP_MAX, kind)
+    return pa.scalar(_YEAR_2100_S, pa.timestamp("s", kind.tz)).cast(kind)
+
+
+_YEAR_2100_S: Final = 4_102_444_800
+
+
 def _require_nanoseconds(times: _Longs, name: str, first: int, now: int) -> None:
     for time in np.unique(times[times <= OTHER_UNITS_MAX]).tolist():
         unit = is_other_unit(time, now)
@@ -82,23 +111,25 @@ def _require_no_null(column: pa.Array, name: str, first: int) -> None:
         raise UsageError(f"column {name!r} has a null in row {row}", "drop such rows first")
 
 
-def row_pairs(rows: object) -> Iterator[tuple[Any, Any]]:
-    """Keys and values one by one: of a mapping, of pairs, or of Arrow data with the columns `key`
-    and `value`. Raises `UsageError`."""
+def row_puts(rows: object) -> Iterator[tuple[Any, Any, int | None]]:
+    """Keys and values one by one, each with the time at which it expires, if it has one of its own:
+    of a mapping, of pairs, or of Arrow data with the columns `key`, `value` and, if need be,
+    `expires`. Raises `UsageError`."""
     if isinstance(rows, Mapping):
-        yield from rows.items()
+        for key, value in rows.items():
+            yield key, value, None
     elif hasattr(rows, "__arrow_c_stream__") or hasattr(rows, "__arrow_c_array__"):
-        yield from _arrow_pairs(rows)
+        yield from _arrow_puts(rows)
     elif isinstance(rows, Iterable) and not isinstance(rows, str | bytes):
         for row in rows:
             if not isinstance(row, tuple | list) or len(row) != 2:
                 raise UsageError(f"{row!r} is no pair", "pass a key and a value")
-            yield row[0], row[1]
+            yield row[0], row[1], None
     else:
         raise UsageError(f"rows of type {type(rows).__name__}", "pass pairs, or Arrow data")
 
 
-def _arrow_pairs(rows: Any) -> Iterator[tuple[bytes, bytes]]:
+def _arrow_puts(rows: Any) -> Iterator[tuple[bytes, bytes, int | None]]:
     if hasattr(rows, "__arrow_c_stream__"):
         reader = pa.RecordBatchReader.from_stream(rows)
     else:
@@ -114,8 +145,17 @@ def _arrow_pairs(rows: Any) -> Iterator[tuple[bytes, bytes]]:
         for column, name in ((keys, "key"), (values, "value")):
             _require_no_null(column, name, first)
         keys, values = keys.cast(pa.binary()), values.cast(pa.binary())
-        yield from zip(keys.to_pylist(), values.to_pylist(), strict=True)
+        dues: Iterable[int | None] = repeat(None, len(keys))
+        if "expires" in batch.schema.names:
+            dues = _dues(batch.column("expires"), first)
+        yield from zip(keys.to_pylist(), values.to_pylist(), dues, strict=True)
         first += batch.num_rows
+
+
+def _dues(column: pa.Array, first: int) -> list[int | None]:
+    is_set, times = expiry_column(column, "expires", first, Clock().wall_ns)
+    given = iter(times.tolist())
+    return [next(given) if each else None for each in is_set.to_pylist()]
 
 
 def require_bytes_type(field: pa.Field, *, noun: str = "keys") -> None:

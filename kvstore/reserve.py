@@ -26,6 +26,8 @@ CATALOGUE: Final = RESERVED + b"\x00kvstore.tables\x00"
 FIRST_ROW: Final = RESERVED + b"\x01"
 """The rows of tables, and the entries of their indexes, begin here."""
 
+_RECORDS: Final = Span.of_prefix(EXPIRY)
+
 
 class Reserve:
     """The reserved keys of one store."""
@@ -71,11 +73,15 @@ class Reserve:
         """The span without the keys of tables and expiries, unless it begins among them."""
         return span.plain() if self.has_tables or self.has_expiries else span
 
-    def require_importable(self, span: Span, *, is_encoded: bool) -> None:
+    def require_importable(self, span: Span, *, is_encoded: bool, has_expiries: bool) -> None:
         """See `Layout.require_importable`."""
         reserved = span.intersect(RESERVED, None)
-        if reserved is None or self.is_taken:
+        if reserved is None or (self.is_taken and not has_expiries):
             return
+        if has_expiries:
+            self.require_free("the store")
+            if span.intersect(_RECORDS.start, _RECORDS.end) == span:
+                return
         if not self.has_tables or reserved.start < FIRST_ROW or not is_encoded:
             raise UsageError(
                 f"the import has keys from {printable(reserved.start)} on, which belong to tables",

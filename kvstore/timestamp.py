@@ -144,6 +144,14 @@ def to_timestamp(
     return Timestamp.from_ns(at)
 
 
+def to_instant(value: TimeLike, *, name: str, now: Callable[[], int]) -> Timestamp:
+    """As `to_timestamp`, but refuses a word and a timedelta, which count from a now that the caller
+    does not mean."""
+    if isinstance(value, int) and not isinstance(value, bool | Timestamp):
+        return _of_number(value, name, now)
+    return to_timestamp(value, name=name)
+
+
 def is_other_unit(value: int, now: int) -> str | None:
     """The unit, if a count of nanoseconds is surely one of another unit; else None.
 

@@ -11,7 +11,7 @@ such call, with the due times as timestamps.
 Invariants
 1. `upper` passes no due time before the deletes of that time are written. An exception is a due
    time that had passed when its records came, by an import or while the clock ran ahead. The
-   deletes of such a time are written at `upper`.
+   deletes of such a time are written at `upper`: each step has a commit, 1 ns above the last one.
 2. `next_at` is at or below the due time of every `waiting` record that is alive. A store that takes
    no commits of its own schedules nothing: `next_at` is `NEVER`.
 3. The commit that deletes a key also deletes its records. So work that was done is never
@@ -33,6 +33,7 @@ from kvstore.commit.frontiers import Frontiers
 from kvstore.errors import UsageError
 from kvstore.limits import EXPIRY_READ_BYTES, EXPIRY_STEP_KEYS
 from kvstore.mvcc.expiry import (
+    Due,
     WaitingKey,
     carried_key,
     decode_due,
@@ -133,7 +134,7 @@ class Expiries:
         none. A seek."""
         at = self._frontiers.upper - 1
         chunk = next(iter(self._versions.scan(waiting_from(since), at, limit=1)), None)
-        return NEVER if chunk is None else decode_waiting(chunk[0][0]).due
+        return NEVER if chunk is None else decode_waiting(chunk[0][0]).due.time
 
     # -- due deletes ------------------------------------------------------------------------
 
@@ -153,16 +154,16 @@ class Expiries:
     def missed(self) -> WaitingKey | None:
         """The first record that is due before `next_at`, None if all is well. For verification."""
         first = next(self._records(since=0), None)
-        return first if first is not None and first.due < self.next_at else None
+        return first if first is not None and first.due.time < self.next_at else None
 
     def _waiting(self, upto: int) -> tuple[list[WaitingKey], int]:
         """The records of one step, which are due at or below `upto`, and the due time of the first
         record behind them."""
         rows: list[WaitingKey] = []
         for row in self._records(self._from):
-            is_full = len(rows) >= EXPIRY_STEP_KEYS and row.due != rows[-1].due
-            if row.due > upto or is_full:
-                return rows, row.due
+            is_full = len(rows) >= EXPIRY_STEP_KEYS and row.due.time != rows[-1].due.time
+            if row.due.time > upto or is_full:
+                return rows, row.due.time
             rows.append(row)
         return rows, NEVER
 
@@ -179,7 +180,7 @@ class Expiries:
         for first in range(0, len(rows), size):
             some = rows[first : first + size]
             for row, (is_latest, expires) in zip(some, self._carried(some), strict=True):
-                at = max(at, row.due)
+                at = max(at, row.due.time)
                 if not commits or commits[-1][0] != at:
                     commits.append((at, OpenWriteSet("the deletes that are due")))
                 gone = [waiting_key(row.due, row.key)]
@@ -193,12 +194,12 @@ class Expiries:
     def _carried(self, rows: Sequence[WaitingKey]) -> Iterable[tuple[bool, bool]]:
         """For each of `rows`: whether it is the latest expiry of its key, and whether the key
         expires by it."""
-        carried = [carried_key(row.key) for row in rows]
-        dues, written = self._versions_of(carried)
+        carried, _ = self._versions_of([carried_key(row.key) for row in rows])
+        _, waiting = self._versions_of([waiting_key(*row) for row in rows])
         _, newest = self._versions_of([row.key for row in rows])
-        for row, due, record_at, key_at in zip(rows, dues, written, newest, strict=True):
+        for row, due, record_at, key_at in zip(rows, carried, waiting, newest, strict=True):
             is_latest = due is not None and decode_due(due, row.key) == row.due
-            yield is_latest, is_latest and record_at == key_at
+            yield is_latest, record_at == key_at
 
     def _versions_of(self, keys: list[bytes]) -> tuple[list[bytes | None], list[int]]:
         """The newest value of each key with its time: None and -1 where the key is absent."""
@@ -213,15 +214,18 @@ class Expiries:
 
     # -- the expiry of one key --------------------------------------------------------------
 
-    def of(self, key: bytes, at: int) -> int | None:
+    def of(self, key: bytes, at: int) -> Due | None:
         """The time at which `key` expires, as of `at`; None if it does not, or is absent."""
         times = array("q", [at, at])
         found = self._versions.get_timed([carried_key(key), key], times)
         assert found is not None, "no bound was given"
-        due = found.values[0]
-        if due is None or found.times[0] != found.times[1]:
+        carried, written = found.values[0], found.times[1]
+        if carried is None or found.times[0] != written:
             return None
-        return decode_due(due, key)
+        due = decode_due(carried, key)
+        waiting = self._versions.get_timed([waiting_key(due, key)], times[:1])
+        assert waiting is not None, "no bound was given"
+        return due if waiting.times[0] == written else None
 
     def _show(self, next_at: int) -> None:
         self.next_at = next_at

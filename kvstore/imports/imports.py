@@ -378,7 +378,7 @@ class Imports:
             self._index.stage_event(batch, op, key, timestamp, changeset)
 
             def publish() -> None:
-                if any(span.end is None or span.end > EXPIRY for span in record.spans):
+                if any(span.start.startswith(EXPIRY) for span in record.spans):
                     self._committer.expiries.note_records()
                 self._records[record.import_id] = changed
                 shown = {**self._versions.view.stamps, record.reference: changed.lifetime}

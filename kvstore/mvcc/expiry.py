@@ -2,19 +2,24 @@
 
 A put that expires writes two records beside its version, in the same commit:
 
-    carried := | expiry | "k" | user key |              value: | due u64 |
-    waiting := | expiry | "t" | due u64 | user key |    value: empty
+    carried := | expiry | "k" | user key |             value: | due u64 | import u64 |
+    waiting := | expiry | "t" | due u64 | import u64 | user key |    value: empty
 
     expiry := | reserved | 00 | "x" |     reserved: nine bytes ff, see kvstore.span
+    import := the id of the import that brought the record, 0 for a commit
 
 Both are ordinary keys with versions. So change entries, backups, restores and replicas carry them
-like all other keys. `carried` tells of a key when it expires. `waiting` sorts the keys by their due
-times, and is a hint: `carried` decides.
+like all other keys. `waiting` sorts the keys by their due times. `carried` tells of a key where its
+`waiting` record is.
 
 Invariants
-1. A key expires if its newest version is a value with the same timestamp as its newest `carried`
-   record. Any later write to the key, with another timestamp, cancels the expiry.
-2. A due time is above the timestamp of the commit that wrote its records.
+1. A key expires if its newest version is a value with the same timestamp as a `waiting` record that
+   is alive. Any later write to the key, with another timestamp, cancels the expiry. The revert of
+   an import is such a write: what it brings back has the time of the revert.
+2. No import covers a `waiting` record of a commit or of another import, so its revert gives none
+   a new time.
+3. A due time is above the timestamp of the commit that wrote its records. That of an import may lie
+   below its stamp: its keys are due right after it.
 """
 
 from __future__ import annotations
@@ -32,14 +37,21 @@ EXPIRY: Final = RESERVED + b"\x00x"
 CARRIED: Final = EXPIRY + b"k"
 WAITING: Final = EXPIRY + b"t"
 
-_DUE = struct.Struct(">Q")
+_DUE = struct.Struct(">QQ")
 _KEY_AT: Final = len(WAITING) + _DUE.size
+
+
+class Due(NamedTuple):
+    """A due time, and the id of the import that brought it, 0 for a commit."""
+
+    time: int
+    import_id: int = 0
 
 
 class WaitingKey(NamedTuple):
     """A key, and the time at which a version of it may be due."""
 
-    due: int
+    due: Due
     key: bytes
 
 
@@ -48,17 +60,16 @@ def longest_key() -> int:
     return KEY_BYTES_MAX - _KEY_AT
 
 
-def encode_due(due: int) -> bytes:
-    """A due time as records have it."""
-    return _DUE.pack(due)
+def encode_due(due: Due) -> bytes:
+    """A due time as `carried` records have it."""
+    return _DUE.pack(*due)
 
 
-def decode_due(value: bytes, key: bytes) -> int:
+def decode_due(value: bytes, key: bytes) -> Due:
     """The due time in the `carried` record of `key`."""
     if len(value) != _DUE.size:
         raise CorruptionError(f"the expiry of key {key.hex()}", f"{len(value)} bytes are no time")
-    due: int = _DUE.unpack(value)[0]
-    return due
+    return Due(*_DUE.unpack(value))
 
 
 def carried_key(key: bytes) -> bytes:
@@ -66,18 +77,32 @@ def carried_key(key: bytes) -> bytes:
     return CARRIED + key
 
 
-def waiting_key(due: int, key: bytes) -> bytes:
+def waiting_key(due: Due, key: bytes) -> bytes:
     """The key of the record by which `key` is found at `due`."""
-    return WAITING + _DUE.pack(due) + key
+    return WAITING + _DUE.pack(*due) + key
 
 
 def decode_waiting(stored: bytes) -> WaitingKey:
     """The due time and the key of a `waiting` record."""
     if len(stored) < _KEY_AT:
         raise CorruptionError(f"key {stored.hex()}", "it has no due time")
-    return WaitingKey(_DUE.unpack_from(stored, len(WAITING))[0], stored[_KEY_AT:])
+    due = Due(*_DUE.unpack_from(stored, len(WAITING)))
+    return WaitingKey(due, stored[_KEY_AT:])
 
 
-def waiting_from(due: int) -> Span:
-    """The `waiting` records of the time `due` and of later times."""
-    return Span(WAITING + _DUE.pack(due), WAITING[:-1] + bytes([WAITING[-1] + 1]))
+def require_record(key: bytes, value: bytes | None = None) -> None:
+    """Raise `CorruptionError` for a row that lies among the records of expiries, and is none."""
+    if not key.startswith(EXPIRY):
+        return
+    if key.startswith(CARRIED):
+        if value is not None:
+            decode_due(value, key[len(CARRIED) :])
+    elif key.startswith(WAITING):
+        decode_waiting(key)
+    else:
+        raise CorruptionError(f"key {key.hex()}", "it is no record of an expiry")
+
+
+def waiting_from(time: int) -> Span:
+    """The `waiting` records of `time` and of later times."""
+    return Span(WAITING + _DUE.pack(time, 0), WAITING[:-1] + bytes([WAITING[-1] + 1]))

@@ -21,7 +21,7 @@ from kvstore.engine.api import DATA, RANGES, WriteBatch
 from kvstore.errors import ClosedError, UsageError, printable
 from kvstore.limits import VALUE_BYTES_MAX
 from kvstore.loops import Puts, put_all
-from kvstore.mvcc.expiry import carried_key, encode_due, longest_key, waiting_key
+from kvstore.mvcc.expiry import Due, carried_key, encode_due, longest_key, waiting_key
 from kvstore.mvcc.fragments import RangeTombstone
 from kvstore.span import RESERVED, Span, require_key
 
@@ -95,13 +95,13 @@ class WriteSet(Puts):
         for key, (marked, value, due) in (self.expiring or {}).items():
             if self._points.get(key) is not marked:
                 continue
-            due = max(due, timestamp + 1)
-            carried, waiting = carried_key(key), waiting_key(due, key)
+            at = Due(max(due, timestamp + 1))
+            carried, waiting = carried_key(key), waiting_key(at, key)
             self._points[key] = value
-            self._points[carried] = encode_due(due)
+            self._points[carried] = encode_due(at)
             self._points[waiting] = b""
-            self._size += len(carried) + len(waiting) + 8
-            least = due if least is None else min(least, due)
+            self._size += 2 * len(waiting)
+            least = at.time if least is None else min(least, at.time)
         self.expiring = None
         return least
 

@@ -16,11 +16,11 @@ class Layout:
     def __init__(self, engine: Engine, reserve: Reserve) -> None:
         self._engine, self._reserve = engine, reserve
 
-    def require_importable(self, span: Span, *, is_encoded: bool) -> None:
+    def require_importable(self, span: Span, *, is_encoded: bool, has_expiries: bool) -> None:
         """Raise `UsageError` unless an import may bring keys of `span`: plain keys, or rows and
         entries of tables that the store has. `is_encoded` tells that the import names the
-        definitions that encoded its rows."""
-        self._reserve.require_importable(span, is_encoded=is_encoded)
+        definitions that encoded its rows, `has_expiries` that it has records of expiries."""
+        self._reserve.require_importable(span, is_encoded=is_encoded, has_expiries=has_expiries)
 
     def files(self) -> list[FileSpan]:
         """The files that hold versions, by the user keys they lie between."""

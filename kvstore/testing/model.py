@@ -111,18 +111,16 @@ class Model:
 
     def persist(self, key: bytes, timestamp: int) -> None:
         """Cancel the expiry of `key` at `timestamp`."""
-        commit = self.showing(key, timestamp)[0]
-        assert commit is not None
-        due, _ = self.expiring[key, commit.timestamp]
-        self.expiring[key, commit.timestamp] = due, timestamp
+        written, _, _ = self.newest(key, timestamp)
+        due, _ = self.expiring[key, written]
+        self.expiring[key, written] = due, timestamp
 
     def due(self, key: bytes, as_of: int) -> int | None:
-        """The time at which `key` expires, as of `as_of`; None if it does not."""
-        commit, event = self.showing(key, as_of)
-        if commit is None or event is None or event[1] is None:
-            return None
-        due, cancelled = self.expiring.get((key, commit.timestamp), (None, None))
-        return due if cancelled is None or as_of < cancelled else None
+        """The time at which `key` expires, as of `as_of`; None if it does not. A value that the
+        revert of an import brought back does not."""
+        written, value, _ = self.newest(key, as_of)
+        due, cancelled = self.expiring.get((key, written), (None, None))
+        return due if value is not None and (cancelled is None or as_of < cancelled) else None
 
     def settle(self, upto: int) -> None:
         """Delete the keys that are due at or below `upto`, each at its time."""

@@ -30,7 +30,8 @@ class Expiry:
         """The time at which `key` expires; None if it does not, or is absent."""
         key = require_key(key)
         find = partial(self._committer.expiries.of, key)
-        return self._reads.read(None, Span.of_key(key), find)
+        due = self._reads.read(None, Span.of_key(key), find)
+        return None if due is None else due.time
 
     def persist(
         self, key: bytes, *, durability: Durability | None, note: CommitNote | None = None

@@ -29,7 +29,7 @@ from typing import TypeVar, overload
 
 from kvstore.arguments import key_list, require_limit
 from kvstore.changes.entry import OP_DELETE_RANGE, OP_IMPORT, OP_REVERT
-from kvstore.columns import row_pairs
+from kvstore.columns import row_puts
 from kvstore.commit import CommitNote, Durability, Expires
 from kvstore.errors import ClosedError, ConflictError, ForkedError, HistoryGoneError
 from kvstore.limits import BATCH_BYTES_MAX
@@ -262,13 +262,16 @@ class Transaction:
 
     def put_many(self, rows: object, *, expires: Expires | None = None) -> None:
         """Set many keys: a mapping, pairs of key and value, or Arrow data with the columns `key`
-        and `value`. The last value of a key wins. `expires` is as in `Store.put`, for all rows."""
+        and `value`. The last value of a key wins. `expires` is as in `Store.put`, for all rows that
+        have no time of their own in a column `expires`."""
         due = None if expires is None else self._owner.due(expires)
-        for key, value in row_pairs(rows):
-            if due is None:
+        for key, value, own in row_puts(rows):
+            if due is None and own is None:
                 self._writes.put(key, value)
             else:
-                self._writes.put_expiring(key, value, due)
+                at = due if own is None else self._owner.due(Timestamp(own))
+                assert at is not None, "one of the two is set"
+                self._writes.put_expiring(key, value, at)
 
     def update(self, key: bytes, change: Updating) -> bytes | None:
         """Set `key` to `change(value)`, and return that; None deletes it. A read and a write."""

@@ -53,7 +53,7 @@ def check_expiries(findings: Findings, committer: Committer) -> None:
     with findings.reading(), committer.lock:
         missed = committer.expiries.missed()
         if missed is not None:
-            where, due = f"expiry of key {printable(missed.key)}", Timestamp(missed.due)
+            where, due = f"expiry of key {printable(missed.key)}", Timestamp(missed.due.time)
             findings.add(where, f"is due at {due}, and the schedule waits for a later time")
 
 

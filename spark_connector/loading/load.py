@@ -66,6 +66,7 @@ def bulk_import(
     splits: Sequence[bytes] | None = None,
     duplicates: Duplicates = "error",
     order_by: Column | str | None = None,
+    expires: Column | str | None = None,
     import_id: int | None = None,
     progress: Progress | None = None,
 ) -> Timestamp:
@@ -81,28 +82,32 @@ def bulk_import(
     `run_import` returns a report instead.
 
     For a table (`store.table("trips")`) `df` has columns of the table, in any order, and neither
-    `key`, `value`, `op`, `splits` nor `duplicates` is given. The tasks that sort the rows build
-    their index entries too. A type, a null or a value that does not fit is refused by column
-    and row. Raises `TableAlteredError` if the table is altered meanwhile, and `UsageError` for a
-    table with a unique index, which no import checks.
+    `key`, `value`, `op`, `splits`, `duplicates` nor `expires` is given. The tasks that sort the
+    rows build their index entries too. A type, a null or a value that does not fit is refused by
+    column and row. Raises `TableAlteredError` if the table is altered meanwhile, and `UsageError`
+    for a table with a unique index, which no import checks.
 
     Raises `UsageError` on bad columns, duplicates and null keys or values; then no row is added.
     """
     if isinstance(store, Table):
-        others = (key, value, op, splits, order_by)
-        if any(each is not None for each in others) or duplicates != "error":
-            raise UsageError(
-                f"a load into table {store.name!r} with key, value, op, splits or duplicates",
-                "leave them out: the table has a key",
-            )
+        _require_none(store, duplicates, key, value, op, splits, order_by, expires)
         return _table_import(
             df, store, staging, partitions, on_conflict, import_id=import_id, progress=progress
         )
     if key is None or value is None:
         raise UsageError("None is no column of keys or values", "pass both, or load into a table")
-    rows = ImportRows(df, key, value, op, partitions, splits, duplicates, order_by)
+    rows = ImportRows(df, key, value, op, partitions, splits, duplicates, order_by, expires)
     report = run_import(rows, store, staging, on_conflict, import_id=import_id, progress=progress)
     return report.stamp
+
+
+def _require_none(table: Table, duplicates: Duplicates, *given: object) -> None:
+    """Raise `UsageError` for the choices of a load of keys and values."""
+    if any(each is not None for each in given) or duplicates != "error":
+        raise UsageError(
+            f"a load into table {table.name!r} with key, value, op, splits, duplicates or expires",
+            "leave them out: the table has a key",
+        )
 
 
 def _table_import(
@@ -191,6 +196,7 @@ def stage_import(
     splits: Sequence[bytes] | None = None,
     duplicates: Duplicates = "error",
     order_by: Column | str | None = None,
+    expires: Column | str | None = None,
     import_id: int | None = None,
     progress: Progress | None = None,
 ) -> Manifest:
@@ -198,7 +204,8 @@ def stage_import(
 
     `key` and `value` are columns or expressions of binary or string; a string stands for its UTF-8
     bytes. A list of key columns, of more types, is encoded so that the bytes sort as the columns do
-    (`tuple_key`). `op` holds `"put"` or `"delete"`; a deletion needs no value.
+    (`tuple_key`). `op` holds `"put"` or `"delete"`; a deletion needs no value. `expires` has the
+    times at which keys expire, timestamps or nanoseconds; null keeps a key.
 
     A key that occurs twice is an error. With `duplicates="last"` the row with the greatest
     `order_by` is kept; among equal ones a put, then the greatest value.
@@ -212,7 +219,7 @@ def stage_import(
     Raises `UsageError` on bad columns, duplicates and null keys or values; then it removes
     `staging`.
     """
-    rows = ImportRows(df, key, value, op, partitions, splits, duplicates, order_by)
+    rows = ImportRows(df, key, value, op, partitions, splits, duplicates, order_by, expires)
     return build_import(rows, staging_path(staging), import_id, progress)
 
 

@@ -28,6 +28,7 @@ from spark_connector.loading.columns import (
     key_of,
     partition_of,
     require_bytes,
+    require_time,
     selected,
 )
 
@@ -50,6 +51,7 @@ _UNKNOWN_SIZE: Final = 1 << 60
 KEY: Final = "key"
 VALUE: Final = "value"
 OP: Final = "op"
+EXPIRES: Final = "expires"
 Encoder: TypeAlias = "Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]"
 """Makes batches of keys and values of the batches of a task. It is picklable."""
 
@@ -69,6 +71,8 @@ class ImportRows:
     splits: Sequence[bytes] | None = None
     duplicates: Duplicates = "error"
     order_by: Column | str | None = None
+    expires: Column | str | None = None
+    """When each key expires; null for keys that stay."""
     encoder: Encoder | None = None
     """Makes the rows to load of all columns, in place of `key` and `value`."""
     tables: Sequence[EncodedBy] = ()
@@ -101,6 +105,8 @@ class ImportRows:
         columns = [key.alias(KEY), self._column(self.value).alias(VALUE)]
         if self.op is not None:
             columns.append(self._column(self.op).cast(StringType()).alias(OP))
+        if self.expires is not None:
+            columns.append(self._column(self.expires).alias(EXPIRES))
         if self.order_by is not None:
             columns.append(self._column(self.order_by).alias(_ORDER))
         rows = selected(_coalesced(self.df), columns, _WHAT)
@@ -110,6 +116,8 @@ class ImportRows:
             if name == KEY or self.op is None or not isinstance(found, NullType):
                 require_bytes(name, given, found)
             rows = rows.withColumn(name, F.col(name).cast(BinaryType()))
+        if self.expires is not None:
+            require_time(str(self.expires), rows.schema[EXPIRES].dataType)
         return rows
 
     def _column(self, given: Column | str) -> Column:
@@ -142,14 +150,16 @@ def sorted_rows(
     splits: Sequence[bytes] | None = None,
     duplicates: Duplicates = "error",
     order_by: Column | str | None = None,
+    expires: Column | str | None = None,
 ) -> DataFrame:
-    """`df` as sorted rows to import: columns `key`, `value` and, if given, `op`.
+    """`df` as sorted rows to import: columns `key`, `value` and, if given, `op` and `expires`.
 
     `df.write.format("kvstore")` needs these rows; `bulk_import` makes them by itself. The
     parameters are as in `bulk_import`. Raises `UsageError` on bad columns. A key that occurs twice
     fails the write.
     """
-    rows = ImportRows(df, key, value, op, partitions, splits, duplicates, order_by).by_key()
+    given = ImportRows(df, key, value, op, partitions, splits, duplicates, order_by, expires)
+    rows = given.by_key()
     return rows if order_by is None else rows.mapInArrow(without_repeats, rows.schema)
 
 

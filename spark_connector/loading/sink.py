@@ -34,6 +34,7 @@ def batch_importer(
     on_conflict: OnConflict = "overwrite",
     duplicates: Duplicates = "error",
     order_by: Column | str | None = None,
+    expires: Column | str | None = None,
     partitions: int | None = None,
 ) -> Callable[[DataFrame, int], None]:
     """A function for `writeStream.foreachBatch` that imports each micro-batch into `store`.
@@ -46,7 +47,7 @@ def batch_importer(
         raise UsageError("the stream has no name", "pass one that no other stream has")
 
     def add(batch: DataFrame, batch_id: int) -> None:
-        rows = ImportRows(batch, key, value, op, partitions, None, duplicates, order_by)
+        rows = ImportRows(batch, key, value, op, partitions, None, duplicates, order_by, expires)
         run_import(rows, store, on_conflict=on_conflict, import_id=import_id_of(name, batch_id))
 
     return add

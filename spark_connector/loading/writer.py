@@ -16,10 +16,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
-from pyspark.sql.types import BinaryType, StringType, StructType
+from pyspark.sql.types import BinaryType, DataType, LongType, StringType, StructType, TimestampType
 
 from bulk.part import Part, PartWriter
 from bulk.sst import require_compression
@@ -30,7 +31,12 @@ from kvstore.errors import UsageError
 from spark_connector.executors import require_seen
 from spark_connector.worker import freeze_objects
 
-_TYPES = {"key": BinaryType(), "value": BinaryType(), "op": StringType()}
+_TYPES: Final[dict[str, list[DataType]]] = {
+    "key": [BinaryType()],
+    "value": [BinaryType()],
+    "op": [StringType()],
+    "expires": [TimestampType(), LongType()],
+}
 
 
 @dataclass(frozen=True)
@@ -73,10 +79,11 @@ class StagingWriter(DataSourceArrowWriter):
 
 def _require_columns(schema: StructType) -> None:
     for field in schema.fields:
-        if _TYPES.get(field.name) != field.dataType:
+        if field.dataType not in _TYPES.get(field.name, []):
             raise UsageError(
                 f"column {field.name} {field.dataType.simpleString()} cannot be imported",
-                "pass key binary, value binary and, if need be, op string; sorted_rows makes them",
+                "pass key binary, value binary and, if need be, op string and expires timestamp; "
+                "sorted_rows makes them",
             )
     if not {"key", "value"} <= set(schema.names):
         raise UsageError(f"columns {schema.names}", "pass key and value")

@@ -11,7 +11,6 @@ import pytest
 import kvstore
 from backup import Collection
 from kvstore import ManualClock, Store
-from kvstore.errors import UsageError
 
 pytestmark = pytest.mark.tiny_limits
 
@@ -96,12 +95,32 @@ def test_the_rows_of_a_collection_leave_the_records_out(
     assert collection.verify("contents", store).rows
 
 
-def test_an_import_of_keys_that_expire_is_refused(
+def test_rows_that_are_restored_into_a_live_store_bring_their_times(
     collection: Collection, tmp_path: Path, clock: ManualClock
 ) -> None:
     with kvstore.open(tmp_path / "other", durability="async", clock=clock) as other:
-        with pytest.raises(UsageError, match="keys that expire"):
-            collection.restore_into(other)
-        assert list(other.scan()) == []
-        collection.restore_into(other, start=b"c")
-        assert list(other.scan()) == []
+        other.put(b"b2", b"replaced", expires=10 * LIFE)
+        other.put(b"c1", b"stays")
+        collection.restore_into(other, start=b"a2")
+        assert dict(other.scan()) == dict.fromkeys((b"a2", b"b2"), b"v") | dict.fromkeys(
+            (b"b1", b"c1"), b"stays"
+        )
+        assert other.ttl(b"b1") is None
+        clock.set(START + HOUR * 5 // 4)
+        assert list(other.keys()) == [b"b1", b"b2", b"c1"]
+        assert other.history(b"a2")[0].timestamp == START + HOUR * 5 // 4
+        clock.advance(20 * HOUR)
+        assert list(other.keys()) == [b"b1", b"c1"]
+        assert other.history(b"b2")[0].timestamp == START + HOUR * 7 // 4
+
+
+def test_a_time_that_has_passed_deletes_a_restored_row_right_after_it(
+    collection: Collection, tmp_path: Path, clock: ManualClock
+) -> None:
+    clock.advance(HOUR)
+    with kvstore.open(tmp_path / "other", durability="async", clock=clock) as other:
+        at = collection.restore_into(other, START + HOUR - 1)
+        assert sorted(dict(other.scan(as_of=at))) == [b"a1", b"a2", b"b1", b"b2"]
+        assert list(other.keys()) == []
+        assert all(at < other.history(key)[0].timestamp <= at + 4 for key in (b"a1", b"b2"))
+        assert other.verify().problems == ()

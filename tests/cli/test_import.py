@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 
@@ -54,6 +55,27 @@ def test_files_are_sorted_and_imported_at_one_time(
         assert [key for key, _ in store.scan()] == KEYS
         assert {str(change.timestamp) for change in store.changes(0)} == {done["timestamp"]}
         assert list((tmp_path / "s" / "ingest").iterdir()) == []
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".csv"])
+def test_a_column_has_the_times_at_which_keys_expire(run: Run, tmp_path: Path, suffix: str) -> None:
+    """CSV has text and an empty field for none; the times of Parquet have a type."""
+    file = tmp_path / f"codes{suffix}"
+    if suffix == ".csv":
+        file.write_text("key,value,until\na,1,2100-01-01T00:00:00Z\nb,2,\nc,3,1999-01-01 00:00Z\n")
+    else:
+        years = [datetime(year, 1, 1, tzinfo=UTC) if year else None for year in (2100, 0, 1999)]
+        times = pa.array(years, pa.timestamp("ms", "UTC"))
+        pq.write_table(pa.table({"key": [*"abc"], "value": [*"123"], "until": times}), file)
+    run("import", tmp_path / "s", file, "--create", "--expires", "until")
+    with kvstore.open(tmp_path / "s") as store:
+        assert list(store.keys()) == [b"a", b"b"]
+        left = store.ttl(b"a")
+        assert left is not None
+        assert left > timedelta(days=365)
+        assert store.ttl(b"b") is None
+    refused = run("import", tmp_path / "s", file, "--expires", "value", code=2)
+    assert "one thing only" in refused.stderr
 
 
 def test_columns_are_named_and_text_becomes_its_bytes(run: Run, tmp_path: Path) -> None:

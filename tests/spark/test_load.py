@@ -19,7 +19,7 @@ import kvstore
 from kvstore import Store
 from kvstore.errors import UsageError
 from kvstore.limits import KEY_BYTES_MAX
-from spark_connector import ImportRows, bulk_import, run_import, stage_import
+from spark_connector import ImportRows, bulk_import, run_import, sorted_rows, stage_import
 from spark_connector.loading.rows import INPUT_TASKS
 
 if TYPE_CHECKING:
@@ -205,6 +205,34 @@ def test_rows_that_delete_leave_tombstones(spark: SparkSession, store: Store) ->
     assert store.get(b"a", as_of=before) == b"old"
     ops = {change.key: change.op for change in store.changes(before, stamp)}
     assert ops == {b"a": "delete", b"b": "put", b"c": "delete"}
+
+
+@pytest.mark.parametrize("way", ["bulk_import", "last", "write"])
+def test_rows_expire_at_the_times_of_a_column(
+    spark: SparkSession, tmp_path: Path, way: str
+) -> None:
+    clock = kvstore.ManualClock(1_700_000_000 * 10**9)
+    rows = spark.sql(
+        "SELECT CAST(id AS STRING) AS key, 'v' AS value, IF(id % 2 = 0, NULL, "
+        "timestamp_seconds(1700000000 + 60 * id)) AS until FROM range(0, 40, 1, 3)"
+    )
+    with kvstore.open(tmp_path / "store", durability="async", clock=clock) as store:
+        if way == "write":
+            staging = str(tmp_path / "staging")
+            sorted_ = sorted_rows(rows, "key", "value", expires="until", partitions=2)
+            sorted_.write.format("kvstore").mode("append").save(staging)
+            bulk.ingest(store, staging, thorough=True)
+        elif way == "last":
+            last = {"duplicates": "last", "order_by": "key", "expires": "until"}
+            bulk_import(rows, store, "key", "value", **last)  # type: ignore[arg-type]
+        else:
+            bulk_import(rows, store, "key", "value", expires="until")
+        clock.advance(60 * 20 * 10**9)
+        alive = {b"%d" % number for number in range(40) if number % 2 == 0 or number > 20}
+        assert {key for key, _ in store.scan()} == alive
+        assert store.history(b"7")[0].timestamp == (1_700_000_000 + 420) * 10**9
+        with pytest.raises(UsageError, match="no time"):
+            bulk_import(rows, store, "key", "value", expires="value")
 
 
 def test_deletions_alone_need_no_column_of_values(spark: SparkSession, store: Store) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from contextlib import suppress
+from datetime import timedelta
 from functools import cached_property
 from typing import Any
 
@@ -24,11 +25,11 @@ from kvstore.errors import (
 )
 from kvstore.store import Store
 from kvstore.testing.bounds import bounds
-from kvstore.testing.expiries import ExpiringMachine
+from kvstore.testing.expiries import ExpiringMachine, lives
 from kvstore.testing.histories import check_changes, check_whole
 from kvstore.testing.parts import parts_of
 from kvstore.testing.strategies import keys, ops, rows
-from kvstore.timestamp import TIMESTAMP_MAX
+from kvstore.timestamp import TIMESTAMP_MAX, Timestamp
 from tests.mvcc.invariants import check_fragments
 
 
@@ -48,17 +49,25 @@ class WholeMachine(ExpiringMachine):
 
     # -- imports ----------------------------------------------------------------------------
 
-    @rule(target=staged, content=rows, cut=keys)
-    def stage_import(self, content: dict[bytes, bytes | None], cut: bytes) -> Any:
+    @rule(target=staged, content=rows, cut=keys, ends=st.dictionaries(keys, lives, max_size=3))
+    def stage_import(
+        self, content: dict[bytes, bytes | None], cut: bytes, ends: dict[bytes, timedelta]
+    ) -> Any:
+        """A key that is put and has a time in `ends` expires then, or when it is added later."""
+        dues = {key: self.due(life) for key, life in ends.items() if content.get(key) is not None}
         staging = self.place / f"staged-{next(self.names)}"
         made = bulk.Import.create(staging)
         for part in ([k for k in content if k < cut], [k for k in content if k >= cut]):
             with made.writer() as writer:
                 for key in sorted(part):
-                    value = content[key]
-                    writer.delete(key) if value is None else writer.put(key, value)
+                    value, due = content[key], dues.get(key)
+                    expires = None if due is None else Timestamp(due)
+                    if value is None:
+                        writer.delete(key)
+                    else:
+                        writer.put(key, value, expires=expires)
         made.seal()
-        return made, content
+        return made, content, dues
 
     @rule(
         target=added,
@@ -67,7 +76,7 @@ class WholeMachine(ExpiringMachine):
         on_conflict=st.sampled_from(["overwrite", "error"]),
     )
     def ingest(self, source: Any, move: bool, on_conflict: Any) -> Any:
-        made, content = source
+        made, content, dues = source
         alive = self.model.state(TIMESTAMP_MAX)
         # a row that deletes counts as a write of its key too
         in_the_way = content.keys() & alive.keys()
@@ -78,13 +87,18 @@ class WholeMachine(ExpiringMachine):
             return multiple()
         at = bulk.ingest(self.store, made.staging, on_conflict=on_conflict, move=move)
         self.model.add(at, made.import_id, content)
+        self.store.get(b"")  # deletes what was due before it came, in one commit or in several
+        for key, due in dues.items():
+            late = [v.timestamp for v in self.store.history(key) if v.timestamp > max(at, due)]
+            assert not late or late[0] <= at + 1 + len(dues)
+            self.model.expire(key, at, late[0] if late else due)
         assert bulk.ingest(self.store, made.staging) == at
         return made.import_id
 
     @rule(source=consumes(staged))
     def abort(self, source: Any) -> None:
         """An abort of an import that was linked and not added leaves no trace."""
-        made, _ = source
+        made, *_ = source
         record = record_of(bulk.read_manifest(made.staging))
         self.store.imports.prepare(record)
         self.store.imports.link(sorted(made.staging.glob("part-*.sst")))
@@ -108,7 +122,7 @@ class WholeMachine(ExpiringMachine):
         self, data: st.DataObject, content: dict[bytes, bytes | None], writes: Any, steps: int
     ) -> None:
         """GC that ends at a step of settling. At each step readers see both forms of rows alike."""
-        self.ingest(self.stage_import(content, b"m"), move=True, on_conflict="overwrite")
+        self.ingest(self.stage_import(content, b"m", {}), move=True, on_conflict="overwrite")
         collector, since = parts_of(self.store).collector, self.store.upper - 1
         self.batch(writes)
         left = [steps]
