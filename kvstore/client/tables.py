@@ -181,10 +181,7 @@ class ClientTable(Table):
         # A time before the table has no definition, and no rows.
         codec = known if definition is None else _decoder(self.name, definition)
         names = None if columns is None else tuple(columns)
-        found = [
-            None if value is None else codec.to_dict(key, value, names)
-            for key, value in zip(stored, values, strict=True)
-        ]
+        found = codec.to_dicts(stored, values, names)
         return (
             found
             if names is not None

@@ -10,6 +10,7 @@
     lookup     the value of one key, or of many
     matches    the rows of columns that answer labels
     rows       columns as the values of a table's rows
+    single     keys of single rows, and rows as dicts
     timed      the value of many keys, each at a time of its own
     writes     puts that a commit collects, and their entries in key order
 
@@ -28,6 +29,7 @@ Floors, from the top:
 from kvstore.loops.chosen import (
     COMPILED,
     Entries,
+    KeyMaker,
     Live,
     LiveColumns,
     LiveRows,
@@ -35,6 +37,7 @@ from kvstore.loops.chosen import (
     PointRead,
     Puts,
     Readers,
+    RowDicts,
     arrange,
     collect,
     cut,
@@ -53,6 +56,7 @@ from kvstore.loops.chosen import (
     lz4_size,
     match,
     put_all,
+    row_keys,
     survey,
     tuples,
 )
@@ -76,6 +80,7 @@ __all__ = [
     "Buffers",
     "Entries",
     "Found",
+    "KeyMaker",
     "Live",
     "LiveColumns",
     "LiveRows",
@@ -83,6 +88,7 @@ __all__ = [
     "PointRead",
     "Puts",
     "Readers",
+    "RowDicts",
     "arrange",
     "collect",
     "cut",
@@ -101,6 +107,7 @@ __all__ = [
     "lz4_size",
     "match",
     "put_all",
+    "row_keys",
     "survey",
     "tuples",
 ]

@@ -20,11 +20,12 @@ from kvstore.loops.plain import (
     lookup,
     matches,
     rows,
+    single,
     timed,
     writes,
 )
 
-REVISION: Final = 16
+REVISION: Final = 17
 """Add one with each change of a name, an argument or a meaning in the loops. `compiled/shared.pxi`
 holds the same number. A checkout that was updated and not compiled again then runs plain loops."""
 
@@ -37,6 +38,7 @@ TWINS: Final = (
     "lookup",
     "matches",
     "rows",
+    "single",
     "timed",
     "writes",
 )
@@ -50,7 +52,18 @@ if not TYPE_CHECKING and os.environ.get(VARIABLE) != "plain":
         pass
     else:
         if all(module.REVISION == REVISION for module in _compiled):
-            columns, elements, floors, live, lookup, matches, rows, timed, writes = _compiled
+            (
+                columns,
+                elements,
+                floors,
+                live,
+                lookup,
+                matches,
+                rows,
+                single,
+                timed,
+                writes,
+            ) = _compiled
             COMPILED = True
 
 arrange = columns.arrange
@@ -83,6 +96,10 @@ match = matches.match
 
 decode_rows = rows.decode_rows
 encode_rows = rows.encode_rows
+
+KeyMaker = single.KeyMaker
+RowDicts = single.RowDicts
+row_keys = single.row_keys
 
 find_ordered = timed.find_ordered
 find_timed = timed.find_timed

@@ -5,7 +5,7 @@ Format constants are not here: both halves take them from `kvstore.codec`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import Any, Final, Literal, Protocol, TypeAlias
 
@@ -53,6 +53,34 @@ WHOLE: Final = 6
 """How a column becomes elements of keys: eight bytes of a signed or unsigned integer or of a
 double; bytes to frame; a byte that is 0 or 1; other bytes of a fixed number; the bytes of a
 decimal as they are."""
+
+CALLED: Final = 0
+STORED: Final = 1
+TEXT: Final = 2
+TRUTH: Final = 3
+INSTANT: Final = 4
+LOCAL: Final = 5
+"""How a stored value and a value of Python become each other: a given function does it; they are
+the same; the value is UTF-8; it is a byte for a boolean; it is the microseconds since the epoch of
+a datetime in UTC, or of one without a zone."""
+
+KeyMade: TypeAlias = "tuple[int, int, bool, int, int, int, Callable[[Any], bytes]]"
+"""A column of a key that is made of values of Python: its kind, the tag of its elements, whether
+they are flipped, its way (`STORED`, ...), the least and the greatest integer that it takes, and a
+function that makes the element of any value."""
+
+KeyRead: TypeAlias = "tuple[str | None, int, int, bool, int, int, Callable[[Any], Any] | None]"
+"""A column of a key that is read: its name, None if it is not asked for; kind, tag, flip and width
+as in `decode_keys`; its way, and the function of `CALLED`."""
+
+CellRead: TypeAlias = "tuple[str, int, str, int, Callable[[Any], Any] | None]"
+"""A column of a row that is read: its name, its place in the row, its letter in the module
+`struct`, `s` for bytes; its way, and the function of `CALLED`."""
+
+INSTANT_LEAST: Final = -62_135_596_800_000_000
+INSTANT_MOST: Final = 253_402_300_799_999_999
+"""The datetimes of Python lie from the year 1 to 9999, in microseconds since the epoch. A function
+is called for other ones."""
 
 Column: TypeAlias = "tuple[int, Buffer | None, int, Buffer | None, Buffer | None]"
 """A column of values: their width in bytes, 0 if it varies; bits of validity, None where no value

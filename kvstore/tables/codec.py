@@ -17,12 +17,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from kvstore.errors import CorruptionError, UsageError
+from kvstore.loops import RowDicts
 from kvstore.tables.definition import Column, Definition, Index
 from kvstore.tables.keys import KeyCodec
 from kvstore.tables.kinds import kind_of
@@ -37,15 +38,6 @@ class UnknownLayoutError(CorruptionError):
         super().__init__(f"a row of {where}", f"its table has no layout {number}")
 
 
-class _Reader(NamedTuple):
-    """How rows become dicts: a dict with the defaults, the function that adds the stored columns to
-    a copy of it, and the columns of the key with their places in the key."""
-
-    row: dict[str, Any]
-    read: Callable[[bytes, dict[str, Any]], dict[str, Any]]
-    places: list[tuple[str, int]]
-
-
 class TableCodec:
     """Encodes and decodes the rows of one definition. Keep one: making it takes 100 us."""
 
@@ -54,8 +46,9 @@ class TableCodec:
         self.stored = definition.to_bytes()
         self.key = KeyCodec(definition, rows_prefix(definition.number), definition.key)
         self._rows: dict[int, RowCodec] = {}
-        self._readers: dict[tuple[bytes, tuple[str, ...] | None], _Reader] = {}
+        self._readers: dict[tuple[int, tuple[str, ...] | None], RowDicts] = {}
         self._writer = self._row_codec(definition.layout)
+        self._newest = self._reader(definition.layout, None)
         self._indexes: dict[int, KeyCodec] = {}
 
     # -- whole batches ----------------------------------------------------------------------
@@ -94,6 +87,8 @@ class TableCodec:
 
     def schema_of(self, columns: Sequence[str] | None) -> pa.Schema:
         """The schema of `decode`."""
+        if columns is None:
+            return self.definition.schema
         return pa.schema([column.field for column in self._columns(columns)])
 
     # -- single rows ------------------------------------------------------------------------
@@ -130,26 +125,34 @@ class TableCodec:
             raise UsageError(f"{self.definition.where}, column {column.name!r}: {error}") from None
 
     def to_dict(
-        self,
-        key: bytes,
-        value: bytes,
-        columns: tuple[str, ...] | None = None,
-        given: Sequence[Any] | None = None,
+        self, key: bytes, value: bytes, columns: tuple[str, ...] | None = None
     ) -> dict[str, Any]:
-        """The row of a key and a value, by column. `given` are the values of the key, if they are
-        known."""
-        kind = value[:3], columns
-        reader = self._readers.get(kind)
-        if reader is None:
-            number = schema_number(value, self.definition.where)
-            reader = self._readers[kind] = self._reader(number, value[0], columns)
-        template, read, places = reader
-        row: dict[str, Any] = template.copy()
-        if places:
-            cells = self.key.values(key) if given is None else given
-            for name, place in places:
-                row[name] = cells[place]
-        return read(value, row)
+        """The row of a key and a value, by column. Raises as `decode`, and `UsageError` for a time
+        that Python has no datetime for. Costs 0.4 us for eight columns."""
+        try:
+            row = self._newest.read(key, value) if columns is None else None
+            return self._older(key, value, columns) if row is None else row
+        except OverflowError as error:
+            raise self._beyond(error) from None
+
+    def to_dicts(
+        self,
+        keys: Sequence[bytes],
+        values: Sequence[bytes | None],
+        columns: tuple[str, ...] | None = None,
+    ) -> list[Any]:
+        """The rows of keys and values as `to_dict` has them; None for a value that is None."""
+        reader = self._newest
+        if columns is not None:
+            reader = self._reader(self.definition.layout, columns)
+
+        def otherwise(key: bytes, value: bytes) -> dict[str, Any]:
+            return self._older(key, value, columns)
+
+        try:
+            return reader.read_all(keys, values, otherwise)
+        except OverflowError as error:
+            raise self._beyond(error) from None
 
     # -- inside -----------------------------------------------------------------------------
 
@@ -161,6 +164,19 @@ class TableCodec:
             parts = (*index.parts, *self.definition.key)
             codec = self._indexes[index.number] = KeyCodec(self.definition, prefix, parts)
         return codec
+
+    def row_keys(self, index: Index, entries: Sequence[bytes]) -> list[bytes]:
+        """The keys of the rows that entries of an index lead to. Raises `CorruptionError` for
+        bytes that are no entry."""
+        return self.index_codec(index).row_keys(entries, len(index.parts), self.key.prefix)
+
+    def fits(
+        self, index: Index, entries: Sequence[bytes], rows: Sequence[dict[str, Any] | None]
+    ) -> list[bool]:
+        """Whether the row that each entry of an index leads to has the values of the entry. A row
+        has the columns of the index."""
+        names = self.definition.parts_named(index.parts)
+        return self.index_codec(index).fits(entries, rows, names)
 
     @cached_property
     def _written(self) -> list[Column]:
@@ -218,25 +234,40 @@ class TableCodec:
             for column in columns
         ]
 
-    def _reader(self, number: int, head: int, names: tuple[str, ...] | None) -> _Reader:
-        """The maker of dicts from the rows of one layout with one head."""
-        codec = self._row_codec(number)
-        wanted = self._columns(names)
-        row: dict[str, Any] = {}
-        read: list[tuple[str, int, Callable[[Any], Any] | None]] = []
-        for column in wanted:
-            row[column.name] = None
-            if column.id in codec.place:
-                place = codec.place[column.id]
-                read.append((column.name, place, _value_maker(codec.layout[place][1], column)))
-            elif column.default is not None:
-                row[column.name] = default_value(column)
-        places = [
-            (column.name, place)
-            for place, column in enumerate(self.key.columns)
-            if column in wanted
-        ]
-        return _Reader(row, codec.reader(head, read), places)
+    def _older(self, key: bytes, value: bytes, columns: tuple[str, ...] | None) -> dict[str, Any]:
+        """A row of any layout as a dict."""
+        number = schema_number(value, self.definition.where)
+        row = self._reader(number, columns).read(key, value)
+        assert row is not None, "its number was read"
+        return row
+
+    def _reader(self, number: int, names: tuple[str, ...] | None) -> RowDicts:
+        """The loop that makes dicts of the rows of one layout."""
+        reader = self._readers.get((number, names))
+        if reader is None:
+            codec = self._row_codec(number)
+            wanted = self._columns(names)
+            row: dict[str, Any] = {}
+            cells: list[tuple[str, int, Callable[[Any], Any] | None]] = []
+            for column in wanted:
+                row[column.name] = None
+                if column.id in codec.place:
+                    place = codec.place[column.id]
+                    cells.append((column.name, place, _widening(codec.layout[place][1], column)))
+                elif column.default is not None:
+                    row[column.name] = default_value(column)
+            keys = self.key.reads(row.keys())
+            where = self.definition.where
+            reader = self._readers[number, names] = RowDicts(
+                where, row, self.key.prefix, keys, number, codec.widths, codec.reads(cells)
+            )
+        return reader
+
+    def _beyond(self, error: OverflowError) -> UsageError:
+        return UsageError(
+            f"{self.definition.where}: no value of Python holds that of a row: {error}",
+            "read the rows as Arrow, with scan",
+        )
 
 
 def dicts(batch: pa.RecordBatch) -> list[dict[str, Any]]:
@@ -268,12 +299,11 @@ def default_array(column: Column, count: int) -> pa.Array:
     return pa.repeat(pa.array([value], column.type)[0], count)
 
 
-def _value_maker(stored: pa.DataType, column: Column) -> Callable[[Any], Any] | None:
-    """The function that makes a value of a column from a cell that was stored with the type
-    `stored`."""
-    old, new = kind_of(stored), column.kind
+def _widening(stored: pa.DataType, column: Column) -> Callable[[Any], Any] | None:
+    """The function that makes a value of a column of a cell of the older type `stored`."""
     if stored == column.type:
-        return new.value
+        return None
+    old, new = kind_of(stored), column.kind
 
     def widened(cell: Any) -> Any:
         cell = new.stored(cell if old.value is None else old.value(cell))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, Final, NoReturn
 
 import numpy as np
@@ -25,20 +25,13 @@ from kvstore.codec.tuples import (
 )
 from kvstore.errors import CorruptionError, UsageError
 from kvstore.limits import KEY_BYTES_MAX
-from kvstore.loops import contract, decode_keys, encode_keys
+from kvstore.loops import KeyMaker, contract, decode_keys, encode_keys, row_keys
 from kvstore.tables.definition import Column, Definition, KeyPart
 from kvstore.tables.kinds import Kind
 from kvstore.tables.rows import array_made, cell_buffers
 
 _TAGGED: Final = struct.Struct(">BQ")
 _EIGHT_BYTES: Final = struct.Struct(">Q")
-_PLAIN: Final[Mapping[pa.DataType, type]] = {
-    **dict.fromkeys((pa.int8(), pa.int16(), pa.int32(), pa.int64()), int),
-    **dict.fromkeys((pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64()), int),
-    **dict.fromkeys((pa.string(), pa.large_string()), str),
-    **dict.fromkeys((pa.binary(), pa.large_binary()), bytes),
-}
-"""The types of Python whose values are stored as they are."""
 _OneElement = Callable[[Any], bytes]
 
 
@@ -54,7 +47,8 @@ class KeyCodec:
             _maker(column.kind, is_falling=part.is_falling)
             for column, part in zip(self.columns, parts, strict=True)
         ]
-        self._plain = tuple(_PLAIN.get(column.type) for column in self.columns)
+        maker = KeyMaker(prefix, list(map(_made, self.columns, parts, self._makers)))
+        self._make, self.fits = maker.make, maker.fits
         self._shapes = [
             (column.kind.key_kind, column.kind.tag[0], part.is_falling, column.kind.key_width)
             for column, part in zip(self.columns, parts, strict=True)
@@ -62,26 +56,19 @@ class KeyCodec:
 
     def key(self, values: Sequence[Any]) -> bytes:
         """The key that begins with `values`, of some of the columns from the first on."""
-        key = self.prefix
-        if len(values) > len(self._makers):
-            raise UsageError(
-                f"{self._where}: {len(values)} values for a key of {len(self._makers)}",
-                f"the key is {', '.join(column.name for column in self.columns)}",
-            )
-        at = 0
         try:
-            for at, value in enumerate(values):
-                key += self._makers[at](value)
-        except ValueError as error:
-            name = self.columns[at].name
-            raise UsageError(f"{self._where}, column {name!r}: {error}") from None
-        return key
+            return self._make(values)
+        except ValueError:
+            self._refuse(values)
 
     def whole_key(self, values: Sequence[Any]) -> bytes:
         """The key of values for all columns, none of them null."""
         if len(values) != len(self._makers) or None in values:
             self._refuse_values(values)
-        return self.key(values)
+        try:
+            return self._make(values)
+        except ValueError:
+            self._refuse(values)
 
     def whole_keys(self, keys: Iterable[Any]) -> list[bytes]:
         """The keys of many tuples, or of the values of a key of one column."""
@@ -90,11 +77,6 @@ class KeyCodec:
             self.whole_key((key,) if single and not isinstance(key, tuple | list) else key)
             for key in keys
         ]
-
-    def are_plain(self, values: Sequence[Any]) -> bool:
-        """Whether `values`, all of the key, are what a decoded key would give. Hot: decoding one
-        takes 5 us."""
-        return tuple(map(type, values)) == self._plain
 
     def keys(self, batch: pa.RecordBatch) -> pa.Array:
         """The keys of the rows of a batch, binary."""
@@ -131,6 +113,18 @@ class KeyCodec:
             for column, buffers in zip(self.columns, made, strict=True)
         ]
 
+    def reads(self, names: Collection[str]) -> list[contract.KeyRead]:
+        """The columns as `RowDicts` takes them, which reads the columns `names`."""
+        return [
+            (column.name if column.name in names else None, *shape, *_read_way(column.kind))
+            for column, shape in zip(self.columns, self._shapes, strict=True)
+        ]
+
+    def row_keys(self, entries: Sequence[bytes], count: int, prefix: bytes) -> list[bytes]:
+        """The keys of rows that entries of an index lead to, behind its first `count` columns. A
+        row's key begins with `prefix`."""
+        return row_keys(entries, len(self.prefix), self._shapes[:count], prefix, self._where)
+
     def part_ends(self, keys: pa.Array, count: int) -> list[int]:
         """Where the first `count` columns of each key end."""
         _, offsets, _ = keys.buffers()
@@ -163,6 +157,17 @@ class KeyCodec:
             self._refuse_key(key)
         return found
 
+    def _refuse(self, values: Sequence[Any]) -> NoReturn:
+        """Raise the error of values that make no key."""
+        if len(values) > len(self._makers):
+            self._refuse_values(values)
+        for column, make, value in zip(self.columns, self._makers, values, strict=False):
+            try:
+                make(value)
+            except ValueError as error:  # noqa: PERF203  # the values were refused
+                raise UsageError(f"{self._where}, column {column.name!r}: {error}") from None
+        raise AssertionError("a key was refused, and each of its values is taken")
+
     def _refuse_key(self, key: bytes) -> NoReturn:
         raise CorruptionError(f"{self._where}, key {key.hex()}", "no key of its table")
 
@@ -175,6 +180,31 @@ class KeyCodec:
             )
         null = self.columns[list(values).index(None)]
         raise UsageError(f"{self._where}, column {null.name!r}: a key is never null")
+
+
+def _made(column: Column, part: KeyPart, make: _OneElement) -> contract.KeyMade:
+    """A column of keys as `KeyMaker` takes it: `make` makes elements that the loops do not."""
+    kind, least, most = column.kind, 0, 0
+    way = contract.CALLED if kind.code == "f" else kind.way  # a float32 rounds
+    if kind.key_kind in (contract.SIGNED, contract.UNSIGNED) and way == contract.STORED:
+        if pa.types.is_integer(kind.type):
+            is_signed = pa.types.is_signed_integer(kind.type)
+            most = min((1 << 8 * kind.width - is_signed) - 1, SIGN - 1)
+            least = -most - 1 if is_signed else 0
+        else:
+            way = contract.CALLED
+    elif kind.key_kind == contract.FRAMED and kind.width:
+        way = contract.CALLED
+    return kind.key_kind, kind.tag[0], part.is_falling, way, least, most, make
+
+
+def _read_way(kind: Kind) -> tuple[int, Callable[[Any], Any] | None]:
+    """How the loops make a value of Python of an element, and the function that they call."""
+    value = kind.value
+    if kind.key_kind == contract.WHOLE:
+        assert value is not None
+        return contract.CALLED, lambda cell: value(kind.stored(decode_decimal(cell)))
+    return kind.way, value
 
 
 def _maker(kind: Kind, *, is_falling: bool) -> _OneElement:

@@ -59,6 +59,24 @@ class Kind:
             return 8
         return self.width if self.key_kind in (contract.FIXED, contract.BOOLEAN) else 0
 
+    @property
+    def way(self) -> int:
+        """How the loops make a value of Python: `value` says the same as a function."""
+        if self.value is None:
+            return contract.STORED
+        if self.value is bool:
+            return contract.TRUTH
+        if self.value is cells.text_of:
+            return contract.TEXT
+        if pa.types.is_timestamp(self.type) and self.type.unit == "us":
+            return contract.LOCAL if self.type.tz is None else contract.INSTANT
+        return contract.CALLED
+
+    @property
+    def letter(self) -> str:
+        """The last letter of `code`; `s` where the width varies."""
+        return self.code[-1:] or "s"
+
 
 @cache
 def kind_of(type_: pa.DataType) -> Kind:

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from kvstore.arrow import array_of
 from kvstore.errors import CorruptionError, FormatVersionError, UsageError
-from kvstore.loops import decode_rows, encode_rows
+from kvstore.loops import contract, decode_rows, encode_rows
 from kvstore.loops.contract import ROW_FORMAT, Column, Made
 from kvstore.tables.definition import Layout
 from kvstore.tables.kinds import Kind, kind_of
@@ -69,7 +69,7 @@ class RowCodec:
         self._where = where
         self.kinds = [kind_of(type_) for _, type_ in layout]
         self.place = {id_: at for at, (id_, _) in enumerate(layout)}
-        self._widths = [kind.width for kind in self.kinds]
+        self.widths = [kind.width for kind in self.kinds]
         fixed = [kind for kind in self.kinds if kind.width]
         self._varying = len(self.kinds) - len(fixed)
         self._null_bytes = (len(layout) + 7) // 8
@@ -78,16 +78,11 @@ class RowCodec:
             _head(width): struct.Struct(f"<BH{self._null_bytes}s{codes}{code * self._varying}")
             for width, code in _ENDS.items()
         }
-        self._fixed = len(fixed)
-        self._no_nulls = bytes(self._null_bytes)
-        ranks = iter(range(self._fixed))
-        ends = iter(range(self._fixed, len(self.kinds)))
-        self._ranks = [next(ranks) if kind.width else next(ends) for kind in self.kinds]
 
     def values(self, columns: Sequence[pa.Array], count: int) -> pa.Array:
         """The rows of columns in the order of the layout, binary."""
         buffers = [
-            cell_buffers(column, width) for column, width in zip(columns, self._widths, strict=True)
+            cell_buffers(column, width) for column, width in zip(columns, self.widths, strict=True)
         ]
         encoded = encode_rows(self.number, buffers, count)
         if encoded is None:
@@ -99,7 +94,7 @@ class RowCodec:
         _, offsets, data = values.buffers()
         made = decode_rows(
             *(offsets, data or b"", values.offset, len(values)),
-            *(self.number, self._widths, places, self._where),
+            *(self.number, self.widths, places, self._where),
         )
         return [
             array_made(self.kinds[place].type, buffers, len(values), self._where)
@@ -127,48 +122,17 @@ class RowCodec:
         packed = self._structs[head].pack(head, self.number, bits, *fixed, *ends)
         return b"".join((packed, *varying))
 
-    def reader(
-        self, head: int, wanted: Sequence[tuple[str, int, Callable[[Any], Any] | None]]
-    ) -> Callable[[bytes, dict[str, Any]], dict[str, Any]]:
-        """A function that adds columns of rows with this head to a dict: of each the name, the
-        place in the layout, and what makes its value of the stored cell. Hot: 1.5 us for six."""
-        if head not in self._structs:
-            raise CorruptionError(f"a row of {self._where}", f"its head is {head}")
-        packed, no_nulls, first = self._structs[head], self._no_nulls, 3 + self._fixed
-        unpack, tail, count = packed.unpack_from, packed.size, len(self.kinds) + 3
-        ranks = [(name, self._ranks[place] + 3, place, value) for name, place, value in wanted]
-
-        def read(stored: bytes, row: dict[str, Any]) -> dict[str, Any]:
-            try:
-                fields = unpack(stored)
-            except struct.error:
-                raise self._refused(stored) from None
-            cells = list(fields[:first])
-            start = tail
-            for end in fields[first:count]:
-                if start > tail + end:
-                    raise self._refused(stored)
-                cells.append(stored[start : tail + end])
-                start = tail + end
-            if start != len(stored):
-                raise self._refused(stored)
-            if fields[2] == no_nulls:
-                for name, rank, _, value in ranks:
-                    row[name] = cells[rank] if value is None else value(cells[rank])
-                return row
-            nulls = int.from_bytes(fields[2], "little")
-            for name, rank, place, value in ranks:
-                cell = None if nulls >> place & 1 else cells[rank]
-                row[name] = cell if cell is None or value is None else value(cell)
-            return row
-
-        return read
-
-    def _refused(self, stored: bytes) -> CorruptionError:
-        """The error of a row that does not fit."""
-        return CorruptionError(
-            f"a row of {self._where}", f"its {len(stored)} bytes do not fit its schema"
-        )
+    def reads(
+        self, wanted: Sequence[tuple[str, int, Callable[[Any], Any] | None]]
+    ) -> list[contract.CellRead]:
+        """Columns as `RowDicts` takes them: of each the name and the place in the layout; and a
+        function that makes its value of the stored cell, where it is not that of its kind."""
+        found = []
+        for name, place, call in wanted:
+            kind = self.kinds[place]
+            way = kind.way if call is None else contract.CALLED
+            found.append((name, place, kind.letter, way, call or kind.value))
+        return found
 
 
 def schema_number(stored: bytes, where: str) -> int:

@@ -66,6 +66,10 @@ class RowReader(Protocol):
         """Keys and values of a span."""
         ...
 
+    def pairs(self, span: Span, *, reverse: bool) -> Iterator[tuple[bytes, bytes]]:
+        """Keys and values of a span, one by one, at the time of a held reader."""
+        ...
+
     def history(self, key: bytes) -> Sequence[Version]:
         """All kept versions of a key, newest first."""
         ...
@@ -123,6 +127,12 @@ class StoreRows:
             span.start, span.end, as_of=as_of, reverse=reverse, limit=limit
         )
         return reader
+
+    def pairs(self, span: Span, *, reverse: bool) -> Iterator[tuple[bytes, bytes]]:
+        found: Iterator[tuple[bytes, bytes]] = self.store.scan(
+            span.start, span.end, reverse=reverse
+        )
+        return found
 
     def history(self, key: bytes) -> Sequence[Version]:
         found: Sequence[Version] = self.store.history(key)
@@ -215,6 +225,12 @@ class SnapshotRows:
         )
         return reader
 
+    def pairs(self, span: Span, *, reverse: bool) -> Iterator[tuple[bytes, bytes]]:
+        found: Iterator[tuple[bytes, bytes]] = self._snapshot.scan(
+            span.start, span.end, reverse=reverse
+        )
+        return found
+
     def history(self, key: bytes) -> Sequence[Version]:
         raise UsageError("a snapshot has one time", "ask the store for the history of a row")
 
@@ -271,6 +287,12 @@ class TransactionRows:
         self._refuse(as_of)
         rows = self._transaction.scan(span.start, span.end, reverse=reverse, limit=limit)
         return _gathered(rows)
+
+    def pairs(self, span: Span, *, reverse: bool) -> Iterator[tuple[bytes, bytes]]:
+        found: Iterator[tuple[bytes, bytes]] = self._transaction.scan(
+            span.start, span.end, reverse=reverse
+        )
+        return found
 
     def history(self, key: bytes) -> Sequence[Version]:
         raise UsageError("a transaction has one time", "ask the store for the history of a row")

@@ -19,7 +19,7 @@ from kvstore.tables.classes import row_of
 from kvstore.tables.codec import TableCodec, UnknownLayoutError, dicts
 from kvstore.tables.conform import batches_of
 from kvstore.tables.evolve import Added, Alteration, IndexColumns, named_parts
-from kvstore.tables.finding import found_batches, index_span, whole_index
+from kvstore.tables.finding import found_batches, found_dicts, index_span, whole_index
 from kvstore.tables.joining import join_rows, newest
 from kvstore.tables.sources import ImportTarget, RowChange, RowReader, RowWriter, StoreRows
 from kvstore.tables.tidying import Tidying
@@ -28,21 +28,33 @@ from kvstore.timestamp import TimeLike, Timestamp, to_timestamp
 
 
 class FoundRows:
-    """Rows of a table: an iterator of dicts, and Arrow data for libraries that speak Arrow."""
+    """Rows of a table: an iterator of dicts, or Arrow data for libraries that speak Arrow."""
 
-    def __init__(self, schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> None:
+    def __init__(
+        self,
+        schema: pa.Schema,
+        batches: Iterator[pa.RecordBatch],
+        rows: Iterator[Any] | None = None,
+    ) -> None:
+        """`rows` are the rows of `batches`, one by one. Only one of both is read."""
         self.schema = schema
         self._batches = batches
-        self._rows: Iterator[dict[str, Any]] = chain.from_iterable(map(dicts, batches))
+        self._rows = chain.from_iterable(map(dicts, batches)) if rows is None else rows
+        self._begun = False
 
-    def __iter__(self) -> Iterator[dict[str, Any]]:
+    def __iter__(self) -> Iterator[Any]:
+        self._begun = True
         return self._rows
 
-    def __next__(self) -> dict[str, Any]:
+    def __next__(self) -> Any:
+        self._begun = True
         return next(self._rows)
 
     def to_reader(self) -> pa.RecordBatchReader:
-        """The rows as typed record batches."""
+        """The rows as typed record batches. Raises `UsageError` once rows were taken one by one."""
+        if self._begun:
+            raise UsageError("some rows were taken one by one", "find the rows again")
+        self._rows = chain.from_iterable(map(dicts, self._batches))
         return pa.RecordBatchReader.from_batches(self.schema, self._batches)
 
     def read_all(self) -> pa.Table:
@@ -126,10 +138,9 @@ class Table:
         value = rows.get(stored_key, as_of)
         if value is None:
             return None
-        given = key if codec.key.are_plain(key) else None
         names = None if columns is None else tuple(columns)
         try:
-            row = codec.to_dict(stored_key, value, names, given)
+            row = codec.to_dict(stored_key, value, names)
         except UnknownLayoutError:
             if rows.codec(self.name, as_of) is codec:
                 raise
@@ -150,14 +161,10 @@ class Table:
         names = None if columns is None else tuple(columns)
         values = rows.get_many(stored, as_of)
         codec = rows.codec(self.name, as_of)  # the table may have been altered meanwhile
-        return [
-            None
-            if value is None
-            else codec.to_dict(key, value, names)
-            if names is not None
-            else self._made(codec.to_dict(key, value))
-            for key, value in zip(stored, values, strict=True)
-        ]
+        found = codec.to_dicts(stored, values, names)
+        if names is not None or self._model is None:
+            return found
+        return [row if row is None else self._made(row) for row in found]
 
     def scan(
         self,
@@ -211,13 +218,14 @@ class Table:
         found = whole_index(codec, index)
         span = index_span(codec, found, values)
 
-        def batches() -> Iterator[pa.RecordBatch]:
+        def rows(find: Callable[..., Iterator[Any]]) -> Iterator[Any]:
             with held:
-                yield from found_batches(
+                yield from find(
                     codec, held, found, span, columns=columns, reverse=reverse, limit=limit
                 )
 
-        return FoundRows(codec.schema_of(columns), batches())
+        each = chain.from_iterable(rows(found_dicts))
+        return FoundRows(codec.schema_of(columns), rows(found_batches), each)
 
     def history(self, *key: Any) -> list[RowVersion]:
         """All kept versions of a row, newest first, each with the columns of its time."""

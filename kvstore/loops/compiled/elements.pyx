@@ -8,35 +8,9 @@ Invariants
 
 include "shared.pxi"
 include "buffers.pxi"
+include "parts.pxi"
 
-from kvstore.codec import tuples as _tuples
 from kvstore.errors import CorruptionError
-
-cdef int SIGNED = _contract.SIGNED, UNSIGNED = _contract.UNSIGNED, DOUBLE = _contract.DOUBLE
-cdef int FRAMED = _contract.FRAMED, BOOLEAN = _contract.BOOLEAN, FIXED = _contract.FIXED
-cdef int WHOLE = _contract.WHOLE
-cdef unsigned char NULL_TAG = _tuples.NULL[0], FALSE_TAG = _tuples.FALSE[0]
-cdef unsigned char TRUE_TAG = _tuples.TRUE[0], INTEGER_TAG = _tuples.INTEGER[0]
-cdef unsigned char UNSIGNED_TAG = _tuples.UNSIGNED[0]
-cdef uint64_t SIGN = <uint64_t>1 << 63
-cdef uint64_t NAN_BITS = <uint64_t>0x7FF8 << 48
-
-
-cdef struct Text:
-    unsigned char *data
-    Py_ssize_t size, room
-
-
-cdef inline int reserve(Text *text, Py_ssize_t size) except -1:
-    """Make room for `size` further bytes."""
-    cdef void *moved
-    if text.size + size > text.room:
-        text.room = 2 * text.room + size
-        moved = realloc(text.data, text.room)
-        if moved is NULL:
-            raise MemoryError
-        text.data = <unsigned char *>moved
-    return 0
 
 
 def encode_keys(bytes prefix not None, columns, Py_ssize_t count):
@@ -145,20 +119,6 @@ cdef int lay_element(Text *text, Source *source, Py_ssize_t at) except -1:
     out[0], out[1] = TERMINATOR_0, TERMINATOR_1
     text.size = out + 2 - text.data
     return 0
-
-
-cdef inline uint64_t ordered_double(uint64_t bits) noexcept:
-    if bits << 1 > <uint64_t>0x7FF << 53:
-        bits = NAN_BITS
-    elif bits == SIGN:
-        bits = 0
-    return ~bits if bits & SIGN else bits ^ SIGN
-
-
-cdef inline void put_big(unsigned char *out, uint64_t number) noexcept:
-    cdef int at
-    for at in range(8):
-        out[at] = number >> (56 - 8 * at) & 255
 
 
 def decode_keys(offsets, data, Py_ssize_t first, Py_ssize_t count, Py_ssize_t skip, columns,
@@ -307,22 +267,11 @@ cdef Py_ssize_t take_decimal(
     Py_ssize_t at,
     unsigned char mask,
 ) noexcept:
-    cdef Py_ssize_t last = here
-    cdef unsigned char head, stop
-    if here >= end:
+    cdef Py_ssize_t last = decimal_end(stored, here, end, mask)
+    if last < 0:
         return -1
-    head = stored[here] ^ mask
-    if head != 0x80:
-        if head != 0xC0 and head != 0x40:
-            return -1
-        stop = 0 if head == 0xC0 else 255
-        last = here + 3
-        while last < end and stored[last] ^ mask != stop:
-            last += 1
-        if last >= end:
-            return -1
-    for here in range(here, last + 1):
+    for here in range(here, last):
         target.data[target.filled] = stored[here] ^ mask
         target.filled += 1
     target.ends[at + 1] = <int32_t>target.filled
-    return last + 1
+    return last

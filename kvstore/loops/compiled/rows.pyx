@@ -8,12 +8,9 @@ Invariants
 
 include "shared.pxi"
 include "buffers.pxi"
+include "parts.pxi"
 
 from kvstore.errors import CorruptionError, FormatVersionError
-
-cdef int FORMAT = _contract.ROW_FORMAT
-cdef enum:
-    HEAD = 3
 
 
 def encode_rows(int number, columns, Py_ssize_t count):
@@ -107,14 +104,6 @@ cdef inline void put_little(unsigned char *out, Py_ssize_t number, int width) no
     cdef int at
     for at in range(width):
         out[at] = number >> 8 * at & 255
-
-
-cdef inline Py_ssize_t get_little(const unsigned char *data, int width) noexcept:
-    cdef Py_ssize_t number = 0
-    cdef int at
-    for at in range(width):
-        number |= <Py_ssize_t>data[at] << 8 * at
-    return number
 
 
 def decode_rows(offsets, data, Py_ssize_t first, Py_ssize_t count, int number, widths, wanted,

@@ -2,6 +2,6 @@
 
 Floors, from the top:
 
-    elements floors live lookup matches rows timed writes
-    buffers columns labels
+    elements floors live lookup matches rows single timed writes
+    buffers columns labels parts
 """

@@ -7,26 +7,25 @@ elements are flipped, and its width in bytes, 0 if it varies.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import accumulate
 from typing import Final, TypeAlias
 
 from typing_extensions import Buffer
 
-from kvstore.codec.decimals import decimal_end
-from kvstore.codec.ordered import TERMINATOR, frame, is_framed, unframe
+from kvstore.codec.ordered import frame
 from kvstore.codec.tuples import FALSE, NULL, SIGN, TRUE, UNSIGNED, flip
 from kvstore.errors import CorruptionError
 from kvstore.loops import contract
 from kvstore.loops.contract import ARRAY_BYTES_MAX, Column, Made
 from kvstore.loops.plain.buffers import cells, made
+from kvstore.loops.plain.parts import ALL_ONES, parsed
 
 KeyColumn: TypeAlias = (
     "tuple[int, int, bool, int, Buffer | None, int, Buffer | None, Buffer | None]"
 )
 """Kind, tag and flip, and the five items of a column of values."""
 
-_ALL_ONES: Final = (1 << 64) - 1
 _NAN: Final = 0x7FF8 << 48
 _WIDTHS: Final = {
     contract.SIGNED: 8,
@@ -77,7 +76,7 @@ def _element(kind: int, tag: bytes, cell: bytes | None) -> bytes:
         if number & ~SIGN > 0x7FF << 52:
             number = _NAN
         number = 0 if number == SIGN else number
-        return tag + (number ^ (_ALL_ONES if number & SIGN else SIGN)).to_bytes(8, "big")
+        return tag + (number ^ (ALL_ONES if number & SIGN else SIGN)).to_bytes(8, "big")
     return tag + (number ^ SIGN).to_bytes(8, "big")
 
 
@@ -108,7 +107,7 @@ def decode_keys(
             raise ValueError("the offsets of keys do not ascend within their bytes")
         key, here = bytes(stored[start:end]), skip
         for place, (column, (cell, reached)) in enumerate(
-            zip(found, _parsed(key, skip, columns), strict=True)
+            zip(found, parsed(key, skip, columns), strict=True)
         ):
             if reached < 0:
                 raise CorruptionError(
@@ -120,61 +119,3 @@ def decode_keys(
     return [
         made(column, width) for column, (_, _, _, width) in zip(found, columns, strict=True)
     ], ends.tobytes()
-
-
-def _parsed(
-    key: bytes, here: int, columns: Sequence[tuple[int, int, bool, int]]
-) -> Iterator[tuple[bytes | None, int]]:
-    """Each column's value, None for a null, and the place where it ends: -1 where the bytes are
-    not of the column."""
-    for kind, tag, is_flipped, width in columns:
-        rest = key[here:] if here >= 0 else b""
-        cell, size = _taken(kind, tag, width, flip(rest) if is_flipped else rest)
-        here = here + size if size else -1
-        yield cell, here
-
-
-def _taken(kind: int, tag: int, width: int, rest: bytes) -> tuple[bytes | None, int]:
-    """The value at the beginning of `rest`, and the length of its element, 0 for another one."""
-    first = rest[:1]
-    if first == NULL:
-        return None, 1
-    if kind == contract.BOOLEAN:
-        return (b"\x01" if first == TRUE else b"\x00"), int(first in (TRUE, FALSE))
-    if kind in (contract.FRAMED, contract.WHOLE):
-        if first != bytes([tag]):
-            return b"", 0
-        return (_framed if kind == contract.FRAMED else _whole)(rest)
-    if len(rest) <= width or first not in (bytes([tag]), UNSIGNED):
-        return b"", 0
-    if kind == contract.FIXED:
-        return rest[1 : width + 1], (width + 1) * (first == bytes([tag]))
-    number = int.from_bytes(rest[1:9], "big")
-    is_large = kind == contract.UNSIGNED and first == UNSIGNED
-    if is_large:
-        return number.to_bytes(8, "little"), 9 if number & SIGN else 0
-    if first != bytes([tag]) or (kind == contract.UNSIGNED and not number & SIGN):
-        return b"", 0
-    if kind == contract.DOUBLE:
-        number ^= SIGN if number & SIGN else _ALL_ONES
-    else:
-        number ^= SIGN
-    return number.to_bytes(8, "little"), 9
-
-
-def _framed(rest: bytes) -> tuple[bytes, int]:
-    at = 1
-    while (at := rest.find(b"\x00", at)) >= 0:
-        if rest[at : at + 2] == TERMINATOR:
-            end = at + 2
-            return (unframe(rest[1:end]), end) if is_framed(rest[1:end]) else (b"", 0)
-        at += 2
-    return b"", 0
-
-
-def _whole(rest: bytes) -> tuple[bytes, int]:
-    try:
-        end = decimal_end(rest, 1)
-    except ValueError:
-        return b"", 0
-    return rest[1:end], end

@@ -23,16 +23,12 @@ import struct
 from array import array
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import Any, Final
 
 from typing_extensions import Buffer
 
-from kvstore.errors import CorruptionError, FormatVersionError
 from kvstore.loops.contract import ARRAY_BYTES_MAX, ROW_FORMAT, Column, Made
 from kvstore.loops.plain.buffers import cells, made
-
-HEAD: Final = struct.Struct("<BH")
-END: Final = {1: "B", 2: "H", 4: "I"}
+from kvstore.loops.plain.parts import END, HEAD, Shape
 
 
 def encode_rows(number: int, columns: Sequence[Column], count: int) -> tuple[bytes, bytes] | None:
@@ -81,7 +77,7 @@ def decode_rows(
     places, stored = memoryview(offsets).cast("B").cast("i"), memoryview(data)
     if first < 0 or len(places) <= first + count:
         raise ValueError("rows have too few offsets")
-    shape = _Shape(number, widths)
+    shape = Shape(number, widths)
     rows = []
     for at in range(first, first + count):
         start, end = places[at], places[at + 1]
@@ -89,47 +85,3 @@ def decode_rows(
             raise ValueError("the offsets of rows do not ascend within their bytes")
         rows.append(shape.cells(bytes(stored[start:end]), wanted, f"{where}, row {at - first}"))
     return [made([row[place] for row in rows], widths[index]) for place, index in enumerate(wanted)]
-
-
-class _Shape:
-    """Where the values of a schema lie in its rows."""
-
-    def __init__(self, number: int, widths: Sequence[int]) -> None:
-        self._number, self._widths = number, widths
-        self._varying = sum(not width for width in widths)
-        self._body = HEAD.size + (len(widths) + 7) // 8
-        fixed = list(accumulate(widths, initial=self._body))
-        varying = list(accumulate((not width for width in widths), initial=0))
-        self._places = [
-            at if width else end
-            for width, at, end in zip(widths, fixed[:-1], varying[:-1], strict=True)
-        ]
-        self._ends = fixed[-1]
-
-    def cells(self, row: bytes, wanted: Sequence[int], where: str) -> list[Any]:
-        """The bytes of the wanted values of a row, None for nulls."""
-        if len(row) < HEAD.size:
-            raise CorruptionError(where, f"{len(row)} bytes are no row")
-        head, number = HEAD.unpack_from(row)
-        if head >> 4 != ROW_FORMAT:
-            raise FormatVersionError(where, found=head >> 4, supported=ROW_FORMAT)
-        width = head & 15
-        if number != self._number or width not in END:
-            raise CorruptionError(where, f"its head is {row[: HEAD.size].hex()}")
-        tail = self._ends + self._varying * width
-        ends = [0]
-        if len(row) >= tail:
-            ends += struct.unpack_from(f"<{self._varying}{END[width]}", row, self._ends)
-        if len(row) < tail or tail + ends[-1] != len(row):
-            raise CorruptionError(where, f"its {len(row)} bytes do not fit its schema")
-        found: list[Any] = []
-        for index in wanted:
-            place, size = self._places[index], self._widths[index]
-            start, end = (place, place + size) if size else (ends[place], ends[place + 1])
-            if not size:
-                if start > end or tail + end > len(row):
-                    raise CorruptionError(where, "its offsets do not ascend")
-                start, end = start + tail, end + tail
-            is_null = row[HEAD.size + (index >> 3)] >> (index & 7) & 1
-            found.append(None if is_null else row[start:end])
-        return found

@@ -1,0 +1,158 @@
+"""Single rows, compiled and plain: both make the same keys and the same dicts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime, timedelta, timezone
+from itertools import pairwise
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from kvstore.errors import CorruptionError, UsageError
+from kvstore.loops.contract import INSTANT_LEAST, INSTANT_MOST
+from kvstore.tables import TableCodec, desc
+from kvstore.tables import codec as codec_module
+from kvstore.tables import keys as keys_module
+from kvstore.tables.codec import dicts
+from kvstore.tables.conform import batches_of
+from kvstore.tables.definition import Definition
+from kvstore.tables.evolve import define
+from tests.loops import both, compiled, plain
+from tests.tables.drawn import definitions, rows_of
+
+EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+MICROS = st.integers(INSTANT_LEAST, INSTANT_MOST)
+
+
+@contextmanager
+def loops_of(loops: Any) -> Iterator[None]:
+    """The tables of this process run one half of the loops."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(keys_module, "KeyMaker", loops.KeyMaker)
+        patch.setattr(keys_module, "row_keys", loops.row_keys)
+        patch.setattr(codec_module, "RowDicts", loops.RowDicts)
+        yield
+
+
+@both
+@given(definitions(), st.data())
+def test_single_rows_are_those_of_batches(
+    loops: Any, definition: Definition, data: st.DataObject
+) -> None:
+    rows = data.draw(st.lists(rows_of(definition), max_size=4))
+    batch = pa.Table.from_batches(
+        batches_of(definition, pa.Table.from_pylist(rows, definition.schema)), definition.schema
+    ).combine_chunks()
+    with loops_of(loops):
+        codec = TableCodec(definition)
+        for piece in batch.to_batches():
+            keys, values = (column.to_pylist() for column in codec.encode(piece))
+            assert [codec.row(row) for row in rows] == list(zip(keys, values, strict=True))
+            assert codec.to_dicts(keys, values) == rows == dicts(piece)
+            wanted = tuple(data.draw(st.lists(st.sampled_from(definition.schema.names))))
+            columns = tuple(dict.fromkeys(wanted))
+            some = [{name: row[name] for name in columns} for row in rows]
+            assert codec.to_dicts(keys, values, columns) == some
+            assert codec.to_dicts(keys, [None] * len(keys), columns) == [None] * len(keys)
+            for index in definition.indexes:
+                entries = codec.entries(index, piece).to_pylist()
+                assert codec.row_keys(index, entries) == keys
+                assert all(codec.fits(index, entries, list(rows)))
+                names = definition.parts_named(index.parts)
+                parts = [codec.index_codec(index).key([row[n] for n in names]) for row in rows]
+                assert codec.fits(index, entries, [*rows[1:], None][: len(rows)]) == [
+                    *(one == other for one, other in pairwise(parts)),
+                    *[False] * bool(rows),
+                ]
+
+
+@pytest.mark.skipif(compiled is None, reason="not compiled here")
+@given(definitions(), st.data())
+def test_both_halves_read_the_same_from_damage(definition: Definition, data: st.DataObject) -> None:
+    row = data.draw(rows_of(definition))
+    key, value = TableCodec(definition).row(row)
+    key, value = data.draw(
+        st.sampled_from([(damaged(key, data), value), (key, damaged(value, data))])
+    )
+
+    def outcome(loops: Any) -> Any:
+        with loops_of(loops):
+            codec = TableCodec(definition)
+            try:
+                found: Any = codec.to_dict(key, value)
+            except (CorruptionError, UsageError) as error:
+                found = type(error)
+            try:
+                return repr(found), [codec.row_keys(index, [key]) for index in definition.indexes]
+            except CorruptionError as error:
+                return repr(found), str(error)
+
+    assert outcome(plain) == outcome(compiled)
+
+
+def damaged(stored: bytes, data: st.DataObject) -> bytes:
+    """`stored` with one byte changed, with a byte more, or without its end."""
+    at = data.draw(st.integers(0, max(len(stored) - 1, 0)))
+    byte = bytes([data.draw(st.integers(0, 255))])
+    return data.draw(
+        st.sampled_from([stored[:at], stored + byte, stored[:at] + byte + stored[at + 1 :]])
+    )
+
+
+@both
+@given(MICROS)
+@example(INSTANT_LEAST)
+@example(INSTANT_MOST)
+@example(-1)
+@example(951_782_400_000_000)
+@example(-2_203_891_200_000_001)
+def test_instants_are_those_of_the_calendar(loops: Any, micros: int) -> None:
+    at = EPOCH + timedelta(microseconds=micros)
+    with loops_of(loops):
+        schema = pa.schema([("at", pa.timestamp("us", "UTC")), ("local", pa.timestamp("us"))])
+        codec = TableCodec(define("t", 1, schema, ["at"]))
+        row = {"at": at, "local": at.replace(tzinfo=None)}
+        batch = pa.RecordBatch.from_pylist([{"at": micros, "local": micros}], schema)
+        keys, values = (column[0].as_py() for column in codec.encode(batch))
+        assert (keys, values) == codec.row(row)
+        assert codec.to_dict(keys, values) == row
+
+
+@both
+@pytest.mark.parametrize("micros", [INSTANT_LEAST - 1, INSTANT_MOST + 1])
+def test_a_time_without_a_datetime_is_told(loops: Any, micros: int) -> None:
+    schema = pa.schema([("id", pa.int64()), ("at", pa.timestamp("us", "UTC"))])
+    with loops_of(loops):
+        codec = TableCodec(define("t", 1, schema, ["id"]))
+        batch = pa.RecordBatch.from_pylist([{"id": 1, "at": micros}], schema)
+        keys, values = codec.encode(batch)
+        assert codec.decode(keys, values).column("at").cast(pa.int64()).to_pylist() == [micros]
+        with pytest.raises(UsageError, match="read the rows as Arrow"):
+            codec.to_dict(keys[0].as_py(), values[0].as_py())
+
+
+@both
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("n", 128),
+        ("n", -129),
+        ("n", 1 << 70),
+        ("n", "1"),
+        ("s", b"a"),
+        ("s", "\ud800"),
+        ("n", True),
+    ],
+)
+def test_values_that_make_no_key_are_refused_by_column(loops: Any, name: str, value: Any) -> None:
+    with loops_of(loops):
+        schema = pa.schema([("n", pa.int8()), ("s", pa.string())])
+        codec = TableCodec(define("t", 1, schema, ["n", desc("s")]))
+        row = {"n": 1, "s": "a", name: value}
+        with pytest.raises(UsageError, match=f"column '{name}'"):
+            codec.key.whole_key([row["n"], row["s"]])
