@@ -34,7 +34,7 @@ def joins(size: Size) -> list[Workload]:
                     Contender(JOINS[PEERS[name]], call),
                     Contender(ours, call),
                     reach=reach,
-                    grows=name in ("store", "collection"),
+                    grows=name != "pandas",
                     warm=True,
                 )
             )
