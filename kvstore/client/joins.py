@@ -14,7 +14,7 @@ from kvstore.client import calls, streams
 from kvstore.client.pool import Pool
 from kvstore.errors import KVStoreError
 from kvstore.joins.side import VALUE_FIELDS, Asked, Search
-from kvstore.limits import JOIN_ROWS_FIRST, JOIN_ROWS_MAX
+from kvstore.limits import JOIN_ROWS_FIRST, JOIN_ROWS_MAX, SERVER_BODY_BYTES_MAX
 from kvstore.timestamp import TIMESTAMP_MAX
 
 LEASE_S: Final = 3600.0
@@ -64,6 +64,8 @@ class RemoteAnswers:
             None if search.age_max == TIMESTAMP_MAX else search.age_max,
             null_if_gone=search.is_gone_null,
         )
+        if len(request.body) > SERVER_BODY_BYTES_MAX and len(labels.times) > 1:
+            return None  # the labels come again in halves
         schema, size = pa.schema(VALUE_FIELDS), 0
         batches: list[pa.RecordBatch] = []
         with streams.rows(self._pool, request) as reader:

@@ -6,7 +6,8 @@ time, among the rows that were known at `known_at`.
 
 Invariants
 1. Each label comes out once, in its place, with all its columns.
-2. GC and clears leave history alone from the first batch of the result until its end.
+2. GC and clears leave history alone from the call until the end of the result.
+3. Memory is bounded by the limits of a piece. A piece whose rows are too large is halved.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from kvstore.arguments import require_age
 from kvstore.errors import UsageError
 from kvstore.joins.labels import Labels, Numbers, require_complete, require_kept
 from kvstore.joins.sources import Piece, Pieces, label_reader, times_of_labels
-from kvstore.limits import JOIN_ROWS_FIRST
+from kvstore.limits import JOIN_ROWS_FIRST, JOIN_VALUE_BYTES_MAX
+from kvstore.mvcc.lookup import SearchBounds
 from kvstore.parts import Parts
 from kvstore.span import Span, prefix_end
 from kvstore.tables.codec import TableCodec
@@ -86,7 +88,9 @@ def join_rows(
         prefix,
     )
     schema = pa.schema([*reader.schema, *fields])
-    return pa.RecordBatchReader.from_batches(schema, _joined(parts, codec, reader, plan, schema))
+    batches = _joined(parts, codec, reader, plan, schema)
+    next(batches)
+    return pa.RecordBatchReader.from_batches(schema, batches)
 
 
 def _require_question(
@@ -151,20 +155,39 @@ def _joined(
     try:
         with parts.committer.lock:
             pins.keep(pin, parts.committer.since, kind="join")
-        for piece in Pieces(reader, JOIN_ROWS_FIRST, JOIN_ROWS_FIRST):
-            found = _answers(parts, codec, piece, plan)
-            first = 0
-            for batch in piece.batches:
-                columns = [column.slice(first, batch.num_rows) for column in found]
-                first += batch.num_rows
-                if batch.num_rows:
-                    yield pa.RecordBatch.from_arrays([*batch.columns, *columns], schema=schema)
+        # A batch without columns first: taking it holds the history, within the call.
+        yield pa.record_batch([], names=[])
+        pieces = Pieces(reader, JOIN_ROWS_FIRST, JOIN_ROWS_FIRST)
+        for piece in pieces:
+            size = 0
+            for batch in _answered(parts, codec, piece, plan, schema):
+                size += sum(column.nbytes for column in batch.columns[len(reader.schema) :])
+                yield batch
+            pieces.learn(piece.rows, size)
     finally:
         pins.let_go(pin, None)
 
 
-def _answers(parts: Parts, codec: TableCodec, piece: Piece, plan: RowJoin) -> list[pa.Array]:
-    """The added columns of a piece of labels."""
+def _answered(
+    parts: Parts, codec: TableCodec, piece: Piece, plan: RowJoin, schema: pa.Schema
+) -> Iterator[pa.RecordBatch]:
+    """The batches of a piece with the added columns."""
+    found = _answers(parts, codec, piece, plan)
+    if found is None:
+        for half in piece.halves():
+            yield from _answered(parts, codec, half, plan, schema)
+        return
+    first = 0
+    for batch in piece.batches:
+        columns = [column.slice(first, batch.num_rows) for column in found]
+        first += batch.num_rows
+        if batch.num_rows:
+            yield pa.RecordBatch.from_arrays([*batch.columns, *columns], schema=schema)
+
+
+def _answers(parts: Parts, codec: TableCodec, piece: Piece, plan: RowJoin) -> list[pa.Array] | None:
+    """The added columns of a piece of labels. None where several labels have rows of too many bytes
+    together."""
     definition = codec.definition
     columns = {
         column.name: _of_key(piece, name, column.type)
@@ -201,7 +224,7 @@ def _answers(parts: Parts, codec: TableCodec, piece: Piece, plan: RowJoin) -> li
             search[asked] = first_key(parts, Span(start, end), time)
         keys.append(search[asked])
     found = _rows_at(parts, codec, keys, known, piece.first, None, plan)
-    if plan.age_max < TIMESTAMP_MAX:
+    if found is not None and plan.age_max < TIMESTAMP_MAX:
         found = _not_older(codec, keys, at - plan.age_max, event.type, found)
     return found
 
@@ -220,17 +243,20 @@ def _rows_at(
     first: int,
     least: Numbers | None,
     plan: RowJoin,
-) -> list[pa.Array]:
+) -> list[pa.Array] | None:
     """The columns of the rows of keys, each at its time, and the time of its version; null where
-    there is none, and where the version is older than `least`."""
+    there is none, and where the version is older than `least`. None where several rows have too
+    many bytes together."""
     there = [at for at, key in enumerate(keys) if key is not None]
     wanted = [key for key in keys if key is not None]
     asked = times[there] if len(there) else np.empty(0, np.int64)
     labels = Labels(wanted, asked, first)
     require_complete(parts, labels)
     require_kept(parts, labels)
-    answer = parts.versions.get_timed(wanted, np.ascontiguousarray(asked).data)
-    assert answer is not None, "no bound was given"
+    bounds = SearchBounds(bytes_max=JOIN_VALUE_BYTES_MAX)
+    answer = parts.versions.get_timed(wanted, np.ascontiguousarray(asked).data, bounds)
+    if answer is None:
+        return None
     stamps = np.asarray(answer.times, np.int64)
     alive = [
         at

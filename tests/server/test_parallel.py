@@ -79,6 +79,14 @@ def test_joins_and_windows_of_a_client_are_the_ones_of_its_store(
             )
 
 
+def test_labels_travel_in_pieces_that_a_server_takes(store: Store, client: Client) -> None:
+    keys = [b"%d/" % number + b"k" * 200 for number in range(300)]
+    at = store.put_many(dict.fromkeys(keys, b"v"))
+    labels = table([(key, at) for key in keys])
+    with bounds(SERVER_BODY_BYTES_MAX=20_000):
+        assert client.join(labels).read_all() == store.join(labels).read_all()
+
+
 def test_an_error_of_a_join_names_the_row(store: Store, client: Client) -> None:
     stamp = store.put(b"a", b"1")
     with bounds({"JOIN_ROWS_FIRST": 2, "JOIN_ROWS_MAX": 2}):

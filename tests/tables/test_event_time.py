@@ -12,6 +12,7 @@ import pytest
 
 import kvstore
 from kvstore.errors import HistoryGoneError, NotYetWrittenError, UsageError
+from kvstore.testing.bounds import bounds
 from kvstore.testing.seeds import seed_of
 
 pytestmark = [pytest.mark.usefixtures("each_engine"), pytest.mark.tiny_limits]
@@ -102,6 +103,35 @@ def test_a_join_on_two_axes_equals_asking_row_by_row(
         assert row["value"] == (expected and expected["value"])
         is_young = expected is not None and label["at"] - expected["ts"] <= timedelta(minutes=3)
         assert young["f_value"] == (expected["value"] if expected and is_young else None)
+
+
+@pytest.mark.parametrize("event_time", [None, "ts"])
+def test_large_rows_come_in_pieces_of_bounded_bytes(
+    store: kvstore.Store, event_time: str | None
+) -> None:
+    schema = pa.schema(
+        [("id", pa.int64()), ("ts", pa.timestamp("us", "UTC")), ("note", pa.string())]
+    )
+    notes = store.table("notes", schema, key=["id"], event_time=event_time)
+    notes.put({"id": 1, "ts": moment(0), "note": "n" * 1000})
+    labels = pa.table({"id": [1, 2] * 200, "at": pa.array([store.now()] * 400, pa.int64())})
+    with bounds(JOIN_VALUE_BYTES_MAX=10_000, JOIN_ROWS_FIRST=400):
+        batches = list(notes.join(labels, on="id", at="at", columns=["note"]))
+    assert all(batch.column("note").nbytes < 12_000 for batch in batches)
+    found = pa.Table.from_batches(batches)
+    assert found["id"].to_pylist() == [1, 2] * 200
+    assert found["note"].to_pylist() == ["n" * 1000, None] * 200
+
+
+def test_a_join_of_rows_keeps_its_history_from_the_call_on(
+    store: kvstore.Store, readings: kvstore.Table
+) -> None:
+    first = readings.put({"device": "a", "ts": moment(0), "value": 1.0})
+    readings.put({"device": "a", "ts": moment(0), "value": 2.0})
+    labels = pa.table({"device": ["a"], "at": [moment(1)]})
+    joined = readings.join(labels, on="device", at="at", known_at=first)
+    store.gc(before=store.sync())
+    assert joined.read_all()["value"].to_pylist() == [1.0]
 
 
 def test_a_table_without_event_time_joins_what_was_known(store: kvstore.Store) -> None:
