@@ -1,8 +1,9 @@
-"""A service with a script beside it: the waits of its commits, alone and during a backup.
+"""A service with a script beside it: the waits of its callers, alone and during a backup.
 
-A commit is ten puts and a shared fsync, and one comes every few milliseconds, as requests of users
-do. The figure is the 99th percentile of the waits. The script is another process, of a lower
-priority: it backs the store up in full, again and again, each time into a new collection.
+A commit is ten puts and a shared fsync. A call on the control socket gets or puts one key. One
+comes every few milliseconds, as requests of users do. The figure is the 99th percentile of the
+waits. The script is another process, of a lower priority: it backs the store up in full, again and
+again, each time into a new collection.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ import os
 import shutil
 import statistics
 import time
+from collections.abc import Callable
+from functools import partial
 from itertools import count
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -55,20 +58,42 @@ class Service(Subject):
         """The 99th percentile of the waits of commits, with backups beside them or without."""
         keys, values = self.data.updates(PUTS, step)
 
+        def commit(_: int) -> None:
+            assert self.store is not None, "fill comes first"
+            with self.store.batch(durability="group") as batch:
+                for key, value in zip(keys, values, strict=True):
+                    batch.put(key, value)
+
+        return partial(self._waited, commit, commits, backups)
+
+    def ask(self, calls: int, backups: bool, step: int) -> Work:
+        """The 99th percentile of the waits of calls on the control socket, three of four a get,
+        with backups beside them or without."""
+        keys, values = self.data.updates(calls, step)
+
         def work() -> Timed:
-            with _Script(self.directory) if backups else _Nobody() as script:
-                waits = []
-                for _ in range(commits):
-                    time.sleep(PAUSE_S)  # until the next request comes
-                    began = time.perf_counter()
-                    with self.store.batch(durability="group") as batch:
-                        for key, value in zip(keys, values, strict=True):
-                            batch.put(key, value)
-                    waits.append(time.perf_counter() - began)
-                    assert script.is_at_work()
-            return Timed(1, statistics.quantiles(waits, n=100)[98], 0.0)
+            with kvstore.connect(self.directory / "db") as client:
+
+                def call(number: int) -> None:
+                    if number % 4:
+                        client.get(keys[number])
+                    else:
+                        client.put(keys[number], values[number])
+
+                return self._waited(call, calls, backups)
 
         return work
+
+    def _waited(self, call: Callable[[int], None], count: int, backups: bool) -> Timed:
+        with _Script(self.directory) if backups else _Nobody() as script:
+            waits = []
+            for number in range(count):
+                time.sleep(PAUSE_S)  # until the next request comes
+                began = time.perf_counter()
+                call(number)
+                waits.append(time.perf_counter() - began)
+                assert script.is_at_work()
+        return Timed(1, statistics.quantiles(waits, n=100)[98], 0.0)
 
     def close(self) -> None:
         if self.store is not None:

@@ -93,6 +93,7 @@ backup-full         all rows, against copying a checkpoint's files
 backup-flat         a single increment in a store of all rows, against one of a tenth
 backup-beside       the 99th percentile of the waits of a service's commits while a script backs its
                     store up in full, against that of the same service alone
+backup-beside-calls the same for calls on its control socket, three of four a get
 backup-scan         rows of a collection as of a time, against delta-rs at that version
 restore             the newest state from a collection, against a bulk load from Parquet
 increments-list     list many increments, against a quarter of them: seconds per byte

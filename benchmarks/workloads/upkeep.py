@@ -69,17 +69,21 @@ def ending(size: Size) -> list[Workload]:
 def beside() -> list[Workload]:
     """A service alone, against the same service with a script that backs it up."""
 
-    def wait(backups: bool, label: str) -> Contender:
-        return Contender(SERVICE, Call("wait", {"commits": 500, "backups": backups}), label)
+    def waits(operation: str, count: str, backups: bool, label: str) -> Contender:
+        return Contender(SERVICE, Call(operation, {count: 500, "backups": backups}), label)
 
     return [
         Workload(
-            "backup-beside",
-            wait(False, "service alone"),
-            wait(True, "kvstore"),
+            name,
+            waits(*how, False, "service alone"),
+            waits(*how, True, "kvstore"),
             items=1,
             reach=0.67,
             has_cpu=False,
+        )
+        for name, how in (
+            ("backup-beside", ("wait", "commits")),
+            ("backup-beside-calls", ("ask", "calls")),
         )
     ]
 
