@@ -132,7 +132,7 @@ def _ingest(
             # Later commits are checked before the import is added, so GC must keep them.
             checked_at = held.enter_context(store.snapshot()).as_of
             if not linked:
-                # The records of a key that expired no more stay alive until its time.
+                # A key whose expiry was cancelled keeps its records until the due time.
                 rows = [part for part in manifest.parts if not part.smallest.startswith(EXPIRY)]
                 located = [_locate(directory, incoming, part.name) for part in rows]
                 require_no_live_keys(store, located)
@@ -175,7 +175,8 @@ def _checks_of_tables(
 
 
 def _require_records(manifest: Manifest, where: str) -> None:
-    """Raise `ImportRefusedError` unless the ends of the parts with records of expiries are such."""
+    """Raise `ImportRefusedError` for a part of expiries whose first or last key is no such
+    record."""
     try:
         for part in manifest.parts:
             for key in (part.smallest, part.largest):

@@ -1,4 +1,4 @@
-"""Counters of one open store, which the parts that do the work raise. `kvstore.metrics` names them.
+"""Counters of one open store. The parts that do the work raise them; `kvstore.metrics` names them.
 
 Invariants
 1. A counter never falls, and begins at 0 when the store is opened.
@@ -16,14 +16,15 @@ FSYNC_BOUNDS_S: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0
 
 
 class Durations:
-    """How long something took, each time: a histogram of seconds."""
+    """A histogram of durations in seconds."""
 
     __slots__ = ("bounds", "counts", "total")
 
     def __init__(self, bounds: tuple[float, ...]) -> None:
         self.bounds = bounds
         self.counts = [0] * (len(bounds) + 1)
-        """By bucket: durations up to each bound, and in the last one all longer times."""
+        """The number of durations in each bucket. The last bucket has the durations above all
+        bounds."""
         self.total = 0.0
 
     def note(self, seconds: float) -> None:

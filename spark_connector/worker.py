@@ -15,7 +15,8 @@ from functools import cache
 def freeze_objects() -> None:
     """Keep all present objects out of garbage collection. Only the first call does anything.
 
-    Call it in Spark's workers only, after their imports. It collects nothing before: imports leave
-    no garbage, and each step of planning, which is a process of its own, would wait 22 ms.
+    Call it in Spark's workers only, after their imports. It runs no collection before: imports
+    leave no garbage. Each step of planning is a process of its own, and a collection would cost it
+    22 ms.
     """
     gc.freeze()

@@ -22,8 +22,8 @@ from kvstore.timestamp import TimeLike, Timestamp
 
 
 class ServedUpkeep(ServedFrontiers):
-    """The calls of a client that the owner of the store does for it, and verbs without a name of
-    their own."""
+    """The calls of a client that concern the upkeep of a store, and calls of verbs by their
+    names."""
 
     def gc(
         self,

@@ -56,8 +56,8 @@ Commits: TypeAlias = "list[tuple[int, WriteSet]]"
 
 
 def sent_expiry(expires: Expires) -> int:
-    """An expiry as a client sends it, which does not know the time of the store: a time, or below
-    zero the nanoseconds from the time at which the store takes it."""
+    """An expiry as a client sends it: a time, or a number below zero. Such a number counts
+    nanoseconds from the time at which the store takes it, which a client does not know."""
     ahead = ahead_of(expires)
     if ahead is None:
         return to_timestamp(expires, name="expires")

@@ -105,9 +105,9 @@ class LiveReader(Store):
 
     @property
     def is_waiting(self) -> bool:
-        """Whether a key has expired whose delete the writer has not written: it does so at its next
-        commit, or its next read of the newest state. A look at the clock, and a seek behind each
-        move of `upper` if the store has keys that expire."""
+        """Whether a key has expired and the writer has not deleted it yet. The writer does so at
+        its next commit, or its next read of the newest state. A look at the clock, and a seek
+        behind each move of `upper` if the store has keys that expire."""
         if not self._parts.reserve.has_expiries:
             return False
         upper = self.upper

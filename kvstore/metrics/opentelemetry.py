@@ -5,7 +5,7 @@
     observe(store, meter_provider.get_meter("kvstore"), store="flights")
 
 Each counter and gauge is an observable instrument, `kvstore.commits` for `kvstore_commits_total`.
-OpenTelemetry has no observable histogram: of one it gets two counters, `...count` and `...sum`.
+OpenTelemetry has no observable histogram, so a histogram is two counters: `...count`, `...sum`.
 """
 
 from __future__ import annotations

@@ -15,11 +15,11 @@ like all other keys. `waiting` sorts the keys by their due times. `carried` tell
 Invariants
 1. A key expires if its newest version is a value with the same timestamp as a `waiting` record that
    is alive. Any later write to the key, with another timestamp, cancels the expiry. The revert of
-   an import is such a write: what it brings back has the time of the revert.
+   an import is such a write: a value that it brings back has the time of the revert.
 2. No import covers a `waiting` record of a commit or of another import, so its revert gives none
    a new time.
-3. A due time is above the timestamp of the commit that wrote its records. That of an import may lie
-   below its stamp: its keys are due right after it.
+3. A due time is above the timestamp of the commit that wrote its records. A due time of an import
+   may lie below the stamp of the import: the key is due right after it.
 """
 
 from __future__ import annotations

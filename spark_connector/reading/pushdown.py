@@ -56,7 +56,8 @@ def _of_group(group: Sequence[Comparison]) -> Iterator[Span]:
 
 
 def common(spans: Sequence[Span], within: Span) -> Iterator[Span]:
-    """The parts of disjoint, sorted spans that lie within another one. O(log n) and its result."""
+    """The parts of disjoint, sorted spans that lie within another span. Costs O(log n) and the size
+    of the result."""
     first = bisect.bisect_right(spans, within.start, key=lambda span: span.start)
     for number in range(max(first - 1, 0), len(spans)):
         span = spans[number]
@@ -83,7 +84,7 @@ def joined(spans: Iterable[Span], files: Sequence[FileSpan]) -> Iterator[Span]:
 
 
 def bounds_of(each: Comparison) -> tuple[Any, Any]:
-    """The least and the greatest value of a comparison, both included; None where it has none."""
+    """The least and the greatest value of a comparison, both included. None stands for no bound."""
     if each.operator == "=":
         return each.value, each.value
     if each.operator in (">", ">="):

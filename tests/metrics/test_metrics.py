@@ -1,4 +1,4 @@
-"""Each metric moves when the store does what it tells of, and no metric moves otherwise."""
+"""A metric moves when the store does the work that the metric counts, and no other metric moves."""
 
 from __future__ import annotations
 
