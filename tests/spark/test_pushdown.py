@@ -198,7 +198,7 @@ def test_filters_read_their_keys_alone_and_each_query_has_its_own_rows(
 
 
 def test_registered_sources_get_no_filters_of_spark(spark: SparkSession, places: Path) -> None:
-    """Also in a session that lets Spark push them."""
+    """A session that lets Spark push filters to Python sources makes no difference."""
     name = "spark.sql.python.filterPushdown.enabled"
     before = spark.conf.get(name)
     spark.conf.set(name, "true")

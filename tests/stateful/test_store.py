@@ -87,7 +87,7 @@ class WholeMachine(ExpiringMachine):
             return multiple()
         at = bulk.ingest(self.store, made.staging, on_conflict=on_conflict, move=move)
         self.model.add(at, made.import_id, content)
-        self.store.get(b"")  # deletes what was due before it came, in one commit or in several
+        self.store.get(b"")  # deletes each key that was due by then, in one or more commits
         for key, due in dues.items():
             late = [v.timestamp for v in self.store.history(key) if v.timestamp > max(at, due)]
             assert not late or late[0] <= at + 1 + len(dues)
