@@ -52,7 +52,7 @@ class ClientFeed:
             self.position = batch.position
             if batch.events or not follow or heartbeat is not None:
                 yield batch
-            if not follow and not batch.events:
+            if not follow and not batch.events and not batch.is_state:
                 return
 
     def __iter__(self) -> Iterator[FeedBatch]:

@@ -117,3 +117,19 @@ def test_a_feed_through_a_server_begins_with_the_state(store: kvstore.Store) -> 
             assert found == [(True, b"c"), (False, b"a")]
             again = client.feed("f", start=first.position)
             assert [e.key for b in again for e in b.events] == [b"c", b"a"]
+
+
+@pytest.mark.parametrize("follow", [False, True])
+def test_changes_behind_an_empty_last_piece_of_the_state_are_no_rows_of_it(
+    store: kvstore.Store, follow: bool
+) -> None:
+    store.put_many([(b"a", b"v"), (b"b", b"v")])
+    with serving(app(store), LOCAL) as running, connect(running.url) as client:
+        feed = client.feed("f", start="state", batch_rows=2)
+        store.put(b"a", b"changed")
+        found = []
+        for batch in feed.batches(follow=follow):
+            found += [(event.key, event.value, batch.is_state) for event in batch.events]
+            if len(found) == 3:
+                break
+        assert found == [(b"a", b"v", True), (b"b", b"v", True), (b"a", b"changed", False)]

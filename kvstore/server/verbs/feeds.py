@@ -44,14 +44,15 @@ def open_feed(call: Invocation) -> Answer:
 
 def fetch(call: Invocation) -> Answer:
     """The next batch of a feed, with the position behind it. Without an event the call waits for
-    one, for `wait` seconds at most."""
+    one, for `wait` seconds at most. The last batch of the state comes at once, and may be empty: a
+    client tells by the position before a batch whether its events are rows of the state."""
     feed = _resumed(call)
     if feed.position.timestamp < feed.acked:
         raise HistoryGoneError(as_of=feed.position.timestamp, since=feed.acked)
     wait = min(call.seconds("wait") or 0.0, FEED_POLL_S_MAX)
     batches = feed.batches(follow=bool(wait), heartbeat=wait or None)
     batch = next(batches, FeedBatch([], feed.position))
-    if not batch.events and wait:
+    if not batch.events and wait and not batch.is_state:
         batch = next(batches)
     told = json.dumps(_told(batch.position))
     schema = CHANGES_SCHEMA.with_metadata({POSITION_NAME: told.encode()})
