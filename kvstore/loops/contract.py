@@ -60,27 +60,27 @@ TEXT: Final = 2
 TRUTH: Final = 3
 INSTANT: Final = 4
 LOCAL: Final = 5
-"""How a stored value and a value of Python become each other: a given function does it; they are
-the same; the value is UTF-8; it is a byte for a boolean; it is the microseconds since the epoch of
-a datetime in UTC, or of one without a zone."""
+"""The way from a stored value to a value of Python and back: a given function; no change; UTF-8; a
+byte and a boolean; microseconds since the epoch and a datetime in UTC; the same and a datetime
+without a zone."""
 
 KeyMade: TypeAlias = "tuple[int, int, bool, int, int, int, Callable[[Any], bytes]]"
-"""A column of a key that is made of values of Python: its kind, the tag of its elements, whether
-they are flipped, its way (`STORED`, ...), the least and the greatest integer that it takes, and a
-function that makes the element of any value."""
+"""A column of keys to make: its kind; the tag of its elements; whether they are flipped; its way
+(`STORED`, ...); the least and the greatest integer that it takes; a function that makes the element
+of any value."""
 
 KeyRead: TypeAlias = "tuple[str | None, int, int, bool, int, int, Callable[[Any], Any] | None]"
-"""A column of a key that is read: its name, None if it is not asked for; kind, tag, flip and width
-as in `decode_keys`; its way, and the function of `CALLED`."""
+"""A column of keys to read: its name, None if nobody asked for it; kind, tag, flip and width as in
+`decode_keys`; its way; the function, if its way is `CALLED`."""
 
 CellRead: TypeAlias = "tuple[str, int, str, int, Callable[[Any], Any] | None]"
-"""A column of a row that is read: its name, its place in the row, its letter in the module
-`struct`, `s` for bytes; its way, and the function of `CALLED`."""
+"""A column of rows to read: its name; its place in the row; its letter in the module `struct`, `s`
+for bytes; its way; the function, if its way is `CALLED`."""
 
 INSTANT_LEAST: Final = -62_135_596_800_000_000
 INSTANT_MOST: Final = 253_402_300_799_999_999
-"""The datetimes of Python lie from the year 1 to 9999, in microseconds since the epoch. A function
-is called for other ones."""
+"""The first and the last datetime of Python, of the years 1 and 9999, in microseconds since the
+epoch. A function is called for times outside."""
 
 Column: TypeAlias = "tuple[int, Buffer | None, int, Buffer | None, Buffer | None]"
 """A column of values: their width in bytes, 0 if it varies; bits of validity, None where no value

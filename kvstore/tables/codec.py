@@ -173,8 +173,8 @@ class TableCodec:
     def fits(
         self, index: Index, entries: Sequence[bytes], rows: Sequence[dict[str, Any] | None]
     ) -> list[bool]:
-        """Whether the row that each entry of an index leads to has the values of the entry. A row
-        has the columns of the index."""
+        """Whether each entry of an index has the values of its row. A row has the columns of the
+        index."""
         names = self.definition.parts_named(index.parts)
         return self.index_codec(index).fits(entries, rows, names)
 
@@ -265,7 +265,7 @@ class TableCodec:
 
     def _beyond(self, error: OverflowError) -> UsageError:
         return UsageError(
-            f"{self.definition.where}: no value of Python holds that of a row: {error}",
+            f"{self.definition.where}: a row has a value that Python cannot hold: {error}",
             "read the rows as Arrow, with scan",
         )
 
@@ -300,7 +300,7 @@ def default_array(column: Column, count: int) -> pa.Array:
 
 
 def _widening(stored: pa.DataType, column: Column) -> Callable[[Any], Any] | None:
-    """The function that makes a value of a column of a cell of the older type `stored`."""
+    """The function that turns a cell of the older type `stored` into a value of a column."""
     if stored == column.type:
         return None
     old, new = kind_of(stored), column.kind

@@ -186,8 +186,8 @@ def _answered(
 
 
 def _answers(parts: Parts, codec: TableCodec, piece: Piece, plan: RowJoin) -> list[pa.Array] | None:
-    """The added columns of a piece of labels. None where several labels have rows of too many bytes
-    together."""
+    """The added columns of a piece of labels. None if the rows of several labels have too many
+    bytes together: the caller passes a smaller piece."""
     definition = codec.definition
     columns = {
         column.name: _of_key(piece, name, column.type)
@@ -244,9 +244,9 @@ def _rows_at(
     least: Numbers | None,
     plan: RowJoin,
 ) -> list[pa.Array] | None:
-    """The columns of the rows of keys, each at its time, and the time of its version; null where
-    there is none, and where the version is older than `least`. None where several rows have too
-    many bytes together."""
+    """The columns of the rows of keys, each at its time, and the time of its version. A row is null
+    where a key has no version or one older than `least`. None if the rows have too many bytes
+    together."""
     there = [at for at, key in enumerate(keys) if key is not None]
     wanted = [key for key in keys if key is not None]
     asked = times[there] if len(there) else np.empty(0, np.int64)

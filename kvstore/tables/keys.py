@@ -114,7 +114,7 @@ class KeyCodec:
         ]
 
     def reads(self, names: Collection[str]) -> list[contract.KeyRead]:
-        """The columns as `RowDicts` takes them, which reads the columns `names`."""
+        """The columns as `RowDicts` takes them, to read the columns `names`."""
         return [
             (column.name if column.name in names else None, *shape, *_read_way(column.kind))
             for column, shape in zip(self.columns, self._shapes, strict=True)
@@ -158,7 +158,7 @@ class KeyCodec:
         return found
 
     def _refuse(self, values: Sequence[Any]) -> NoReturn:
-        """Raise the error of values that make no key."""
+        """Raise `UsageError` for values that make no key."""
         if len(values) > len(self._makers):
             self._refuse_values(values)
         for column, make, value in zip(self.columns, self._makers, values, strict=False):
@@ -183,7 +183,8 @@ class KeyCodec:
 
 
 def _made(column: Column, part: KeyPart, make: _OneElement) -> contract.KeyMade:
-    """A column of keys as `KeyMaker` takes it: `make` makes elements that the loops do not."""
+    """A column of keys as `KeyMaker` takes it. `make` makes the elements that the loops cannot
+    make."""
     kind, least, most = column.kind, 0, 0
     way = contract.CALLED if kind.code == "f" else kind.way  # a float32 rounds
     if kind.key_kind in (contract.SIGNED, contract.UNSIGNED) and way == contract.STORED:
@@ -199,7 +200,8 @@ def _made(column: Column, part: KeyPart, make: _OneElement) -> contract.KeyMade:
 
 
 def _read_way(kind: Kind) -> tuple[int, Callable[[Any], Any] | None]:
-    """How the loops make a value of Python of an element, and the function that they call."""
+    """The way by which the loops turn an element into a value of Python, and the function that they
+    call for `CALLED`."""
     value = kind.value
     if kind.key_kind == contract.WHOLE:
         assert value is not None

@@ -61,7 +61,8 @@ class Kind:
 
     @property
     def way(self) -> int:
-        """How the loops make a value of Python: `value` says the same as a function."""
+        """The way by which the loops make a value of Python. The function `value` makes the same
+        value."""
         if self.value is None:
             return contract.STORED
         if self.value is bool:

@@ -125,8 +125,8 @@ class RowCodec:
     def reads(
         self, wanted: Sequence[tuple[str, int, Callable[[Any], Any] | None]]
     ) -> list[contract.CellRead]:
-        """Columns as `RowDicts` takes them: of each the name and the place in the layout; and a
-        function that makes its value of the stored cell, where it is not that of its kind."""
+        """Columns as `RowDicts` takes them. Each of `wanted` has a name, a place in the layout, and
+        a function that makes a value of a stored cell; None stands for the function of its kind."""
         found = []
         for name, place, call in wanted:
             kind = self.kinds[place]

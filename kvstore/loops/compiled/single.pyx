@@ -3,7 +3,7 @@
 
 Invariants
 1. No byte is read behind the end of a stored key or of a stored row.
-2. Fields are filled by the constructor and change no more: functions of Python are called amid reads.
+2. Fields change in the constructor alone, because reads call functions of Python.
 """
 
 cimport cython

@@ -44,8 +44,8 @@ class KeyMaker:
         rows: Sequence[dict[str, Any] | None],
         names: Sequence[str],
     ) -> list[bool]:
-        """Whether each entry of an index begins with the key of the values that its row has in the
-        columns `names`. No entry fits None."""
+        """Whether each entry of an index fits its row: the entry begins with the key of the row's
+        values in the columns `names`. No entry fits None."""
         return [
             row is not None and entry.startswith(self.make([row[name] for name in names]))
             for entry, row in zip(entries, rows, strict=True)
@@ -99,8 +99,8 @@ class RowDicts:
         values: Sequence[bytes | None],
         otherwise: Callable[[bytes, bytes], dict[str, Any]],
     ) -> list[dict[str, Any] | None]:
-        """The rows of keys and values, None for a value that is None. `otherwise` reads a row with
-        another schema number."""
+        """The rows of keys and values. A value that is None gives None. `otherwise` reads a row
+        with another schema number."""
         rows: list[dict[str, Any] | None] = []
         for key, value in zip(keys, values, strict=True):
             row = None if value is None else self.read(key, value)
