@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -376,7 +377,8 @@ def test_the_root_help_lists_the_exit_codes(run: Run) -> None:
 def test_following_opens_the_store_again_only_when_its_files_have_changed(
     run: Run, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The commands read the journal of a store in memory. A store on RocksDB has live readers."""
+    """The commands read the journal of a store in memory. A store on RocksDB has live readers. The
+    module `time` itself stays as it is: other threads of the tests sleep as well."""
     path = path.with_name("memory")
     opened, looks = [], iter(range(100))
 
@@ -394,7 +396,7 @@ def test_following_opens_the_store_again_only_when_its_files_have_changed(
                 raise KeyboardInterrupt
 
         monkeypatch.setattr(read, "open_read_only", open_read_only)
-        monkeypatch.setattr(read.time, "sleep", sleep)
+        monkeypatch.setattr(read, "time", SimpleNamespace(sleep=sleep))
         since = store.upper - 1
         found = run("changes", path, "--since", f"{since:d}", "--follow", code=130)
     assert [line["key"] for line in lines(found)] == ["new"]
