@@ -146,7 +146,7 @@ class Committer:
         durability: Durability | None = None,
         check: Callable[[], None] | None = None,
     ) -> Timestamp:
-        """Commit whatever `stage_entries` adds to the batch, at one new timestamp."""
+        """Commit the entries that `stage_entries` adds to the batch, at one new timestamp."""
         how = self.durability if durability is None else require_durability(durability)
         with self.lock:
             reserved = None
