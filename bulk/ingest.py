@@ -34,6 +34,7 @@ from bulk.contents import FILES_AT_ONCE, require_disjoint, require_rows, require
 from bulk.definitions import require_definitions
 from bulk.manifest import Manifest
 from bulk.staging import Identity, open_staged, opened_path, read_manifest, require_unaltered
+from bulk.uniques import required_unique
 from kvstore.arguments import is_there, require_path
 from kvstore.arrivals import NoneCame
 from kvstore.control.scripts import StoreOrClient, as_store
@@ -79,6 +80,7 @@ def ingest(
     key. Files are linked, or copied from another file system. `move` removes the files from
     `staging` after they were added; it removes a symbolic link, not the file behind it. `thorough`
     is for files from a stranger: it reads each file, compares its digest and checks each row.
+    A row of a table with the values of another row in a unique index raises `NotUniqueError`.
     `check` runs first, and under the commit lock just before the rows become visible; it calls the
     import off by raising an error. A client takes none, and no rows of tables.
     `progress` is called with the name of each step before the step. An exception that it raises
@@ -128,15 +130,15 @@ def _ingest(
     if not linked:
         checked, keys = _checked(directory, incoming, manifest, store.imports, thorough=thorough)
     with ExitStack() as held:
-        if on_conflict == "error":
+        if on_conflict == "error" or manifest.tables:
+            # A key whose expiry was cancelled keeps its records until the due time.
+            rows = [part for part in manifest.parts if not part.smallest.startswith(EXPIRY)]
+            located = [_locate(directory, incoming, part.name) for part in rows]
             # Later commits are checked before the import is added, so GC must keep them.
-            checked_at = held.enter_context(store.snapshot()).as_of
-            if not linked:
-                # A key whose expiry was cancelled keeps its records until the due time.
-                rows = [part for part in manifest.parts if not part.smallest.startswith(EXPIRY)]
-                located = [_locate(directory, incoming, part.name) for part in rows]
-                require_no_live_keys(store, located)
-            checks.insert(0, NoneCame(store, record, 0 if linked else checked_at))
+            at = held.enter_context(store.snapshot()).as_of
+            if on_conflict == "error":
+                checks.insert(0, _live_keys(store, record, located, at, linked=linked))
+            checks += required_unique(held, store, manifest, located, at)
         tell("prepare")
         store.imports.prepare(record, keys)
         if not linked:
@@ -153,6 +155,15 @@ def _ingest(
     if move:
         _take_away(directory, manifest)
     return stamp
+
+
+def _live_keys(
+    store: Store, record: ImportRecord, files: Sequence[Path], at: int, *, linked: bool
+) -> NoneCame:
+    """The check of the commit that no key of an import is alive. Raises `KeyConflictError`."""
+    if not linked:
+        require_no_live_keys(store, files)
+    return NoneCame(store, record, 0 if linked else at)
 
 
 def _checks_of_tables(

@@ -12,7 +12,7 @@ from bulk.ingest import OnConflict, ingest, staging_beside
 from bulk.manifest import Manifest
 from bulk.sort import Duplicates, sorted_batches
 from bulk.staged import Import
-from kvstore.errors import KeyOrderError, TableAlteredError, UsageError, printable
+from kvstore.errors import KeyOrderError, NotUniqueError, TableAlteredError, UsageError, printable
 from kvstore.store import Store
 from kvstore.timestamp import Timestamp
 
@@ -55,7 +55,10 @@ def import_rows(
             raise UsageError(what, remedy) from error
         try:
             stamp = ingest(store, made.staging, on_conflict=on_conflict, move=True, check=check)
-        except TableAlteredError:  # the rows must be encoded anew, so this import never continues
+        except (
+            NotUniqueError,
+            TableAlteredError,
+        ):  # only other rows could continue
             store.imports.abort(manifest.import_id)
             raise
     return manifest, stamp

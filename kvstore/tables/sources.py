@@ -175,12 +175,6 @@ class StoreRows:
             )
         self.catalogue.forget(name)
         codec = self.catalogue.codec(name)
-        for index in codec.definition.indexes:
-            if index.is_unique:
-                raise UsageError(
-                    f"table {name!r} has the unique index {index.name!r}, which no import checks",
-                    "put the rows: table.put_batch",
-                )
         return ImportTarget(self.store, codec, self.checked(name, codec))
 
     def checked(self, name: str, codec: TableCodec) -> Callable[[], None]:

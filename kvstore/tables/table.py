@@ -123,7 +123,7 @@ class Table:
 
     def import_target(self) -> ImportTarget:
         """The parts that an import of rows needs: the store, the codec, and a check for the commit.
-        Raises `UsageError` for a table with a unique index, and where the store is only read."""
+        Raises `UsageError` where the store is only read."""
         return self._store_rows("imported into").import_target(self.name)
 
     # -- reading ----------------------------------------------------------------------------

@@ -25,6 +25,7 @@ from kvstore.control.scripts import StoreOrClient, as_store
 from kvstore.errors import (
     ImportRefusedError,
     KeyOrderError,
+    NotUniqueError,
     TableAlteredError,
     UsageError,
 )
@@ -84,8 +85,8 @@ def bulk_import(
     For a table (`store.table("trips")`) `df` has columns of the table, in any order, and neither
     `key`, `value`, `op`, `splits`, `duplicates` nor `expires` is given. The tasks that sort the
     rows build their index entries too. A type, a null or a value that does not fit is refused by
-    column and row. Raises `TableAlteredError` if the table is altered meanwhile, and `UsageError`
-    for a table with a unique index, which no import checks.
+    column and row. Raises `TableAlteredError` if the table is altered meanwhile, and
+    `NotUniqueError` for a row with the values of another one in a unique index.
 
     Raises `UsageError` on bad columns, duplicates and null keys or values; then no row is added.
     """
@@ -158,7 +159,7 @@ def run_import(
     built = time.perf_counter()
     try:
         stamp = bulk.ingest(store, directory, on_conflict=on_conflict, move=True, check=check)
-    except TableAlteredError:  # the rows must be encoded anew, so this import never continues
+    except (NotUniqueError, TableAlteredError):  # only other rows could continue
         with as_store(store) as into:
             into.imports.abort(manifest.import_id)
         shutil.rmtree(directory, ignore_errors=True)

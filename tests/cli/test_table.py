@@ -162,8 +162,13 @@ def test_bad_files_are_refused_by_column_and_row_and_add_nothing(
         assert store.imports.all() == []
         store.table("users", pa.schema([("mail", pa.string())]), "mail", {"m": unique("mail")})
     pq.write_table(pa.table({"mail": ["a"]}), tmp_path / "u.parquet")
+    run("table", "import", path, "users", tmp_path / "u.parquet")
+    pq.write_table(pa.table({"mail": ["b"], "nick": ["x"]}), tmp_path / "u.parquet")
+    run("table", "alter", path, "users", "--add", "nick:string", "--unique-index", "n=nick")
+    run("table", "import", path, "users", tmp_path / "u.parquet")
+    pq.write_table(pa.table({"mail": ["c"], "nick": ["x"]}), tmp_path / "u.parquet")
     refused = run("table", "import", path, "users", tmp_path / "u.parquet", code=2).stderr
-    assert "unique index 'm'" in refused
+    assert "index 'n': nick='x' is taken by the row mail='b'" in refused
 
 
 def test_an_import_meets_an_alteration_and_adds_nothing(path: Path, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from kvstore import Store
-from kvstore.errors import TableAlteredError, UsageError
+from kvstore.errors import NotUniqueError, TableAlteredError, UsageError
 from kvstore.tables import unique
 from spark_connector import bulk_import
 
@@ -84,7 +84,7 @@ def test_a_refusal_is_one_line_and_adds_nothing(
     assert not any((store.path / "ingest").glob("*"))  # type: ignore[operator]
 
 
-def test_a_load_into_a_table_takes_no_key_and_checks_no_unique_index(
+def test_a_load_into_a_table_takes_no_key_and_checks_unique_indexes(
     spark: SparkSession, store: Store
 ) -> None:
     frame = spark.sql("SELECT 1 AS id")
@@ -94,8 +94,12 @@ def test_a_load_into_a_table_takes_no_key_and_checks_no_unique_index(
     with pytest.raises(UsageError, match="pass both, or load into a table"):
         bulk_import(frame, store)
     mails = store.table("mails", SCHEMA, "id", {"one": unique("zone")})
-    with pytest.raises(UsageError, match="unique index 'one'"):
-        bulk_import(frame, mails)
+    bulk_import(spark.sql("SELECT 1 AS id, 'a' AS zone"), mails)
+    with pytest.raises(NotUniqueError, match="zone='a' is taken by the row id="):
+        bulk_import(spark.sql("SELECT 2 AS id, 'a' AS zone"), mails)
+    assert [record.reverted for record in store.imports.all()] == [None]
+    bulk_import(spark.sql("SELECT id, concat('a', id) AS zone FROM range(1, 9)"), mails)
+    assert [row["id"] for row in mails.find("one", "a1")] == [1]
 
 
 def test_an_alteration_during_a_load_calls_it_off(spark: SparkSession, store: Store) -> None:
