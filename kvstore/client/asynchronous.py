@@ -10,11 +10,13 @@ A call runs in a thread of a small pool, which waits for the socket instead of t
 Invariants
 1. The call of a cancelled coroutine runs to its end: a write may have been done.
 2. A stream that is not read to its end closes its connection.
+3. A forked child starts threads of its own, because it has no thread of its parent.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -49,7 +51,8 @@ class AsyncClient:
 
     def __init__(self, client: Client) -> None:
         self._client = client
-        self._threads = ThreadPoolExecutor(CLIENT_CONNECTIONS_MAX, "kvstore-client")
+        self._threads = _threads()
+        self._process = os.getpid()
 
     # -- the store --------------------------------------------------------------------------
 
@@ -80,7 +83,8 @@ class AsyncClient:
     async def close(self) -> None:
         """Close the connections, behind the calls under way. Repeatable."""
         self._client.close()
-        await asyncio.to_thread(self._threads.shutdown)
+        if self._process == os.getpid():
+            await asyncio.to_thread(self._threads.shutdown)
 
     async def __aenter__(self) -> AsyncClient:
         return self
@@ -286,6 +290,8 @@ class AsyncClient:
     # -- inside -----------------------------------------------------------------------------
 
     async def _run(self, call: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
+        if self._process != os.getpid():
+            self._threads, self._process = _threads(), os.getpid()
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._threads, partial(call, *args, **options))
 
@@ -299,3 +305,7 @@ class AsyncClient:
             close = getattr(items, "close", None)
             if close is not None:
                 await asyncio.shield(self._run(close))
+
+
+def _threads() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(CLIENT_CONNECTIONS_MAX, "kvstore-client")

@@ -34,6 +34,7 @@ from kvstore.errors import (
     RetryableError,
     UsageError,
 )
+from kvstore.forks import own
 from kvstore.limits import (
     SERVER_BODY_BYTES_MAX,
     SERVER_MEMORY_BYTES_MAX,
@@ -95,6 +96,8 @@ class App:
         self._source = store
         self._tokens = Tokens(tokens) if isinstance(tokens, Iterable) else tokens
         self._verbs = verbs
+        self._process = os.getpid()
+        """The process that has the threads."""
         self._lock = threading.Lock()
         self._service: Service | None = None
         self._threads: ThreadPoolExecutor | None = None
@@ -111,11 +114,12 @@ class App:
         if self._service is None:
             with self._lock:
                 if self._service is None:
-                    given = self._source
+                    given, self._process = self._source, os.getpid()
                     store = given if isinstance(given, Store) else opening.open(given)
                     self._threads = ThreadPoolExecutor(SERVER_THREADS_MAX, "kvstore-server")
                     self._waiters = ThreadPoolExecutor(SERVER_WAITS_MAX, "kvstore-waiter")
                     self._service = Service(store, self._verbs)
+                    own(self._service, f"the server of {store!r}")
         return self._service
 
     @property
@@ -129,7 +133,10 @@ class App:
         return self._tokens is not None
 
     def close(self) -> None:
-        """End the threads, and close a store that this application has opened. Repeatable."""
+        """End the threads, and close a store that this application has opened. Repeatable. Does
+        nothing in a process that was forked behind the first request."""
+        if os.getpid() != self._process:
+            return
         with self._lock:
             service, self._service = self._service, None
             threads, self._threads = self._threads, None

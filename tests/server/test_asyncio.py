@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import contextmanager, suppress
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -18,6 +20,7 @@ from kvstore.errors import AccessDeniedError, PreconditionError
 from kvstore.server import ListenAddress, Token, app, serving
 from kvstore.server.guarded import GuardedProtocol, GuardedServer
 from kvstore.server.running import bound
+from kvstore.testing.forks import reap
 
 LOCAL = ListenAddress("127.0.0.1", 0)
 
@@ -89,6 +92,66 @@ def hosted(application: FastAPI) -> Iterator[str]:
         server.should_exit = True
         thread.join()
         listener.close()
+
+
+def test_coroutines_of_a_forked_child_have_threads_of_their_own(store: kvstore.Store) -> None:
+    with serving(app(store), LOCAL) as running:
+
+        async def work(key: bytes) -> kvstore.AsyncClient:
+            async with await connect_async(running.url) as other:
+                await other.put(key, b"v")
+            client = await connect_async(running.url)
+            await client.put(key, b"w")
+            return client
+
+        client = asyncio.run(work(b"parent"))
+
+        async def again() -> bytes | None:
+            async with client:
+                return await client.get(b"parent")
+
+        assert in_child(lambda: asyncio.run(again()) == b"w") == 0
+        assert asyncio.run(again()) == b"w"
+
+
+def test_an_application_refuses_the_requests_of_a_forked_child(store: kvstore.Store) -> None:
+    """The threads of its parent, which do most calls, are not there."""
+    served = app(store)
+
+    async def ask(path: str) -> list[MutableMapping[str, Any]]:
+        sent: list[MutableMapping[str, Any]] = []
+
+        async def send(message: MutableMapping[str, Any]) -> None:
+            sent.append(message)
+
+        async def receive() -> MutableMapping[str, Any]:
+            return {"type": "http.request", "body": b""}
+
+        line = {"type": "http", "method": "GET", "path": path, "query_string": b""}
+        await served({**line, "headers": [(b"host", b"localhost")], "client": None}, receive, send)
+        return sent
+
+    def refuses() -> bool:
+        found = [asyncio.run(ask(path)) for path in ("/v1/stats", "/v1/keys/k", "/metrics")]
+        served.close()
+        return all(b"ForkedError" in answer[1]["body"] for answer in found)
+
+    assert asyncio.run(ask("/v1/stats"))[0]["status"] == 200
+    assert in_child(refuses) == 0
+    assert asyncio.run(ask("/v1/stats"))[0]["status"] == 200
+    served.close()
+
+
+def in_child(is_right: Callable[[], bool]) -> int:
+    """The status of a forked child: 0 if the function returned true there."""
+    child = os.fork()
+    if not child:
+        status = 1
+        try:
+            status = 0 if is_right() else 2
+        finally:
+            os._exit(status)
+    return reap(child)
 
 
 def test_an_application_mounts_the_server_beside_its_own_paths(store: kvstore.Store) -> None:
