@@ -137,6 +137,6 @@ def column_of_change(batch: pa.RecordBatch, name: str) -> pa.Array:
 
 @cache
 def _change_types() -> pa.Array:
-    """Made at its first use, because the first `pa.array` of a process imports pandas: 0.2 s, which
-    each step of planning would pay."""
+    """Made at its first use, because the first `pa.array` of a process imports pandas: 0.2 s, for
+    which a worker that plans would wait."""
     return pa.array(_CHANGE_TYPES)

@@ -86,8 +86,8 @@ def test_package_that_makes_it_known_imports_nothing_of_ours() -> None:
     assert not {"kvstore", "spark_connector", "rocksdict"} & set(modules)
 
 
-def test_a_step_of_planning_imports_no_pandas() -> None:
-    """Spark runs each step in a new process, which imports everything anew."""
+def test_a_worker_that_plans_imports_no_pandas() -> None:
+    """The first read of a session waits for the imports of two workers, one after the other."""
     code = "import sys, spark_connector.source; print('pandas' in sys.modules)"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout == "False\n"
