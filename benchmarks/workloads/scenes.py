@@ -10,7 +10,7 @@ from benchmarks.workloads.rows import rows_loaded, rows_read
 from benchmarks.workloads.spark import spark
 from benchmarks.workloads.table import line_of, lines
 from benchmarks.workloads.upkeep import beside, collections, ending, flat, flushed, served
-from benchmarks.workloads.writing import committing, loading
+from benchmarks.workloads.writing import committing, expiring, loading
 
 
 def scenes(size: Size) -> list[Scene]:
@@ -43,6 +43,7 @@ def scenes(size: Size) -> list[Scene]:
             has_peers=True,
         ),
         Scene([Stage((fill, settle, Call("scan")), beside_ranges(size))]),
+        Scene([Stage((fill, settle, Call("scan")), expiring(size))]),
         Scene([Stage((fill, settle, *windows), flat(size))]),
         Scene([Stage((), flushed(size))]),
         Scene([Stage((fill, loaded, warm_up, change), collections(size))], is_quick=False),

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from benchmarks.workloads.plan import (
+    EXPIRING,
     Call,
+    Contender,
     Size,
     Workload,
     ours,
@@ -63,6 +65,26 @@ def updates() -> list[Workload]:
             ours("update_each", **each),
             items=10_000,
             reach=0.5,
+        )
+    ]
+
+
+def expiring(size: Size) -> list[Workload]:
+    """Puts with an expiry, and calls beside keys that wait for theirs."""
+
+    def call(operation: str, side: str, count: int) -> Contender:
+        arguments = {"side": side, "count": count}
+        return Contender(EXPIRING, Call(operation, arguments), f"{operation} {side}")
+
+    puts, gets = 10_000, size.lookups
+    return [
+        Workload(
+            name, call(base, "none", count), call(ours_, "waiting", count), items=count, reach=reach
+        )
+        for name, base, ours_, count, reach in (
+            ("put-expiring", "put_each", "put_expiring", puts, 0.5),
+            ("put-waiting", "put_each", "put_each", puts, 0.95),
+            ("get-waiting", "get", "get", gets, 0.6),
         )
     ]
 

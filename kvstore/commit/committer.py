@@ -294,7 +294,8 @@ class Committer:
     def catch_up(self) -> None:
         """Raise as `Health.require`, and write the deletes that are due now: before a read of the
         newest state. One look at the clock, if none is due."""
-        self.health.require()
+        if not self.frontiers.is_sound:
+            self.health.require()
         if self.has_due:
             with self.lock:
                 self.health.require()

@@ -264,8 +264,12 @@ class Store:
         calls this method for an unusual argument, for a time that is not complete, and where
         history goes away during the look-up.
         """
+        # Hot while a key waits for its expiry: then the shortcut calls this method for each key.
         key = require_key(key)
-        value = self._reads.read(as_of, Span.of_key(key), partial(self._versions.get, key))
+        at = self._reads.at(as_of)
+        value = self._versions.get(key, at)
+        if at < self._committer.frontiers.floor:
+            value = self._reads.read(as_of, Span.of_key(key), partial(self._versions.get, key))
         return default if value is None else value
 
     def get_many(
