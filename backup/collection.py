@@ -304,8 +304,8 @@ class Collection:
         end: bytes | None = None,
         progress: OnProgress | None = None,
     ) -> Timestamp:
-        """Import the rows alive at `as_of` into a live store, or that of a client by path, as one
-        import; returns its stamp.
+        """Import the rows alive at `as_of` into a live store, or into the store of a client by
+        path, as one import; returns its stamp.
 
         Keys that the backup does not have stay as they are: delete their range first to replace
         it. Rows of tables go to tables of the same definitions; `ImportRefusedError` names a

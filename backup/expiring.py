@@ -101,7 +101,7 @@ def _dues(snapshot: ShardSnapshot, span: Span) -> Iterator[pa.RecordBatch]:
 
 
 def _expires(rows: pa.RecordBatch, records: pa.Table) -> pa.Array:
-    """The due time of each of `rows`: that of the record with its key and its timestamp."""
+    """The due time of each of `rows`, from the record with its key and its timestamp."""
     found = pc.index_in(_versions(rows), value_set=_versions(records))
     return records.column("due").combine_chunks().take(found)
 

@@ -41,7 +41,7 @@ HEADLINES = (
     ),
     Headline(
         "backup", "incremental backup of 10,000 changes", "copying a checkpoint's new files",
-        "the work is that of the changes, but each part is sorted, compressed and checked",
+        "the work follows the changes, but each part is sorted, compressed and checked",
     ),
     Headline(
         "bulk-load", "bulk load of all rows, sorted", "the same without timestamps and digests",

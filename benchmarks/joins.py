@@ -1,7 +1,7 @@
 """Point-in-time joins: labels against the same history in a store, a collection, and Parquet.
 
     whole     keys x 100 versions, two for each row of the run, at times in no order
-    late      events of which a tenth became known hours later, and a tenth restates another one
+    late      events: a tenth became known hours later, and a tenth restates another event
     labels    a share of as many labels as there are versions; keys and times in no order
     peers     read a Parquet file of the history for each join: loading is a part of their work
 

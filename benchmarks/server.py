@@ -169,8 +169,7 @@ def sqlite(place: Path) -> Iterator[Contender]:
 
 
 class _Server(Subject):
-    """A server in a process of its own, with a client in this one. Processor time is that of
-    both."""
+    """A server in a process of its own, with a client in this one. Processor time counts both."""
 
     def __init__(
         self,

@@ -242,7 +242,7 @@ def _timed(method: Callable[..., Work], arguments: dict[str, Any]) -> Result:
         )
         peak = _peak_bytes()
         return Result(seconds, cpu_seconds, items, peak, peak - resident)
-    except Exception as error:  # noqa: BLE001  # whatever a peer raises is its result
+    except Exception as error:  # noqa: BLE001  # any error of a peer is its result
         lines = traceback.format_exception_only(error)
         return Result(problem=lines[-1].strip()[:300])
 

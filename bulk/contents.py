@@ -35,7 +35,7 @@ FILES_AT_ONCE: Final = 16
 def require_told(
     files: Sequence[tuple[Part, str]], import_id: int, *, tell: Tell = told_once
 ) -> None:
-    """Raise `CorruptionError` unless the metadata of each file is that of its part.
+    """Raise `CorruptionError` unless the metadata of each file fits its part.
 
     Checks at most `FILES_AT_ONCE` files. `tell` reads the metadata, as `Imports.told_files` does.
     """
@@ -120,7 +120,8 @@ def _untrue(part: Part, file: LooseFile, reference: bytes) -> str | None:
 
 
 def _crossing(parts: Sequence[Part]) -> Iterator[list[Part]]:
-    """Groups of parts, two or more. A part crosses another one of its group and none outside it."""
+    """Groups of two or more parts. A part crosses another part of its group, and none outside
+    it."""
     group: list[Part] = []
     end = b""
     for part in parts:

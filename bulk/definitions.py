@@ -57,7 +57,7 @@ def require_definitions(
         if found != made:
             differs = f"at revision {found.revision}, and its rows were made at {made.revision}"
             if found.revision == made.revision:
-                differs = "another one than that of its rows, with other columns or indexes"
+                differs = "not the table of its rows: it has other columns or indexes"
             raise ImportRefusedError(where, f"table {made.table!r} is {differs}", remedy)
         checks.append(target.check)
     return checks

@@ -32,9 +32,9 @@ def import_rows(
 ) -> tuple[Manifest, Timestamp]:
     """Sort, stage and add rows: batches of binary columns `key` and `value`.
 
-    `name_of` names a key in errors; `check` is that of `ingest`; `tables` are the definitions that
-    encoded the rows. Raises `UsageError` for a key that
-    comes twice, unless `duplicates` is `"last"`.
+    `name_of` names a key in errors; `check` is as in `ingest`; `tables` are the definitions that
+    encoded the rows. Raises `UsageError` for a key that comes twice, unless `duplicates` is
+    `"last"`.
     """
     with staging_beside(store) as directory:
         made = Import.create(directory / "staged")

@@ -14,7 +14,7 @@ The `Run` object has the places and checksums of the blocks. It is never on disk
 Invariants
 1. Rows of one key keep their order: both sorts are stable, and runs are read in order.
 2. A run that nobody names was left by a failed attempt, and is never read.
-3. A block is read only if its checksum is that of the bytes that were written.
+3. A block is read only if it has the checksum of the bytes that were written.
 """
 
 from __future__ import annotations

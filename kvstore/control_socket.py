@@ -7,7 +7,7 @@
 Invariants
 1. Only the process that has the store open to write makes and removes the socket, and it does both
    while it has the store's lock. So a socket that an owner finds is stale, and no owner removes the
-   socket of another one.
+   socket of another owner.
 2. The socket gets its name once it accepts connections. A refused connection means that its owner
    is gone.
 3. No umask makes the socket public: the mode of the directory decides, and `mkdir` never adds bits.

@@ -5,7 +5,7 @@ files that the other process writes, wait for locks whose owners are gone, and f
 when it is destroyed. So in the child a handle turns into an object that raises `ForkedError` at
 every call, and the native objects below it are leaked.
 
-    own(handle, "the store at /d")      in the constructor of whatever holds files, locks or threads
+    own(handle, "the store at /d")      in the constructor of a class with files, locks, threads
 
 Invariants
 1. The child runs no method and no destructor of a handle: a reference that nobody gives back keeps

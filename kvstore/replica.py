@@ -41,7 +41,7 @@ def stage_replica(batch: WriteBatch, meta: Meta, source: str, *, pending: int = 
 
 
 def stored_policy(meta: Meta, where: str) -> Policy:
-    """The policy that a store's records ask for: that of a replica, or `OPEN`."""
+    """The policy that a store's records ask for: the policy of a replica, or `OPEN`."""
     record = meta.read(_REPLICA)
     if record is None:
         return OPEN

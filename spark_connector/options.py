@@ -1,7 +1,7 @@
 """The options of `format("kvstore")`, and which of them each mode takes.
 
 Option names are Delta's where Delta has the option; their case does not matter. An option that is
-unknown, means nothing to the mode, or contradicts another one is an error: an option that does
+unknown, means nothing to the mode, or contradicts another option is an error: an option that does
 nothing gives a wrong answer.
 
     every read   path  prefix | startKey, endKey | ranges  keyEncoding  columns  numPartitions

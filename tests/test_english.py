@@ -138,6 +138,7 @@ def test_vague_phrases_are_found_and_quoted_words_are_not() -> None:
     assert vague("It keeps those\nof the store.") == ["those of the store."]
     assert len(vague("The scan goes on. It lets the lock go; those who wait go on.")) == 4
     assert len(vague("Of each. It reads all that is there, and what was written.")) == 3
+    assert len(vague("Its time is that of the latter. Whatever comes, it stays.")) == 3
     assert vague('These go on disk. "Those of" and `let_go` are words. It goes to the end.') == []
 
 

@@ -231,7 +231,7 @@ def test_an_interrupt_between_a_commit_and_its_count_loses_neither(
 def test_streams_that_were_written_down_are_used_or_nothing_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No reader would see changes that are written to the former streams afterwards."""
+    """No reader would see changes that are written to the old streams afterwards."""
     with kvstore.open(tmp_path / "s") as store:
         store.reshard(3)
         with monkeypatch.context() as patched:

@@ -90,14 +90,14 @@ disk                bytes after the updates, history and log kept, against one v
 disk-trimmed        the same once history and log are given up to the present
 
 Backup
-backup              20 increments, each of 10,000 changes just committed: the sum, against that of
-                    copying a raw checkpoint's new files after each
+backup              20 increments, each of 10,000 changes just committed, against copying a raw
+                    checkpoint's new files after each
 backup-copied       the same, against copying the new files of the store's own checkpoints
 backup-single       the median one, by a handle just opened, against the median copy
 backup-full         all rows, against copying a checkpoint's files
 backup-flat         a single increment in a store of all rows, against one of a tenth
 backup-beside       the 99th percentile of the waits of a service's commits while a script backs its
-                    store up in full, against that of the same service alone
+                    store up in full, against the same service alone
 backup-beside-calls the same for calls on its control socket, three of four a get
 backup-scan         rows of a collection as of a time, against delta-rs at that version
 restore             the newest state from a collection, against a bulk load from Parquet

@@ -6,7 +6,8 @@ of the imports since: reverting one takes its value away, and the newest of the 
 Invariants
 1. An ordinary write or a deletion leaves one value or none: reverting an older import does not
    change the key any more.
-2. Values are oldest first. The first may be that of an ordinary write, whose import is `WRITTEN`.
+2. Values are oldest first. The first value may come from an ordinary write; its import is
+   `WRITTEN`.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ class Plan:
     imports: int
     import_rows: int
     import_users: int
-    """Neighbours to whom the rows of one import belong."""
+    """Neighbours that own the rows of one import."""
     reverts: int
     deletes: int
     """Deletions of all rows of a user."""

@@ -85,7 +85,7 @@ class Health:
 
     @contextmanager
     def poisoning(self) -> Iterator[None]:
-        """An exception inside the block, also that of a signal, poisons the store."""
+        """An exception inside the block, also one that a signal raises, poisons the store."""
         try:
             yield
         except BaseException as error:

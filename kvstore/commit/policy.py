@@ -6,9 +6,9 @@
     live         refused       refused   the process that writes the store
     following    refused       taken     the source, window by window
 
-A record lies beside the timeline: a hold, a frontier, the state of an import. A store that
-follows another one takes its source's commits at its source's times (`kvstore.replica`), and none
-of its own until it is promoted, which replaces its policy by `OPEN`.
+A record lies beside the timeline: a hold, a frontier, the state of an import. A store that follows
+another store, its source, takes the commits of the source at their times (`kvstore.replica`). It
+takes no commits of its own until a promotion replaces its policy by `OPEN`.
 
 Invariants
 1. A policy is a value. The committer replaces it under the commit lock and never changes it.

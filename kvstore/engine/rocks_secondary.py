@@ -110,7 +110,7 @@ class SecondaryEngine(RocksEngine):
             handles: list[Any] = [*self._family.values(), former]
             self._db = database
             self._take_families(database)
-            for handle in handles:  # iterators keep the former database as long as they need it
+            for handle in handles:  # iterators keep the old database as long as they need it
                 with suppress(Exception):
                     handle.close()
         self._readers.renew()

@@ -79,7 +79,7 @@ _FILE: Final = re.compile(r" \d+:(\d+)\[[^]]*\]\['([0-9A-F]*)' .* \.\. '([0-9A-F
 
 
 def groups(files: Sequence[SortedFile]) -> Iterator[FileGroup]:
-    """The groups of small files, in the order of `files`, which is that of `sorted_files`."""
+    """The groups of small files. `files`, and so the groups, are in the order of `sorted_files`."""
     levels = _by_level(files)
     for level in levels:
         for is_small, run in groupby(level, key=attrgetter("is_small")):

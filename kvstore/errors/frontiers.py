@@ -6,8 +6,8 @@ from kvstore.errors.root import KVStoreError, span_text
 
 
 class HistoryGoneError(KVStoreError):
-    """History at `as_of` may be gone: it is kept from `since` on. Where `span` is given, `since` is
-    that of this span, else that of the whole store."""
+    """History at `as_of` may be gone: it is kept from `since` on. Where `span` is given, `since`
+    concerns this span, and the whole store otherwise."""
 
     def __init__(
         self,

@@ -13,8 +13,8 @@ A past import has no rows of its own any more. `kvstore.imports.past` has the re
 kept of it.
 
 Invariants
-1. The record of an import is durable before its files enter the engine: whatever a crash leaves
-   can be found, added by a second try, or aborted.
+1. The record of an import is durable before its files enter the engine. So the files that a crash
+   leaves can be found, added by a second try, or aborted.
 2. `added` and `reverted` never change once set.
 3. A record outlives the last row that refers to it and the last change entry that names it.
 """

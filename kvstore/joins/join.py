@@ -129,7 +129,7 @@ def _joined(reader: pa.RecordBatchReader, plan: _Plan) -> Iterator[pa.RecordBatc
         every = [each.answers for each in opened]
         if plan.at is None:
             for each in every:
-                _ = each.newest  # the time of labels is that of the call
+                _ = each.newest  # the time of the call is the time of labels
         # A batch without columns first: taking it holds the history, within the call.
         yield pa.record_batch([], names=[])
         pieces = Pieces(reader, min(a.rows_first for a in every), min(a.rows_max for a in every))

@@ -161,8 +161,8 @@ class _Replay:
         self._check_content(scan)
         self._last = file.number
         self._incarnation = scan.incarnation
-        # A later writer than that of the records behind it may have written the snapshot. So only
-        # its identity counts.
+        # The writer of the snapshot may be a later one than the writer of the records behind it. So
+        # only its identity counts.
         self._least = scan.incarnation >> 32 << 32
         self._bytes = scan.size
         return scan.records

@@ -106,7 +106,7 @@ class LiveRecords:
             path,
             f"the store at {path} was replaced by another copy: it lacks history before "
             f"{self.upper} that this reader has shown",
-            "call kvstore.follow again, and forget the answers of the former copy",
+            "call kvstore.follow again, and forget the answers of the replaced copy",
         )
 
     def _reload_ranges(self) -> None:

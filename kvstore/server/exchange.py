@@ -157,7 +157,7 @@ async def send_json(send: Send, answer: Any, status: int = 200) -> None:
 
 
 async def send_error(send: Send, error: KVStoreError, status: int = 0) -> None:
-    """Answer with an error. A `status` above 0 replaces that of its class."""
+    """Answer with an error. A `status` above 0 replaces the status of the error's class."""
     status = status or status_of(error)
     body = json.dumps(failure_fields(error)).encode()
     extra = ((b"www-authenticate", b"Bearer"),) if status == 401 else ()

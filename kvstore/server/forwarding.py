@@ -1,7 +1,7 @@
 """Requests that a reader process hands to the owner of the store, and the owner's answers.
 
 Invariants
-1. A request travels with the headers that a server reads, and with no other one.
+1. A request travels with the headers that a server reads, and without all others.
 2. A chunk of an answer becomes one part of the caller's answer, because clients read Arrow messages
    by chunks. An answer that breaks off at the owner breaks off at the caller.
 3. A connection with an answer that was not read to its end is closed.

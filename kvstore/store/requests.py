@@ -102,7 +102,7 @@ class Requests:
         *,
         check: Callable[[], None] | None = None,
     ) -> Timestamp:
-        """Commit a write set. `check` is that of `Committer.commit`."""
+        """Commit a write set. `check` is as in `Committer.commit`."""
         commit = partial(self._committer.commit, writes, durability=durability, check=check)
         return self._once(commit, token, durability)
 
@@ -269,7 +269,7 @@ class Requests:
         def publish() -> None:
             for writer in dropped:
                 notes.pop(writer, None)
-            notes.pop(token.writer, None)  # the order of the notes is that of their commits
+            notes.pop(token.writer, None)  # notes are in the order of their commits
             notes[token.writer] = _Done(token.serial, timestamp)
             self._forgotten = forgotten
 

@@ -52,7 +52,8 @@ class SentRows:
         """Commit rows, and what `write` does with the write set that it is given.
 
         `definitions` has, by the name of each table, the digest of the definition that encoded its
-        rows. Raises `TableAlteredError` where the store has another one: encode the rows anew.
+        rows. Raises `TableAlteredError` where the store has another definition: encode the rows
+        anew.
         """
         codecs = [self._codec(name, digest) for name, digest in definitions.items()]
         if any(index.is_unique for codec in codecs for index in codec.definition.indexes):
@@ -119,7 +120,7 @@ class SentRows:
         return transaction
 
     def _codec(self, name: str, digest: str) -> TableCodec:
-        """The newest codec of a table. Raises `TableAlteredError` if the digest is another one."""
+        """The newest codec of a table. Raises `TableAlteredError` if it has another digest."""
         for _ in range(2):
             codec = self._catalogue.codec(name)
             if digest_of(codec) == digest:

@@ -555,7 +555,7 @@ class Store:
         unchanged_since: TimeLike | None = None,
         durability: Durability | None = None,
     ) -> Timestamp:
-        """Delete `key` on a condition. The condition is that of `put_if`."""
+        """Delete `key` on a condition, as in `put_if`."""
         writes = self._parts.reserve.write_set()
         writes.delete(key)
         return self._write_if(writes, key, expected, unchanged_since, durability)

@@ -182,7 +182,8 @@ def make(
 def change(
     begin: Callable[[], Any], seen: Definition, alteration: Alteration | Callable[[Definition], Any]
 ) -> None:
-    """Alter a table whose definition is `seen`. Raises `TableAlteredError` if it is another one."""
+    """Alter a table whose definition is `seen`. Raises `TableAlteredError` if the table has another
+    definition."""
     name = seen.name
     try:
         with begin() as transaction:

@@ -237,7 +237,7 @@ class Definition:
             raise record.damaged("its layout is missing")
         types = dict(self.layouts[self.layout])
         if any(types.get(column.id) != column.type for column in self.value_columns):
-            raise record.damaged("its layout is not that of its columns")
+            raise record.damaged("its layout does not fit its columns")
 
 
 def _parts_as_json(parts: Sequence[KeyPart]) -> list[dict[str, Any]]:

@@ -1,7 +1,7 @@
 """Rows by an index. An entry is a hint, and the row decides.
 
 An entry leads to the row of its key at the same time. The row is found only if its own entry has
-the same bytes. So entries that were left behind find nothing, at whatever time.
+the same bytes. So entries that were left behind find nothing at any time.
 """
 
 from __future__ import annotations

@@ -94,7 +94,7 @@ class RowWriter(Protocol):
 
 class ImportTarget(NamedTuple):
     """The parts that an import into a table needs. `check` runs under the commit lock, and raises
-    `TableAlteredError` unless `codec` is that of the newest definition."""
+    `TableAlteredError` unless `codec` belongs to the newest definition."""
 
     store: Any
     codec: TableCodec

@@ -157,7 +157,7 @@ def _require_unique(
 def other_row(
     codec: TableCodec, reader: RowReader, index: Index, values: Sequence[Any], key: bytes
 ) -> dict[str, Any] | None:
-    """A row other than that of `key` with these values in an index; None if there is none."""
+    """A row with these values in an index, other than the row of `key`; None if there is none."""
     prefix = codec.index_codec(index).key(values)
     for batch in reader.batches(Span.of_prefix(prefix), None, reverse=False, limit=None):
         for entry in batch.column(0).to_pylist():

@@ -9,7 +9,7 @@
 Invariants
 1. `modify` does all of a change or none of it, and is one journal record.
 2. A claim raises the version. So of two claimants of one task only the later one can commit. The
-   other one's `modify` raises a `DependencyError` that names the task.
+   `modify` of the earlier one raises a `DependencyError` that names the task.
 3. A change is durable, as the journal's policy says, before `modify` returns. Claims and
    renewals do not wait for the disk. A crash that loses one makes its task available sooner, and
    loses all later records of the same log as well.
@@ -190,7 +190,7 @@ class Tasks:
 
         Waits up to `wait` seconds for one, then returns None. The cost does not depend on the
         number of waiting tasks. The claimant renews the task or commits before the hold ends. Later
-        another one may claim it, and then the first one can no longer commit.
+        another process may claim it, and then the first claimant can no longer commit.
         """
         if isinstance(queues, str) or not queues:
             raise UsageError("queues must be a sequence of names", "pass [name]")

@@ -85,7 +85,7 @@ class Begun(NamedTuple):
 
 
 class Done(NamedTuple):
-    """A step has returned. `is_durable`: it and all before it survive whatever comes."""
+    """A step has returned. `is_durable`: this step and all earlier ones survive any crash."""
 
     number: int
     timestamp: int | None

@@ -1,6 +1,6 @@
 """A DataFrame into a store as one import: `bulk_import`, or `stage_import` and later `bulk.ingest`.
 
-The process that calls adds the import, or its owner does so for it.
+The process that calls adds the import, or the owner of the store adds it.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ def run_import(
 ) -> ImportReport:
     """Load `rows` as `bulk_import` does, and return a report.
 
-    The seconds of the report are 0 if the job ran before. `check` is that of `bulk.ingest`.
+    The seconds of the report are 0 if the job ran before. `check` is as in `bulk.ingest`.
     """
     require_on_conflict(on_conflict)
     with as_store(store) as into:  # a client whose files are elsewhere is refused before the build

@@ -65,7 +65,7 @@ def check(world: World) -> None:
     for epoch in closed:
         assert epoch.begin < epoch.end
         members = [serial for serial, _, _ in spans if epoch.begin <= serial < epoch.end]
-        assert epoch.events == sum(members), "a count that is not that of its changesets"
+        assert epoch.events == sum(members), "a count that does not fit its changesets"
         assert all(end is not None for serial, _, end in spans if serial in members)
         # Nothing was open when a quiescent epoch closed: its end is the moment it closed.
         if epoch.quiescent:

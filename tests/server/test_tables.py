@@ -64,7 +64,8 @@ def person(number: int, **columns: Any) -> dict[str, Any]:
 
 
 def test_each_read_and_write_is_that_of_the_store(client: Client, store: kvstore.Store) -> None:
-    """Random writes by both; after each, every read of the client equals that of the store."""
+    """Both write at random. After each write, every read gives the same by the client and by the
+    store."""
     rng = seeded("TABLE_CLIENT_SEED")
     tables = [client.table("people", SCHEMA, ["zone", "id"], INDEXES), store.table("people")]
     mine, its = tables

@@ -201,13 +201,13 @@ def wrong_end(data: bytes, part: ShardPart, wanted: pa.Table | None) -> str | No
         join(data, part)
     except (CorruptionError, FormatVersionError):
         pass
-    except BaseException as error:  # noqa: BLE001  (whatever it is, it is wrong)
+    except BaseException as error:  # noqa: BLE001  (each other error is wrong)
         return f"a join: {type(error).__name__} {error}"
     try:
         found = read(data, part)
     except (CorruptionError, FormatVersionError):
         return None
-    except BaseException as error:  # noqa: BLE001  (whatever it is, it is wrong)
+    except BaseException as error:  # noqa: BLE001  (each other error is wrong)
         return f"{type(error).__name__} {error}"
     return None if found == wanted else "other rows"
 

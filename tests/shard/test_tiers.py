@@ -1,4 +1,4 @@
-"""Merges are planned from the newest batch back; the plan is that of looking at every batch."""
+"""Merges are planned from the newest batch back; a look at every batch gives the same plan."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Many threads on one store: every reader sees whole commits of one time, and all of the past.
 
 Writers replace the same ten keys again and again, each time with one number: by a batch, by a batch
-that deletes the range first, or by an import that may be reverted. So whatever is read, at any time
-and by any call, must be ten equal numbers.
+that deletes the range first, or by an import that may be reverted. So each read, at any time and by
+any call, must give ten equal numbers.
 """
 
 from __future__ import annotations

@@ -490,7 +490,7 @@ def test_an_import_that_an_older_definition_encoded_is_refused(
     with pytest.raises(ImportRefusedError, match=r"'trips' is at revision 2.*made at 1; build it"):
         bulk.ingest(store, old)
     altered = made._replace(revision=2)
-    with pytest.raises(ImportRefusedError, match="another one than that of its rows"):
+    with pytest.raises(ImportRefusedError, match="'trips' is not the table of its rows"):
         bulk.ingest(store, staged("foreign", [altered]))
     assert list(trips.rows()) == []
     assert not store.imports.all()

@@ -2,7 +2,7 @@
 
     <root>/<key>/   a journal (kvstore.journal), content "kvstore.consensus/1"
     record          := | seqno u64, big-endian | data |
-    snapshot        the versions that a truncation kept, as such records
+    snapshot        the versions that a truncation kept, as records of this kind
 
 A compare-and-set opens the journal for writing, which only one process can, replays it, appends one
 record, fsyncs and closes it. Where no other process has written since its own last write, the

@@ -1,5 +1,5 @@
-# Included by single: datetimes of Python as microseconds since the epoch, and back. The calendar is
-# that of Howard Hinnant, "chrono-compatible low-level date algorithms".
+# Included by single: datetimes of Python as microseconds since the epoch, and back. The calendar
+# follows Howard Hinnant, "chrono-compatible low-level date algorithms".
 
 from cpython.datetime cimport (
     PyDateTime_CheckExact,

@@ -1,8 +1,8 @@
 """Live entries: what a read at one time sees of a pass over `data`.
 
 A key's live entry is its newest entry at or below the read's time, if that is a value and no newer
-range tombstone covers it. The time of an entry is that of its suffix. An entry of an import has a
-reference there; its time is that at which the import was added.
+range tombstone covers it. The suffix of an entry has its time. An entry of an import has a
+reference there instead, and the time at which the import was added.
 
 Invariants
 1. The entries of one key are neighbours in the pass. The newest seen so far is held until the pass
@@ -118,7 +118,7 @@ class Live:
         self, source: Iterator[tuple[bytes, bytes]], count: int, bytes_max: int = sys.maxsize
     ) -> bool:
         """Pass over the next entries of `source`, as many as `collect` takes, or fewer: where
-        `ahead` is set, `source` has to continue from there, whatever was taken from it. Raises
+        `ahead` is set, `source` has to continue from there. Raises
         `CorruptionError` for a key that `data` cannot have."""
         self.ahead = None
         keys: list[bytes] = []

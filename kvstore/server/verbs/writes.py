@@ -106,7 +106,7 @@ def put_if(call: Invocation) -> Answer:
 
 
 def delete_if(call: Invocation) -> Answer:
-    """Delete a key on a condition, which is that of `put_if`."""
+    """Delete a key on a condition, as in `put_if`."""
     writes = call.store.requests.write_set()
     writes.delete(call.key())
     return _commit_if(call, writes)
