@@ -1,7 +1,7 @@
 """From a store to rows: the versions of a window as record batches, in the order of a shard.
 
-The rows of a small window come from the change index and are sorted. A large window, such as that
-of a full backup, is one pass over the store, column by column.
+The rows of a small window come from the change index and are sorted. A large window, such as the
+window of a full backup, is one pass over the store, column by column.
 """
 
 from __future__ import annotations

@@ -36,6 +36,7 @@ _VAGUE = re.compile(
     r"\bthose (?:of|that|which|who|for|in|with|without|under|inside|given|being)\b"
     r"|\bgo(?:es|ing)? on\b(?! (?:a|to|disk)\b)|\blet(?:s|ting)? (?:\w+ ){0,3}go\b(?! first)"
     r"|\ball (?:that|who)\b|\bwhat (?:was|were|lies|came|comes)\b"
+    r"|\bthat of\b|\bthe (?:former|latter)\b|\bto whom\b|\bwhatever (?:is|was|comes|holds|else)\b"
     r"|(?-i:\A(?:Of|Also|Before,|As where)\s)",
     re.IGNORECASE,
 )
