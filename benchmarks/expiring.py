@@ -18,7 +18,7 @@ _LIFE: Final = timedelta(days=365)
 
 
 class Waiting(Ours):
-    """A store with other keys too, a million in a large run, that expire within a year."""
+    """A store with further keys that expire within a year: a million in a large run."""
 
     def fill(self) -> Work:
         filled = super().fill()

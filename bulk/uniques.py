@@ -2,7 +2,7 @@
 
 The entries of the import and the entries of the store are read side by side, in the order of the
 index. Two entries with the same values are a suspicion, because an entry is a hint: the rows
-decide. The import's row of a key replaces the store's.
+decide. For a key in both, the row of the import counts.
 
 Invariants
 1. The whole import is compared with the store at one time, before its files enter the store. Rows

@@ -20,8 +20,8 @@ transact-8          the same from 8 threads, against 8 threads
 transact-synced     the same, durable, against a get, a put and an fsync
 transact-synced-8   the same from 8 threads, against 8 threads
 update              updates in place, unsynced, against puts of the same rows
-put-expiring        puts with an expiry, unsynced, beside as many keys as rows, a million at most,
-                    that wait for theirs, against puts in a store without any
+put-expiring        puts with an expiry, unsynced, in a store where as many other keys as rows wait
+                    for their expiry (at most a million), against puts in a store without expiries
 put-waiting         puts without an expiry, unsynced, beside these keys, against the same puts
                     beside none
 get-waiting         point reads beside these keys, against the same reads beside none

@@ -70,7 +70,7 @@ def updates() -> list[Workload]:
 
 
 def expiring(size: Size) -> list[Workload]:
-    """Puts with an expiry, and calls beside keys that wait for theirs."""
+    """Puts with an expiry, and calls beside keys that wait for their expiry."""
 
     def call(operation: str, side: str, count: int) -> Contender:
         arguments = {"side": side, "count": count}

@@ -134,7 +134,7 @@ class App:
 
     def close(self) -> None:
         """End the threads, and close a store that this application has opened. Repeatable. Does
-        nothing in a process that was forked behind the first request."""
+        nothing in a process that was forked after the first request."""
         if os.getpid() != self._process:
             return
         with self._lock:
