@@ -45,9 +45,9 @@ def floors(
     prefix: bytes | None,
 ) -> list[LiveRow | None]:
     """For each key, at one time or at its own: the greatest live key with `prefix` that is not
-    above it, with its value."""
+    above it, with its value. Keys of tables are left out, as scans leave them out."""
     keys = [require_key(key) for key in keys]
-    span = Span() if prefix is None else Span.of_prefix(prefix)
+    span = parts.reserve.narrow(Span() if prefix is None else Span.of_prefix(prefix))
     if as_of is None:
         hull = Span(span.start, max([span.start, *keys]) + b"\0")
         return parts.reads.read(None, hull, partial(_floors_at_once, parts, keys, span))

@@ -22,6 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kvstore.arguments import require_age
+from kvstore.columns import require_time_type
 from kvstore.errors import UsageError
 from kvstore.joins.labels import Labels, Numbers, require_complete, require_kept
 from kvstore.joins.sources import Piece, Pieces, label_reader, times_of_labels
@@ -116,6 +117,16 @@ def _require_question(
         )
     for name in filter(None, (*on, at)):
         _require_column(schema, name)
+    if at is not None:
+        _require_time(schema.field(at), definition.key_columns[-1], definition.has_event_time)
+
+
+def _require_time(at: pa.Field, last: Column, is_event: bool) -> None:
+    """Raise `UsageError` unless a column of labels has times that compare with the table's. A time
+    without a zone compares with event times that have none."""
+    is_naive = pa.types.is_timestamp(at.type) and at.type.tz is None
+    if not (is_naive and is_event and getattr(last.type, "tz", None) is None):
+        require_time_type(at)
 
 
 def _keys(codec: TableCodec) -> list[Column]:
@@ -136,6 +147,8 @@ def _columns_besides(codec: TableCodec, schema: pa.Schema, prefix: str) -> list[
 
 def _known(parts: Parts, schema: pa.Schema, known_at: str | TimeLike | None) -> str | int:
     if isinstance(known_at, str) and known_at in schema.names:
+        _require_column(schema, known_at)
+        require_time_type(schema.field(known_at))
         return known_at
     return parts.reads.at(None if known_at is None else to_timestamp(known_at, name="known_at"))
 
@@ -303,7 +316,7 @@ def _of_key(piece: Piece, name: str, type_: pa.DataType) -> pa.Array:
         if column.null_count:
             row = first + pc.index(column.is_null(), True).as_py()
             raise UsageError(f"column {name!r} has a null in row {row}", "drop such labels first")
-        found.append(same_values(column, type_, f"column {name!r}", first))
+        found.append(same_values(column, type_, f"the key of column {name!r}", first))
         first += batch.num_rows
     return pa.concat_arrays(found)
 

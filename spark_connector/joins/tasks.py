@@ -26,6 +26,7 @@ from kvstore.joins import OnGone
 from kvstore.span import Span
 from kvstore.splits import split_span
 from spark_connector.access import Access
+from spark_connector.executors import running_tasks
 from spark_connector.joins.answers import added_columns
 from spark_connector.joins.table_rows import row_columns
 from spark_connector.origins.opening import open_origin
@@ -77,7 +78,8 @@ def plan(spark: SparkSession, access: Access, as_of: int | None, table: str | No
             found = error
         yield pa.record_batch({"plan": pa.array([pickle.dumps(found)], pa.binary())})
 
-    [row] = spark.range(0, 1, 1, 1).mapInArrow(work, "plan binary").collect()
+    with running_tasks(spark, "plan a join"):
+        [row] = spark.range(0, 1, 1, 1).mapInArrow(work, "plan binary").collect()
     found: Plan | KVStoreError = pickle.loads(row[0])
     if isinstance(found, KVStoreError):
         raise found

@@ -26,7 +26,7 @@ import kvstore
 from backup import Collection
 from kvstore.errors import UsageError
 from kvstore.testing.seeds import seed_of
-from spark_connector import bulk_import, session
+from spark_connector import bulk_import, lookup_join, session
 from spark_connector.jobs.backup import backup
 from spark_connector.jobs.compact import compact
 from spark_connector.jobs.restore import restore
@@ -188,7 +188,8 @@ def bare(spark: SparkSession, shared: Path, pick: random.Random) -> dict[str, An
     Collection(shared / "bare").backup(stored(Path("bare-source")))
     job = refusal(lambda: restore(spark, shared / "bare", shared / "bare-restored", tasks=2))
     assert not (shared / "bare-restored").exists()
-    return {"load": load, "job": job}
+    join = refusal(lambda: lookup_join(frame(spark), shared / "bare", "key"))
+    return {"load": load, "job": job, "join": join}
 
 
 def kills(spark: SparkSession, shared: Path, pick: random.Random) -> dict[str, Any]:

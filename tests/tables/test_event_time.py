@@ -123,6 +123,41 @@ def test_large_rows_come_in_pieces_of_bounded_bytes(
     assert found["note"].to_pylist() == ["n" * 1000, None] * 200
 
 
+@pytest.mark.parametrize(
+    ("column", "name"),
+    [
+        (pa.array([0], pa.timestamp("us")), "at"),
+        (pa.array([0], pa.timestamp("us")), "known"),
+        (pa.array(["2026-01-01"]), "at"),
+        (pa.array(["2026-01-01"]), "known"),
+        (pa.array([0], pa.date32()), "at"),
+        (pa.array([None]), "at"),
+    ],
+    ids=str,
+)
+def test_times_of_labels_have_a_zone_and_no_null(
+    store: kvstore.Store, readings: kvstore.Table, column: pa.Array, name: str
+) -> None:
+    labels = pa.table({"device": ["a"], "at": [moment(1)], "known": [moment(1)]})
+    labels = labels.set_column(labels.schema.get_field_index(name), name, column)
+    with pytest.raises(UsageError, match=f"column '{name}' has"):
+        readings.join(labels, on="device", at="at", known_at="known").read_all()
+    users = store.table("users", pa.schema([("device", pa.string())]), key="device")
+    with pytest.raises(UsageError, match=f"column '{name}' has"):
+        users.join(labels, on="device", at=name).read_all()
+
+
+def test_labels_without_a_zone_ask_for_event_times_without_one(store: kvstore.Store) -> None:
+    schema = pa.schema([("id", pa.int64()), ("ts", pa.timestamp("us"))])
+    local = store.table("local", schema, key=["id"], event_time="ts")
+    noon = datetime(2026, 1, 1, 12)  # noqa: DTZ001  # as the table has it
+    local.put({"id": 1, "ts": noon})
+    labels = pa.table({"id": [1, 1], "at": [noon, noon - timedelta(hours=1)]})
+    assert local.join(labels, on="id", at="at").read_all()["ts"].to_pylist() == [noon, None]
+    with pytest.raises(UsageError, match="the key of column 'id' is int64, not string"):
+        local.join(labels.set_column(0, "id", pa.array(["1", "1"])), on="id", at="at").read_all()
+
+
 def test_a_join_of_rows_keeps_its_history_from_the_call_on(
     store: kvstore.Store, readings: kvstore.Table
 ) -> None:

@@ -164,8 +164,15 @@ def test_plain_calls_leave_tables_alone(store: kvstore.Store, trips: kvstore.Tab
     store.delete_range(b"", b"\xff" * 20)
     assert list(store.scan()) == []
     assert trips.get("A", 7) == trip()
+    assert store.floor(b"\xff" * 20) is None
     store.revert_range(b"", None, to=end)
     assert [key for key, _ in store.scan()] == keys
+    now = store.now()
+    for as_of in (None, now, [now, now]):
+        last, below = store.floor_many([b"\xff" * 20, RESERVED], as_of=as_of)
+        assert last == below
+        assert last is not None
+        assert last[0] == keys[-1]
     feed.close()
 
 
