@@ -42,6 +42,15 @@ _batches = st.lists(
     max_size=5,
 )
 
+_untimed = settings(
+    deadline=None,  # the contract promises no speed, and the machine may be busy
+    suppress_health_check=[
+        HealthCheck.function_scoped_fixture,
+        HealthCheck.differing_executors,  # inherited by each implementation
+        HealthCheck.too_slow,
+    ],
+)
+
 
 def write(engine: Engine, writes: Writes, family: str = DATA) -> None:
     """Write one batch to a family."""
@@ -126,12 +135,7 @@ class EngineContract:
 
     # -- maps ---------------------------------------------------------------------------------
 
-    @settings(
-        suppress_health_check=[
-            HealthCheck.function_scoped_fixture,
-            HealthCheck.differing_executors,  # inherited by each implementation
-        ]
-    )
+    @_untimed
     @given(written=_batches, bound=bounds, take=st.integers(1, 4))
     def test_every_pass_shows_what_was_written_in_order(
         self, engine: Engine, written: list[Writes], bound: Any, take: int
@@ -264,12 +268,7 @@ class EngineContract:
         assert (reader.key(), reader.value()) == (b"b", b"2")
         engine.give_back(ticket, reader)
 
-    @settings(
-        suppress_health_check=[
-            HealthCheck.function_scoped_fixture,
-            HealthCheck.differing_executors,  # inherited by each implementation
-        ]
-    )
+    @_untimed
     @given(_batches, st.lists(st.tuples(keys, keys, keys), max_size=5))
     def test_find_is_the_first_entry_of_a_stretch(
         self, engine: Engine, drawn: list[Writes], stretches: list[tuple[bytes, bytes, bytes]]
