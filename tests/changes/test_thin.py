@@ -73,6 +73,7 @@ def test_a_large_commit_is_full_and_after_a_crash_thin_and_the_same(
         again.verify().require_ok()
 
 
+@pytest.mark.usual_limits  # tiny chunks are never thin
 def test_the_log_takes_the_values_once(tmp_path: Path) -> None:
     with kvstore.open(tmp_path / "store") as store:
         put_large(store)
