@@ -8,6 +8,7 @@ from spark_connector.loading.keys import tuple_key
 from spark_connector.loading.load import ImportReport, bulk_import, run_import, stage_import
 from spark_connector.loading.rows import ImportRows, sorted_rows
 from spark_connector.loading.sink import batch_importer
+from spark_connector.reading.history import history
 from spark_connector.reading.native import read_collection
 from spark_connector.reading.where import read_where
 from spark_connector.seeding.seed import seed
@@ -20,6 +21,7 @@ __all__ = [
     "apply_changes",
     "batch_importer",
     "bulk_import",
+    "history",
     "lookup_join",
     "point_in_time_join",
     "read_collection",

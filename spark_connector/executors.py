@@ -9,17 +9,22 @@ its machine. Another attempt would help only by chance, so the error ends the jo
 from __future__ import annotations
 
 import os
+import pickle
 import re
 import socket
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Final
+from typing import Final, TypeVar
 
+import pyarrow as pa
 from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]  # it has no types
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from kvstore.errors import UsageError
+from kvstore.errors import KVStoreError, UsageError
+from spark_connector.worker import freeze_objects
+
+_Result = TypeVar("_Result")
 
 _DESCRIPTION: Final = "spark.job.description"
 _MISSING: Final = re.compile(r"ModuleNotFoundError: (No module named '[^']*')")
@@ -61,6 +66,30 @@ def running_tasks(spark: SparkSession, doing: str) -> Iterator[None]:
                 "set spark.pyspark.python, or PYSPARK_PYTHON, to this version on their machines",
             ) from None
         raise
+
+
+def asked(spark: SparkSession, work: Callable[[], _Result], doing: str) -> _Result:
+    """The result of `work` in one task. A worker looks at places, because the driver may have the
+    store open: looking whether a store is open would take the driver's own lock away.
+
+    Raises the error of the library that the task has found.
+    """
+
+    def attempt(_: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        freeze_objects()
+        found: _Result | KVStoreError
+        try:
+            found = work()
+        except KVStoreError as error:  # a retry cannot help
+            found = error
+        yield pa.record_batch({"found": pa.array([pickle.dumps(found)], pa.binary())})
+
+    with running_tasks(spark, doing):
+        [row] = spark.range(0, 1, 1, 1).mapInArrow(attempt, "found binary").collect()
+    found: _Result | KVStoreError = pickle.loads(row[0])
+    if isinstance(found, KVStoreError):
+        raise found
+    return found
 
 
 @contextmanager

@@ -31,7 +31,7 @@ from spark_connector.options import (
 )
 from spark_connector.reading.query import QueryReader, table_schema
 from spark_connector.reading.schema import offered, require_known, require_same
-from spark_connector.worker import freeze_objects
+from spark_connector.worker import freeze_objects, plain_errors
 
 FORMAT: Final = "kvstore"
 
@@ -43,6 +43,7 @@ class KVStoreSource(DataSource):
     def name(cls) -> str:
         return FORMAT
 
+    @plain_errors()
     def schema(self) -> StructType:
         freeze_objects()
         table = asked_table(self.options)
@@ -51,6 +52,7 @@ class KVStoreSource(DataSource):
         columns = column_names(self.options.get("columns"))
         return offered(changes=reads_changes(self.options), columns=columns)
 
+    @plain_errors()
     def reader(self, schema: StructType) -> DataSourceReader:
         freeze_objects()
         changes = reads_changes(self.options)
@@ -76,6 +78,7 @@ class KVStoreSource(DataSource):
             "let that process import: writeStream.foreachBatch(batch_importer(store, ...))",
         )
 
+    @plain_errors()
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         from spark_connector.loading.writer import StagingWriter  # readers need no import of it
 

@@ -1,4 +1,4 @@
-"""The set-up of a Python worker of Spark before its first task.
+"""The set-up of a Python worker of Spark before its first task, and its errors.
 
 Spark's worker runs Python's garbage collector after each task and each step of planning, and the
 next task waits for it: 60 ms for the 90,000 objects of the modules that a task imports. The
@@ -8,7 +8,20 @@ collector skips frozen objects.
 from __future__ import annotations
 
 import gc
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
+from types import TracebackType
+from typing import Final
+
+from kvstore.errors import KVStoreError
+
+_OF_WORKERS: Final = ("PYTHON_UNIX_DOMAIN_ENABLED", "PYTHON_WORKER_FACTORY_SECRET")
+"""Variables that Spark sets in the environment of its Python workers alone."""
+
+_HIDES_STACK: Final = "SPARK_HIDE_TRACEBACK"
 
 
 @cache
@@ -19,3 +32,31 @@ def freeze_objects() -> None:
     leave no garbage, and the first call of each worker would wait 22 ms.
     """
     gc.freeze()
+    if _is_worker():
+        sys.excepthook = _show
+
+
+@contextmanager
+def plain_errors() -> Iterator[None]:
+    """In a worker of Spark, errors of the library leave the block without the worker's stack.
+
+    Spark sends the text of an error to the driver. The error says what to do, and a stack of thirty
+    lines would hide it. The worker ends with the error, so no error of other code is cut short.
+    """
+    try:
+        yield
+    except KVStoreError:
+        if _is_worker():
+            os.environ[_HIDES_STACK] = "1"  # PySpark looks when it writes the error
+        raise
+
+
+def _is_worker() -> bool:
+    return any(name in os.environ for name in _OF_WORKERS)
+
+
+def _show(kind: type[BaseException], error: BaseException, stack: TracebackType | None) -> None:
+    """Show the last error of a worker. Spark closes the socket of a planner, or of a task with a
+    limit, as soon as it has its answer, and the worker then fails to write: no error of anyone."""
+    if not issubclass(kind, BrokenPipeError):
+        sys.__excepthook__(kind, error, stack)

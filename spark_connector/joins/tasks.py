@@ -11,9 +11,9 @@ Invariants
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import timedelta
+from functools import partial
 from itertools import chain
 from typing import Final, NamedTuple, TypeAlias
 
@@ -21,18 +21,18 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from kvstore.commit import require_readable
-from kvstore.errors import KVStoreError, UsageError
+from kvstore.errors import UsageError
 from kvstore.joins import OnGone
 from kvstore.span import Span
 from kvstore.splits import split_span
 from spark_connector.access import Access
-from spark_connector.executors import running_tasks
+from spark_connector.executors import asked
 from spark_connector.joins.answers import added_columns
 from spark_connector.joins.table_rows import row_columns
 from spark_connector.origins.opening import open_origin
 from spark_connector.origins.place import Place, find
 from spark_connector.reading.typed import TypedRows, table_at
-from spark_connector.worker import freeze_objects
+from spark_connector.worker import freeze_objects, plain_errors
 
 KEY: Final = "kvstore_key"
 AT: Final = "kvstore_at"
@@ -66,24 +66,8 @@ def plan(spark: SparkSession, access: Access, as_of: int | None, table: str | No
     Raises `UsageError` if there is no such table, `NotAStoreError` or `LockedError` if the place
     cannot be read, and `HistoryGoneError` or `NotYetWrittenError` if `as_of` cannot.
     """
-
-    split_bytes = BYTES_PER_SPLIT
-
-    def work(_: _Batches) -> Iterator[pa.RecordBatch]:
-        freeze_objects()
-        found: Plan | KVStoreError
-        try:
-            found = _planned(access, as_of, table, split_bytes)
-        except KVStoreError as error:  # a retry cannot help
-            found = error
-        yield pa.record_batch({"plan": pa.array([pickle.dumps(found)], pa.binary())})
-
-    with running_tasks(spark, "plan a join"):
-        [row] = spark.range(0, 1, 1, 1).mapInArrow(work, "plan binary").collect()
-    found: Plan | KVStoreError = pickle.loads(row[0])
-    if isinstance(found, KVStoreError):
-        raise found
-    return found
+    work = partial(_planned, access, as_of, table, BYTES_PER_SPLIT)
+    return asked(spark, work, f"planning a join with {access.url}")
 
 
 def _planned(access: Access, as_of: int | None, table: str | None, split_bytes: int) -> Plan:
@@ -128,7 +112,7 @@ def joiner(question: Question) -> Callable[[_Batches], Iterator[pa.RecordBatch]]
         if first is None:  # opening the place would cost more than the task
             return
         reader = pa.RecordBatchReader.from_batches(first.schema, chain([first], labels))
-        with open_origin(question.place) as origin:
+        with plain_errors(), open_origin(question.place) as origin:
             joined = origin.join(
                 reader,
                 key=KEY,

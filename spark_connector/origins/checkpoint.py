@@ -14,7 +14,7 @@ from kvstore.engine import FileSpan
 from kvstore.joins import OnGone
 from kvstore.opening import open_read_only
 from kvstore.span import Span
-from spark_connector.origins.origin import OriginFrontiers
+from spark_connector.origins.origin import HistoryEntry, OriginFrontiers
 from spark_connector.origins.place import Place
 
 
@@ -30,6 +30,16 @@ class CheckpointOrigin:
 
     def keep(self, since: int) -> None:
         pass
+
+    def events(self) -> list[HistoryEntry]:
+        found = []
+        for record in self._store.imports.all():
+            facts = (str(record.import_id), record.rows, record.size_bytes)
+            if record.added is not None:
+                found.append(HistoryEntry(record.added, "import", *facts))
+            if record.reverted is not None:
+                found.append(HistoryEntry(record.reverted, "revert", *facts))
+        return sorted(found)
 
     def files(self, upto: int) -> Sequence[FileSpan]:
         return self._store.layout.files()

@@ -35,7 +35,7 @@ from kvstore.reserve import CATALOGUE
 from kvstore.span import Span
 from kvstore.splits import split_span
 from kvstore.timestamp import Timestamp
-from spark_connector.origins.origin import OriginFrontiers
+from spark_connector.origins.origin import HistoryEntry, OriginFrontiers
 from spark_connector.origins.place import Place
 from spark_connector.origins.row_groups import (
     Group,
@@ -83,6 +83,12 @@ class CollectionOrigin:
 
     def keep(self, since: int) -> None:
         pass
+
+    def events(self) -> list[HistoryEntry]:
+        return [
+            HistoryEntry(batch.upper - 1, "backup", None, batch.rows, batch.size)
+            for batch in self._chain.batches
+        ]
 
     def files(self, upto: int) -> Sequence[FileSpan]:
         return _file_spans(self._groups(since=-1, upto=upto))

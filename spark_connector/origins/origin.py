@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import pyarrow as pa
 from typing_extensions import Self
@@ -28,6 +28,17 @@ class OriginFrontiers(NamedTuple):
     since: int
     upper: int
     store_id: str
+
+
+class HistoryEntry(NamedTuple):
+    """Something that an origin has a record of: the import or the revert of an import at a time, or
+    a backup that ends with it."""
+
+    version: int
+    operation: Literal["import", "revert", "backup"]
+    id: str | None
+    rows: int
+    size_bytes: int
 
 
 class Origin(Protocol):
@@ -53,6 +64,11 @@ class Origin(Protocol):
         Take `place` for the tasks afterwards: it names the lease. Checkpoints never lose history,
         and a task that finds its collection expired fails.
         """
+        ...
+
+    def events(self) -> list[HistoryEntry]:
+        """The imports of a store and their reverts, or the backups of a collection, by time. A
+        server tells none. GC forgets small imports."""
         ...
 
     def files(self, upto: int) -> Sequence[FileSpan]:

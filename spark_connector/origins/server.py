@@ -35,7 +35,7 @@ from kvstore.limits import READER_TRIES_MAX
 from kvstore.protocol import from_json, to_json
 from kvstore.span import Span
 from kvstore.timestamp import Timestamp
-from spark_connector.origins.origin import OriginFrontiers
+from spark_connector.origins.origin import HistoryEntry, OriginFrontiers
 from spark_connector.origins.place import Place
 
 _RENEWALS: Final = 3
@@ -63,6 +63,9 @@ class ServerOrigin:
                 self._client.call("resolve", as_of=str(Timestamp(reaching)))
                 found = self._client.call("times")
         return OriginFrontiers(found["since"], found["upper"], found["store_id"])
+
+    def events(self) -> list[HistoryEntry]:
+        return []
 
     def files(self, upto: int) -> Sequence[FileSpan]:
         return [

@@ -2,7 +2,8 @@
 
 Floors, from the top:
 
-    query stream where    batch reads, streams, and reads with filters
+    query stream          batch reads, and streams
+    where history         reads with filters; what happened to a store
     native partitions  two ways to read: Spark's own scan, or tasks of ours
     images row_filters
     pushdown

@@ -35,7 +35,7 @@ from spark_connector.reading.images import PREIMAGE, image_rows
 from spark_connector.reading.pushdown import common, joined
 from spark_connector.reading.schema import shaped, stored_columns
 from spark_connector.reading.typed import TypedRows, table_at
-from spark_connector.worker import freeze_objects
+from spark_connector.worker import freeze_objects, plain_errors
 
 BYTES_PER_SPLIT: Final = 128 << 20
 """Bytes that one task reads at most. It is Spark's size for files; a task costs tens of ms."""
@@ -174,7 +174,7 @@ def read_partition(
     freeze_objects()
     table = partition.table
     columns = stored_columns(schema.names) if table is None else table.stored_columns(schema.names)
-    with open_origin(partition.place) as origin:
+    with plain_errors(), open_origin(partition.place) as origin:
         for batch in _stored(origin, partition, columns, options.batch_rows):
             for part in _bounded(batch, options.batch_bytes):
                 yield shaped(part, schema) if table is None else table.shaped(part, schema)

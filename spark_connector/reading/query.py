@@ -34,6 +34,7 @@ from spark_connector.reading.pushdown import key_spans
 from spark_connector.reading.row_filters import row_spans
 from spark_connector.reading.schema import arrow_schema
 from spark_connector.reading.typed import TypedRows, table_at
+from spark_connector.worker import plain_errors
 
 _COPY_ENDS: Final = (
     "a checkpoint or collection ends at its last commit or backup: leave the time out to read "
@@ -71,6 +72,10 @@ class QueryReader(DataSourceReader):
         self._changes = changes
 
     def partitions(self) -> list[InputPartition]:
+        with plain_errors():
+            return self._planned()
+
+    def _planned(self) -> list[InputPartition]:
         options = self._options
         with open_origin(find(options.access), covering=self._covering()) as origin:
             since, upto = self._window(origin)

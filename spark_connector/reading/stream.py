@@ -53,6 +53,7 @@ from spark_connector.reading.partitions import (
 )
 from spark_connector.reading.schema import arrow_schema
 from spark_connector.reading.typed import TypedRows
+from spark_connector.worker import plain_errors
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -66,6 +67,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._lease = secrets.token_hex(12)
         """One lease for the whole stream: each micro-batch moves it."""
 
+    @plain_errors()
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
         frontiers = self._frontiers()
         self._options.require_nanoseconds(frontiers.upper)
@@ -79,9 +81,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return ReadMaxBytes(self._options.bytes_per_trigger)
         return ReadAllAvailable()
 
+    @plain_errors()
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         self._target = self._frontiers().upper - 1
 
+    @plain_errors()
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         rows = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         size = limit.max_bytes if isinstance(limit, ReadMaxBytes) else None
@@ -111,6 +115,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         `endOffset` and of `latestOffset` are its lag."""
         return self._newest
 
+    @plain_errors()
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         upto = int(end["timestamp"])
         is_state = start["state"]
@@ -184,9 +189,11 @@ class RefusedReader(DataSourceStreamReader):
     def __init__(self, error: UsageError) -> None:
         self._error = error
 
+    @plain_errors()
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         raise self._error
 
+    @plain_errors()
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
         raise self._error
 
