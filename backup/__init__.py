@@ -1,4 +1,16 @@
-"""Backups: collections of a store's history, restored as of any instant, and replicas."""
+"""Backups: collections of a store's history, restored as of any instant, and replicas.
+
+Example:
+
+    collection = backup.Collection("backups")
+    stamp = store.put(b"k", b"old")
+    collection.backup(store)
+    store.put(b"k", b"new")
+    assert collection.backup(store).rows == 1  # an increment costs what changed
+    collection.restore("restored.db", as_of=stamp)
+    with kvstore.open("restored.db") as restored:
+        assert restored.get(b"k") == b"old"
+"""
 
 import kvstore.bulk  # noqa: F401  # refuses a stranger before it is imported from
 from backup.collection import Collection

@@ -22,6 +22,16 @@ class Import:
 
     Write any number of parts, one after the other or from several processes, and seal the import.
     Keys ascend within a part, and two parts share no key.
+
+    Example:
+
+        load = bulk.Import.create("staging")
+        with load.writer() as writer:
+            for number in range(1000):
+                writer.put(b"UA/%04d" % number, b"scheduled")
+        load.seal()
+        stamp = bulk.ingest(store, "staging")
+        assert store.count(as_of=stamp) == 1000
     """
 
     def __init__(self, staging: Path, import_id: int) -> None:

@@ -1,8 +1,12 @@
 """An embedded, RocksDB-backed, multi-version key-value store.
 
-store = kvstore.open("flights.db")
-stamp = store.put(b"AA1", b"on time")
-store.get(b"AA1", as_of=stamp)
+Example:
+
+    store = kvstore.open("flights.db")
+    stamp = store.put(b"AA1", b"on time")
+    store.put(b"AA1", b"late")
+    assert store.get(b"AA1", as_of=stamp) == b"on time"
+    store.close()
 """
 
 from kvstore import codec, errors

@@ -232,6 +232,17 @@ class Feed:
 
     Iterate over the feed, or over `batches(follow=True)`, and `ack` each batch after processing it.
     Closing the handle keeps the position; `store.feeds.drop` gives it up.
+
+    Example:
+
+        index = {}
+        store.put(b"k", b"v")
+        with store.feed("search", start="oldest") as feed:
+            for batch in feed:
+                for event in batch.events:
+                    index[event.key] = event.value
+                feed.ack(batch)
+        assert index == {b"k": b"v"}
     """
 
     def __init__(

@@ -121,6 +121,14 @@ class Store:
     is the newest complete time. Keys and values are bytes, or a `bytearray` or `memoryview`, which
     is copied. Reading below `since` raises `HistoryGoneError`, in
     the future `NotYetWrittenError`. Writes are visible to all readers when they return.
+
+    Example:
+
+        with kvstore.open("flights.db") as store:
+            stamp = store.put(b"UA/1545", b"on time")
+            store.put(b"UA/1545", b"late")
+            assert store.get(b"UA/1545") == b"late"
+            assert store.get(b"UA/1545", as_of=stamp) == b"on time"
     """
 
     def __init__(
@@ -339,6 +347,14 @@ class Store:
         Labels stream: memory is bounded, whatever their number. The result keeps history from the
         call until it is read to its end or dropped; Arrow's `close` does not reach it.
         Costs a seek for each version, or a pass over the entries in between where labels are dense.
+
+        Example:
+
+            early = store.put(b"UA/1545", b"on time")
+            late = store.put(b"UA/1545", b"late")
+            labels = pa.table({"id": ["UA/1545", "UA/1545"], "ts": [early, late]})
+            found = store.join(labels).read_all()
+            assert found["value"].to_pylist() == [b"on time", b"late"]
         """
         source = Join(self, max_age=max_age, columns=columns)
         return joins.join(labels, [source], key=key, at=at, on_gone=on_gone)
@@ -360,6 +376,13 @@ class Store:
 
         The span is `start <= key < end`, or all keys with `prefix`. Memory is bounded. The scan
         sees the same state to its end: later commits do not show.
+
+        Example:
+
+            stamp = store.put_many({b"AA/1": b"late", b"UA/7": b"on time"})
+            store.delete(b"AA/1")
+            assert list(store.scan()) == [(b"UA/7", b"on time")]
+            assert dict(store.scan(prefix=b"AA/", as_of=stamp)) == {b"AA/1": b"late"}
         """
         require_limit(limit)
         span = self._parts.reserve.narrow(Span.of(start, end, prefix))
@@ -456,14 +479,29 @@ class Store:
         return row_batches(chunks if limit is None else first_rows(chunks, limit))
 
     def history(self, key: bytes) -> list[Version]:
-        """All kept versions of `key`, newest first. The value of a deletion is None."""
+        """All kept versions of `key`, newest first. The value of a deletion is None.
+
+        Example:
+
+            store.put(b"k", b"v")
+            store.delete(b"k")
+            assert [version.value for version in store.history(b"k")] == [None, b"v"]
+        """
         upto = self._reads.at(None)
         versions = self._versions.history(require_key(key))
         # A commit under way may have written versions that it has not shown yet.
         return [version for version in versions if version.timestamp <= upto]
 
     def snapshot(self, as_of: TimeLike | None = None) -> Snapshot:
-        """Reads at one time, which stays readable until the snapshot is closed."""
+        """Reads at one time, which stays readable until the snapshot is closed.
+
+        Example:
+
+            store.put(b"k", b"old")
+            with store.snapshot() as snapshot:
+                store.put(b"k", b"new")
+                assert snapshot.get(b"k") == b"old"
+        """
         pins = self._parts.pins  # a forked child closes the snapshot; its store has no fields
         with self._committer.lock:
             at, pin = Timestamp(self._reads.at(as_of)), pins.new()
@@ -577,6 +615,13 @@ class Store:
         deleted. No other commit comes between the read and the write, so there is no conflict and
         no retry: `change` runs once, under the commit lock. It must be short, and must not write to
         the store (`UsageError`). An error that it raises is passed on, and nothing is written.
+
+        Example:
+
+            def book(seats):
+                return b"%d" % (int(seats or b"180") - 1)
+
+            assert store.update(b"seats/UA/1545", book) == b"179"
         """
         return self.requests.updates.update(key, change, durability=durability)
 
@@ -637,12 +682,31 @@ class Store:
         """Run `body` in a transaction, and again after each conflict; returns its result.
 
         Raises the last `ConflictError` after `attempts` runs, `TRANSACT_ATTEMPTS` by default.
+
+        Example:
+
+            def swap(txn):
+                first, second = txn.get(b"gate/1"), txn.get(b"gate/2")
+                txn.put(b"gate/1", second)
+                txn.put(b"gate/2", first)
+
+            store.put_many({b"gate/1": b"UA", b"gate/2": b"AA"})
+            store.transact(swap)
+            assert store.get(b"gate/1") == b"AA"
         """
         begin = partial(self.transaction, durability=durability)
         return transact(begin, body, attempts=attempts, wait=wait)
 
     def batch(self, *, durability: Durability | None = None) -> Batch:
-        """Writes that take effect together: `with store.batch() as b: b.put(...)`."""
+        """Writes that take effect together, at one timestamp, or not at all.
+
+        Example:
+
+            with store.batch() as batch:
+                batch.delete_range(b"UA/", b"UA0")
+                batch.put(b"UA/1545", b"boarding")
+            assert batch.timestamp == store.history(b"UA/1545")[0].timestamp
+        """
         self._committer.health.require()
         if durability is not None:
             require_durability(durability)
@@ -703,6 +767,14 @@ class Store:
         counts leave them out unless they begin among them. Raises `UsageError` for a table that is
         not there, for one that has other columns, key or indexes, and where the store has keys of
         its own in the place of tables.
+
+        Example:
+
+            schema = pa.schema([("number", pa.int64()), ("gate", pa.string())])
+            flights = store.table("flights", schema, "number", indexes={"by_gate": ["gate"]})
+            flights.put({"number": 1545, "gate": "B7"})
+            assert flights.get(1545)["gate"] == "B7"
+            assert [row["number"] for row in flights.find("by_gate", "B7")] == [1545]
         """
         self._require_open()
         return open_table(
@@ -734,6 +806,12 @@ class Store:
         of a key oldest first) or `"time"`. Costs what changed, and for each import in the window a
         pass over the spans of its files. Raises `HistoryGoneError` if `since` is below the
         `since` of the store: take a full read instead.
+
+        Example:
+
+            seen = store.put(b"k", b"old")
+            store.put(b"k", b"new")
+            assert [change.value for change in store.changes(since=seen)] == [b"new"]
         """
         span = self._parts.reserve.narrow(Span.of(start, end, prefix))
         return self._history.changes(since, upto, span=span, revisions=revisions, order=order)
@@ -903,6 +981,14 @@ class Store:
         even after its purpose is gone. If not `durable`, the call saves an fsync, and a crash
         before the next `sync` undoes the hold. `kind` and `address` say in lists of holds what the
         hold is for: neither may contain a secret.
+
+        Example:
+
+            stamp = store.put(b"k", b"old")
+            store.put(b"k", b"new")
+            with store.hold("report", at=stamp, max_age=timedelta(days=30)):
+                store.gc(keep=timedelta(0))
+                assert store.get(b"k", as_of=stamp) == b"old"
         """
         return self.holds.take(name, at, max_age, durable=durable, kind=kind, address=address)
 
