@@ -4,9 +4,11 @@ Floors, from the top:
 
     opening
     table                   the face
-    building sent tidying   indexes of tables that have rows; rows of clients; stale entries
+    building feeding sent tidying
+                            indexes of tables that have rows; feeds of rows; rows of clients; stale
+                            entries
     finding writing joining changing
-                            rows by an index; changes of rows; times of labels; feeds
+                            rows by an index; changes of rows; times of labels
     sources                 a store, a snapshot, a transaction or a batch
     catalogue classes conform
                             the definitions of a store; rows as they arrive
@@ -22,6 +24,15 @@ Floors, from the top:
 from kvstore.codec.tuples import desc
 from kvstore.tables.codec import TableCodec
 from kvstore.tables.evolve import unique
+from kvstore.tables.feeding import TableFeed, TableFeedBatch
 from kvstore.tables.table import FoundRows, Table
 
-__all__ = ["FoundRows", "Table", "TableCodec", "desc", "unique"]
+__all__ = [
+    "FoundRows",
+    "Table",
+    "TableCodec",
+    "TableFeed",
+    "TableFeedBatch",
+    "desc",
+    "unique",
+]

@@ -27,7 +27,8 @@ CHANGE_FIELDS: Final = [
     pa.field("_commit_version", pa.int64(), nullable=False),
     pa.field("_commit_timestamp", pa.timestamp("us", "UTC"), nullable=False),
 ]
-_ChangedRow: TypeAlias = tuple[str, int, bytes, bytes]
+ChangedRow: TypeAlias = tuple[str, int, bytes, bytes]
+"""The type of a change, its time, and the key and value of the row."""
 
 
 def change_schema(codec: TableCodec, columns: Sequence[str] | None) -> pa.Schema:
@@ -50,32 +51,35 @@ def changed_batches(
     columns: Sequence[str] | None,
 ) -> Iterator[pa.RecordBatch]:
     """The changes of rows, in batches. A look-up for each."""
-    schema = change_schema(codec, columns)
     points = _points(store, changes)
     while chunk := list(islice(points, SCAN_CHUNK)):
         before = store.get_many([key for _, key, _ in chunk], [at - 1 for at, _, _ in chunk])
-        rows: list[_ChangedRow] = []
+        rows: list[ChangedRow] = []
         for (at, key, after), old in zip(chunk, before, strict=True):
-            rows += _images(at, key, old, after, images)
+            rows += images_of(at, key, old, after, images)
         if rows:
-            kinds, versions, keys, values = map(list, zip(*rows, strict=True))
-            decoded = codec.decode(
-                pa.array(keys, pa.binary()), pa.array(values, pa.binary()), columns
-            )
-            times = [version // 1000 for version in versions]
-            added = [kinds, versions, times]
-            yield pa.RecordBatch.from_arrays(
-                [
-                    *decoded.columns,
-                    *(pa.array(c, f.type) for c, f in zip(added, CHANGE_FIELDS, strict=True)),
-                ],
-                schema=schema,
-            )
+            yield rows_batch(codec, rows, columns)
 
 
-def _images(
+def rows_batch(
+    codec: TableCodec, rows: Sequence[ChangedRow], columns: Sequence[str] | None
+) -> pa.RecordBatch:
+    """Changed rows as a batch of `change_schema`."""
+    kinds, versions, keys, values = map(list, zip(*rows, strict=True)) if rows else ([],) * 4
+    decoded = codec.decode(pa.array(keys, pa.binary()), pa.array(values, pa.binary()), columns)
+    times = [version // 1000 for version in versions]
+    added = [
+        pa.array(column, field.type)
+        for column, field in zip([kinds, versions, times], CHANGE_FIELDS, strict=True)
+    ]
+    schema = change_schema(codec, columns)
+    return pa.RecordBatch.from_arrays([*decoded.columns, *added], schema=schema)
+
+
+def images_of(
     at: int, key: bytes, old: bytes | None, new: bytes | None, images: RowImages
-) -> Iterator[_ChangedRow]:
+) -> Iterator[ChangedRow]:
+    """The rows that tell the change of one row from `old` to `new`. None if it was not there."""
     if old is not None and new is not None:
         if images != "post":
             yield "update_preimage", at, key, old

@@ -12,6 +12,7 @@ import pyarrow as pa
 from kvstore.arguments import require_limit
 from kvstore.codec.tuples import desc
 from kvstore.errors import UsageError
+from kvstore.feeds import Position
 from kvstore.span import Span
 from kvstore.tables.building import build_index
 from kvstore.tables.changing import RowImages, change_schema, changed_batches, require_images
@@ -19,6 +20,7 @@ from kvstore.tables.classes import row_of
 from kvstore.tables.codec import TableCodec, UnknownLayoutError, dicts
 from kvstore.tables.conform import batches_of
 from kvstore.tables.evolve import Added, Alteration, IndexColumns, named_parts
+from kvstore.tables.feeding import TableFeed, open_feed
 from kvstore.tables.finding import found_batches, found_dicts, index_span, whole_index
 from kvstore.tables.joining import join_rows, newest
 from kvstore.tables.sources import ImportTarget, RowChange, RowReader, RowWriter, StoreRows
@@ -315,6 +317,13 @@ class Table:
         changes = rows.store.changes(since, upto, span.start, span.end, order="time")
         batches = changed_batches(rows.store, codec, changes, images=images, columns=columns)
         return pa.RecordBatchReader.from_batches(change_schema(codec, columns), batches)
+
+    def feed(
+        self, name: str, start: TimeLike | Position | None = None, **choices: Any
+    ) -> TableFeed:
+        """A feed of the rows, as `Store.feed`: batches have `rows` with the columns of `changes`.
+        `choices`: `images`, `columns`; `streams`, `max_age`, `batch_rows`, `batch_bytes`."""
+        return open_feed(self._store_rows("followed"), self.name, name, start, **choices)
 
     # -- writing ----------------------------------------------------------------------------
 
