@@ -69,8 +69,8 @@ def running_tasks(spark: SparkSession, doing: str) -> Iterator[None]:
 
 
 def asked(spark: SparkSession, work: Callable[[], _Result], doing: str) -> _Result:
-    """The result of `work` in one task. A worker looks at places, because the driver may have the
-    store open: looking whether a store is open would take the driver's own lock away.
+    """The result of `work` in one task. A worker looks at places, and not the driver, which may
+    have the store open: a look from the same process would take the driver's own lock away.
 
     Raises the error of the library that the task has found.
     """

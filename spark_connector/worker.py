@@ -56,7 +56,8 @@ def _is_worker() -> bool:
 
 
 def _show(kind: type[BaseException], error: BaseException, stack: TracebackType | None) -> None:
-    """Show the last error of a worker. Spark closes the socket of a planner, or of a task with a
-    limit, as soon as it has its answer, and the worker then fails to write: no error of anyone."""
+    """Show the last error of a worker, unless it is a `BrokenPipeError`. Spark closes the socket of
+    a planner, or of a task with a limit, as soon as it has its answer. The worker then fails to
+    write, and nobody has made a mistake."""
     if not issubclass(kind, BrokenPipeError):
         sys.__excepthook__(kind, error, stack)

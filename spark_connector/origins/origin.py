@@ -31,8 +31,8 @@ class OriginFrontiers(NamedTuple):
 
 
 class HistoryEntry(NamedTuple):
-    """Something that an origin has a record of: the import or the revert of an import at a time, or
-    a backup that ends with it."""
+    """A record of an origin's history: an import or a revert at the time `version`, or a backup
+    whose last time it is."""
 
     version: int
     operation: Literal["import", "revert", "backup"]

@@ -1,13 +1,13 @@
-"""What happened to a store, as a frame: its commits, imports, reverts and backups.
+"""The history of a store as a frame: its commits, imports, reverts and backups.
 
     version bigint         the time in nanoseconds: `versionAsOf` takes it
     timestamp timestamp    the same, cut to microseconds
     operation string       commit | import | revert | backup
     id string              the id of an import
     rows bigint            the changed keys of a commit, and the rows of an import or a backup
-    bytes bigint           of an import or a backup
+    bytes bigint           the size of an import or a backup
 
-A backup stands at the last time that it holds.
+The version of a backup is the last time that it holds.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _EVENTS: Final = "version long, operation string, id string, rows long, bytes lo
 
 
 class _Known(NamedTuple):
-    """The window of history that is kept, `(since, upto]`, and the events of it."""
+    """The window of history that is kept, `(since, upto]`, and its events."""
 
     since: int
     upto: int

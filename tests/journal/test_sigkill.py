@@ -34,7 +34,7 @@ with Journal.open(
 """
 
 KILLS_MORE = 100
-"""How many kills may miss. On a busy machine the child appends on while its parent waits."""
+"""How many kills may miss. On a busy machine the child keeps appending while its parent waits."""
 
 
 def run_until_killed(path: Path, policy: str, appends: int) -> tuple[int, bool]:

@@ -1,4 +1,4 @@
-"""What people look at: the history of a store as a frame, and errors of reads in one line."""
+"""The history of a store is a frame for people to look at, and an error of a read is one line."""
 
 from __future__ import annotations
 
