@@ -5,7 +5,7 @@ Floors, from the top:
     connecting            `kvstore.connect`: a URL or a path becomes a client
     asynchronous          the client for asyncio
     client
-    upkeep                what the owner does for callers with the right `admin`
+    snapshots upkeep      reads at one time; what the owner does for callers with the right `admin`
     feeds frontiers holds joins transactions work
     tables                rows of tables, encoded here
     streams               rows as they arrive

@@ -283,6 +283,10 @@ class AsyncClient:
         """See `Store.revert_import`."""
         return await self._run(self._client.revert_import, import_id)
 
+    async def revert_range(self, start: bytes, end: bytes | None, to: TimeLike) -> Timestamp | None:
+        """See `Store.revert_range`."""
+        return await self._run(self._client.revert_range, start, end, to)
+
     async def drop_hold(self, name: str) -> HoldRecord:
         """See `Client.drop_hold`."""
         return await self._run(self._client.drop_hold, name)

@@ -302,6 +302,12 @@ def increment(key: bytes, by: int, durability: str | None) -> ClientRequest[int]
     return verb("increment", fields, lambda reply: int(reply.json()["sum"]), once=True)
 
 
+def revert_range(span: Span, to: TimeLike) -> ClientRequest[Timestamp | None]:
+    """See `Store.revert_range`. Done twice it writes once: the second time no key differs."""
+    fields = {**span_fields(span), "to": ns(to, "to")}
+    return verb("revert_range", fields, _timestamp_or_none)
+
+
 def pop(key: bytes, durability: str | None) -> ClientRequest[bytes | None]:
     """See `Store.pop`."""
     fields = {"key": to_json(require_key(key)), "durability": durability}

@@ -20,6 +20,7 @@ from kvstore.client import calls, streams
 from kvstore.client.feeds import ClientFeed, feed_fields, start_fields
 from kvstore.client.joins import RemoteSide
 from kvstore.client.pool import Pool
+from kvstore.client.snapshots import ClientSnapshot
 from kvstore.client.tables import ClientDefinitions, ClientRows, ClientTable
 from kvstore.client.tasks import ClientTasks
 from kvstore.client.transactions import RemoteTransactions
@@ -195,6 +196,11 @@ class Client(ServedUpkeep):
         """The side of the served store in a join of several sources: see `kvstore.join`."""
         return RemoteSide(self._pool)
 
+    def snapshot(self, as_of: TimeLike | None = None) -> ClientSnapshot:
+        """See `Store.snapshot`. A lease keeps the time readable, and ends by itself if this process
+        does."""
+        return ClientSnapshot(self._pool, as_of)
+
     def history(self, key: bytes) -> list[Version]:
         """See `Store.history`."""
         return self._pool.send(calls.history(key))
@@ -356,6 +362,10 @@ class Client(ServedUpkeep):
         with self.batch(durability=durability) as batch:
             batch.put_many(rows, expires=expires)
         return batch.timestamp
+
+    def revert_range(self, start: bytes, end: bytes | None, to: TimeLike) -> Timestamp | None:
+        """See `Store.revert_range`. The server finds the changes and writes the new versions."""
+        return self._pool.send(calls.revert_range(Span(start, end), to))
 
     def batch(self, *, durability: Durability | None = None) -> Batch:
         """See `Store.batch`. The writes travel together when the block ends."""

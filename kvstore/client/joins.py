@@ -27,8 +27,9 @@ class RemoteSide:
 
     fields = VALUE_FIELDS
 
-    def __init__(self, pool: Pool) -> None:
-        self._pool = pool
+    def __init__(self, pool: Pool, newest: int | None = None) -> None:
+        """No label is above `newest`: the newest complete time of the server by default."""
+        self._pool, self._newest = pool, newest
 
     @contextmanager
     def opened(self) -> Iterator[RemoteAnswers]:
@@ -36,7 +37,7 @@ class RemoteSide:
         name = secrets.token_hex(12)
         self._pool.send(calls.lease(name, None, LEASE_S))
         try:
-            yield RemoteAnswers(self._pool)
+            yield RemoteAnswers(self._pool, self._newest)
         finally:
             with suppress(KVStoreError):  # it ends by itself
                 self._pool.send(calls.release_lease(name))
@@ -45,14 +46,16 @@ class RemoteSide:
 class RemoteAnswers:
     """See `kvstore.joins.side.Answers`. One round trip for each piece of labels."""
 
-    def __init__(self, pool: Pool) -> None:
-        self._pool = pool
+    def __init__(self, pool: Pool, newest: int | None = None) -> None:
+        self._pool, self._given = pool, newest
         self.rows_first = JOIN_ROWS_FIRST
         self.rows_max = JOIN_ROWS_MAX
 
     @cached_property
     def newest(self) -> int:
-        """The newest complete time of the server at the first use."""
+        """The newest complete time of the server at the first use, unless another one was given."""
+        if self._given is not None:
+            return self._given
         return int(self._pool.send(calls.fields_of("times"))["upper"]) - 1
 
     def answer(self, labels: Asked, search: Search) -> list[pa.Array] | None:

@@ -107,6 +107,10 @@ class StoreBeside(Store):
         """See `Store.revert_import`."""
         return self.owner.revert_import(import_id)
 
+    def revert_range(self, start: bytes, end: bytes | None, to: TimeLike) -> Timestamp | None:
+        """See `Store.revert_range`."""
+        return self.owner.revert_range(start, end, to)
+
     def clear_range(self, start: bytes, end: bytes, *, compact: bool = True) -> Timestamp:
         """See `Store.clear_range`."""
         return self.owner.clear_range(start, end, compact=compact)

@@ -68,6 +68,9 @@ READER_LEASE_S_MAX = 24 * 3600.0
 """Seconds for which a reader of another machine keeps history without taking its lease again. A
 reader that is gone keeps it for no longer."""
 
+CLIENT_SNAPSHOT_LEASE_S = 3600.0
+"""Seconds for which a snapshot of a client keeps history without a read."""
+
 READER_LEASES_MAX = 1000
 """Leases of readers at one time. Each is a record of some 200 bytes."""
 

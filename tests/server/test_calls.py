@@ -15,8 +15,10 @@ from prometheus_client.parser import text_string_to_metric_families
 import kvstore
 from kvstore.client import AsyncClient, Client, connect
 from kvstore.errors import (
+    ClosedError,
     DeterminateError,
     FencedError,
+    HistoryGoneError,
     NotYetWrittenError,
     PreconditionError,
     UsageError,
@@ -24,6 +26,7 @@ from kvstore.errors import (
 from kvstore.mvcc import OpenWriteSet
 from kvstore.server import ListenAddress, Token, app, serving
 from kvstore.span import RESERVED
+from kvstore.testing.bounds import bounds
 from kvstore.testing.parts import parts_of
 
 STRANGE_KEYS = [
@@ -94,6 +97,54 @@ def test_many_keys_and_times_are_read_at_once(client: Client) -> None:
     assert client.get_many([], times[0]) == []
     assert client.floor(b"kz") == (b"k", b"4")
     assert client.floor_many([b"kz", b"a"], times[1], b"k") == [(b"k", b"1"), None]
+
+
+def test_a_snapshot_stands_still_and_keeps_its_history(
+    client: Client, store: kvstore.Store
+) -> None:
+    client.put_many({b"a": b"1", b"b": b"2"})
+    with client.snapshot() as snapshot:
+        assert snapshot.as_of == store.upper - 1
+        client.put_many({b"a": b"3", b"c": b"4"})
+        store.gc(before=store.upper - 1)
+        assert store.since == snapshot.as_of
+        assert [snapshot.get(b"a"), snapshot.get(b"c"), snapshot.get(b"c", b"-")] == [
+            b"1",
+            None,
+            b"-",
+        ]
+        assert snapshot.get_many([b"b", b"c"]) == [b"2", None]
+        assert [snapshot.floor(b"z"), *snapshot.floor_many([b"0"])] == [(b"b", b"2"), None]
+        assert list(snapshot.scan(b"b")) == [(b"b", b"2")]
+        assert list(snapshot.scan(reverse=True, limit=1)) == [(b"b", b"2")]
+        assert snapshot.scan_batches(None, None, b"a").read_all()["value"].to_pylist() == [b"1"]
+        labels = pa.table({"id": pa.array([b"a", b"c"], pa.binary())})
+        assert snapshot.join(labels, at=None).read_all()["value"].to_pylist() == [b"1", None]
+        assert client.revert_range(b"", None, to=snapshot.as_of) == store.upper - 1
+        assert dict(store.scan()) == dict(snapshot.scan())
+        assert client.revert_range(b"", None, to=snapshot.as_of) is None
+    for late in (lambda: snapshot.get(b"a"), snapshot.scan, snapshot.join_side):
+        with pytest.raises(ClosedError):
+            late()
+    store.gc(before=store.upper - 1)
+    assert store.since > snapshot.as_of
+    with pytest.raises(HistoryGoneError):
+        client.snapshot(snapshot.as_of)
+    with client.snapshot("now") as present:
+        assert dict(present.scan()) == dict(store.scan())
+
+
+def test_a_snapshot_renews_its_lease_and_loses_nothing_silently(
+    client: Client, store: kvstore.Store
+) -> None:
+    client.put(b"a", b"1")
+    with bounds({"CLIENT_SNAPSHOT_LEASE_S": 0.0001}), client.snapshot() as snapshot:
+        client.put(b"a", b"2")
+        assert snapshot.get(b"a") == b"1"
+        store.gc(before=store.upper - 1)  # the lease has ended: its budget is a moment
+        client.put(b"a", b"3")
+        with pytest.raises(HistoryGoneError):
+            snapshot.get(b"a")
 
 
 def test_a_batch_is_written_at_one_time(client: Client, store: kvstore.Store) -> None:
@@ -371,7 +422,7 @@ def test_the_client_for_asyncio_has_the_calls_of_the_client() -> None:
     left_out = {
         *("tables", "table", "table_rows", "mapping", "transaction", "hold", "join_side", "path"),
         *("tasks", "call", "rows", "work", "lease", "release_lease", "versions_batches"),
-        *("store_id", "whole_since", "indexed_since"),
+        *("store_id", "whole_since", "indexed_since", "snapshot"),
     }
     names = {name for name in dir(Client) if not name.startswith("_")}
     offered = {name for name in dir(AsyncClient) if not name.startswith("_")}

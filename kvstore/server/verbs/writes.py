@@ -130,6 +130,15 @@ def persist(call: Invocation) -> Answer:
     return _at(call.store.requests.persist(call.key(), call.token, durability(call)))
 
 
+def revert_range(call: Invocation) -> Answer:
+    """Restore the state of a span at the time `to` by new versions. The timestamp is null if no key
+    differs."""
+    span, to = call.span(), call.time("to")
+    if to is None:
+        raise UsageError("argument 'to' is missing", "pass the time of the state to restore")
+    return _at(call.store.revert_range(span.start, span.end, to))
+
+
 def sync(call: Invocation) -> Answer:
     """Complete the time until now and make all changes in it durable."""
     return {"upper": int(call.store.sync())}
@@ -206,6 +215,9 @@ WRITES: Final = [
         ("increment", increment, {**_KEY, "by": "integer"}, None),
     )
 ]
+WRITES.append(
+    Verb("revert_range", WRITE, revert_range, described(revert_range), {**SPAN, "to": "time"})
+)
 WRITES.append(Verb("sync", WRITE, sync, described(sync), {}))
 
 
