@@ -75,9 +75,12 @@ class Batch:
         rows.codec(name)
         return Table(name, None, BatchRows(self, rows))
 
-    def put_rows(self, keys: Sequence[bytes], values: Sequence[bytes]) -> None:
+    def put_rows(
+        self, keys: Sequence[bytes], values: Sequence[bytes], expires: Expires | None = None
+    ) -> None:
         """Set keys of a table: see `kvstore.tables`."""
-        self._writes.put_rows(keys, values)
+        due = None if expires is None else self._due(expires)
+        self._writes.put_rows(keys, values, due)
 
     def delete_rows(self, keys: Sequence[bytes]) -> None:
         """Delete keys of a table: see `kvstore.tables`."""

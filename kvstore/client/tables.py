@@ -24,7 +24,7 @@ from kvstore.client.pool import Pool
 from kvstore.client.reply import Reply
 from kvstore.client.writes import SentWriteSet
 from kvstore.codec.tuples import desc
-from kvstore.commit import Durability
+from kvstore.commit import Durability, sent_expiry
 from kvstore.errors import TableAlteredError, UsageError
 from kvstore.limits import TABLE_ATTEMPTS
 from kvstore.mvcc import Version
@@ -35,12 +35,13 @@ from kvstore.tables.codec import TableCodec, dicts
 from kvstore.tables.definition import Definition
 from kvstore.tables.evolve import IndexColumns, define, require_name
 from kvstore.tables.finding import index_span
+from kvstore.tables.found import FoundRows, RowVersion
 from kvstore.tables.joining import latest_span
 from kvstore.tables.opening import arguments_given
 from kvstore.tables.sent import digest_of
 from kvstore.tables.sources import MakeChange, RowChange, TransactionRows
 from kvstore.tables.space import definition_key
-from kvstore.tables.table import FoundRows, RowVersion, Table
+from kvstore.tables.table import Table
 from kvstore.timestamp import TimeLike, Timestamp
 from kvstore.txn import Transaction
 
@@ -98,7 +99,8 @@ class ClientRows:
         made: RowChange = make(self.codec(name), self)  # type: ignore[arg-type]  # reads nothing
         writes = SentWriteSet("the rows")
         writes.delete_rows(made.gone)
-        writes.put_rows(made.keys, made.values)
+        due = None if made.expires is None else sent_expiry(made.expires)
+        writes.put_rows(made.keys, made.values, due)
         if not writes:
             return None
         definitions = {name: digest_of(self.catalogue.codec(name))}
@@ -271,9 +273,8 @@ class ClientTable(Table):
     def _codec(self, as_of: TimeLike | None = None) -> TableCodec:
         return self.codec(as_of)
 
-    def _write(self, make: Any, *, is_checked: bool = False) -> Timestamp | None:
-        assert self._writer is not None, "__init__ has it"
-        return self._writer.write(self.name, make, is_checked=is_checked)
+    def _is_checked(self) -> bool:
+        return False  # the server checks unique indexes
 
     def _rows_of(
         self,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from kvstore.errors import UsageError
 from kvstore.limits import BATCH_BYTES_MAX
 from kvstore.mvcc import OpenWriteSet
 from kvstore.tables.space import is_entry
@@ -31,8 +32,15 @@ class SentWriteSet(OpenWriteSet):
         found = ((value, expiring.get(key)) for key, value in self._points.items())
         return [None if put is None or put.marked is not value else put.due for value, put in found]
 
-    def put_rows(self, keys: Sequence[bytes], values: Sequence[bytes]) -> None:
-        """Set keys of a table."""
+    def put_rows(
+        self, keys: Sequence[bytes], values: Sequence[bytes], due: int | None = None
+    ) -> None:
+        """Set keys of a table. Raises `UsageError` for rows that expire: no request has them."""
+        if due is not None:
+            raise UsageError(
+                "rows of a table that expire, through a client",
+                "put them in the process that has the store open",
+            )
         super().put_rows(keys, values)
         self.has_rows = True
         self.entries.update(filter(is_entry, keys))

@@ -67,6 +67,10 @@ class WriteSet(Puts):
         """Set `key` to `value` until the time `due`."""
         self.put(key, value)
         key = bytes(key)
+        self._require_expiring(key)
+        self._expire(key, due)
+
+    def _require_expiring(self, key: bytes) -> None:
         if not self.is_plain:
             raise UsageError(
                 "a key that expires, in a store with keys of its own that begin with nine bytes ff",
@@ -77,7 +81,6 @@ class WriteSet(Puts):
                 f"key has {len(key)} bytes, and one that expires at most {longest_key()}",
                 "use a shorter key, or delete it yourself",
             )
-        self._expire(key, due)
 
     def _expire(self, key: bytes, due: int) -> None:
         value = self._points[key]
@@ -111,11 +114,19 @@ class WriteSet(Puts):
         self._points[self._require_own(key)] = None
         self._size += len(key)
 
-    def put_rows(self, keys: Sequence[bytes], values: Sequence[bytes]) -> None:
-        """Set keys of a table."""
+    def put_rows(
+        self, keys: Sequence[bytes], values: Sequence[bytes], due: int | None = None
+    ) -> None:
+        """Set keys of a table, until the time `due` if there is one."""
         self.require_open()
+        if due is not None:
+            for key in keys:
+                self._require_expiring(key)
         self._points.update(zip(keys, values, strict=True))
         self._size += sum(map(len, keys)) + sum(map(len, values))
+        if due is not None:
+            for key in keys:
+                self._expire(key, due)
         self._require_room()
 
     def delete_rows(self, keys: Iterable[bytes]) -> None:

@@ -10,8 +10,8 @@ Floors, from the top:
     finding writing joining changing
                             rows by an index; changes of rows; times of labels
     sources                 a store, a snapshot, a transaction or a batch
-    catalogue classes conform
-                            the definitions of a store; rows as they arrive
+    catalogue classes conform found
+                            the definitions of a store; rows as they arrive, and as reads find them
     evolve                  how tables begin and change
     codec                   rows as keys and values, and back
     keys
@@ -25,7 +25,8 @@ from kvstore.codec.tuples import desc
 from kvstore.tables.codec import TableCodec
 from kvstore.tables.evolve import unique
 from kvstore.tables.feeding import TableFeed, TableFeedBatch
-from kvstore.tables.table import FoundRows, Table
+from kvstore.tables.found import FoundRows
+from kvstore.tables.table import Table
 
 __all__ = [
     "FoundRows",

@@ -17,6 +17,7 @@ import pyarrow as pa
 from typing_extensions import Self
 
 from kvstore.arrow import ROWS_SCHEMA, binary_array
+from kvstore.commit import Expires
 from kvstore.errors import TableAlteredError, UsageError
 from kvstore.limits import BATCH_BYTES_MAX, SCAN_CHUNK
 from kvstore.mvcc import Version, WriteSet
@@ -32,11 +33,13 @@ from kvstore.timestamp import TimeLike, Timestamp
 
 @dataclass(slots=True)
 class RowChange:
-    """Keys of a table that one call sets and deletes. A key that is set is not deleted."""
+    """Keys of a table that one call sets and deletes. A key that is set is not deleted. The keys
+    that are set expire at `expires`."""
 
     keys: list[bytes] = field(default_factory=list)
     values: list[bytes] = field(default_factory=list)
     gone: list[bytes] = field(default_factory=list)
+    expires: Expires | None = None
 
 
 MakeChange = Callable[[TableCodec, "RowReader"], RowChange]
@@ -154,7 +157,9 @@ class StoreRows:
             made = make(codec, self)
             writes = WriteSet("the rows", BATCH_BYTES_MAX)
             writes.delete_rows(made.gone)
-            writes.put_rows(made.keys, made.values)
+            dues = self._committer.expiries
+            due = None if made.expires is None else dues.due(made.expires)
+            writes.put_rows(made.keys, made.values, due)
             with suppress(TableAlteredError):
                 check = self.checked(name, codec)
                 return self._committer.commit(writes, check=check) if writes else None
@@ -266,14 +271,13 @@ class TransactionRows:
 
     def get(self, key: bytes, as_of: TimeLike | None = None) -> bytes | None:
         self._refuse(as_of)
-        found: bytes | None = self._transaction.get(key)
-        return found
+        return self._value(key)
 
     def get_many(
         self, keys: Sequence[bytes], as_of: TimeLike | None = None
     ) -> Sequence[bytes | None]:
         self._refuse(as_of)
-        return [self._transaction.get(key) for key in keys]
+        return [self._value(key) for key in keys]
 
     def batches(
         self, span: Span, as_of: TimeLike | None, *, reverse: bool, limit: int | None
@@ -304,7 +308,12 @@ class TransactionRows:
     def write(self, name: str, make: MakeChange, *, is_checked: bool) -> None:
         made = make(self.codec(name), self)
         self._transaction.delete_rows(made.gone)
-        self._transaction.put_rows(made.keys, made.values)
+        self._transaction.put_rows(made.keys, made.values, made.expires)
+
+    def _value(self, key: bytes) -> bytes | None:
+        found = self._transaction.get(key)
+        # The transaction's own put that expires is of a subclass, which the loops refuse.
+        return found if found is None else bytes(found)
 
     def _refuse(self, as_of: TimeLike | None) -> None:
         if as_of is not None:
@@ -338,7 +347,7 @@ class BatchRows:
         made = make(codec, self._rows)  # type: ignore[arg-type]  # without indexes nothing is read
         self._batch.require(self._rows.checked(name, codec))
         self._batch.delete_rows(made.gone)
-        self._batch.put_rows(made.keys, made.values)
+        self._batch.put_rows(made.keys, made.values, made.expires)
 
 
 def _gathered(rows: Iterator[tuple[bytes, bytes]]) -> Iterator[pa.RecordBatch]:

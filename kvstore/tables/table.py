@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from itertools import chain
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 import pyarrow as pa
 
 from kvstore.arguments import require_limit
 from kvstore.codec.tuples import desc
+from kvstore.commit import Expires
 from kvstore.errors import UsageError
 from kvstore.feeds import Position
 from kvstore.span import Span
@@ -22,56 +23,12 @@ from kvstore.tables.conform import batches_of
 from kvstore.tables.evolve import Added, Alteration, IndexColumns, named_parts
 from kvstore.tables.feeding import TableFeed, open_feed
 from kvstore.tables.finding import found_batches, found_dicts, index_span, whole_index
+from kvstore.tables.found import FoundRows, RowVersion
 from kvstore.tables.joining import join_rows, newest
 from kvstore.tables.sources import ImportTarget, RowChange, RowReader, RowWriter, StoreRows
 from kvstore.tables.tidying import Tidying
 from kvstore.tables.writing import delete_row, put_batches, put_row, put_rows
 from kvstore.timestamp import TimeLike, Timestamp, to_timestamp
-
-
-class FoundRows:
-    """Rows of a table: an iterator of dicts, or Arrow data for libraries that speak Arrow."""
-
-    def __init__(
-        self,
-        schema: pa.Schema,
-        batches: Iterator[pa.RecordBatch],
-        rows: Iterator[Any] | None = None,
-    ) -> None:
-        """`rows` are the rows of `batches`, one by one. Only one of both is read."""
-        self.schema = schema
-        self._batches = batches
-        self._rows = chain.from_iterable(map(dicts, batches)) if rows is None else rows
-        self._begun = False
-
-    def __iter__(self) -> Iterator[Any]:
-        self._begun = True
-        return self._rows
-
-    def __next__(self) -> Any:
-        self._begun = True
-        return next(self._rows)
-
-    def to_reader(self) -> pa.RecordBatchReader:
-        """The rows as typed record batches. Raises `UsageError` once rows were taken one by one."""
-        if self._begun:
-            raise UsageError("some rows were taken one by one", "find the rows again")
-        self._rows = chain.from_iterable(map(dicts, self._batches))
-        return pa.RecordBatchReader.from_batches(self.schema, self._batches)
-
-    def read_all(self) -> pa.Table:
-        """The rows as one Arrow table."""
-        return self.to_reader().read_all()
-
-    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
-        return self.to_reader().__arrow_c_stream__(requested_schema)
-
-
-class RowVersion(NamedTuple):
-    """A row from a time on. `row` is None from its deletion on."""
-
-    timestamp: Timestamp
-    row: dict[str, Any] | None
 
 
 class Table:
@@ -327,24 +284,33 @@ class Table:
 
     # -- writing ----------------------------------------------------------------------------
 
-    def put(self, row: Any) -> Timestamp | None:
+    def put(self, row: Any, *, expires: Expires | None = None) -> Timestamp | None:
         """Set a row; one that has the same key is replaced. A column that is missing is null, or
-        has its default."""
+        has its default. With `expires`, which is as in `Store.put`, the row and its index entries
+        are deleted at that time, unless the row is written again. A client takes no expiry."""
         values = row_of(row)
-        return self._write(lambda codec, rows: put_row(codec, rows, values))
+        return self._write(lambda codec, rows: put_row(codec, rows, values), expires=expires)
 
-    def put_batch(self, rows: object) -> Timestamp | None:
+    def put_batch(self, rows: object, *, expires: Expires | None = None) -> Timestamp | None:
         """Set the rows of an Arrow table, of batches, or of a frame of Polars, DuckDB or pandas;
-        or of a list of dicts. One commit."""
+        or of a list of dicts. One commit. `expires` is as in `put`, for all rows."""
         given = list(rows) if isinstance(rows, list | tuple) else rows
         if isinstance(given, list) and not any(isinstance(row, pa.RecordBatch) for row in given):
             each = list(map(row_of, given))
-            return self._write(lambda codec, reader: put_rows(codec, reader, each))
+            return self._write(lambda codec, reader: put_rows(codec, reader, each), expires=expires)
         if isinstance(given, pa.RecordBatchReader):
             given = given.read_all()  # the commit may have to begin again
-        return self._write(
-            lambda codec, reader: put_batches(codec, reader, batches_of(codec.definition, given))
-        )
+
+        def make(codec: TableCodec, reader: RowReader) -> RowChange:
+            return put_batches(codec, reader, batches_of(codec.definition, given))
+
+        return self._write(make, expires=expires)
+
+    def ttl(self, *key: Any) -> timedelta | None:
+        """How long until a row expires; None if it does not, or is absent. Two look-ups."""
+        rows = self._store_rows("asked when a row expires")
+        found: timedelta | None = rows.store.ttl(rows.codec(self.name).key.whole_key(key))
+        return found
 
     def update(self, *key: Any, **columns: Any) -> Timestamp | None:
         """Set some columns of a row. Raises `UsageError` if there is no such row."""
@@ -429,16 +395,24 @@ class Table:
             self._refuse(f"{what} here", "use the table of the store")
         return self._rows
 
-    def _write(self, make: Any, *, is_checked: bool = False) -> Timestamp | None:
+    def _write(
+        self, make: Any, *, is_checked: bool = False, expires: Expires | None = None
+    ) -> Timestamp | None:
         if self._writer is None:
             self._refuse("written here", "write to the store")
 
         def once(codec: TableCodec, rows: RowReader) -> RowChange:
-            return make(codec, rows)  # type: ignore[no-any-return]  # of the caller
+            change: RowChange = make(codec, rows)
+            change.expires = expires
+            return change
 
-        if not is_checked and self._rows is not None:
-            is_checked = any(index.is_unique for index in self._codec().definition.indexes)
-        return self._writer.write(self.name, once, is_checked=is_checked)
+        return self._writer.write(self.name, once, is_checked=is_checked or self._is_checked())
+
+    def _is_checked(self) -> bool:
+        """Whether the reads of each change must still be true at its commit."""
+        if self._rows is None:
+            return False
+        return any(index.is_unique for index in self._codec().definition.indexes)
 
     def _refuse(self, what: str, remedy: str) -> NoReturn:
         raise UsageError(f"table {self.name!r} cannot be {what}", remedy)

@@ -298,9 +298,12 @@ class Transaction:
         start, end = self._writes.ranges[-1]
         self._deleted = self._deleted.adding(RangeTombstone(start, end, 1))
 
-    def put_rows(self, keys: Sequence[bytes], values: Sequence[bytes]) -> None:
+    def put_rows(
+        self, keys: Sequence[bytes], values: Sequence[bytes], expires: Expires | None = None
+    ) -> None:
         """Set keys of a table: see `kvstore.tables`."""
-        self._writes.put_rows(keys, values)
+        due = None if expires is None else self._owner.due(expires)
+        self._writes.put_rows(keys, values, due)
 
     def delete_rows(self, keys: Sequence[bytes]) -> None:
         """Delete keys of a table: see `kvstore.tables`."""

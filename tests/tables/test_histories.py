@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ pytestmark = [pytest.mark.usefixtures("each_engine"), pytest.mark.tiny_limits]
 
 SCHEMA = pa.schema([("id", pa.int64()), ("zone", pa.string()), ("n", pa.int32())])
 STEPS = 60
+SECOND = 10**9
 
 
 class Model:
@@ -31,6 +33,8 @@ class Model:
             (at, {name: (name, None) for name in SCHEMA.names})
         ]
         self.made = 0
+        self.dues: dict[int, int] = {}
+        """When rows expire, by key. Each later write cancels it."""
 
     def columns_at(self, at: int) -> dict[str, tuple[str, Any]]:
         return next(columns for time, columns in reversed(self.columns) if time <= at)
@@ -38,9 +42,18 @@ class Model:
     def put(self, at: int, row: dict[str, Any], import_id: int = 0) -> None:
         columns = self.columns_at(at)
         stored = {columns[name][0]: value for name, value in row.items()}
+        self.dues.pop(row["id"], None)
         self.versions.setdefault(row["id"], []).append((at, stored, import_id))
 
+    def expire(self, now: int) -> list[int]:
+        """Delete the rows that are due at `now`; returns the times."""
+        due = sorted((at, key) for key, at in self.dues.items() if at <= now)
+        for at, key in due:
+            self.delete(at, key)
+        return [at for at, _ in due]
+
     def delete(self, at: int, key: int) -> None:
+        self.dues.pop(key, None)
         self.versions.setdefault(key, []).append((at, None, 0))
 
     def rows(self, at: int) -> list[dict[str, Any]]:
@@ -61,8 +74,10 @@ class Model:
 class History:
     """A store with a table, driven by a seed, beside its model."""
 
-    def __init__(self, store: kvstore.Store, root: Path, rng: random.Random) -> None:
-        self.store, self.root, self.rng = store, root, rng
+    def __init__(
+        self, store: kvstore.Store, root: Path, rng: random.Random, clock: kvstore.ManualClock
+    ) -> None:
+        self.store, self.root, self.rng, self.clock = store, root, rng, clock
         self.table = store.table("t", SCHEMA, key="id", indexes={"by_zone": ["zone", "n"]})
         self.times = [int(store.sync() - 1)]
         self.model = Model(self.times[0])
@@ -78,8 +93,12 @@ class History:
 
     def step(self) -> None:
         name = self.rng.choice(
-            ["put"] * 4 + ["update", "delete", "batch", "txn", "load", "revert", "alter", "gc"]
+            ["put"] * 4
+            + ["expiring"] * 2
+            + ["update", "delete", "batch", "txn", "load", "revert", "alter", "gc"]
         )
+        self.clock.advance(self.rng.randrange(3 * SECOND))
+        self.times += self.model.expire(self.clock.wall_ns())
         at = getattr(self, name)()
         self.times.append(int(at or self.store.sync() - 1))
 
@@ -87,6 +106,22 @@ class History:
         row = self.row()
         at = self.table.put(row)
         self.model.put(int(at or 0), row)
+        return at
+
+    def expiring(self) -> Any:
+        rows = {row["id"]: row for row in (self.row() for _ in range(self.rng.randrange(1, 3)))}
+        ahead = timedelta(seconds=self.rng.randrange(1, 9))
+        due = kvstore.Timestamp(self.clock.wall_ns() + int(ahead.total_seconds()) * SECOND)
+        if len(rows) == 1:
+            at = self.table.put(*rows.values(), expires=due)
+        else:
+            at = self.table.put_batch([*rows.values()], expires=due)
+        for key, row in rows.items():
+            self.model.put(int(at or 0), row)
+            left = self.table.ttl(key)
+            assert left is not None
+            assert timedelta(0) < left <= ahead
+            self.model.dues[key] = int(due)
         return at
 
     def update(self) -> Any:
@@ -184,8 +219,9 @@ class History:
 
 def test_every_read_of_a_random_history_equals_the_model(tmp_path: Path, each_engine: str) -> None:
     rng = random.Random(seed_of("TABLE_HISTORY_SEED"))
-    with kvstore.open(tmp_path / "store", durability="async") as store:
-        history = History(store, tmp_path, rng)
+    clock = kvstore.ManualClock(10**18)
+    with kvstore.open(tmp_path / "store", durability="async", clock=clock) as store:
+        history = History(store, tmp_path, rng, clock)
         for _ in range(STEPS):
             history.step()
             history.check()

@@ -1,0 +1,151 @@
+"""Rows that expire: the row and its entries in every index are deleted at one time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import kvstore
+from backup import Collection
+from kvstore import unique
+from kvstore.errors import NotUniqueError, UsageError
+from kvstore.span import Span
+from kvstore.tables.space import table_prefix
+
+pytestmark = [pytest.mark.usefixtures("each_engine"), pytest.mark.tiny_limits]
+
+SCHEMA = pa.schema([("id", pa.int64()), ("mail", pa.string()), ("zone", pa.string())])
+INDEXES = {"mail": unique("mail"), "zone": ["zone"]}
+SECOND = 10**9
+
+
+@pytest.fixture
+def clock() -> kvstore.ManualClock:
+    return kvstore.ManualClock(10**18)
+
+
+@pytest.fixture
+def store(tmp_path: Path, each_engine: str, clock: kvstore.ManualClock) -> Iterator[kvstore.Store]:
+    with kvstore.open(tmp_path / "store", durability="async", clock=clock) as opened:
+        yield opened
+
+
+@pytest.fixture
+def users(store: kvstore.Store) -> kvstore.Table:
+    return store.table("users", SCHEMA, "id", INDEXES)
+
+
+def stored(store: kvstore.Store, as_of: int | None = None) -> list[bytes]:
+    """The keys of the rows and entries of the first table."""
+    span = Span.of_prefix(table_prefix(1))
+    return list(store.keys(span.start, span.end, as_of=as_of))
+
+
+def row(number: int, mail: str, zone: str = "a") -> dict[str, Any]:
+    return {"id": number, "mail": mail, "zone": zone}
+
+
+def test_a_row_and_its_entries_end_at_the_same_time(
+    store: kvstore.Store, users: kvstore.Table, clock: kvstore.ManualClock
+) -> None:
+    due = kvstore.Timestamp(10**18 + 5 * SECOND)
+    users.put(row(1, "a@x"), expires=due)
+    users.put_batch([row(2, "b@x"), row(3, "c@x")], expires=due)
+    users.put(row(4, "d@x"))
+    begun = store.sync() - 1
+    clock.set(due - 1)
+    assert len(stored(store)) == 12
+    clock.set(due)
+    assert len(stored(store)) == 3
+    assert len(stored(store, due - 1)) == 12
+    assert list(users.find("zone", "a")) == [row(4, "d@x")]
+    assert [each["id"] for each in users.find("zone", "a", as_of=due - 1)] == [1, 2, 3, 4]
+    assert [version.timestamp for version in users.history(2)][:1] == [due]
+    changes = users.changes(begun).read_all().to_pylist()
+    assert [(c["_change_type"], c["id"]) for c in changes] == [
+        ("delete", 1),
+        ("delete", 2),
+        ("delete", 3),
+    ]
+
+
+def test_a_value_of_a_unique_index_is_free_once_its_row_expired(
+    users: kvstore.Table, clock: kvstore.ManualClock
+) -> None:
+    users.put(row(1, "a@x"), expires=timedelta(seconds=5))
+    with pytest.raises(NotUniqueError):
+        users.put(row(2, "a@x"))
+    clock.advance(5 * SECOND)
+    users.put(row(2, "a@x"))
+    assert users.ttl(2) is None
+
+
+def test_a_later_write_cancels_and_renews(
+    store: kvstore.Store, users: kvstore.Table, clock: kvstore.ManualClock
+) -> None:
+    for number in range(4):
+        users.put(row(number, f"{number}@x"), expires=timedelta(seconds=5))
+    users.put(row(0, "0@x"))
+    users.update(1, zone="b")
+    users.put(row(2, "2@x"), expires=timedelta(seconds=9))
+    assert [users.ttl(number) for number in range(2)] == [None, None]
+    clock.advance(6 * SECOND)
+    assert [each["id"] for each in users.rows()] == [0, 1, 2]
+    assert len(stored(store)) == 9
+    clock.advance(6 * SECOND)
+    assert [each["id"] for each in users.rows()] == [0, 1]
+    assert len(stored(store)) == 6
+    assert list(users.find("zone", "b")) == [row(1, "1@x", "b")]
+
+
+def test_transactions_and_batches_have_rows_that_expire(
+    store: kvstore.Store, clock: kvstore.ManualClock
+) -> None:
+    plain = store.table("plain", SCHEMA, "id", {"zone": ["zone"]})
+    with store.transaction() as transaction:
+        transaction.table("plain").put(row(1, "a@x"), expires="+3s")
+        transaction.table("plain").put(row(2, "b@x"), expires="+3s")
+        transaction.table("plain").put(row(2, "b@x"))
+    with store.batch() as batch:
+        batch.table("plain").put(row(3, "c@x"), expires="+3s")
+    assert [plain.ttl(number) is None for number in (1, 2, 3)] == [False, True, False]
+    clock.advance(4 * SECOND)
+    assert [each["id"] for each in plain.rows()] == [2]
+    assert len(stored(store)) == 2
+
+
+def test_a_restored_table_goes_on_to_expire(
+    store: kvstore.Store, users: kvstore.Table, clock: kvstore.ManualClock, tmp_path: Path
+) -> None:
+    users.put(row(1, "a@x"), expires=timedelta(seconds=5))
+    collection = Collection(str(tmp_path / "backups"))
+    collection.backup(store)
+    collection.restore(tmp_path / "restored")
+    with kvstore.open(tmp_path / "restored", clock=clock) as restored:
+        assert restored.table("users").get(1) == row(1, "a@x")
+        clock.advance(6 * SECOND)
+        assert restored.table("users").get(1) is None
+        assert stored(restored) == []
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"expires": timedelta(0)}, "does not lie ahead"),
+        ({"expires": "-1h"}, "does not lie ahead"),
+        ({"expires": 5}, "5"),
+    ],
+)
+def test_a_time_that_does_not_lie_ahead_is_refused(
+    store: kvstore.Store, users: kvstore.Table, given: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(UsageError, match=says):
+        users.put(row(1, "a@x"), **given)
+    with pytest.raises(UsageError, match=says):
+        users.put_batch([row(1, "a@x")], **given)
+    assert stored(store) == []
