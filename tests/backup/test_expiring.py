@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import timedelta
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
+import backup
+import bulk
 import kvstore
 from backup import Collection
-from kvstore import ManualClock, Store
+from kvstore import ManualClock, Store, Timestamp
+from kvstore.testing.model import state_after
+from kvstore.testing.seeds import seeded
 
 pytestmark = pytest.mark.tiny_limits
 
@@ -124,3 +129,62 @@ def test_a_time_that_has_passed_deletes_a_restored_row_right_after_it(
         assert list(other.keys()) == []
         assert all(at < other.history(key)[0].timestamp <= at + 4 for key in (b"a1", b"b2"))
         assert other.verify().problems == ()
+
+
+def test_every_copy_agrees_on_keys_of_puts_and_of_imports_that_expire(
+    tmp_path: Path, clock: ManualClock
+) -> None:
+    """Puts, imports, reverts and GC at random, while keys are due: a replica, a live reader, a
+    checkpoint and a restore have the states of the store, and its changes lead from each to the
+    next."""
+    pick, keys = seeded(), [b"%02d" % number for number in range(20)]
+    made = Collection(tmp_path / "backups", clock=clock)
+    with kvstore.open(tmp_path / "store", durability="async", clock=clock) as store:
+        store.put_many(dict.fromkeys(keys, b"first"), expires=20 * LIFE)
+        marks, added = [store.sync() - 1], []
+        replica, live = tmp_path / "replica", kvstore.follow(tmp_path / "store")
+        for step in range(6):
+            for key in pick.sample(keys, 4):
+                store.put(key, b"%d" % step, expires=pick.choice([None, LIFE, 3 * LIFE]))
+            load = bulk.Import.create(tmp_path / f"staged-{step}")
+            with load.writer() as writer:
+                for key in sorted(pick.sample(keys, 6)):
+                    due = pick.choice([None, clock.wall_ns() + pick.randrange(4 * HOUR)])
+                    writer.put(key, b"i", expires=None if due is None else Timestamp(due))
+            load.seal()
+            bulk.ingest(store, load.staging)
+            added.append(load.import_id)
+            clock.advance(pick.randrange(HOUR))
+            if step % 2:
+                store.revert_import(added.pop(0))
+            marks.append(store.sync() - 1)
+            backup.replicate(store, replica)
+            made.backup(store)
+        clock.advance(2 * HOUR)
+        marks.append(store.sync() - 1)
+        backup.replicate(store, replica)
+        made.backup(store)
+        states = {at: dict(store.scan(as_of=at)) for at in marks}
+        for before, after in pairwise(marks):
+            assert state_after(states[before], store.changes(before, after)) == states[after]
+        store.checkpoint(tmp_path / "checkpoint")
+        made.restore(tmp_path / "restored")
+        with live:
+            live.wait_beyond(marks[-1], timeout=60)
+            assert {at: dict(live.scan(as_of=at)) for at in marks} == states
+        store.gc(before=marks[3])
+        kept = {at: state for at, state in states.items() if at >= store.since}
+        assert {at: dict(store.scan(as_of=at)) for at in kept} == kept
+        left = {key: store.ttl(key) for key in keys}
+        assert store.verify().problems == ()
+    for name in ("replica", "checkpoint", "restored"):
+        with kvstore.open_read_only(tmp_path / name) as copy:
+            assert {at: dict(copy.scan(as_of=at)) for at in marks} == states, name
+            for before, after in pairwise(marks):
+                assert state_after(states[before], copy.changes(before, after)) == states[after]
+    with kvstore.open(tmp_path / "restored", durability="async", clock=clock) as restored:
+        assert {key: restored.ttl(key) is None for key in keys} == {
+            key: ttl is None for key, ttl in left.items()
+        }
+        clock.advance(30 * HOUR)
+        assert list(restored.keys()) == [key for key in states[marks[-1]] if left[key] is None]

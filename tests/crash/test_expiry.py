@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+import bulk
 import kvstore
 from kvstore import ManualClock
 from kvstore.testing.bounds import bounds
@@ -67,10 +68,18 @@ def test_keys_expire_at_their_time_whenever_the_process_is_killed(
 
 
 def make(place: Path, engine: str, clock: ManualClock, pick: random.Random) -> dict[bytes, int]:
-    """Make a store of keys with random due times, some of them equal; returns the due time of each
-    key."""
-    due = {b"%d" % n: START + STEP * pick.randint(KEYS, 3 * KEYS) for n in range(KEYS)}
+    """A store of keys with random due times, some of them alike; the due time of each. Half of the
+    keys come by an import."""
+    due = {b"%03d" % n: START + STEP * pick.randint(KEYS, 3 * KEYS) for n in range(KEYS)}
+    load = bulk.Import.create(place.with_name("staged"))
+    with (
+        kvstore.open(place, engine, durability="async", clock=clock) as store,
+        load.writer() as writer,
+    ):
+        for number, (key, at) in enumerate(due.items()):
+            put: Any = writer.put if number % 2 else store.put
+            put(key, b"v", expires=kvstore.Timestamp(at))
+    load.seal()
     with kvstore.open(place, engine, durability="async", clock=clock) as store:
-        for key, at in due.items():
-            store.put(key, b"v", expires=kvstore.Timestamp(at))
+        bulk.ingest(store, load.staging)
     return due
