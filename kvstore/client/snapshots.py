@@ -35,8 +35,9 @@ _ATTEMPTS = 3
 class ClientSnapshot:
     """Reads at `as_of`, which stays readable until the snapshot is closed; see `Store.snapshot`.
 
-    Each read renews the lease if a third of `CLIENT_SNAPSHOT_LEASE_S` has passed. After a longer
-    pause a read raises `HistoryGoneError` if garbage collection has come by.
+    Each read renews the lease if a third of `CLIENT_SNAPSHOT_LEASE_S` has passed. After a pause
+    longer than the lease a read raises `HistoryGoneError` if garbage collection has removed history
+    of its time.
     """
 
     def __init__(self, pool: Pool, as_of: TimeLike | None) -> None:

@@ -35,7 +35,8 @@ from kvstore.timestamp import TimeLike, Timestamp
 
 
 class TableFeedBatch(NamedTuple):
-    """Changes of rows, and the position behind them. Without rows it tells that time has passed."""
+    """Changes of rows, and the position after them. A batch without rows says that time has
+    passed."""
 
     rows: pa.RecordBatch
     """The chosen columns of the table, and the columns that tell the change."""
