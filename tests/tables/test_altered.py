@@ -7,6 +7,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import pytest
 
 import kvstore
 from kvstore import unique
-from kvstore.errors import NotUniqueError, UsageError
+from kvstore.errors import NotUniqueError, TableAlteredError, UsageError
 from kvstore.testing.bounds import bounds
 from kvstore.testing.seeds import seeded
 
@@ -121,3 +122,38 @@ def test_a_builder_that_is_killed_at_each_chunk_makes_a_whole_index(
             taken = next(table.rows())
             with pytest.raises(NotUniqueError):
                 table.put({"id": 99, "zone": taken["zone"]})
+
+
+class Meeting:
+    """Rows whose reading meets an alteration: a new index comes, and is built, meanwhile."""
+
+    def __init__(self, table: kvstore.Table, rows: pa.Table) -> None:
+        self._table, self._rows = table, rows
+        self.readings = 0
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        self.readings += 1
+        if self.readings == 1:
+            self._table.alter(add_index={"by_zone": "zone"})
+            self._table.build_index("by_zone")
+        return self._rows.__arrow_c_stream__(requested_schema)
+
+
+def test_rows_that_meet_an_alteration_are_encoded_anew(tmp_path: Path) -> None:
+    with kvstore.open(tmp_path / "store", durability="async") as store:
+        table = store.table("t", SCHEMA, "id")
+        rows = Meeting(table, pa.table({"id": [1, 2], "zone": ["a", "b"]}, SCHEMA))
+        table.put_batch(rows)
+        assert rows.readings == 2
+        assert [row["id"] for row in table.find("by_zone", "a")] == [1]
+
+
+def test_a_batch_that_meets_an_alteration_writes_nothing(tmp_path: Path) -> None:
+    with kvstore.open(tmp_path / "store", durability="async") as store:
+        table = store.table("t", SCHEMA, "id")
+        stack = ExitStack()
+        stack.enter_context(store.batch()).table("t").put({"id": 1, "zone": "a"})
+        table.alter(add_index={"by_zone": "zone"})
+        with pytest.raises(TableAlteredError, match="'t'"):
+            stack.close()
+        assert list(table.rows()) == []
