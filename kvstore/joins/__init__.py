@@ -3,9 +3,10 @@
 Floors, from the top:
 
     join points       Arrow batches with their values; values and floors of keys in a list
-    stored sources    the answers of a store; labels as they arrive
+    stored            the answers of a store
     order             labels in the order of versions
     side              the seam between labels and the sources that answer them
+    sources           labels as they arrive
     labels            keys with their times, held against the history that is kept
 """
 

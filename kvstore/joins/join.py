@@ -21,8 +21,9 @@ from typing import Final, Literal, NamedTuple, TypeAlias
 import pyarrow as pa
 
 from kvstore.arguments import require_age
+from kvstore.columns import require_bytes_type
 from kvstore.errors import UsageError
-from kvstore.joins.side import Answers, Asked, Join, Search, Side, everywhere
+from kvstore.joins.side import Answers, Asked, Join, KeyedSide, Search, Side, everywhere
 from kvstore.joins.sources import (
     Piece,
     Pieces,
@@ -40,10 +41,11 @@ VALUE_COLUMNS: Final = ("value", "value_timestamp")
 
 
 class _Part(NamedTuple):
-    """One side of a join, with the column of its keys and the names of the columns that it adds."""
+    """One side of a join, with the columns of its keys and the names of the columns that it
+    adds."""
 
     side: Side
-    key: str
+    key: tuple[str, ...]
     names: tuple[str, ...]
     search: Search
 
@@ -72,7 +74,8 @@ def join(
     """The labels, each with the values that its keys had at its time in each of several sources.
 
     The labels are read once, and the columns of the sources stand side by side, in the order of
-    `joins`. Each of `joins` is a `Join`, or a source alone. Arguments, columns, errors and memory
+    `joins`. Each of `joins` is a `Join`, or a source alone: a store, a snapshot, a collection or a
+    table. Arguments, columns, errors and memory
     are as in `Store.join`; a name that two sources add is refused.
     """
     if on_gone not in ("error", "null"):
@@ -80,13 +83,14 @@ def join(
     if not isinstance(joins, Sequence) or not joins:
         raise UsageError("there is no source to join", "pass a list of stores or of kvstore.Join")
     parts = [_part(each, key, on_gone == "null") for each in joins]
-    for name, given in [("key", part.key) for part in parts] + [("at", "" if at is None else at)]:
-        if not isinstance(given, str):
-            raise UsageError(f"{name} must be a column's name, not {type(given).__name__}")
+    if not isinstance(at, str | None):
+        raise UsageError(f"at must be a column's name, not {type(at).__name__}")
     reader = label_reader(labels)
     schema = reader.schema
     for part in parts:
         require_columns(schema, reader.schema, part.key, at, part.names)
+        if not isinstance(part.side, KeyedSide):
+            require_bytes_type(reader.schema.field(part.key[0]))
         for field, name in zip(part.side.fields, part.names, strict=True):
             schema = schema.append(field.with_name(name))
     batches = _joined(reader, _Plan(parts, at, schema))
@@ -99,18 +103,43 @@ def _part(given: Join, key: str, is_gone_null: bool) -> _Part:
     if not hasattr(each.source, "join_side"):
         raise UsageError(
             f"a source of a join must be a store, not {type(each.source).__name__}",
-            "pass stores, snapshots or collections, or kvstore.Join of them",
+            "pass stores, snapshots, collections or tables, or kvstore.Join of them",
         )
     require_age(each.max_age, name="max_age")
     age = TIMESTAMP_MAX if each.max_age is None else each.max_age // timedelta(microseconds=1)
     search = Search(min(age * 1000, TIMESTAMP_MAX), is_gone_null, JOIN_VALUE_BYTES_MAX)
     side = each.source.join_side()
-    names = _names(each, [field.name for field in side.fields])
-    return _Part(side, key if each.key is None else each.key, names, search)
+    if isinstance(side, KeyedSide):
+        side = side if each.columns is None else side.choose(_listed("columns", each.columns))
+        own = [field.name for field in side.fields]
+        if not each.prefix:
+            own[-1] = f"{side.name}_{own[-1]}"
+        asked = _listed("key", side.key if each.key is None else each.key)
+        if len(asked) != len(side.key):
+            raise UsageError(
+                f"key={asked!r} for a key of {len(side.key)} columns",
+                f"name the labels' columns of {', '.join(side.key)}",
+            )
+        return _Part(side, asked, _names(each, own, own), search)
+    asked = _listed("key", [key if each.key is None else each.key])
+    names = _names(each, each.columns, [field.name for field in side.fields])
+    return _Part(side, asked, names, search)
 
 
-def _names(join: Join, fields: list[str]) -> tuple[str, ...]:
-    names = fields if join.columns is None else join.columns
+def _listed(name: str, given: object) -> tuple[str, ...]:
+    """Names of columns: one, or several."""
+    every = (given,) if isinstance(given, str) else given
+    if isinstance(every, tuple | list):
+        for each in every:
+            if not isinstance(each, str):
+                raise UsageError(f"{name} must be a column's name, not {type(each).__name__}")
+        return tuple(every)
+    raise UsageError(f"{name} must be a column's name, not {type(given).__name__}")
+
+
+def _names(join: Join, chosen: Sequence[str] | None, fields: list[str]) -> tuple[str, ...]:
+    """The names that the columns `fields` of a source have in the result."""
+    names = fields if chosen is None else chosen
     if not isinstance(join.prefix, str):
         raise UsageError(f"prefix={join.prefix!r}", "pass text to stand before the names")
     if (
@@ -136,7 +165,9 @@ def _joined(reader: pa.RecordBatchReader, plan: _Plan) -> Iterator[pa.RecordBatc
         for piece in pieces:
             size = 0
             for batch in _answered(opened, piece, plan):
-                size += sum(batch.column(part.names[0]).nbytes for part in plan.parts)
+                size += sum(
+                    batch.column(name).nbytes for part in plan.parts for name in part.names[:-1]
+                )
                 yield batch
             pieces.learn(piece.rows, size)
 
@@ -163,15 +194,16 @@ def _newest(opened: list[_Opened]) -> int:
 
 def _columns(opened: list[_Opened], piece: Piece, at: str | None) -> list[pa.Array] | None:
     times = None if at is None else times_of_labels(piece, at, partial(_newest, opened))
-    keys: dict[str, pa.Array] = {}
+    keys: dict[str, pa.Array] = {}  # of stores: tables encode theirs
     columns: list[pa.Array] = []
     for part, answers in opened:
-        asked = keys.get(part.key)
-        if asked is None:
-            asked = keys_of(piece, part.key)
+        if isinstance(part.side, KeyedSide):
+            asked = part.side.keys(piece, part.key)
+        elif (asked := keys.get(part.key[0])) is None:
+            asked = keys_of(piece, part.key[0])
             if asked is None:
                 return None
-            keys[part.key] = asked
+            keys[part.key[0]] = asked
         asked_at = everywhere(answers.newest, piece.rows) if times is None else times
         found = answers.answer(Asked(asked, asked_at, piece.first), part.search)
         if found is None:

@@ -12,15 +12,17 @@ Invariants
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import pyarrow as pa
 
 from kvstore.joins.labels import Numbers
+from kvstore.joins.sources import Piece
 
 
 class Asked(NamedTuple):
@@ -78,6 +80,29 @@ class Side(Protocol):
         ...
 
 
+@runtime_checkable
+class KeyedSide(Side, Protocol):
+    """A side whose keys are made of columns of the labels, and which has columns to choose from."""
+
+    @property
+    def name(self) -> str:
+        """The name that the timestamp of its versions carries."""
+        ...
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """The columns of the labels that make the key, unless the caller names others."""
+        ...
+
+    def choose(self, columns: Sequence[str]) -> KeyedSide:
+        """The side with these columns."""
+        ...
+
+    def keys(self, piece: Piece, names: tuple[str, ...]) -> pa.Array:
+        """The keys of labels. Raises `UsageError` for values that no key has."""
+        ...
+
+
 class Joinable(Protocol):
     """An object that labels can be joined to."""
 
@@ -90,16 +115,20 @@ class Joinable(Protocol):
 class Join:
     """One of several sources that the same labels are joined to, for `kvstore.join`.
 
-    `source` is a store, a snapshot or a collection. Column `key` of the labels has its keys; the
-    default is the `key` of the whole join. A value older than `max_age` is null. `columns` names
-    the columns that the source adds, in the place of `value` and `value_timestamp`; `prefix` stands
-    before each name.
+    `source` is a store, a snapshot, a collection, or a table without an event time. Column `key` of
+    the labels has its keys; the default is the `key` of the whole join. A value older than
+    `max_age` is null. `columns` names the columns that the source adds, in the place of `value` and
+    `value_timestamp`; `prefix` stands before each name.
+
+    For a table, `key` names a column of the labels for each column of its key; the default is their
+    own names. `columns` chooses columns of the table, by default all beside the key. The time of
+    the row's commit is `row_timestamp` behind the prefix, or behind the name of the table.
     """
 
     source: Joinable
-    key: str | None = None
+    key: str | Sequence[str] | None = None
     max_age: timedelta | None = None
-    columns: tuple[str, ...] | None = None
+    columns: Sequence[str] | None = None
     prefix: str = ""
 
 

@@ -10,14 +10,14 @@ Invariants
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
 from kvstore.arrow import batch_bytes, shown_bytes
-from kvstore.columns import key_column, require_bytes_type, require_time_type, time_column
+from kvstore.columns import key_column, require_time_type, time_column
 from kvstore.errors import UsageError
 from kvstore.joins.labels import Numbers
 from kvstore.limits import JOIN_LABEL_BYTES_MAX, JOIN_VALUE_BYTES_MAX
@@ -66,11 +66,15 @@ def label_reader(labels: object) -> pa.RecordBatchReader:
 
 
 def require_columns(
-    schema: pa.Schema, labels: pa.Schema, key: str, at: str | None, added: tuple[str, ...]
+    schema: pa.Schema,
+    labels: pa.Schema,
+    key: Sequence[str],
+    at: str | None,
+    added: tuple[str, ...],
 ) -> None:
     """Raise `UsageError` unless `labels` has the columns of keys and of times, and the columns
     `added` are new to `schema`, which has the columns of the labels and of other sources."""
-    for name in (key, at):
+    for name in (*key, at):
         found = [0] if name is None else labels.get_all_field_indices(name)
         if len(found) != 1:
             problem = "no column" if not found else f"{len(found)} columns"
@@ -82,9 +86,8 @@ def require_columns(
             whose = "labels have" if name in labels.names else "two sources add"
             raise UsageError(
                 f"{whose} a column {name!r} already",
-                "name the columns of the result: columns=(value, timestamp)",
+                "name the columns of the result: columns=(value, timestamp), or a prefix=",
             )
-    require_bytes_type(labels.field(key))
     if at is not None:
         require_time_type(labels.field(at))
 

@@ -9,7 +9,7 @@ Floors, from the top:
                             entries
     finding writing joining changing
                             rows by an index; changes of rows; times of labels
-    sources                 a store, a snapshot, a transaction or a batch
+    side sources            answers to labels; a store, a snapshot, a transaction or a batch
     catalogue classes conform found
                             the definitions of a store; rows as they arrive, and as reads find them
     evolve                  how tables begin and change

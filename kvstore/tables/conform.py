@@ -8,7 +8,7 @@ Invariants
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import pyarrow as pa
@@ -50,6 +50,24 @@ def _column(definition: Definition, column: Column, batch: pa.RecordBatch, first
         problem = "a key is never null" if column.id in definition.key_ids else "it takes no null"
         raise UsageError(f"{where} is null in row {row}", problem)
     return same_values(array, column.type, where, first)
+
+
+def key_values(
+    batches: Sequence[pa.RecordBatch], first: int, name: str, type_: pa.DataType
+) -> pa.Array:
+    """Column `name` of the labels in `batches`, of which the first is row `first`, in the type of a
+    column of a key. Raises `UsageError` for a null, and as `same_values` does."""
+    found: list[pa.Array] = []
+    for batch in batches:
+        column = batch.column(name)
+        if pa.types.is_dictionary(column.type):
+            column = column.dictionary_decode()
+        if column.null_count:
+            row = first + pc.index(column.is_null(), True).as_py()
+            raise UsageError(f"column {name!r} has a null in row {row}", "drop such labels first")
+        found.append(same_values(column, type_, f"the key of column {name!r}", first))
+        first += batch.num_rows
+    return pa.concat_arrays(found)
 
 
 def same_values(array: pa.Array, type_: pa.DataType, where: str, first: int) -> pa.Array:

@@ -31,12 +31,12 @@ from kvstore.mvcc.lookup import SearchBounds
 from kvstore.parts import Parts
 from kvstore.span import Span, prefix_end
 from kvstore.tables.codec import TableCodec
-from kvstore.tables.conform import same_values
+from kvstore.tables.conform import key_values
 from kvstore.tables.definition import Column
 from kvstore.tables.keys import KeyCodec
+from kvstore.tables.side import ROW_TIMESTAMP
 from kvstore.timestamp import TIMESTAMP_MAX, TimeLike, Timestamp, to_timestamp
 
-ROW_TIMESTAMP: Final = "row_timestamp"
 _TIME: Final = pa.timestamp("ns", "UTC")
 _PER_UNIT: Final = {"s": 10**9, "ms": 10**6, "us": 1000, "ns": 1}
 _DAY_NS: Final = 86_400 * 10**9
@@ -203,7 +203,7 @@ def _answers(parts: Parts, codec: TableCodec, piece: Piece, plan: RowJoin) -> li
     bytes together: the caller passes a smaller piece."""
     definition = codec.definition
     columns = {
-        column.name: _of_key(piece, name, column.type)
+        column.name: key_values(piece.batches, piece.first, name, column.type)
         for name, column in zip(plan.on, definition.key_columns, strict=False)
     }
     newest = partial(parts.reads.at, None)
@@ -303,22 +303,6 @@ def _not_older(
     young[there] = pc.greater(events, bounds).to_numpy(zero_copy_only=False)
     mask = pa.array(young)
     return [pc.if_else(mask, column, pa.nulls(len(column), column.type)) for column in found]
-
-
-def _of_key(piece: Piece, name: str, type_: pa.DataType) -> pa.Array:
-    """A column of the labels in the type of a column of the key."""
-    found: list[pa.Array] = []
-    first = piece.first
-    for batch in piece.batches:
-        column = batch.column(name)
-        if pa.types.is_dictionary(column.type):
-            column = column.dictionary_decode()
-        if column.null_count:
-            row = first + pc.index(column.is_null(), True).as_py()
-            raise UsageError(f"column {name!r} has a null in row {row}", "drop such labels first")
-        found.append(same_values(column, type_, f"the key of column {name!r}", first))
-        first += batch.num_rows
-    return pa.concat_arrays(found)
 
 
 def _events(times: Numbers, type_: pa.DataType) -> pa.Array:

@@ -25,6 +25,7 @@ from kvstore.tables.feeding import TableFeed, open_feed
 from kvstore.tables.finding import found_batches, found_dicts, index_span, whole_index
 from kvstore.tables.found import FoundRows, RowVersion
 from kvstore.tables.joining import join_rows, newest
+from kvstore.tables.side import TableSide
 from kvstore.tables.sources import ImportTarget, RowChange, RowReader, RowWriter, StoreRows
 from kvstore.tables.tidying import Tidying
 from kvstore.tables.writing import delete_row, put_batches, put_row, put_rows
@@ -252,6 +253,11 @@ class Table:
             columns=columns,
             prefix=prefix,
         )
+
+    def join_side(self) -> TableSide:
+        """The side of this table in a join of several sources: see `kvstore.join`."""
+        rows = self._store_rows("joined")
+        return TableSide(rows.parts, rows.codec(self.name))
 
     def changes(
         self,
