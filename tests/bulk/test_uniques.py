@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import bulk
 import kvstore
+from backup import Collection
 from bulk.definitions import EncodedBy
 from bulk.loading import import_rows
 from bulk.tables.rows import stored_batches
@@ -179,3 +180,23 @@ def test_bytes_that_are_no_entry_are_refused(store: kvstore.Store, tmp_path: Pat
     made.seal(tables=[EncodedBy.of(codec)])
     with pytest.raises(ImportRefusedError, match="no key of its table"):
         bulk.ingest(store, tmp_path / "staged")
+
+
+def test_rows_of_a_backup_are_checked_as_they_come_into_a_store(
+    store: kvstore.Store, tmp_path: Path
+) -> None:
+    collection = Collection(str(tmp_path / "backups"))
+    with kvstore.open(tmp_path / "source", durability="async") as source:
+        table = source.table("people", SCHEMA, "id", INDEXES)
+        table.put({"id": 1, "mail": "a", "day": 1})
+        table.put({"id": 1, "mail": "b", "day": 1})
+        table.put({"id": 2, "mail": "a", "day": 1})
+        collection.backup(source)
+    table = store.table("people", SCHEMA, "id", INDEXES)
+    table.put({"id": 9, "mail": "b", "day": 1})
+    with pytest.raises(NotUniqueError, match="mail='b', day=1 is taken by the row id=9"):
+        collection.restore_into(store)
+    table.delete(9)
+    collection.restore_into(store)
+    assert [row["id"] for row in table.find("mail", "a")] == [2]
+    assert [row["id"] for row in table.find("mail", "b")] == [1]
