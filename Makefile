@@ -18,7 +18,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # The time for which `make soak` fuzzes each format by coverage, where atheris installs.
 FUZZ_SECONDS := 60
 
-.PHONY: help setup test check lint types loops docs format demo demo-joins demo-tables bench bench-quick bench-growth year soak cluster sanitize azure clean
+.PHONY: help setup test check lint types loops docs format demo demo-joins demo-tables bench bench-quick bench-growth year soak cluster spark-matrix sanitize azure clean
 
 help:
 	@echo 'make setup        create $(VENV) with the pinned versions'
@@ -34,6 +34,7 @@ help:
 	@echo 'make year         play a year of service and write its page: under an hour'
 	@echo 'make soak         the long random tests, the fuzzers and the sanitizers: hours'
 	@echo 'make cluster      Spark on a master and two workers, with kills: some minutes'
+	@echo 'make spark-matrix run each release of PySpark in its own environment, by Spark Connect too'
 	@echo 'make sanitize     run the compiled loops under the sanitizers of the C compiler'
 	@echo 'make azure        the tests that need an emulator of Azure, which npm fetches'
 	@echo 'make clean        remove everything that these targets made'
@@ -140,6 +141,9 @@ soak: $(READY)
 
 cluster: $(READY)
 	$(PYTEST) -m '' tests/cluster
+
+spark-matrix: $(READY)
+	$(PY) -m tests.matrix $(VENV)/matrix
 
 sanitize: $(READY)
 	$(PY) -m tests.loops.sanitized

@@ -31,6 +31,16 @@ _MISSING: Final = re.compile(r"ModuleNotFoundError: (No module named '[^']*')")
 _OTHER_PYTHON: Final = re.compile(r"\[PYTHON_VERSION_MISMATCH\] (.*?\.) ")
 
 
+def is_remote(spark: object) -> bool:
+    """Whether the session is one of Spark Connect: it has no context, and no JVM beside it."""
+    return not isinstance(spark, SparkSession)
+
+
+def cores_of(spark: SparkSession) -> int | None:
+    """The cores of the executors; None where Spark Connect does not tell them."""
+    return None if is_remote(spark) else spark.sparkContext.defaultParallelism
+
+
 def require_seen(directories: Iterable[str | os.PathLike[str]]) -> None:
     """Raise `UsageError` unless this machine sees all these directories."""
     for directory in directories:
@@ -94,8 +104,7 @@ def asked(spark: SparkSession, work: Callable[[], _Result], doing: str) -> _Resu
 
 @contextmanager
 def _described(spark: SparkSession, text: str) -> Iterator[None]:
-    is_classic: bool = isinstance(spark, SparkSession)
-    if not is_classic:  # a session of Spark Connect has no context, and describes no jobs
+    if is_remote(spark):  # it describes no jobs
         yield
         return
     context = spark.sparkContext

@@ -10,17 +10,18 @@ from __future__ import annotations
 import gc
 import os
 import sys
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
-from types import TracebackType
-from typing import Final
+from typing import Any, Final
 
 from kvstore.errors import KVStoreError
 
 _OF_WORKERS: Final = ("PYTHON_UNIX_DOMAIN_ENABLED", "PYTHON_WORKER_FACTORY_SECRET")
 """Variables that Spark sets in the environment of its Python workers alone."""
 
+_print_error: Final = traceback.print_exc
 _HIDES_STACK: Final = "SPARK_HIDE_TRACEBACK"
 
 
@@ -33,7 +34,7 @@ def freeze_objects() -> None:
     """
     gc.freeze()
     if _is_worker():
-        sys.excepthook = _show
+        traceback.print_exc = _print_other
 
 
 @contextmanager
@@ -55,9 +56,12 @@ def _is_worker() -> bool:
     return any(name in os.environ for name in _OF_WORKERS)
 
 
-def _show(kind: type[BaseException], error: BaseException, stack: TracebackType | None) -> None:
-    """Show the last error of a worker, unless it is a `BrokenPipeError`. Spark closes the socket of
-    a planner, or of a task with a limit, as soon as it has its answer. The worker then fails to
-    write, and nobody has made a mistake."""
-    if not issubclass(kind, BrokenPipeError):
-        sys.__excepthook__(kind, error, stack)
+def _print_other(*args: Any, **named: Any) -> None:
+    """Print the error that ends a worker, in the place of `traceback.print_exc`, which PySpark's
+    daemon calls for it.
+
+    Spark closes the socket of a planner, or of a task with a limit, as soon as it has its answer.
+    The worker then fails to write, which is no error of anyone.
+    """
+    if not isinstance(sys.exc_info()[1], BrokenPipeError):
+        _print_error(*args, **named)

@@ -8,11 +8,13 @@ as a result too, and is raised in the driver.
 from __future__ import annotations
 
 import os
+import pickle
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final, TypeVar
 
+import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from backup.shard import ShardSnapshot
@@ -25,7 +27,7 @@ from kvstore.errors import (
     NotYetWrittenError,
     UsageError,
 )
-from spark_connector.executors import require_seen, running_tasks
+from spark_connector.executors import cores_of, is_remote, require_seen, running_tasks
 from spark_connector.worker import freeze_objects
 
 BYTES_PER_TASK: Final = 64 << 20
@@ -48,14 +50,17 @@ _Result = TypeVar("_Result")
 
 
 def task_count(spark: SparkSession, size_bytes: int, wanted: int | None = None) -> int:
-    """The number of tasks for `size_bytes` in files, or `wanted`. It must be at least one."""
+    """The number of tasks for `size_bytes` in files, or `wanted`. It must be at least one. In a
+    session of Spark Connect only a small job needs no `wanted`."""
     if wanted is not None:
         if wanted < 1:
             raise UsageError(f"tasks={wanted}", "pass at least one, or leave it out")
         return wanted
     if size_bytes < BYTES_WORTH_SHARING:
         return 1
-    cores = spark.sparkContext.defaultParallelism
+    cores = cores_of(spark)
+    if cores is None:
+        raise UsageError("Spark Connect does not tell the number of cores", "pass tasks")
     rounds = max(TASKS_PER_CORE, -(-size_bytes // (BYTES_PER_TASK * cores)))
     return cores * rounds
 
@@ -86,12 +91,33 @@ def run_tasks(
 
     results = []
     with running_tasks(spark, doing):
-        outcomes = spark.sparkContext.parallelize(items, len(items)).map(attempt).collect()
+        if is_remote(spark):
+            outcomes = _sent(spark, items, attempt)
+        else:
+            outcomes = spark.sparkContext.parallelize(items, len(items)).map(attempt).collect()
     for outcome in outcomes:
         if isinstance(outcome, KVStoreError):
             raise outcome
         results.append(outcome)
     return results
+
+
+def _sent(
+    spark: SparkSession, items: Sequence[_Item], attempt: Callable[[_Item], _Result | KVStoreError]
+) -> list[_Result | KVStoreError]:
+    """The outcomes by way of frames: a session of Spark Connect has no other one."""
+
+    def work(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for number, item in zip(*(column.to_pylist() for column in batch.columns), strict=True):
+                outcome = pickle.dumps(attempt(pickle.loads(item)))
+                yield pa.record_batch({"number": [number], "outcome": [outcome]})
+
+    pickled = [(number, pickle.dumps(item)) for number, item in enumerate(items)]
+    frame = spark.createDataFrame(pickled, "number int, item binary")
+    apart = frame.repartitionById(len(items), "number")
+    found = apart.mapInArrow(work, "number long, outcome binary").collect()
+    return [pickle.loads(row.outcome) for row in sorted(found, key=lambda row: row.number)]
 
 
 @contextmanager

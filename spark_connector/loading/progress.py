@@ -11,6 +11,9 @@ from typing import Final, TypeAlias
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
+from kvstore.errors import UsageError
+from spark_connector.executors import is_remote
+
 Progress: TypeAlias = "Callable[[int, int], None]"
 """Called with the numbers of tasks done and of tasks known. The second grows as stages are
 planned."""
@@ -29,6 +32,8 @@ def watched(spark: SparkSession, progress: Progress | None) -> Iterator[None]:
     if progress is None:
         yield
         return
+    if is_remote(spark):
+        raise UsageError("Spark Connect tells no progress of tasks", "leave progress out")
     context = spark.sparkContext
     before = context.getLocalProperty(_GROUP)
     group = f"kvstore-{secrets.token_hex(8)}"

@@ -22,6 +22,7 @@ from bulk.sort import Duplicates
 from kvstore.arguments import require_count
 from kvstore.errors import UsageError
 from kvstore.span import require_key
+from spark_connector.executors import cores_of
 from spark_connector.loading.columns import (
     Columns,
     column_of,
@@ -177,8 +178,7 @@ def without_repeats(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatc
 
 def _coalesced(df: DataFrame) -> DataFrame:
     """The rows in a bounded number of partitions, of neighbours. Moves no row."""
-    cores = df.sparkSession.sparkContext.defaultParallelism
-    return df.coalesce(max(INPUT_TASKS, _TASKS_PER_CORE * cores))
+    return df.coalesce(max(INPUT_TASKS, _TASKS_PER_CORE * (cores_of(df.sparkSession) or 1)))
 
 
 def _checked(splits: Sequence[bytes]) -> Sequence[bytes]:
@@ -192,8 +192,13 @@ def _checked(splits: Sequence[bytes]) -> Sequence[bytes]:
 
 
 def estimated_count(df: DataFrame) -> int:
-    """The number of files by Spark's estimate of the input, at least one per core."""
-    context = df.sparkSession.sparkContext
+    """The number of files by Spark's estimate of the input, at least one per core.
+
+    Raises `UsageError` in a session of Spark Connect, which estimates nothing.
+    """
+    cores = cores_of(df.sparkSession)
+    if cores is None:
+        raise UsageError("Spark Connect does not tell the size of a DataFrame", "pass partitions")
     size = int(str(df._jdf.queryExecution().optimizedPlan().stats().sizeInBytes()))
     wanted = 0 if size > _UNKNOWN_SIZE or size < 0 else size // BYTES_PER_PARTITION
-    return min(max(wanted, context.defaultParallelism), PARTITIONS_MAX)
+    return min(max(wanted, cores), PARTITIONS_MAX)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from typing import NoReturn
 
 from pyspark.sql import Column, DataFrame
 
@@ -50,7 +51,23 @@ def batch_importer(
         rows = ImportRows(batch, key, value, op, partitions, None, duplicates, order_by, expires)
         run_import(rows, store, on_conflict=on_conflict, import_id=import_id_of(name, batch_id))
 
-    return add
+    return _OfThisProcess(add)
+
+
+class _OfThisProcess:
+    """A function that runs in the process of the store. Spark Connect would send it elsewhere."""
+
+    def __init__(self, add: Callable[[DataFrame, int], None]) -> None:
+        self._add = add
+
+    def __call__(self, batch: DataFrame, batch_id: int) -> None:
+        self._add(batch, batch_id)
+
+    def __reduce__(self) -> NoReturn:
+        raise UsageError(
+            "Spark Connect runs foreachBatch on its server, and the store is open in this process",
+            "run the stream in a classic session",
+        )
 
 
 def import_id_of(name: str, batch_id: int) -> int:

@@ -6,11 +6,9 @@ import os
 from pathlib import Path
 
 from pyspark.sql import Column, DataFrame
-from pyspark.sql.classic.dataframe import DataFrame as ClassicDataFrame
 
 from kvstore.arguments import require_count, require_path
 from kvstore.clock import Clock
-from kvstore.errors import UsageError
 from kvstore.timestamp import TimeLike, Timestamp, to_timestamp
 from spark_connector.access import Access, Address
 from spark_connector.loading.columns import Columns
@@ -50,15 +48,9 @@ def seed(
     rows = seed_rows(df, key, value, at, op)
     now = Clock().wall_ns()
     times = SeedTimes(int(to_timestamp(since, name="since", now=lambda: now)), now)
-    count = _estimated(df) if partitions is None else partitions
+    count = estimated_count(df) if partitions is None else partitions
     require_count(count, name="partitions", most=PARTITIONS_MAX)
     if isinstance(url_or_path, Access) or "://" in os.fspath(url_or_path):
         return Timestamp(seed_collection(rows, Access.of(url_or_path), times, count))
     require_path(url_or_path)
     return Timestamp(seed_store(rows, Path(os.path.abspath(url_or_path)), times, count))
-
-
-def _estimated(df: DataFrame) -> int:
-    if not isinstance(df, ClassicDataFrame):
-        raise UsageError("Spark Connect does not tell the size of a DataFrame", "pass partitions")
-    return estimated_count(df)

@@ -74,15 +74,27 @@ def test_an_error_of_a_read_has_no_stack(spark: SparkSession, store: Any, tmp_pa
         assert not more or more == [" SQLSTATE: 38000"]
 
 
+WORKER = """
+import os, traceback
+from spark_connector.worker import freeze_objects
+freeze_objects()
+try:
+    raise {error}
+except BaseException:
+    traceback.print_exc()
+    os._exit(7)
+"""
+
+
 def test_a_worker_whose_socket_spark_has_closed_shows_nothing() -> None:
-    code = "import sys; from spark_connector.worker import freeze_objects; freeze_objects(); raise "
+    """PySpark's daemon prints the error of a worker in this way."""
     for error, is_shown in (("BrokenPipeError(32)", False), ("ValueError('other')", True)):
         done = subprocess.run(
-            [sys.executable, "-c", code + error],
+            [sys.executable, "-c", WORKER.format(error=error)],
             env={**os.environ, "PYTHON_UNIX_DOMAIN_ENABLED": "True"},
             capture_output=True,
             text=True,
             check=False,
         )
-        assert done.returncode == 1
+        assert done.returncode == 7
         assert ("Traceback" in done.stderr) == is_shown, done.stderr

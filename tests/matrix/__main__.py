@@ -1,0 +1,90 @@
+"""Each release of PySpark that the library runs on, in an environment of its own: `make
+spark-matrix`.
+
+    python -m tests.matrix DIRECTORY
+
+Each pair of a Python and a PySpark gets an environment in the directory, with the library's other
+dependencies, and runs `tests.matrix.scenario` in a classic session and by Spark Connect. A Python
+that this machine lacks is reported and left out. Plain loops run where this tree has none that are
+compiled for the Python.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Final
+
+import tomllib
+
+ROOT: Final = Path(__file__).parents[2]
+PAIRS: Final = (
+    ("3.10", "4.2.1"),
+    ("3.11", "4.2.1"),
+    ("3.13", "4.2.1"),
+    ("3.11", "4.3.0"),
+    ("3.12", "4.3.0"),
+    ("3.13", "4.3.0"),
+)
+KINDS: Final = ("classic", "connect")
+SECONDS_MAX: Final = 1800
+
+
+def needed(release: str) -> list[str]:
+    """The requirements of an environment: a release of PySpark, and what else the library needs."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extra = project["optional-dependencies"]["spark"]
+    others = [each for each in extra if not each.startswith("pyspark")]
+    return [f"pyspark[connect]=={release}", *project["dependencies"], *others, "pytest"]
+
+
+def python_of(version: str) -> str | None:
+    """A Python of this version that runs, found by its name on the path, or by pyenv."""
+    installed = Path.home() / ".pyenv" / "versions"
+    found = [str(each) for each in sorted(installed.glob(f"{version}.*/bin/python"))]
+    for name in (shutil.which(f"python{version}"), *found):
+        if name is not None:
+            done = subprocess.run([name, "-c", ""], capture_output=True, check=False)
+            if done.returncode == 0:
+                return name
+    return None
+
+
+def environment(directory: Path, python: str, release: str) -> Path:
+    """The Python of an environment with this release. It is made once."""
+    ready = directory / "ready"
+    path = directory / "bin" / "python"
+    if not ready.exists():
+        subprocess.run([python, "-m", "venv", "--clear", str(directory)], check=True)
+        quiet = ["-q", "--disable-pip-version-check"]
+        subprocess.run([str(path), "-m", "pip", "install", *quiet, *needed(release)], check=True)
+        ready.touch()
+    return path
+
+
+def main(directory: str) -> int:
+    failed = 0
+    for version, release in PAIRS:
+        python = python_of(version)
+        if python is None:
+            print(f"spark-matrix: no Python {version} here; PySpark {release} is left out on it")
+            continue
+        path = environment(Path(directory).absolute() / f"{version}-{release}", python, release)
+        for kind in KINDS:
+            command = [str(path), "-m", "tests.matrix.scenario", kind]
+            given = {**os.environ, "PYTHONPATH": str(ROOT)}
+            done = subprocess.run(
+                command, env=given, capture_output=True, text=True, timeout=SECONDS_MAX, check=False
+            )
+            if done.returncode:
+                failed += 1
+                print(f"{kind}: PySpark {release}, Python {version}: failed\n{done.stderr[-4000:]}")
+            print(done.stdout, end="", flush=True)
+    return min(failed, 1)
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

@@ -1,0 +1,160 @@
+"""What Spark is used for, in one release: `python -m tests.matrix.scenario classic|connect`.
+
+It runs in the environment of that release, in a directory of its own, and prints what it did. With
+`connect` the session is one of Spark Connect, whose server this process starts.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyspark
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+import bulk
+import kvstore
+from kvstore.errors import UsageError
+from spark_connector import (
+    apply_changes,
+    batch_importer,
+    bulk_import,
+    history,
+    lookup_join,
+    read_where,
+    register,
+    seed,
+    session,
+    sorted_rows,
+)
+from spark_connector.java import java_for_spark
+from spark_connector.jobs.backup import backup
+from spark_connector.jobs.compact import compact
+from spark_connector.jobs.restore import restore
+from spark_connector.jobs.verify import verify
+
+ROWS = 2000
+WAIT_S = 600.0
+
+
+def frame(spark: SparkSession, generation: int = 0) -> DataFrame:
+    return spark.range(0, ROWS, 1, 4).selectExpr(
+        "printf('k%06d', id) AS key", f"CONCAT('v{generation}-', id) AS value"
+    )
+
+
+def model(generation: int = 0) -> list[tuple[bytes, bytes]]:
+    return [(b"k%06d" % n, b"v%d-%d" % (generation, n)) for n in range(ROWS)]
+
+
+def pairs(df: DataFrame) -> list[tuple[bytes, bytes]]:
+    return sorted((bytes(row.key), bytes(row.value)) for row in df.collect())
+
+
+def refused(work: Callable[[], Any], told: str) -> None:
+    with pytest.raises(UsageError) as refusal:
+        work()
+    assert told in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+
+
+def loads(spark: SparkSession, is_remote: bool) -> None:
+    with kvstore.open("store") as store:
+        stamp = bulk_import(frame(spark), store, "key", "value", partitions=2)
+        assert list(store.scan(as_of=stamp)) == model()
+        rows = sorted_rows(frame(spark, 1), "key", "value", partitions=2)
+        rows.write.format("kvstore").mode("append").save(str(Path("staging").absolute()))
+        assert list(store.scan(as_of=bulk.ingest(store, "staging"))) == model(1)
+        store.checkpoint("copy")
+        if is_remote:
+            refused(lambda: bulk_import(frame(spark), store, "key", "value"), "pass partitions")
+            refused(
+                lambda: bulk_import(
+                    frame(spark), store, "key", "value", partitions=2, progress=lambda *_: None
+                ),
+                "leave progress out",
+            )
+            with pytest.raises(Exception, match="foreachBatch") as refusal:
+                follow(spark, batch_importer(store, "n", "key", "value"))
+            assert "Connect runs foreachBatch on its server" in str(refusal.value.__context__)
+
+
+def reads(spark: SparkSession) -> None:
+    copy = str(Path("copy").absolute())
+    source = spark.read.format("kvstore")
+    assert pairs(source.option("numPartitions", "2").load(copy)) == model(1)
+    some = [[("key", "startswith", b"k00000")], [("key", "in", [b"k001999"])]]
+    assert read_where(spark, copy, some).count() == 11
+    assert [row.operation for row in history(spark, copy).collect()] == ["import", "import"]
+    labels = spark.sql("SELECT 'k000007' AS id")
+    assert [bytes(row.f_value) for row in lookup_join(labels, copy, "id").collect()] == [b"v1-7"]
+    register(spark)
+    assert spark.read.format("kvstore").load(copy).count() == ROWS
+    feed = spark.read.format("kvstore").options(readChangeFeed="true", startingTimestamp="0")
+    with kvstore.open("second") as second:
+        apply_changes(feed.load(copy), second)
+        assert list(second.scan()) == model(1)
+
+
+def follow(spark: SparkSession, into: Callable[[DataFrame, int], None] | None = None) -> int:
+    """The rows of a stream from the beginning."""
+    changes = spark.readStream.format("kvstore").option("readChangeFeed", "true")
+    writer = changes.load(str(Path("copy").absolute())).writeStream.trigger(availableNow=True)
+    if into is not None:
+        query = writer.foreachBatch(into).option("checkpointLocation", "refused").start()
+    else:
+        query = (
+            writer.format("parquet")
+            .option("path", str(Path("followed").absolute()))
+            .option("checkpointLocation", str(Path("offsets").absolute()))
+            .start()
+        )
+    assert query.awaitTermination(int(WAIT_S))
+    return spark.read.parquet(str(Path("followed").absolute())).count()
+
+
+def jobs(spark: SparkSession) -> None:
+    with kvstore.open("store") as store:
+        backup(spark, store, "collection", tasks=2)
+        bulk_import(frame(spark, 2), store, "key", "value", partitions=2)
+        backup(spark, store, "collection", tasks=2)
+        compact(spark, "collection", tasks=2)
+        assert verify(spark, "collection", store, tasks=2).backups == 1
+        restore(spark, "collection", "restored", tasks=2)
+        with kvstore.open_read_only("restored") as restored:
+            assert list(restored.changes(0)) == list(store.changes(0))
+    events = frame(spark).selectExpr("*", "1000L AS ts")
+    seed(events, "seeded", key="key", value="value", at="ts", partitions=2)
+    with kvstore.open_read_only("seeded") as seeded:
+        assert list(seeded.scan()) == model()
+
+
+def main(kind: str) -> None:
+    is_remote = kind == "connect"
+    fast = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+    with tempfile.TemporaryDirectory(prefix="kvm-") as directory:
+        os.chdir(directory)
+        if is_remote:
+            os.environ |= {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
+            os.environ["JAVA_HOME"] = str(java_for_spark().home)
+            builder = SparkSession.builder.remote("local[2]")
+            spark = builder.config("spark.driver.extraJavaOptions", fast).getOrCreate()
+        else:
+            spark = session("matrix", **{"spark.driver.extraJavaOptions": fast})
+        loads(spark, is_remote)
+        reads(spark)
+        assert follow(spark) == ROWS
+        jobs(spark)
+        spark.stop()
+        os.chdir("/")
+    version = ".".join(map(str, sys.version_info[:2]))
+    sys.stdout.write(f"{kind}: PySpark {pyspark.__version__}, Python {version}: all held\n")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
