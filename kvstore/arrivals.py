@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 
+from kvstore.changes import Change
 from kvstore.errors import KEYS_NAMED_MAX, KeyConflictError
 from kvstore.imports import ImportRecord
+from kvstore.reserve import FIRST_ROW
 from kvstore.store import Store
 
 
@@ -24,11 +27,9 @@ class NoneCame:
 
     def __call__(self) -> None:
         """Raise `KeyConflictError` for keys that came alive."""
-        changes = (
-            self.store.changes(self.since, order="time")
-            if self.since
-            else self.store.changes(0, revisions="latest")
-        )
+        changes = self._changes(None)
+        if any(span.start >= FIRST_ROW for span in self.record.spans):
+            changes = chain(changes, self._changes(FIRST_ROW))
         keys = (
             change.key
             for change in changes
@@ -39,3 +40,9 @@ class NoneCame:
         )
         if alive:
             raise KeyConflictError(alive)
+
+    def _changes(self, start: bytes | None) -> Iterator[Change]:
+        """The changes since the check, from the key `start` on; or of all plain keys."""
+        if self.since:
+            return self.store.changes(self.since, start=start, order="time")
+        return self.store.changes(0, start=start, revisions="latest")

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 import bulk
 import kvstore
+from bulk.definitions import EncodedBy
+from bulk.tables.rows import stored_batches
 from kvstore.errors import KeyConflictError
 from tests.bulk.staged import stage
 
@@ -117,3 +120,25 @@ def test_gc_beside_a_check_for_conflicts_does_not_refuse_the_import(
 
     bulk.ingest(store, tmp_path / "staged", on_conflict="error", progress=collect)
     assert store.get(b"a") == b"1"
+
+
+def test_a_row_of_a_table_that_is_written_between_check_and_commit_is_a_conflict(
+    store: kvstore.Store, tmp_path: Path
+) -> None:
+    schema = pa.schema([("id", pa.int64()), ("zone", pa.string())])
+    table = store.table("trips", schema, key=["id"])
+    codec = table.codec()
+    load = bulk.Import.create(tmp_path / "staged")
+    rows = pa.record_batch({"id": [1, 2], "zone": ["JFK", "LGA"]}, schema)
+    with load.writer() as writer:
+        for batch in stored_batches(codec, rows):
+            writer.write(batch)
+    load.seal(tables=[EncodedBy.of(codec)])
+
+    def write_first(step: str) -> None:
+        if step == "add":
+            table.put({"id": 2, "zone": "EWR"})
+
+    with pytest.raises(KeyConflictError):
+        bulk.ingest(store, load.staging, on_conflict="error", progress=write_first)
+    assert list(table.rows()) == [{"id": 2, "zone": "EWR"}]
