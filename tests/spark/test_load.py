@@ -207,7 +207,9 @@ def test_rows_that_delete_leave_tombstones(spark: SparkSession, store: Store) ->
     assert ops == {b"a": "delete", b"b": "put", b"c": "delete"}
 
 
-@pytest.mark.parametrize("way", ["bulk_import", "last", "write"])
+@pytest.mark.parametrize(
+    "way", ["bulk_import", pytest.param("last", marks=pytest.mark.soak), "write"]
+)
 def test_rows_expire_at_the_times_of_a_column(
     spark: SparkSession, tmp_path: Path, way: str
 ) -> None:
