@@ -156,3 +156,14 @@ def test_values_that_make_no_key_are_refused_by_column(loops: Any, name: str, va
         row = {"n": 1, "s": "a", name: value}
         with pytest.raises(UsageError, match=f"column '{name}'"):
             codec.key.whole_key([row["n"], row["s"]])
+
+
+@both
+def test_offsets_of_nulls_are_checked_too(loops: Any) -> None:
+    schema = pa.schema([("id", pa.int64()), ("a", pa.binary()), ("b", pa.binary())])
+    with loops_of(loops):
+        codec = TableCodec(define("t", 1, schema, ["id"]))
+        key, value = codec.row({"id": 1, "a": None, "b": None})
+        assert value == bytes.fromhex("110000030000")
+        with pytest.raises(CorruptionError):
+            codec.to_dict(key, bytes.fromhex("110000030100"))

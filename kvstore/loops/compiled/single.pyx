@@ -258,17 +258,18 @@ cdef class RowDicts:
         for at in range(PyList_GET_SIZE(self.cell_names)):
             cell = &self.cells[at]
             call = <object>PyList_GET_ITEM(self.cell_calls, at)
-            if row[HEAD + (cell.index >> 3)] >> (cell.index & 7) & 1:
-                made = None
-            elif cell.width:
-                made = fixed_value(cell, row + body + cell.place, call)
-            else:
-                start = 0
+            start = end = 0
+            if not cell.width:
                 if cell.place:
                     start = get_little(row + body + self.fixed + (cell.place - 1) * width, width)
                 end = get_little(row + body + self.fixed + cell.place * width, width)
                 if start > end or tail + end > size:
                     raise CorruptionError(f"a row of {self.where}", "its offsets do not ascend")
+            if row[HEAD + (cell.index >> 3)] >> (cell.index & 7) & 1:
+                made = None
+            elif cell.width:
+                made = fixed_value(cell, row + body + cell.place, call)
+            else:
                 try:
                     made = bytes_value(cell.way, <const char *>row + tail + start, end - start, call)
                 except UnicodeDecodeError as error:
