@@ -215,7 +215,7 @@ class Transaction:
         key = require_key(key)
         points = self._writes.points
         if key in points:
-            value = points[key]
+            value = _plain(points[key])
         elif self._deleted and self._deleted.stack(key):
             value = None
         else:
@@ -383,12 +383,17 @@ class Transaction:
             for row in stored
             if row[0] not in points and not (deleted and deleted.stack(row[0]))
         )
-        own = ((key, points[key]) for key in sorted(points, reverse=reverse))
+        own = ((key, _plain(points[key])) for key in sorted(points, reverse=reverse))
         return _merged(kept, own, reverse=reverse)
 
     def _require_open(self) -> None:
         if not self._is_open:
             raise ClosedError("the transaction")
+
+
+def _plain(value: bytes | None) -> bytes | None:
+    """A value of a write set. The value of a key that expires has a type of its own there."""
+    return value if value is None or type(value) is bytes else bytes(value)
 
 
 class _Pass:

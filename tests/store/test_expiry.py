@@ -290,3 +290,12 @@ def test_a_replica_takes_the_deletes_of_its_source_and_schedules_once_promoted(
         states = {at: dict(replica.scan(as_of=at)) for at in (START, START + 2 * HOUR)}
         changes = replica.changes(START, START + 2 * HOUR)
         assert state_after(states[START], changes) == states[START + 2 * HOUR]
+
+
+def test_a_transaction_reads_its_own_expiring_values_as_plain_bytes() -> None:
+    with kvstore.open(None, engine="memory") as store, store.transaction() as transaction:
+        transaction.put(b"k", b"v", expires=timedelta(hours=1))
+        found = transaction.get(b"k")
+        rows = list(transaction.scan())
+        assert (found, rows) == (b"v", [(b"k", b"v")])
+        assert {type(found), type(rows[0][1])} == {bytes}
