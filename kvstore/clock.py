@@ -2,7 +2,7 @@
 
 A store's timeline needs a clock that follows the wall clock, never goes back and never gives
 one value twice. `Clock` and `ManualClock` give the wall time; `Timeline`, which a store makes
-for itself, turns it into such timestamps.
+for itself, turns it into such timestamps. `Durations` counts how long something took.
 
 Invariants
 1. `Timeline.next()` is strictly above the time of opening and all timestamps that it gave.
@@ -12,6 +12,7 @@ Invariants
 from __future__ import annotations
 
 import time
+from bisect import bisect_left
 from typing import Protocol
 
 from kvstore.errors import UsageError
@@ -81,3 +82,21 @@ class Timeline:
     def rise_to(self, timestamp: int) -> None:
         """Give only timestamps above `timestamp` from now on, however far ahead it is."""
         self._last = max(self._last, timestamp)
+
+
+class Durations:
+    """A histogram of durations in seconds."""
+
+    __slots__ = ("bounds", "counts", "total")
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        """The number of durations in each bucket. The last bucket has the durations above all
+        bounds."""
+        self.total = 0.0
+
+    def note(self, seconds: float) -> None:
+        """Count one duration."""
+        self.counts[bisect_left(self.bounds, seconds)] += 1
+        self.total += seconds

@@ -8,29 +8,12 @@ Invariants
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from typing import Final
+
+from kvstore.clock import Durations
 
 FSYNC_BOUNDS_S: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0)
 """The upper bounds of the buckets of `fsyncs`, in seconds: from a fast SSD to a failing disk."""
-
-
-class Durations:
-    """A histogram of durations in seconds."""
-
-    __slots__ = ("bounds", "counts", "total")
-
-    def __init__(self, bounds: tuple[float, ...]) -> None:
-        self.bounds = bounds
-        self.counts = [0] * (len(bounds) + 1)
-        """The number of durations in each bucket. The last bucket has the durations above all
-        bounds."""
-        self.total = 0.0
-
-    def note(self, seconds: float) -> None:
-        """Count one duration."""
-        self.counts[bisect_left(self.bounds, seconds)] += 1
-        self.total += seconds
 
 
 class Meters:

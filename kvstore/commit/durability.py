@@ -30,6 +30,7 @@ from contextlib import contextmanager
 from copy import copy
 from typing import Literal, TypeAlias
 
+from kvstore.clock import Durations
 from kvstore.commit.durable_mark import DurableMark
 from kvstore.commit.frontiers import Frontiers
 from kvstore.engine.api import Engine
@@ -41,7 +42,6 @@ from kvstore.errors import (
     UsageError,
 )
 from kvstore.limits import GROUP_COMMIT_WAIT_S_MAX
-from kvstore.meters import Durations
 
 Durability: TypeAlias = Literal["sync", "group", "async"]
 DURABILITIES = ("sync", "group", "async")

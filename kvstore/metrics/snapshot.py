@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
 from kvstore.claims import FEED, HoldRecord
+from kvstore.clock import Durations
 from kvstore.engine.api import FAMILIES, WHOLE_FIGURES
-from kvstore.meters import Durations, Meters
+from kvstore.meters import Meters
 from kvstore.metrics.definitions import DEFINITIONS, MetricDefinition
 from kvstore.parts import Parts
 from kvstore.timestamp import NS_PER_SECOND

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
+from kvstore.clock import Durations
 from kvstore.commit import require_durability
 from kvstore.commit.durability import GroupSync, Health
 from kvstore.commit.frontiers import Frontiers
 from kvstore.errors import PoisonedError, StorageError, UsageError
-from kvstore.meters import Durations
 from kvstore.timestamp import Timestamp
 
 
