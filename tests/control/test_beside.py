@@ -419,6 +419,7 @@ def test_a_client_of_an_address_has_no_files(owner: kvstore.Store, tmp_path: Pat
         raise AssertionError
 
 
+@pytest.mark.usual_limits  # the owner writes as fast as it can, so tiny parts would be many
 def test_scripts_beside_a_loaded_owner(tmp_path: Path, spawn: Any, each_engine: str) -> None:
     path = tmp_path / "store"
     collection = backup.Collection(tmp_path / "collection")
