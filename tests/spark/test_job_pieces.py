@@ -44,7 +44,9 @@ NO_SESSION: Any = None
 def _tasks_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tasks run in this process, each twice; and no window is too small to be shared."""
 
-    def run(_spark: object, items: Sequence[Any], work: Callable[[Any], Any]) -> list[Any]:
+    def run(
+        _spark: object, items: Sequence[Any], work: Callable[[Any], Any], **_how: object
+    ) -> list[Any]:
         for item in items:
             work(pickle.loads(pickle.dumps(item)))
         return [pickle.loads(pickle.dumps(work(pickle.loads(pickle.dumps(i))))) for i in items]
