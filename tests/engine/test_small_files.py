@@ -88,14 +88,17 @@ def test_reopenings_leave_few_files(tmp_path: Path) -> None:
         assert list(store.scan()) == rows(FLUSHES)
 
 
-def test_kills_leave_few_files(tmp_path: Path) -> None:
+def put_and_die(path: Path, number: int) -> None:
+    kvstore.open(path).put(key(number), b"v", durability="sync")
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_kills_leave_few_files(tmp_path: Path, spawn: Any) -> None:
     for number in range(FLUSHES):
-        if not (child := os.fork()):
-            try:
-                kvstore.open(tmp_path / "s").put(key(number), b"v", durability="sync")
-            finally:
-                os.kill(os.getpid(), signal.SIGKILL)
-        os.waitpid(child, 0)
+        child = spawn.Process(target=put_and_die, args=(tmp_path / "s", number))
+        child.start()
+        child.join()
+        assert child.exitcode == -signal.SIGKILL
     with kvstore.open(tmp_path / "s") as store:
         assert few_files(tmp_path / "s")
         assert list(store.scan()) == rows(FLUSHES)
