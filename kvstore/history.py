@@ -106,7 +106,7 @@ class History:
         return record_batch_reader(found)
 
     def plain(self, wanted: Wanted) -> Wanted:
-        """`wanted` without the keys of tables, unless its span begins among them."""
+        """`wanted` without the reserved keys, unless its span begins among them."""
         span = self._narrow(wanted.span)
         return wanted if span is wanted.span else replace(wanted, span=span)
 

@@ -2,8 +2,9 @@
 
 Invariants
 1. A counter never falls, and begins at 0 when the store is opened.
-2. Raising a counter takes no lock. The counters of commits, imports and conflicts are raised under
-   the commit lock; `fsyncs` and `collections` by one thread at a time.
+2. Raising a counter takes no lock of its own. Commits, imports, conflicts and clears are counted
+   under the commit lock, collections by the one run under way. Two threads seldom sync at once
+   (see `kvstore.commit.durability`), and may then count as one fsync.
 """
 
 from __future__ import annotations

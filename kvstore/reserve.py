@@ -1,7 +1,7 @@
-"""The keys that belong to tables, and older stores whose users have keys of their own there.
+"""The keys that belong to tables and to expiries, and older stores whose users have keys there.
 
-Tables lie above all other keys (`RESERVED` in kvstore.span), and the definitions of tables first
-among them. So the first stored key there tells all.
+The reserved keys lie above all other keys (`RESERVED` in kvstore.span): the definitions of tables
+first, then the records of expiries, then rows. So two seeks tell what a store has among them.
 
 Invariants
 1. Without tables and expiries every span is left as it is, and costs nothing.

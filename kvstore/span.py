@@ -10,8 +10,9 @@ from kvstore.errors import UsageError, printable
 from kvstore.limits import KEY_BYTES_MAX
 
 RESERVED: Final = b"\xff" * 9
-"""The keys from here on belong to tables. Each of them begins with these bytes, so one bound keeps
-them out of a span. Eight bytes would be the largest integer of 64 bits, which is a likely key."""
+"""The keys from here on belong to tables and to expiries. Each of them begins with these bytes, so
+one bound keeps them out of a span. Eight bytes would be the largest integer of 64 bits, which is a
+likely key."""
 BytesLike: TypeAlias = bytes | bytearray | memoryview
 """A key or a value as callers pass it. A buffer that can change is copied."""
 
@@ -87,7 +88,7 @@ class Span:
         return self.start <= key and (self.end is None or key < self.end)
 
     def plain(self) -> Span:
-        """The span without the keys of tables. A span that begins among them asks for them and
+        """The span without the reserved keys. A span that begins among them asks for them and
         stays as it is."""
         if self.start >= RESERVED or (self.end is not None and self.end <= RESERVED):
             return self

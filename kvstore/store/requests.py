@@ -201,7 +201,7 @@ class Requests:
         return self._reserve.write_set(whose, size_max)
 
     def narrow(self, span: Span) -> Span:
-        """The span without the keys of tables, unless it begins among them."""
+        """The span without the reserved keys, unless it begins among them."""
         return self._reserve.narrow(span)
 
     @property

@@ -50,7 +50,7 @@ class OwnsTransactions(Protocol):
         ...
 
     def narrow(self, span: Span) -> Span:
-        """A span without the keys of tables: see `kvstore.reserve`."""
+        """A span without the reserved keys: see `kvstore.reserve`."""
         ...
 
     def commit(
