@@ -62,8 +62,9 @@ def rows_with_expiries(snapshot: ShardSnapshot) -> Rows | None:
 
 
 def _with_expiries(snapshot: ShardSnapshot, span: Span, scratch: Path) -> Iterator[pa.RecordBatch]:
-    """The live rows in `span` by key, each with its time in a column `expires`, null where it has
-    none. The records are sorted in bounded memory, on disk if they are many: in `scratch`."""
+    """The live rows in `span` by key, each with its time in a column `expires` and the row with
+    which it expires in `expires_with`, null where it has none. The records are sorted in bounded
+    memory, on disk if they are many: in `scratch`."""
     records = sorted_batches(_dues(snapshot, span), scratch)
     ahead = pa.Table.from_batches([], _DUES)
     for batch in snapshot.read(span):
@@ -75,20 +76,32 @@ def _with_expiries(snapshot: ShardSnapshot, span: Span, scratch: Path) -> Iterat
             if more is None:
                 break
             ahead = pa.concat_tables([ahead, pa.Table.from_batches([more.select(_DUES.names)])])
-        yield batch.append_column("expires", _expires(batch, ahead))
+        for name, column in _expires(batch, ahead).items():
+            batch = batch.append_column(name, column)
+        yield batch
         ahead = ahead.filter(pc.greater(ahead.column("key"), pa.scalar(last, pa.binary())))
 
 
-_DUES: Final = pa.schema([("key", pa.binary()), ("timestamp", pa.int64()), ("due", pa.int64())])
-"""The `waiting` records of keys: the key, the time of the record, and the due time."""
+_DUES: Final = pa.schema(
+    [
+        ("key", pa.binary()),
+        ("timestamp", pa.int64()),
+        ("due", pa.int64()),
+        ("row", pa.binary()),
+    ]
+)
+"""The `waiting` records of keys: the key, the time of the record, the due time, and the row with
+which an index entry expires."""
 
 
 def _dues(snapshot: ShardSnapshot, span: Span) -> Iterator[pa.RecordBatch]:
     for batch in snapshot.read(waiting_from(0)):
-        times = batch.column("timestamp").to_pylist()
-        found = map(decode_waiting, batch.column("key").to_pylist())
+        keys, times, values = (
+            batch.column(name).to_pylist() for name in ("key", "timestamp", "value")
+        )
+        found = map(decode_waiting, keys, values)
         rows = [
-            (row.key, at, row.due.time)
+            (row.key, at, row.due.time, row.row)
             for row, at in zip(found, times, strict=True)
             if row.key in span
         ]
@@ -100,10 +113,14 @@ def _dues(snapshot: ShardSnapshot, span: Span) -> Iterator[pa.RecordBatch]:
             yield pa.RecordBatch.from_arrays(columns, schema=_DUES)
 
 
-def _expires(rows: pa.RecordBatch, records: pa.Table) -> pa.Array:
-    """The due time of each of `rows`, from the record with its key and its timestamp."""
+def _expires(rows: pa.RecordBatch, records: pa.Table) -> dict[str, pa.Array]:
+    """The columns about the expiry of each of `rows`, from the record with its key and its
+    timestamp."""
     found = pc.index_in(_versions(rows), value_set=_versions(records))
-    return records.column("due").combine_chunks().take(found)
+    return {
+        "expires": records.column("due").combine_chunks().take(found),
+        "expires_with": records.column("row").combine_chunks().take(found),
+    }
 
 
 def _versions(rows: pa.RecordBatch | pa.Table) -> pa.Array:

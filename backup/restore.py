@@ -91,7 +91,8 @@ def restore_store(
 
 class Rows(Protocol):
     """Reads the live rows of a snapshot in a span, with the times at which they expire in a column
-    `expires`. It may write to `scratch`, which the caller removes."""
+    `expires`, as `bulk.PartWriter` takes it. It may write to `scratch`, which the caller
+    removes."""
 
     def __call__(self, span: Span, scratch: Path) -> Iterator[pa.RecordBatch]: ...
 
@@ -137,8 +138,8 @@ def tables_in(snapshot: ShardSnapshot, span: Span) -> list[EncodedBy]:
 def _write(staged: bulk.Import, batches: Iterable[pa.RecordBatch]) -> None:
     writer = staged.writer()
     for batch in batches:
-        names = [name for name in batch.schema.names if name in ("key", "value", "expires")]
-        writer.write(batch.select(names))
+        names = {"key", "value", "expires", "expires_with"} & {*batch.schema.names}
+        writer.write(batch.select(sorted(names)))
         if writer.size_bytes >= RESTORE_FILE_BYTES:
             writer.finish()
             writer = staged.writer()

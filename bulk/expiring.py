@@ -58,11 +58,12 @@ class ExpiryRows(Generic[P_co]):
         if len(keys) >= SCAN_CHUNK:
             self._add_given()
 
-    def add(self, keys: pa.Array, dues: npt.NDArray[np.int64]) -> None:
-        """Add the records of ascending keys. Raises as `require_expiring`."""
+    def add(self, keys: pa.Array, dues: npt.NDArray[np.int64], rows: pa.Array) -> None:
+        """Add the records of ascending keys. `rows` has, for each index entry, the key of the row
+        with which it expires, and is null or empty elsewhere. Raises as `require_expiring`."""
         require_expiring(keys, dues)
         self._add_given()
-        self._add(keys, dues)
+        self._add(keys, dues, rows.fill_null(b""))
 
     def finish(self) -> list[P_co]:
         """Write both parts to disk. Costs a sort, and two fsyncs."""
@@ -85,12 +86,13 @@ class ExpiryRows(Generic[P_co]):
         keys, dues = self._given
         if keys:
             self._given = [], []
-            self._add(pa.array(keys, pa.binary()), np.array(dues, np.int64))
+            none = pa.array([b""] * len(keys), pa.binary())
+            self._add(pa.array(keys, pa.binary()), np.array(dues, np.int64), none)
 
-    def _add(self, keys: pa.Array, dues: npt.NDArray[np.int64]) -> None:
+    def _add(self, keys: pa.Array, dues: npt.NDArray[np.int64], rows: pa.Array) -> None:
         found = self._encoded(dues)
         self._by_key.write(_rows(_joined(CARRIED, keys), found))
-        batch = _rows(_joined(WAITING, found, keys), pa.array([b""] * len(keys), pa.binary()))
+        batch = _rows(_joined(WAITING, found, keys), rows)
         self._waiting.append(batch)
         self._waiting_bytes += batch.nbytes
         if self._waiting_bytes >= RUN_BYTES_MAX:

@@ -104,8 +104,9 @@ class PartWriter:
 
         An optional column `op` holds `"put"` or `"delete"`. An optional column `expires` has the
         times at which keys expire, with a zone or as nanoseconds, null for keys that stay: see
-        `put`. Raises `UsageError` on other types and on nulls, `KeyOrderError` where the order is
-        broken. Earlier rows of the batch may have been added then, so the part can only be
+        `put`. Index entries that expire have the keys of their rows in a column `expires_with`,
+        null elsewhere. Raises `UsageError` on other types and on nulls, `KeyOrderError` where the
+        order is broken. Earlier rows of the batch may have been added then, so the part can only be
         abandoned.
         """
         keys, values, tails = _columns(batch, self._reference)
@@ -206,8 +207,9 @@ class PartWriter:
 
     def _expiring_rows(
         self, batch: pa.RecordBatch, keys: pa.Array
-    ) -> tuple[pa.Array, npt.NDArray[np.int64]] | None:
-        """The keys of a batch that expire, with their times. Raises `UsageError`."""
+    ) -> tuple[pa.Array, npt.NDArray[np.int64], pa.Array] | None:
+        """The keys of a batch that expire, with their times and the rows with which they do. Raises
+        `UsageError`."""
         if "expires" not in batch.schema.names:
             return None
         is_set, dues = expiry_column(batch.column("expires"), "expires", self._rows, _now)
@@ -217,7 +219,10 @@ class PartWriter:
                 raise UsageError("column expires has a time in a row that deletes", "pass a null")
         expiring = keys.filter(is_set)
         require_expiring(expiring, dues)
-        return (expiring, dues) if len(expiring) else None
+        rows = pa.nulls(len(expiring), pa.binary())
+        if "expires_with" in batch.schema.names:
+            rows = _binary(batch, "expires_with").filter(is_set)
+        return (expiring, dues, rows) if len(expiring) else None
 
     def _require_once(self, keys: pa.Array) -> None:
         """Raise `KeyOrderError` if two neighbours of `keys` are equal. RocksDB refuses two puts or
@@ -234,11 +239,14 @@ class PartWriter:
         )
 
 
+_OPTIONAL: Final = {"op", "expires", "expires_with"}
+
+
 def _columns(batch: pa.RecordBatch, reference: bytes) -> tuple[pa.Array, pa.Array, pa.Scalar]:
     if not isinstance(batch, pa.RecordBatch | pa.Table):
         raise UsageError(f"a batch must be Arrow's, not {type(batch).__name__}", "convert it first")
     names = sorted(batch.schema.names)
-    if sorted({*names} - {"op", "expires"}) != ["key", "value"] or len({*names}) < len(names):
+    if sorted({*names} - _OPTIONAL) != ["key", "value"] or len({*names}) < len(names):
         raise UsageError(
             f"columns {names} cannot be imported", "pass key, value and, if need be, op and expires"
         )

@@ -76,11 +76,15 @@ class Batch:
         return Table(name, None, BatchRows(self, rows))
 
     def put_rows(
-        self, keys: Sequence[bytes], values: Sequence[bytes], expires: Expires | None = None
+        self,
+        keys: Sequence[bytes],
+        values: Sequence[bytes],
+        expires: Expires | None = None,
+        rows: Sequence[bytes] = (),
     ) -> None:
         """Set keys of a table: see `kvstore.tables`."""
         due = None if expires is None else self._due(expires)
-        self._writes.put_rows(keys, values, due)
+        self._writes.put_rows(keys, values, due, rows)
 
     def delete_rows(self, keys: Sequence[bytes]) -> None:
         """Delete keys of a table: see `kvstore.tables`."""

@@ -33,7 +33,11 @@ class SentWriteSet(OpenWriteSet):
         return [None if put is None or put.marked is not value else put.due for value, put in found]
 
     def put_rows(
-        self, keys: Sequence[bytes], values: Sequence[bytes], due: int | None = None
+        self,
+        keys: Sequence[bytes],
+        values: Sequence[bytes],
+        due: int | None = None,
+        rows: Sequence[bytes] = (),
     ) -> None:
         """Set keys of a table. Raises `UsageError` for rows that expire: no request has them."""
         if due is not None:

@@ -1,8 +1,9 @@
 """Expiries: deletes that wait on the timeline for their time.
 
 A key that was put with an expiry is deleted by an ordinary commit at exactly its due time, if the
-version that carried the expiry is still its newest one. Nothing else is special: reads at any time,
-changes, backups and replicas meet an ordinary delete.
+version that carried the expiry is still its newest one. An index entry of a table is deleted only
+if its row is. Nothing else is special: reads at any time, changes, backups and replicas meet an
+ordinary delete.
 
 The due deletes are written by the call that first moves `upper` beyond a due time, or that reads
 the present after it. There is no timer. A store that was closed meanwhile catches up at its first
@@ -169,8 +170,8 @@ class Expiries:
 
     def _records(self, since: int) -> Iterator[WaitingKey]:
         at = self._frontiers.upper - 1
-        for keys, _ in self._versions.scan(waiting_from(since), at):
-            yield from map(decode_waiting, keys)
+        for keys, rows in self._versions.scan(waiting_from(since), at):
+            yield from map(decode_waiting, keys, rows)
 
     def _commits(self, rows: Sequence[WaitingKey]) -> Commits:
         """The deletes of `rows`, and the removal of their records, each commit at its time."""
@@ -195,11 +196,14 @@ class Expiries:
         """For each of `rows`: whether it is the latest expiry of its key, and whether the key
         expires by it."""
         carried, _ = self._versions_of([carried_key(row.key) for row in rows])
-        _, waiting = self._versions_of([waiting_key(*row) for row in rows])
+        _, waiting = self._versions_of([waiting_key(row.due, row.key) for row in rows])
         _, newest = self._versions_of([row.key for row in rows])
-        for row, due, record_at, key_at in zip(rows, carried, waiting, newest, strict=True):
+        leading = newest
+        if any(row.row for row in rows):
+            _, leading = self._versions_of([row.row or row.key for row in rows])
+        for row, due, record_at, *at in zip(rows, carried, waiting, newest, leading, strict=True):
             is_latest = due is not None and decode_due(due, row.key) == row.due
-            yield is_latest, record_at == key_at
+            yield is_latest, at == [record_at, record_at]
 
     def _versions_of(self, keys: list[bytes]) -> tuple[list[bytes | None], list[int]]:
         """The newest value of each key with its time: None and -1 where the key is absent."""

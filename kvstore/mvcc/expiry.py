@@ -3,10 +3,11 @@
 A put that expires writes two records beside its version, in the same commit:
 
     carried := | expiry | "k" | user key |             value: | due u64 | import u64 |
-    waiting := | expiry | "t" | due u64 | import u64 | user key |    value: empty
+    waiting := | expiry | "t" | due u64 | import u64 | user key |    value: | row |
 
     expiry := | reserved | 00 | "x" |     reserved: nine bytes ff, see kvstore.span
     import := the id of the import that brought the record, 0 for a commit
+    row    := the key of the row with which an index entry expires; empty for all other keys
 
 Both are ordinary keys with versions. So change entries, backups, restores and replicas carry them
 like all other keys. `waiting` sorts the keys by their due times. `carried` tells of a key where its
@@ -14,8 +15,9 @@ like all other keys. `waiting` sorts the keys by their due times. `carried` tell
 
 Invariants
 1. A key expires if its newest version is a value with the same timestamp as a `waiting` record that
-   is alive. Any later write to the key, with another timestamp, cancels the expiry. The revert of
-   an import is such a write: a value that it brings back has the time of the revert.
+   is alive. An index entry expires only if its row does by the same timestamp. Any later write to
+   the key, with another timestamp, cancels the expiry. The revert of an import is such a write: a
+   value that it brings back has the time of the revert.
 2. No import covers a `waiting` record of a commit or of another import, so its revert gives none
    a new time.
 3. A due time is above the timestamp of the commit that wrote its records. A due time of an import
@@ -49,10 +51,12 @@ class Due(NamedTuple):
 
 
 class WaitingKey(NamedTuple):
-    """A key, and the time at which a version of it may be due."""
+    """A key, and the time at which a version of it may be due. `row` is the key of the row with
+    which an index entry expires, and empty for all other keys."""
 
     due: Due
     key: bytes
+    row: bytes = b""
 
 
 def longest_key() -> int:
@@ -82,12 +86,12 @@ def waiting_key(due: Due, key: bytes) -> bytes:
     return WAITING + _DUE.pack(*due) + key
 
 
-def decode_waiting(stored: bytes) -> WaitingKey:
-    """The due time and the key of a `waiting` record."""
+def decode_waiting(stored: bytes, row: bytes = b"") -> WaitingKey:
+    """The due time and the key of a `waiting` record, whose value is `row`."""
     if len(stored) < _KEY_AT:
         raise CorruptionError(f"key {stored.hex()}", "it has no due time")
     due = Due(*_DUE.unpack_from(stored, len(WAITING)))
-    return WaitingKey(due, stored[_KEY_AT:])
+    return WaitingKey(due, stored[_KEY_AT:], row)
 
 
 def require_record(key: bytes, value: bytes | None = None) -> None:
@@ -99,6 +103,8 @@ def require_record(key: bytes, value: bytes | None = None) -> None:
             decode_due(value, key[len(CARRIED) :])
     elif key.startswith(WAITING):
         decode_waiting(key)
+        if value and not value.startswith(RESERVED):
+            raise CorruptionError(f"key {key.hex()}", f"{value.hex():.64} is no row of a table")
     else:
         raise CorruptionError(f"key {key.hex()}", "it is no record of an expiry")
 

@@ -82,28 +82,28 @@ class WriteSet(Puts):
                 "use a shorter key, or delete it yourself",
             )
 
-    def _expire(self, key: bytes, due: int) -> None:
+    def _expire(self, key: bytes, due: int, row: bytes = b"") -> None:
         value = self._points[key]
         assert value is not None, "it was put"
         # A copy is equal and no other object: a later put of the same value replaces it.
         marked = self._points[key] = _Marked(value)
         if self.expiring is None:
             self.expiring = {}
-        self.expiring[key] = _Expiring(marked, value, due)
+        self.expiring[key] = _Expiring(marked, value, due, row)
 
     def schedule(self, timestamp: int) -> int | None:
         """Add the records of the keys that expire, for a commit at `timestamp`; returns the least
         due time. A time that has passed is due right after the commit."""
         least = None
-        for key, (marked, value, due) in (self.expiring or {}).items():
+        for key, (marked, value, due, row) in (self.expiring or {}).items():
             if self._points.get(key) is not marked:
                 continue
             at = Due(max(due, timestamp + 1))
             carried, waiting = carried_key(key), waiting_key(at, key)
             self._points[key] = value
             self._points[carried] = encode_due(at)
-            self._points[waiting] = b""
-            self._size += 2 * len(waiting)
+            self._points[waiting] = row
+            self._size += 2 * len(waiting) + len(row)
             least = at.time if least is None else min(least, at.time)
         self.expiring = None
         return least
@@ -115,9 +115,14 @@ class WriteSet(Puts):
         self._size += len(key)
 
     def put_rows(
-        self, keys: Sequence[bytes], values: Sequence[bytes], due: int | None = None
+        self,
+        keys: Sequence[bytes],
+        values: Sequence[bytes],
+        due: int | None = None,
+        rows: Sequence[bytes] = (),
     ) -> None:
-        """Set keys of a table, until the time `due` if there is one."""
+        """Set keys of a table, until the time `due` if there is one. `rows` has, for each key, the
+        row with which it expires, and is empty for a row itself."""
         self.require_open()
         if due is not None:
             for key in keys:
@@ -125,8 +130,8 @@ class WriteSet(Puts):
         self._points.update(zip(keys, values, strict=True))
         self._size += sum(map(len, keys)) + sum(map(len, values))
         if due is not None:
-            for key in keys:
-                self._expire(key, due)
+            for key, row in zip(keys, rows, strict=True):
+                self._expire(key, due, row)
         self._require_room()
 
     def delete_rows(self, keys: Iterable[bytes]) -> None:
@@ -204,11 +209,13 @@ class _Marked(bytes):
 
 
 class _Expiring(NamedTuple):
-    """The put of a key that expires at `due`."""
+    """The put of a key that expires at `due`, and the row with which it does, as `put_rows` has
+    it."""
 
     marked: _Marked
     value: bytes
     due: int
+    row: bytes
 
 
 class OpenWriteSet(WriteSet):

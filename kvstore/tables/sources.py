@@ -41,6 +41,20 @@ class RowChange:
     gone: list[bytes] = field(default_factory=list)
     expires: Expires | None = None
 
+    def rows(self, codec: TableCodec) -> list[bytes]:
+        """For each key that is set, the row with which it expires: empty for a row itself. Nothing
+        if the keys do not expire."""
+        if self.expires is None:
+            return []
+        leading = [b""] * len(self.keys)
+        for index in codec.definition.indexes:
+            prefix = codec.index_codec(index).prefix
+            at = [place for place, key in enumerate(self.keys) if key.startswith(prefix)]
+            rows = codec.row_keys(index, [self.keys[place] for place in at])
+            for place, row in zip(at, rows, strict=True):
+                leading[place] = row
+        return leading
+
 
 MakeChange = Callable[[TableCodec, "RowReader"], RowChange]
 """Makes a change by the newest definition. It may be called again."""
@@ -159,7 +173,7 @@ class StoreRows:
             writes.delete_rows(made.gone)
             dues = self._committer.expiries
             due = None if made.expires is None else dues.due(made.expires)
-            writes.put_rows(made.keys, made.values, due)
+            writes.put_rows(made.keys, made.values, due, made.rows(codec))
             with suppress(TableAlteredError):
                 check = self.checked(name, codec)
                 return self._committer.commit(writes, check=check) if writes else None
@@ -306,9 +320,10 @@ class TransactionRows:
         """The caller ends it."""
 
     def write(self, name: str, make: MakeChange, *, is_checked: bool) -> None:
-        made = make(self.codec(name), self)
+        codec = self.codec(name)
+        made = make(codec, self)
         self._transaction.delete_rows(made.gone)
-        self._transaction.put_rows(made.keys, made.values, made.expires)
+        self._transaction.put_rows(made.keys, made.values, made.expires, made.rows(codec))
 
     def _value(self, key: bytes) -> bytes | None:
         found = self._transaction.get(key)
@@ -347,7 +362,7 @@ class BatchRows:
         made = make(codec, self._rows)  # type: ignore[arg-type]  # without indexes nothing is read
         self._batch.require(self._rows.checked(name, codec))
         self._batch.delete_rows(made.gone)
-        self._batch.put_rows(made.keys, made.values, made.expires)
+        self._batch.put_rows(made.keys, made.values, made.expires, made.rows(codec))
 
 
 def _gathered(rows: Iterator[tuple[bytes, bytes]]) -> Iterator[pa.RecordBatch]:

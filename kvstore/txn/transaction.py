@@ -299,11 +299,15 @@ class Transaction:
         self._deleted = self._deleted.adding(RangeTombstone(start, end, 1))
 
     def put_rows(
-        self, keys: Sequence[bytes], values: Sequence[bytes], expires: Expires | None = None
+        self,
+        keys: Sequence[bytes],
+        values: Sequence[bytes],
+        expires: Expires | None = None,
+        rows: Sequence[bytes] = (),
     ) -> None:
         """Set keys of a table: see `kvstore.tables`."""
         due = None if expires is None else self._owner.due(expires)
-        self._writes.put_rows(keys, values, due)
+        self._writes.put_rows(keys, values, due, rows)
 
     def delete_rows(self, keys: Sequence[bytes]) -> None:
         """Delete keys of a table: see `kvstore.tables`."""

@@ -12,6 +12,9 @@ import pytest
 
 import kvstore
 from backup import Collection
+from bulk.definitions import EncodedBy
+from bulk.loading import import_rows
+from bulk.tables import stored_batches
 from kvstore import unique
 from kvstore.errors import NotUniqueError, UsageError
 from kvstore.span import Span
@@ -131,6 +134,31 @@ def test_a_restored_table_goes_on_to_expire(
         clock.advance(6 * SECOND)
         assert restored.table("users").get(1) is None
         assert stored(restored) == []
+
+
+def test_rows_that_are_restored_into_a_store_expire_with_their_entries(
+    store: kvstore.Store, users: kvstore.Table, clock: kvstore.ManualClock, tmp_path: Path
+) -> None:
+    users.put(row(1, "a@x"), expires=timedelta(seconds=5))
+    users.put(row(2, "b@x"), expires=timedelta(seconds=5))
+    users.put(row(3, "c@x"))
+    collection = Collection(str(tmp_path / "backups"))
+    collection.backup(store)
+    with kvstore.open(tmp_path / "other", clock=clock) as other:
+        theirs = other.table("users", SCHEMA, "id", INDEXES)
+        collection.restore_into(other)
+        codec = theirs.codec()
+        loaded = pa.RecordBatch.from_pylist([row(1, "a@y")], SCHEMA)
+        batches = stored_batches(codec, loaded)
+        manifest, _ = import_rows(
+            other, batches, "overwrite", "error", tables=[EncodedBy.of(codec)]
+        )
+        clock.advance(6 * SECOND)
+        assert [each["id"] for each in theirs.rows()] == [1, 3]
+        other.revert_import(manifest.import_id)
+        assert list(theirs.find("mail", "a@x")) == [row(1, "a@x")]
+        assert list(theirs.find("mail", "b@x")) == []
+        assert not other.verify().problems
 
 
 @pytest.mark.parametrize(
