@@ -4,11 +4,14 @@ Floors, from the top:
 
     connecting            `kvstore.connect`: a URL or a path becomes a client
     asynchronous          the client for asyncio
+    async_capture async_snapshots    its calls of changes; its reads at one time
+    threads               where its calls wait
     client
     snapshots upkeep      reads at one time; what the owner does for callers with the right `admin`
-    feeds frontiers holds joins transactions work
+    capture               changes, and the groups of commits
+    feeds frontiers holds joins metrics transactions work
     tables                rows of tables, encoded here
-    streams               rows as they arrive
+    streams events        rows as they arrive; rows that are changes
     pool                  idle connections, and attempts
     calls connection      requests without a socket; HTTP/1.1 on one socket
     endpoint reply tasks  where a server is; an answer, parsed; tasks for its queue

@@ -6,71 +6,53 @@
 
 A call runs in a thread of a small pool, which waits for the socket instead of the event loop.
 `CLIENT_CONNECTIONS_MAX` calls run at one time; more calls wait for their turn.
-
-Invariants
-1. The call of a cancelled coroutine runs to its end: a write may have been done.
-2. A stream that is not read to its end closes its connection.
-3. A forked child starts threads of its own, because it has no thread of its parent.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
-
-from typing_extensions import ParamSpec
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from kvstore.batch import Batch
 from kvstore.claims import HoldRecord
-from kvstore.client.client import Client
+from kvstore.client.async_capture import AsyncCapture
+from kvstore.client.async_snapshots import AsyncSnapshot
 from kvstore.commit import Durability, Expires
-from kvstore.feeds import FeedBatch
 from kvstore.gc import GcReport
-from kvstore.limits import CLIENT_CONNECTIONS_MAX
+from kvstore.metrics import Metric
 from kvstore.mvcc import Version
 from kvstore.timestamp import TimeLike, Timestamp
 from kvstore.txn import Transaction
+from kvstore.verify import StoreReport
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 T = TypeVar("T")
-P = ParamSpec("P")
-_END: Final = object()
 
 
-class AsyncClient:
+class AsyncClient(AsyncCapture):
     """A store behind a server, for asyncio; `kvstore.connect_async` makes one. See `Client`."""
-
-    def __init__(self, client: Client) -> None:
-        self._client = client
-        self._threads = _threads()
-        self._process = os.getpid()
 
     # -- the store --------------------------------------------------------------------------
 
-    async def upper(self) -> Timestamp:
-        """See `Store.upper`."""
-        return await self._run(lambda: self._client.upper)
+    @property
+    def path(self) -> Path | None:
+        """See `Client.path`."""
+        return self._client.path
 
-    async def since(self) -> Timestamp:
-        """See `Store.since`."""
-        return await self._run(lambda: self._client.since)
+    async def metrics(self) -> Mapping[str, Metric]:
+        """See `Store.metrics`."""
+        return await self._run(self._client.metrics)
 
-    async def durable(self) -> Timestamp:
-        """See `Store.durable`."""
-        return await self._run(lambda: self._client.durable)
-
-    async def now(self) -> Timestamp:
-        """See `Store.now`."""
-        return await self._run(self._client.now)
+    async def tables(self) -> list[str]:
+        """See `Store.tables`."""
+        return await self._run(self._client.tables)
 
     async def stats(self) -> dict[str, Any]:
         """See `Store.stats`."""
@@ -83,8 +65,7 @@ class AsyncClient:
     async def close(self) -> None:
         """Close the connections, behind the calls under way. Repeatable."""
         self._client.close()
-        if self._process == os.getpid():
-            await asyncio.to_thread(self._threads.shutdown)
+        await self._threads.close()
 
     async def __aenter__(self) -> AsyncClient:
         return self
@@ -133,6 +114,15 @@ class AsyncClient:
         """See `Store.keys`: keys, by `async for`."""
         return self._each(partial(self._client.keys, *args, **options))
 
+    @asynccontextmanager
+    async def snapshot(self, as_of: TimeLike | None = None) -> AsyncIterator[AsyncSnapshot]:
+        """See `Client.snapshot`: `async with client.snapshot() as snap: await snap.get(...)`."""
+        snapshot = AsyncSnapshot(await self._run(self._client.snapshot, as_of), self._threads)
+        try:
+            yield snapshot
+        finally:
+            await asyncio.shield(snapshot.close())
+
     async def history(self, key: bytes) -> list[Version]:
         """See `Store.history`."""
         return await self._run(self._client.history, key)
@@ -150,24 +140,6 @@ class AsyncClient:
     def join(self, *args: Any, **options: Any) -> AsyncIterator[pa.RecordBatch]:
         """See `Client.join`: record batches, by `async for`."""
         return self._each(partial(self._client.join, *args, **options))
-
-    def changes_batches(self, *args: Any, **options: Any) -> AsyncIterator[pa.RecordBatch]:
-        """See `Store.changes_batches`: record batches, by `async for`."""
-        return self._each(partial(self._client.changes_batches, *args, **options))
-
-    async def feed(
-        self, name: str, *args: Any, follow: bool = True, **options: Any
-    ) -> AsyncIterator[FeedBatch]:
-        """The batches of a feed, see `Store.feed`. The next step of the loop acks the batch before
-        it, so a consumer that fails receives its last batch again."""
-        feed = await self._run(self._client.feed, name, *args, **options)
-        async for batch in self._each(partial(feed.batches, follow=follow)):
-            yield batch
-            await self._run(feed.ack, batch)
-
-    async def drop_feed(self, name: str) -> None:
-        """See `Client.drop_feed`."""
-        await self._run(self._client.drop_feed, name)
 
     # -- writing ----------------------------------------------------------------------------
 
@@ -287,29 +259,21 @@ class AsyncClient:
         """See `Store.revert_range`."""
         return await self._run(self._client.revert_range, start, end, to)
 
+    async def verify(self) -> StoreReport:
+        """See `Client.verify`."""
+        return await self._run(self._client.verify)
+
+    @asynccontextmanager
+    async def hold(
+        self, name: str, at: TimeLike | None = None, max_age: timedelta | None = None
+    ) -> AsyncIterator[None]:
+        """See `Client.hold`: the history is kept until the block ends."""
+        hold = await self._run(self._client.hold, name, at, max_age)
+        try:
+            yield
+        finally:
+            await asyncio.shield(self._run(hold.release))
+
     async def drop_hold(self, name: str) -> HoldRecord:
         """See `Client.drop_hold`."""
         return await self._run(self._client.drop_hold, name)
-
-    # -- inside -----------------------------------------------------------------------------
-
-    async def _run(self, call: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
-        if self._process != os.getpid():
-            self._threads, self._process = _threads(), os.getpid()
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._threads, partial(call, *args, **options))
-
-    async def _each(self, begin: Callable[[], Any]) -> AsyncIterator[Any]:
-        """The items of an iterator whose every step waits for the server."""
-        items: Iterator[Any] = iter(await self._run(begin))
-        try:
-            while (item := await self._run(next, items, _END)) is not _END:
-                yield item
-        finally:
-            close = getattr(items, "close", None)
-            if close is not None:
-                await asyncio.shield(self._run(close))
-
-
-def _threads() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(CLIENT_CONNECTIONS_MAX, "kvstore-client")

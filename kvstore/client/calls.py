@@ -181,25 +181,6 @@ def count(span: Span, as_of: TimeLike | None) -> ClientRequest[int]:
     return verb("count", fields, lambda reply: int(reply.json()["count"]), is_read=True)
 
 
-def changes(
-    since: TimeLike, upto: TimeLike | None, span: Span, images: str, expand: str
-) -> ClientRequest[Reply]:
-    """See `Store.changes_batches`."""
-    window = {"since": ns(since, "since"), "upto": ns(upto, "upto")}
-    fields = {**window, **span_fields(span), "images": images, "expand": expand}
-    return verb("changes", fields, _whole, is_read=True)
-
-
-def versions(
-    since: TimeLike, upto: TimeLike | None, span: Span, revisions: str, *, ranges: bool = False
-) -> ClientRequest[Reply]:
-    """The puts and deletes of a window by key; see `Store.changes`. With `ranges` its range deletes
-    alone."""
-    window = {"since": ns(since, "since"), "upto": ns(upto, "upto")}
-    fields = {**window, **span_fields(span), "revisions": revisions, "ranges": ranges}
-    return verb("versions", fields, _whole, is_read=True)
-
-
 def join(
     keys: pa.Array, times: pa.Array, first: int, age_max: int | None, *, null_if_gone: bool
 ) -> ClientRequest[Reply]:

@@ -14,11 +14,9 @@ import pyarrow as pa
 
 from kvstore import joins
 from kvstore.batch import Batch
-from kvstore.changes import Revisions
-from kvstore.changes.event import Expand, Images
 from kvstore.client import calls, streams
-from kvstore.client.feeds import ClientFeed, feed_fields, start_fields
 from kvstore.client.joins import RemoteSide
+from kvstore.client.metrics import metrics_of
 from kvstore.client.pool import Pool
 from kvstore.client.snapshots import ClientSnapshot
 from kvstore.client.tables import ClientDefinitions, ClientRows, ClientTable
@@ -28,11 +26,11 @@ from kvstore.client.upkeep import ServedUpkeep
 from kvstore.client.writes import SentWriteSet
 from kvstore.codec.tuples import desc
 from kvstore.commit import Durability, Expires, sent_expiry
-from kvstore.feeds import Position
 from kvstore.joins import VALUE_COLUMNS, Join, OnGone
 from kvstore.mapping import MappingCodec, StoreMapping
+from kvstore.metrics import Metric
 from kvstore.mvcc import Version
-from kvstore.span import Span, one_span
+from kvstore.span import Span
 from kvstore.tables.catalogue import Catalogue
 from kvstore.tables.evolve import IndexColumns
 from kvstore.tasks import Tasks
@@ -71,6 +69,10 @@ class Client(ServedUpkeep):
     def stats(self) -> dict[str, Any]:
         """See `Store.stats`."""
         return self._pool.send(calls.fields_of("stats"))
+
+    def metrics(self) -> Mapping[str, Metric]:
+        """See `Store.metrics`."""
+        return metrics_of(self._pool.send(calls.fields_of("metrics")))
 
     def sync(self) -> Timestamp:
         """See `Store.sync`."""
@@ -205,53 +207,6 @@ class Client(ServedUpkeep):
         """See `Store.history`."""
         return self._pool.send(calls.history(key))
 
-    def changes_batches(
-        self,
-        since: TimeLike,
-        upto: TimeLike | None = None,
-        *,
-        span: Span | None = None,
-        images: Images = "delta",
-        expand: Expand = "imports",
-    ) -> pa.RecordBatchReader:
-        """See `Store.changes_batches`."""
-        request = calls.changes(since, upto, span or Span(), images, expand)
-        return streams.rows(self._pool, request)
-
-    def versions_batches(
-        self,
-        since: TimeLike,
-        upto: TimeLike | None = None,
-        *,
-        span: Span | None = None,
-        revisions: Revisions = "all",
-        ranges: bool = False,
-    ) -> pa.RecordBatchReader:
-        """The puts and deletes that `Store.changes` gives by key, as Arrow batches; with `ranges`
-        its range deletes alone."""
-        request = calls.versions(since, upto, span or Span(), revisions, ranges=ranges)
-        return streams.rows(self._pool, request)
-
-    def feed(
-        self,
-        name: str,
-        start: TimeLike | Position | None = None,
-        streams: tuple[int, int] | None = None,
-        images: Images = "delta",
-        expand: Expand = "imports",
-        *,
-        span: Span | None = None,
-        prefix: bytes | None = None,
-        max_age: timedelta | None = None,
-        batch_rows: int | None = None,
-        batch_bytes: int | None = None,
-    ) -> ClientFeed:
-        """See `Store.feed`. The position is with the store, so the server may be started anew."""
-        span = one_span(span, prefix)
-        fields = feed_fields(name, streams, images, expand, span, batch_rows, batch_bytes)
-        opened = self.call("open_feed", **fields, **start_fields(start, max_age))
-        return ClientFeed(self._pool, fields, opened)
-
     def lease(self, name: str, at: TimeLike | None = None, *, seconds: float) -> Timestamp:
         """Keep history from `at` on readable (default: the whole kept history), for readers in many
         processes. Returns the time.
@@ -264,10 +219,6 @@ class Client(ServedUpkeep):
     def release_lease(self, name: str) -> None:
         """End a lease before its time. Repeatable."""
         self._pool.send(calls.release_lease(name))
-
-    def drop_feed(self, name: str) -> None:
-        """Give up a feed: its position, and its claim on history."""
-        self.call("drop_feed", name=name)
 
     # -- writing ----------------------------------------------------------------------------
 

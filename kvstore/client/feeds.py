@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from datetime import timedelta
-from typing import Any, Final
-
-import pyarrow as pa
+from typing import Any
 
 from kvstore.arguments import require_seconds
-from kvstore.changes.changeset import ChangesetId
-from kvstore.changes.event import Event, Expand, Images, Operation
+from kvstore.changes.event import Expand, Images
 from kvstore.client import calls, streams
+from kvstore.client.events import events_of
 from kvstore.client.pool import Pool
 from kvstore.client.reply import Reply, strange
 from kvstore.errors import ClosedError, UsageError
@@ -88,7 +86,7 @@ class ClientFeed:
         position = _position(found)
         is_state = self.position.state_from is not None
         is_cut = is_state or position.taken > 0
-        return FeedBatch(list(_events(reader.read_all(), is_cut=is_cut)), position, is_state)
+        return FeedBatch(list(events_of(reader, is_cut=is_cut)), position, is_state)
 
     def _at(self, position: Position) -> dict[str, Any]:
         if self._closed:
@@ -103,20 +101,6 @@ def _position(found: Mapping[str, Any]) -> Position:
     key = found["state_from"]
     state_from = None if key is None else from_json(key, name="state_from")
     return Position(Timestamp(found["timestamp"]), found["taken"], state_from)
-
-
-_COLUMNS: Final = (
-    "timestamp",
-    "seq",
-    "op",
-    "key",
-    "end_key",
-    "value",
-    "pre",
-    "post",
-    "changeset",
-    "stream",
-)
 
 
 def feed_fields(
@@ -151,24 +135,3 @@ def start_fields(start: TimeLike | Position | None, max_age: timedelta | None) -
         "state_from": None if position is None else to_json(position.state_from),
         "max_age": None if max_age is None else max_age.total_seconds(),
     }
-
-
-def _events(table: pa.Table, *, is_cut: bool) -> Iterator[Event]:
-    """The events of a batch. If the batch `is_cut`, its last event is inside a commit."""
-    rows = list(zip(*(table.column(name).to_pylist() for name in _COLUMNS), strict=True))
-    for number, row in enumerate(rows):
-        time, sequence, op, key, end_key, value, pre, post, changeset, stream = row
-        is_last = number + 1 == len(rows)
-        yield Event(
-            Timestamp(time),
-            sequence,
-            Operation(op),
-            key,
-            end_key,
-            value,
-            pre,
-            post,
-            ChangesetId(int.from_bytes(changeset[:8], "big"), int.from_bytes(changeset[8:], "big")),
-            stream,
-            not is_cut if is_last else rows[number + 1][0] != time,
-        )

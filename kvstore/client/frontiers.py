@@ -6,7 +6,7 @@ from typing import Any
 
 from kvstore.client import calls
 from kvstore.client.pool import Pool
-from kvstore.timestamp import Timestamp
+from kvstore.timestamp import TimeLike, Timestamp, to_timestamp
 
 
 class ServedFrontiers:
@@ -48,6 +48,10 @@ class ServedFrontiers:
     def now(self) -> Timestamp:
         """See `Store.now`."""
         return Timestamp(self._times()["now"])
+
+    def to_time(self, time: TimeLike, *, name: str = "time") -> Timestamp:
+        """See `Store.to_time`. One round trip for a time that counts from now, else none."""
+        return to_timestamp(time, name=name, now=self.now)
 
     def _times(self) -> dict[str, Any]:
         return self._pool.send(calls.fields_of("times"))

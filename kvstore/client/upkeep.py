@@ -12,16 +12,17 @@ import pyarrow as pa
 from kvstore.claims import HoldRecord
 from kvstore.client import calls, streams
 from kvstore.client.calls import ClientRequest
-from kvstore.client.frontiers import ServedFrontiers
+from kvstore.client.capture import ServedCapture
 from kvstore.client.holds import ClientHold
 from kvstore.client.reply import Reply
 from kvstore.client.work import collect, hold_record, work_of
 from kvstore.gc import GcReport
 from kvstore.protocol.values import to_json
 from kvstore.timestamp import TimeLike, Timestamp
+from kvstore.verify import Problem, StoreReport
 
 
-class ServedUpkeep(ServedFrontiers):
+class ServedUpkeep(ServedCapture):
     """The calls of a client that concern the upkeep of a store, and calls of verbs by their
     names."""
 
@@ -44,6 +45,12 @@ class ServedUpkeep(ServedFrontiers):
         """See `Store.clear_range`."""
         fields = {"start": to_json(start), "end": to_json(end), "compact": compact}
         return Timestamp(self.work("clear_range", None, **fields)["timestamp"])
+
+    def verify(self, *, progress: Callable[[int], None] | None = None) -> StoreReport:
+        """See `Store.verify`. The server walks; an error that `progress` raises ends the walk."""
+        found = self.work("verify", progress)
+        problems = tuple(Problem(*each) for each in found["problems"])
+        return StoreReport(**{**found, "problems": problems})
 
     def revert_import(self, import_id: int) -> Timestamp:
         """See `Store.revert_import`."""

@@ -14,6 +14,7 @@ Floors, from the top:
 
 from kvstore.protocol.columns import (
     ARROW_TYPE,
+    EPOCHS_SCHEMA,
     ERROR_NAME,
     JSON_TYPE,
     KEYS_SCHEMA,
@@ -37,6 +38,7 @@ from kvstore.protocol.values import (
 
 __all__ = [
     "ARROW_TYPE",
+    "EPOCHS_SCHEMA",
     "ERROR_NAME",
     "JSON_TYPE",
     "KEYS_PATH",

@@ -1,7 +1,8 @@
 """The Arrow columns and the media types in which rows travel.
 
     rows of a scan       kvstore.arrow.ROWS_SCHEMA
-    changes              kvstore.changes.columns.CHANGES_SCHEMA
+    changes and events   kvstore.changes.columns.CHANGES_SCHEMA
+    epochs               the fields of kvstore.changes.epoch.Epoch
     keys alone           key binary
     keys to be read      key binary, as_of int64 nullable (left out: one time for all)
     values               value binary, nullable
@@ -49,6 +50,17 @@ READ_SCHEMA: Final = pa.schema(
 KEYS_SCHEMA: Final = pa.schema([pa.field("key", pa.binary(), nullable=False)])
 LABELS_SCHEMA: Final = pa.schema(
     [pa.field("key", pa.binary(), nullable=False), pa.field("at", pa.int64(), nullable=False)]
+)
+EPOCHS_SCHEMA: Final = pa.schema(
+    [
+        ("domain", pa.uint64()),
+        ("begin", pa.uint64()),
+        ("end", pa.uint64()),
+        ("events", pa.int64()),
+        ("closed_at", pa.int64()),
+        ("quiescent", pa.bool_()),
+        ("ended", pa.bool_()),
+    ]
 )
 VALUES_SCHEMA: Final = pa.schema([pa.field("value", pa.binary())])
 WRITES_SCHEMA: Final = pa.schema(

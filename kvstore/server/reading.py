@@ -42,7 +42,7 @@ from kvstore.server.sharing import SharingServer
 
 _KEYS: Final = KEYS_PATH.encode()
 _VERBS: Final = VERBS_PATH.encode()
-_NAMES: Final = "get get_many floor scan keys count history changes versions join"
+_NAMES: Final = "get get_many floor scan keys count history changes events versions join"
 READS: Final = frozenset(_VERBS + name.encode() for name in _NAMES.split())
 """The paths of the verbs that a reader answers. Others write, or tell of the owner."""
 

@@ -14,10 +14,28 @@ import pyarrow as pa
 from kvstore.errors import UsageError
 from kvstore.server.access import ADMIN, Grant
 from kvstore.server.invocation import Invocation
-from kvstore.server.verbs import FEEDS, PARALLEL, READS, TABLES, UPKEEP, WRITES, Answer, Verb
+from kvstore.server.verbs import (
+    CAPTURE,
+    FEEDS,
+    PARALLEL,
+    READS,
+    TABLES,
+    UPKEEP,
+    WRITES,
+    Answer,
+    Verb,
+)
 from kvstore.store import RequestToken, Store
 
-VERBS: Final[Sequence[Verb]] = (*READS, *PARALLEL, *WRITES, *TABLES, *FEEDS, *UPKEEP)
+VERBS: Final[Sequence[Verb]] = (
+    *READS,
+    *PARALLEL,
+    *WRITES,
+    *TABLES,
+    *FEEDS,
+    *CAPTURE,
+    *UPKEEP,
+)
 
 
 class Service:

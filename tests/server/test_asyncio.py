@@ -16,7 +16,7 @@ from uvicorn import Config
 
 import kvstore
 from kvstore.client import connect, connect_async
-from kvstore.errors import AccessDeniedError, PreconditionError
+from kvstore.errors import AccessDeniedError, ClosedError, PreconditionError
 from kvstore.server import ListenAddress, Token, app, serving
 from kvstore.server.guarded import GuardedProtocol, GuardedServer
 from kvstore.server.running import bound
@@ -60,7 +60,8 @@ def test_coroutines_do_what_the_methods_do(store: kvstore.Store) -> None:
             labels = pa.table({"id": pa.array([b"n", b"none"], pa.binary())})
             joined = [batch async for batch in client.join(labels, at=None)]
             assert joined == store.join(labels, at=None).read_all().to_batches()
-            assert (await client.gc(before=store.upper - 1)).since == store.since > 0
+            gone = await client.gc(before=store.upper - 1)
+            assert gone.since == store.since > 0
             assert await client.pop(b"a") == b"1"
             assert await client.put_many({b"c": b"1", b"d": b"5"}) == await client.upper() - 1
             assert await client.increment(b"c", 4) == 5
@@ -70,6 +71,28 @@ def test_coroutines_do_what_the_methods_do(store: kvstore.Store) -> None:
             assert await client.floor_many([b"cc"]) == [(b"c", b"5")]
             assert await client.durable() <= await client.upper() <= await client.now()
             await client.drop_feed("feed")
+            async with client.snapshot() as snapshot, client.hold("kept"):
+                await client.delete(b"c")
+                assert snapshot.as_of < store.upper - 1
+                assert await snapshot.get(b"c") == (await snapshot.get_many([b"c"]))[0] == b"5"
+                assert await snapshot.floor(b"cc") == (b"c", b"5")
+                assert [row async for row in snapshot.scan(b"c", b"d")] == [(b"c", b"5")]
+                assert [hold.name for hold in store.holds.all() if hold.name == "kept"]
+            assert not store.holds.all()
+            with pytest.raises(ClosedError):
+                await snapshot.get(b"c")
+            since = gone.since
+            assert [each async for each in client.changes(since)] == list(store.changes(since))
+            assert [each async for each in client.events(since)] == list(store.events(since))
+            assert [each async for each in client.epochs()] == list(store.epochs())
+            assert await client.generations() == store.generations()
+            waiting = asyncio.create_task(client.wait_beyond(store.upper))
+            await client.put(b"k", b"v")
+            await waiting
+            assert (await client.verify()).ok
+            assert await client.to_time("now") <= store.now()
+            assert (await client.metrics()).keys() == store.metrics().keys()
+            assert await client.store_id() == store.store_id
             scan = client.scan_batches(batch_rows=1)
             await anext(scan)
             await scan.aclose()

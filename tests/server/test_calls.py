@@ -13,7 +13,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 import kvstore
-from kvstore.client import AsyncClient, Client, connect
+from kvstore.client import Client, connect
 from kvstore.errors import (
     ClosedError,
     DeterminateError,
@@ -415,15 +415,3 @@ def test_metrics_are_read_by_prometheus(store: kvstore.Store) -> None:
         assert set(families) == {name.removesuffix("_total") for name in store.metrics()}
         assert families["kvstore_commits"].samples[0].value == before + 1
         assert [scraped("p" * 32)[0], scraped("x" * 32)[0]] == [403, 401]
-
-
-def test_the_client_for_asyncio_has_the_calls_of_the_client() -> None:
-    """Left out are handles that need the calling thread, and members for packages above."""
-    left_out = {
-        *("tables", "table", "table_rows", "mapping", "transaction", "hold", "join_side", "path"),
-        *("tasks", "call", "rows", "work", "lease", "release_lease", "versions_batches"),
-        *("store_id", "whole_since", "indexed_since", "snapshot"),
-    }
-    names = {name for name in dir(Client) if not name.startswith("_")}
-    offered = {name for name in dir(AsyncClient) if not name.startswith("_")}
-    assert names - left_out == offered

@@ -2,10 +2,12 @@
 
 Floors, from the top:
 
-    feeds parallel reads tables upkeep writes
+    capture feeds parallel reads tables upkeep writes
+    progress
     verb
 """
 
+from kvstore.server.verbs.capture import CAPTURE
 from kvstore.server.verbs.feeds import FEEDS
 from kvstore.server.verbs.parallel import PARALLEL
 from kvstore.server.verbs.reads import READS
@@ -14,4 +16,14 @@ from kvstore.server.verbs.upkeep import UPKEEP
 from kvstore.server.verbs.verb import Answer, Verb
 from kvstore.server.verbs.writes import WRITES
 
-__all__ = ["FEEDS", "PARALLEL", "READS", "TABLES", "UPKEEP", "WRITES", "Answer", "Verb"]
+__all__ = [
+    "CAPTURE",
+    "FEEDS",
+    "PARALLEL",
+    "READS",
+    "TABLES",
+    "UPKEEP",
+    "WRITES",
+    "Answer",
+    "Verb",
+]

@@ -102,20 +102,23 @@ def files(call: Invocation) -> Answer:
 
 def versions(call: Invocation) -> Answer:
     """The puts and deletes of the window (since, upto], by key, oldest first. With `ranges` its
-    range deletes alone, each cut to the span. `revisions` is `all` or `latest`."""
+    range deletes alone, each cut to the span. With `order`, which is `key` or `time`, all changes
+    in this order, range deletes included. `revisions` is `all` or `latest`."""
     since, upto = call.time("since"), call.time("upto")
     if since is None:
         raise UsageError("argument 'since' is missing", "pass a time; 0 for all changes")
     span = call.span()
     revisions: Any = call.words("revisions", ("all", "latest"), "all")
+    order: Any = call.words("order", ("key", "time"), "")
     store = call.store
     changes: Iterable[Change]
     if call.flag("ranges"):
         until = store.upper - 1 if upto is None else upto
         changes = store.replication.range_deletes(since, until, span, revisions)
     else:
-        found = store.changes(since, upto, span.start, span.end, revisions)
-        changes = (change for change in found if change.op != "delete_range")
+        changes = store.changes(since, upto, span.start, span.end, revisions, order or "key")
+        if not order:
+            changes = (change for change in changes if change.op != "delete_range")
     return pa.RecordBatchReader.from_batches(VERSION_CHANGES_SCHEMA, _batches(changes))
 
 
@@ -140,7 +143,13 @@ def join(call: Invocation) -> Answer:
     return pa.RecordBatchReader.from_batches(schema, chain([first], answers))
 
 
-_WINDOW: Final = {"since": "time", "upto": "time", "revisions": "text", "ranges": "flag"}
+_WINDOW: Final = {
+    "since": "time",
+    "upto": "time",
+    "revisions": "text",
+    "order": "text",
+    "ranges": "flag",
+}
 
 PARALLEL: Final = [
     Verb(run.__name__, READ, run, described(run), parameters, rows, is_read=is_read)

@@ -12,6 +12,7 @@ from kvstore.arrow import binary_array
 from kvstore.changes.event import EXPAND, IMAGES
 from kvstore.errors import UsageError
 from kvstore.limits import SERVER_STREAM_ROWS
+from kvstore.metrics import Distribution
 from kvstore.protocol import KEYS_SCHEMA, READ_SCHEMA, VALUES_SCHEMA, to_json
 from kvstore.server.access import READ
 from kvstore.server.invocation import Invocation
@@ -125,6 +126,17 @@ def stats(call: Invocation) -> Answer:
     return call.store.stats()
 
 
+def metrics(call: Invocation) -> Answer:
+    """The metrics of the store, by name: for each combination of labels a number, or the buckets
+    and the sum of a histogram. The last bucket has no bound."""
+    call.access.require_whole("metrics")
+    found = call.store.metrics()
+    return {
+        name: [[list(labels), _figure(value)] for labels, value in metric.values.items()]
+        for name, metric in found.items()
+    }
+
+
 def times(call: Invocation) -> Answer:
     """The frontiers of the store, its id, and the time now."""
     store = call.store
@@ -173,6 +185,7 @@ READS: Final = [
         ("changes", changes, {**_WINDOW, **SPAN, "images": "text", "expand": "text"}, None, True),
         ("splits", splits, {**SPAN, "count": "count"}, None, True),
         ("stats", stats, {}, None, True),
+        ("metrics", metrics, {}, None, True),
         ("times", times, {}, None, True),
         ("resolve", resolve, {"as_of": "time"}, None, True),
     )
@@ -192,6 +205,13 @@ def _whole(time: object) -> int:
     if type(time) is not int:
         raise UsageError(f"time {time!r}", "pass nanoseconds for each key")
     return time
+
+
+def _figure(value: float | Distribution) -> Any:
+    if not isinstance(value, Distribution):
+        return value
+    *bounded, (_, count) = value.buckets  # JSON has no infinite number
+    return {"buckets": [*bounded, (None, count)], "total": value.total}
 
 
 def _key_batches(keys: Iterator[bytes]) -> Iterator[pa.RecordBatch]:

@@ -3,42 +3,30 @@
 Claims on history, the records of imports, and the work that only the owner can do. Each is the
 method of `Store`, or of one of its parts, with that name.
 
-A verb of long work answers with a stream: rows of `done`, the progress so far, and a last row with
-the `result` or the `error`, as JSON. A caller that goes away ends the work at its next step.
+A verb of long work answers with rows of progress: see `kvstore.server.verbs.progress`.
 """
 
 from __future__ import annotations
 
-import json
 import re
-import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
-
-import pyarrow as pa
 
 from kvstore.arrivals import NoneCame
 from kvstore.claims import USER, to_fields
 from kvstore.codec.json import read_object
-from kvstore.errors import CorruptionError, KVStoreError, RetryableError, UsageError
+from kvstore.errors import CorruptionError, UsageError
 from kvstore.imports import INGEST_DIRECTORY, ImportRecord, import_fields, read_import
-from kvstore.limits import CONTROL_PROGRESS_S
-from kvstore.protocol import failure_fields, from_json
+from kvstore.protocol import from_json
 from kvstore.server.access import ADMIN
 from kvstore.server.invocation import Invocation
+from kvstore.server.verbs.progress import told
 from kvstore.server.verbs.verb import Answer, Verb, described
 from kvstore.store import Store
 from kvstore.timestamp import Timestamp
 
 TASK_FIELDS: Final = ("id", "version", "queue", "available_at", "created_at", "changed_at")
-PROGRESS_SCHEMA: Final = pa.schema(
-    [("done", pa.int64()), ("result", pa.string()), ("error", pa.string())]
-)
-
-Work = Callable[[Callable[[int], None]], Mapping[str, Any]]
-"""Long work: is given a function that tells progress, and returns its result as JSON."""
-
 
 # -- claims on history -----------------------------------------------------------------------
 
@@ -129,7 +117,7 @@ def add_import(call: Invocation) -> Answer:
     store, record = call.store, _record(call)
     files = [_brought(store.path, name) for name in call.items("files")]
     since = call.count("none_since")
-    return _told(lambda tell: {"timestamp": int(_add(store, record, files, since))})
+    return told(lambda tell: {"timestamp": int(_add(store, record, files, since))})
 
 
 def _add(store: Store, record: ImportRecord, files: list[Path], since: int | None) -> Timestamp:
@@ -152,7 +140,7 @@ def _add(store: Store, record: ImportRecord, files: list[Path], since: int | Non
 def abort_import(call: Invocation) -> Answer:
     """Forget an import that was not added."""
     import_id = _import_id(call)
-    return _told(lambda tell: {"aborted": call.store.imports.abort(import_id)})
+    return told(lambda tell: {"aborted": call.store.imports.abort(import_id)})
 
 
 def revert_import(call: Invocation) -> Answer:
@@ -176,7 +164,7 @@ def gc(call: Invocation) -> Answer:
             "held_by": [_claim(record) for record in report.held_by],
         }
 
-    return _told(work)
+    return told(work)
 
 
 def checkpoint(call: Invocation) -> Answer:
@@ -184,7 +172,7 @@ def checkpoint(call: Invocation) -> Answer:
     path = Path(call.text("path") or "")
     if not path.is_absolute():
         raise UsageError(f"path {str(path)!r}", "pass an absolute path")
-    return _told(lambda tell: {"timestamp": int(call.store.checkpoint(path))})
+    return told(lambda tell: {"timestamp": int(call.store.checkpoint(path))})
 
 
 def clear_range(call: Invocation) -> Answer:
@@ -193,9 +181,20 @@ def clear_range(call: Invocation) -> Answer:
     if span.end is None:
         raise UsageError("argument 'end' is missing", "pass the least key that is to be kept")
     end = span.end
-    return _told(
+    return told(
         lambda tell: {"timestamp": int(call.store.clear_range(span.start, end, compact=compact))}
     )
+
+
+def verify(call: Invocation) -> Answer:
+    """Walk the whole store, and list the problems that are found."""
+
+    def work(tell: Callable[[int], None]) -> Mapping[str, Any]:
+        report = call.store.verify(progress=tell)
+        counts = {name: getattr(report, name) for name in VERIFY_COUNTS}
+        return {**counts, "problems": [[each.where, each.problem] for each in report.problems]}
+
+    return told(work)
 
 
 def submit_task(call: Invocation) -> Answer:
@@ -210,6 +209,14 @@ def submit_task(call: Invocation) -> Answer:
     return {"task": {name: getattr(task, name) for name in TASK_FIELDS}}
 
 
+VERIFY_COUNTS: Final = (
+    "complete",
+    "keys",
+    "versions",
+    "range_tombstones",
+    "change_entries",
+    "seconds",
+)
 _INGESTED: Final = re.compile(r"[\w-]+/part-[\w.-]+\.sst")
 _RECORD: Final = {"import_id": "text", "record": "text"}
 _OWNED: Final = {"name": "text", "token": "text"}
@@ -252,6 +259,7 @@ UPKEEP: Final = [
         (revert_import, {"import_id": "text"}),
         (gc, {"before": "time", "keep": "seconds", "compact": "flag"}),
         (checkpoint, {"path": "text"}),
+        (verify, {}),
         (clear_range, {"start": "bytes", "end": "bytes", "compact": "flag"}),
         (
             submit_task,
@@ -298,71 +306,3 @@ def _brought(store: Path | None, name: Any) -> Path:
     if store is None or type(name) is not str or not _INGESTED.fullmatch(name):
         raise UsageError(f"file {name!r} of an import", "pass <directory>/<file> in ingest/")
     return store / INGEST_DIRECTORY / name
-
-
-def _told(work: Work) -> pa.RecordBatchReader:
-    """Do long work in a thread, and stream its progress, then its outcome."""
-    return pa.RecordBatchReader.from_batches(PROGRESS_SCHEMA, _Progress(work).rows())
-
-
-class _Progress:
-    """Long work in a thread of its own: the latest progress, and the outcome."""
-
-    def __init__(self, work: Work) -> None:
-        self._work = work
-        self._changed = threading.Condition()
-        self._done = 0
-        self._outcome: Mapping[str, Any] | BaseException | None = None
-        self._is_gone = False
-
-    def rows(self) -> Iterator[pa.RecordBatch]:
-        """A row for each progress that the caller has time to take, and the last one for the
-        outcome. The end of the rows ends the work: `_tell` raises then."""
-        thread = threading.Thread(target=self._run, name="kvstore-control-work", daemon=True)
-        thread.start()
-        told = 0
-        try:
-            while True:
-                with self._changed:
-                    self._changed.wait_for(self._has_news(told), CONTROL_PROGRESS_S)
-                    done, outcome = self._done, self._outcome
-                if done != told or outcome is None:  # also says that the work goes ahead
-                    yield _row(done)
-                    told = done
-                if outcome is not None:
-                    yield _ended(done, outcome)
-                    return
-        finally:
-            self._is_gone = True
-            thread.join()
-
-    def _has_news(self, told: int) -> Callable[[], bool]:
-        return lambda: self._done != told or self._outcome is not None
-
-    def _tell(self, done: int) -> None:
-        if self._is_gone:
-            raise RetryableError("the caller of this work went away", "call it again")
-        with self._changed:
-            self._done = done
-            self._changed.notify_all()
-
-    def _run(self) -> None:
-        try:
-            outcome: Mapping[str, Any] | BaseException = self._work(self._tell)
-        except BaseException as error:  # noqa: BLE001  # raised where the rows are read
-            outcome = error
-        with self._changed:
-            self._outcome = outcome
-            self._changed.notify_all()
-
-
-def _ended(done: int, outcome: Mapping[str, Any] | BaseException) -> pa.RecordBatch:
-    if isinstance(outcome, KVStoreError):
-        return _row(done, error=json.dumps(failure_fields(outcome)))
-    if isinstance(outcome, BaseException):
-        raise outcome
-    return _row(done, result=json.dumps(outcome))
-
-
-def _row(done: int, **ending: str) -> pa.RecordBatch:
-    return pa.RecordBatch.from_pylist([{"done": done, **ending}], schema=PROGRESS_SCHEMA)

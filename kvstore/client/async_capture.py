@@ -1,0 +1,118 @@
+"""The changes of a served store, and its times, for asyncio."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import AsyncIterator
+from datetime import timedelta
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from kvstore.changes import Change
+from kvstore.changes.epoch import Epoch
+from kvstore.changes.event import Event
+from kvstore.changes.generation import Generation
+from kvstore.client.threads import CallThreads
+from kvstore.feeds import FeedBatch
+from kvstore.timestamp import TimeLike, Timestamp
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from kvstore.client.client import Client
+
+
+class AsyncCapture:
+    """The calls of an asyncio client that concern changes and times."""
+
+    def __init__(self, client: Client) -> None:
+        self._client, self._threads = client, CallThreads()
+        self._run, self._each = self._threads.run, self._threads.each
+
+    # -- times ------------------------------------------------------------------------------
+
+    async def upper(self) -> Timestamp:
+        """See `Store.upper`."""
+        return await self._run(lambda: self._client.upper)
+
+    async def since(self) -> Timestamp:
+        """See `Store.since`."""
+        return await self._run(lambda: self._client.since)
+
+    async def durable(self) -> Timestamp:
+        """See `Store.durable`."""
+        return await self._run(lambda: self._client.durable)
+
+    async def whole_since(self) -> Timestamp:
+        """See `Store.whole_since`."""
+        return await self._run(lambda: self._client.whole_since)
+
+    async def indexed_since(self) -> Timestamp:
+        """See `Store.indexed_since`."""
+        return await self._run(lambda: self._client.indexed_since)
+
+    async def store_id(self) -> str:
+        """See `Store.store_id`."""
+        return await self._run(lambda: self._client.store_id)
+
+    async def now(self) -> Timestamp:
+        """See `Store.now`."""
+        return await self._run(self._client.now)
+
+    async def to_time(self, time: TimeLike, *, name: str = "time") -> Timestamp:
+        """See `Client.to_time`."""
+        return await self._run(self._client.to_time, time, name=name)
+
+    async def wait_beyond(self, upper: int, *, timeout: float | None = None) -> None:
+        """See `Client.wait_beyond`. A coroutine that is cancelled ends the wait."""
+        gone = threading.Event()
+        try:
+            await self._run(self._client.wait_beyond, upper, timeout=timeout, stop=gone.is_set)
+        finally:
+            gone.set()
+
+    # -- changes ----------------------------------------------------------------------------
+
+    def changes(self, *args: Any, **options: Any) -> AsyncIterator[Change]:
+        """See `Store.changes`: changes, by `async for`."""
+        return self._each(partial(self._client.changes, *args, **options))
+
+    def events(self, *args: Any, **options: Any) -> AsyncIterator[Event]:
+        """See `Store.events`: events, by `async for`."""
+        return self._each(partial(self._client.events, *args, **options))
+
+    def changes_batches(self, *args: Any, **options: Any) -> AsyncIterator[pa.RecordBatch]:
+        """See `Store.changes_batches`: record batches, by `async for`."""
+        return self._each(partial(self._client.changes_batches, *args, **options))
+
+    async def feed(
+        self, name: str, *args: Any, follow: bool = True, **options: Any
+    ) -> AsyncIterator[FeedBatch]:
+        """The batches of a feed, see `Store.feed`. The next step of the loop acks the batch before
+        it, so a consumer that fails receives its last batch again."""
+        feed = await self._run(self._client.feed, name, *args, **options)
+        async for batch in self._each(partial(feed.batches, follow=follow)):
+            yield batch
+            await self._run(feed.ack, batch)
+
+    async def drop_feed(self, name: str) -> None:
+        """See `Client.drop_feed`."""
+        await self._run(self._client.drop_feed, name)
+
+    def epochs(self, since: TimeLike = 0) -> AsyncIterator[Epoch]:
+        """See `Store.epochs`: epochs, by `async for`."""
+        return self._each(partial(self._client.epochs, since))
+
+    async def generations(self) -> list[Generation]:
+        """See `Store.generations`."""
+        return await self._run(self._client.generations)
+
+    async def reshard(self, streams: int) -> Generation:
+        """See `Client.reshard`."""
+        return await self._run(self._client.reshard, streams)
+
+    async def force_quiescence(
+        self, after: timedelta | None = None, *, timeout: float | None = None
+    ) -> Timestamp:
+        """See `Client.force_quiescence`."""
+        return await self._run(self._client.force_quiescence, after, timeout=timeout)

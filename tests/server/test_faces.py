@@ -1,0 +1,100 @@
+"""A client has the names and the parameters of `Store`; the exceptions are listed with reasons."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+
+import pytest
+
+import kvstore
+from kvstore.client import AsyncClient, Client
+from kvstore.client.async_snapshots import AsyncSnapshot
+from kvstore.client.snapshots import ClientSnapshot
+from kvstore.snapshot import Snapshot
+from kvstore.store import Store
+
+_PART = "a part of the owner's process; the client has calls for its work"
+_ITS_OWN = "the client has this beside the names of `Store`"
+
+STORE_ALONE = {
+    "changeset": "a block of the owner's process",
+    "feeds": _PART,
+    "holds": _PART,
+    "imports": _PART,
+    "layout": _PART,
+    "replication": _PART,
+    "requests": _PART,
+    "upkeep": _PART,
+}
+CLIENT_ALONE = {
+    "call": _ITS_OWN,
+    "drop_feed": "`Store.feeds.drop`",
+    "lease": _ITS_OWN,
+    "release_lease": _ITS_OWN,
+    "rows": _ITS_OWN,
+    "table_rows": _ITS_OWN,
+    "versions_batches": _ITS_OWN,
+    "work": _ITS_OWN,
+}
+NOT_AWAITED = {
+    "call": "for programs of this project",
+    "join_side": "joins of several sources read in the process of the caller",
+    "lease": "for programs of this project",
+    "mapping": "a mapping of Python cannot be awaited",
+    "release_lease": "for programs of this project",
+    "rows": "for programs of this project",
+    "table": "rows of tables wait for an asyncio client of their own",
+    "table_rows": "for programs of this project",
+    "tasks": "the queue of tasks has a client without asyncio",
+    "transaction": "`transact` runs the body in a thread: each read would be awaited otherwise",
+    "versions_batches": "for programs of this project",
+    "work": "for programs of this project",
+}
+PARAMETERS_LEFT_OUT = {
+    ("hold", "address"): "tells what a hold of a backup or a copy is for",
+    ("hold", "durable"): "a hold that is answered for is durable",
+    ("hold", "kind"): "a client takes holds of users",
+    ("scan_batches", "workers"): "processes of the server's machine",
+    ("snapshot_scan_batches", "workers"): "processes of the server's machine",
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "other", "missing"),
+    [
+        pytest.param(Store, Client, STORE_ALONE, id="Store"),
+        pytest.param(Client, Store, CLIENT_ALONE, id="Client"),
+        pytest.param(Client, AsyncClient, NOT_AWAITED, id="AsyncClient"),
+        pytest.param(AsyncClient, Client, {}, id="AsyncClient alone"),
+        pytest.param(ClientSnapshot, AsyncSnapshot, {"join_side": ""}, id="AsyncSnapshot"),
+        pytest.param(Snapshot, ClientSnapshot, {"table": ""}, id="ClientSnapshot"),
+    ],
+)
+def test_names_that_one_has_and_the_other_has_not_are_listed(
+    kind: type, other: type, missing: Mapping[str, str], store: kvstore.Store
+) -> None:
+    def names(of: type) -> set[str]:
+        found = {*dir(of), *(vars(store) if of is Store else ())}
+        return {name for name in found if not name.startswith("_")}
+
+    assert names(kind) - names(other) == set(missing)
+
+
+def test_a_method_of_a_client_takes_the_parameters_of_the_method_of_a_store() -> None:
+    def left_out(name: str, of: object, mine: object) -> set[tuple[str, str]]:
+        return {(name, each) for each in set(parameters(of)) - set(parameters(mine))}
+
+    found = set()
+    for name in sorted(set(dir(Store)) & set(dir(Client))):
+        if not name.startswith("_") and callable(getattr(Store, name)):
+            found |= left_out(name, getattr(Store, name), getattr(Client, name))
+    for name in ("get", "get_many", "floor", "floor_many", "scan", "scan_batches", "join"):
+        both = (getattr(Snapshot, name), getattr(ClientSnapshot, name))
+        found |= left_out(f"snapshot_{name}", *both)
+    assert found == set(PARAMETERS_LEFT_OUT)
+
+
+def parameters(of: object) -> list[str]:
+    _itself, *others = inspect.signature(of).parameters  # type: ignore[arg-type]  # callable
+    return others
