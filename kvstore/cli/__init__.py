@@ -4,8 +4,11 @@ Floors, from the top:
 
     __main__
     app                             all commands, and the report of failures
-    journal read serve tasks upkeep write
-    exits options output
+    doctor feeds journal serve tasks upkeep write
+    changes imports holds read
+    completion
+    options
+    exits output times
 """
 
 from kvstore.cli.app import app, main

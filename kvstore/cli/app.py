@@ -19,10 +19,22 @@ from typing import Annotated, Any, Final
 import typer
 from typer.core import TyperGroup
 
-from kvstore.cli import journal, read, serve, tasks, upkeep, write
+from kvstore.cli import (
+    changes,
+    doctor,
+    feeds,
+    holds,
+    imports,
+    journal,
+    read,
+    serve,
+    tasks,
+    upkeep,
+    write,
+)
 from kvstore.cli.exits import HELP, exit_code, from_system
 from kvstore.cli.output import print_line
-from kvstore.errors import KVStoreError
+from kvstore.errors import KVStoreError, UsageError
 from kvstore.loops import COMPILED
 from kvstore.version import __version__
 
@@ -98,9 +110,40 @@ def _options(
     """The options of `kvstore` itself."""
 
 
-for _module in (read, write, upkeep, tasks, serve):
+for _module in (read, changes, write, upkeep, tasks, serve, doctor):
     _module.register(app)
-app.add_typer(journal.app, name="journal")
+for _name, _group in (
+    ("holds", holds.app),
+    ("imports", imports.app),
+    ("feeds", feeds.app),
+    ("journal", journal.app),
+):
+    app.add_typer(_group, name=_name)
+
+
+@app.command(name="help")
+def _help(
+    ctx: typer.Context,
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[COMMAND]...", help="A command.", show_default=False),
+    ] = None,
+) -> None:
+    """Print the help of a command, or of all commands.
+
+    \b
+    Examples:
+      kvstore help
+      kvstore help holds drop
+    """
+    assert ctx.parent is not None
+    shown, command = ctx.parent, ctx.parent.command
+    for word in words or []:
+        found = command.get_command(shown, word) if hasattr(command, "get_command") else None
+        if found is None:
+            raise UsageError(f"no command {' '.join(words or [])!r}", "`kvstore help` lists all")
+        command, shown = found, type(ctx)(found, info_name=word, parent=shown)
+    print_line(command.get_help(shown))
 
 
 def main() -> None:

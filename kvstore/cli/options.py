@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import base64
 import binascii
-import re
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from datetime import timedelta
 from enum import Enum
 from pathlib import Path
-from typing import Annotated, Final, TypeVar
+from typing import Annotated, Final, NamedTuple, TypeVar
 
 import typer
 
+from kvstore.cli.times import iso as iso
+from kvstore.cli.times import to_duration as to_duration
+from kvstore.cli.times import to_time as to_time
 from kvstore.control.opening import open as open_control
 from kvstore.control.scripts import opened
 from kvstore.errors import NotAStoreError, UsageError
@@ -22,9 +23,12 @@ from kvstore.opening import engine_at
 from kvstore.opening import open as open_store
 from kvstore.span import Span
 from kvstore.store import Store
-from kvstore.timestamp import TimeLike, Timestamp
 
 T = TypeVar("T", bound=str)
+
+_CONTROLS: Final = (*range(32), *range(127, 160), 0x2028, 0x2029, *range(0x202A, 0x202F))
+_ESCAPES: Final = {code: f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}" for code in _CONTROLS}
+"""Control characters, the ends of lines, and marks that reverse the direction of text."""
 
 
 class Encoding(str, Enum):
@@ -41,16 +45,31 @@ StoreArgument = Annotated[
 EncodingOption = Annotated[
     Encoding, typer.Option("--encoding", "-e", help="The notation of keys and values.")
 ]
+KeyEncodingOption = Annotated[
+    Encoding | None,
+    typer.Option(help="The notation of keys, if values have another.", show_default=False),
+]
+ValueEncodingOption = Annotated[
+    Encoding | None,
+    typer.Option(help="The notation of values, if keys have another.", show_default=False),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, one object a line.")]
 AsOfOption = Annotated[
     str | None,
     typer.Option(
         "--as-of",
         metavar="TIME",
-        help="Read at this time: ISO-8601 with a zone, or nanoseconds. Default: the newest.",
+        help="Read at this time: 2026-11-22, '1 hour ago', yesterday, -1h, ISO-8601 with a zone, "
+        "or nanoseconds. Default: the newest.",
         show_default=False,
     ),
 ]
+LimitOption = Annotated[
+    int | None, typer.Option("--limit", min=0, help="Print at most this many.", show_default=False)
+]
+LISTED_MAX: Final = 1000
+"""Records that a list has unless --limit asks for more: a year of nightly loads, three a day."""
+ListLimitOption = Annotated[int, typer.Option("--limit", min=0, help="List at most this many.")]
 PrefixOption = Annotated[
     str | None,
     typer.Option("--prefix", "-p", help="Only keys with this prefix.", show_default=False),
@@ -62,6 +81,18 @@ EndOption = Annotated[
     str | None,
     typer.Option("--end", help="The first key to exclude.", show_default=False),
 ]
+
+
+class Encodings(NamedTuple):
+    """The notations of keys and of values."""
+
+    key: Encoding
+    value: Encoding
+
+    @classmethod
+    def of(cls, both: Encoding, key: Encoding | None, value: Encoding | None) -> Encodings:
+        """The notations that the three options name."""
+        return cls(key or both, value or both)
 
 
 def to_bytes(text: str, encoding: Encoding) -> bytes:
@@ -78,12 +109,13 @@ def to_bytes(text: str, encoding: Encoding) -> bytes:
 
 
 def to_text(raw: bytes, encoding: Encoding) -> str:
-    """Write a key or value for a person: text, with escapes for bytes that are not text."""
+    """Write a key or value for a person: text, with escapes for bytes that are not text and for
+    control characters, which could change the terminal or the columns of a line."""
     if encoding is Encoding.HEX:
         return raw.hex()
     if encoding is Encoding.BASE64:
         return base64.b64encode(raw).decode()
-    return raw.decode("utf-8", "backslashreplace")
+    return raw.decode("utf-8", "backslashreplace").translate(_ESCAPES)
 
 
 def to_json(raw: bytes | None, encoding: Encoding) -> str | dict[str, str] | None:
@@ -97,11 +129,6 @@ def to_json(raw: bytes | None, encoding: Encoding) -> str | dict[str, str] | Non
         return raw.decode()
     except UnicodeDecodeError:
         return {"base64": base64.b64encode(raw).decode()}
-
-
-def to_time(text: str | None) -> TimeLike | None:
-    """Parse a time: nanoseconds. ISO-8601 text is left to the store."""
-    return int(text) if text is not None and text.isdecimal() else text
 
 
 def to_span(
@@ -118,25 +145,6 @@ def one_of(option: str, text: str, known: Sequence[T]) -> T:
         if word == text:
             return word
     raise UsageError(f"{option} {text}", f"pass one of {', '.join(map(str, known))}")
-
-
-_UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
-
-
-def to_duration(text: str) -> timedelta:
-    """Parse an age such as `90s`, `12h` or `30d`. Raises `UsageError`."""
-    match = re.fullmatch(r"(\d+)([smhdw])", text.strip())
-    if match is None:
-        raise UsageError(f"{text!r} is not an age", "write a number and s, m, h, d or w: 30d")
-    try:
-        return timedelta(seconds=int(match[1]) * _UNITS[match[2]])
-    except OverflowError as error:
-        raise UsageError(f"{text!r} is older than time", "write a shorter age: 3650d") from error
-
-
-def iso(timestamp: int) -> str:
-    """A timestamp as all commands print it: ISO-8601 with nine digits."""
-    return str(Timestamp(timestamp))
 
 
 def open_to_write(path: Path) -> AbstractContextManager[Store]:

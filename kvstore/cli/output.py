@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from typing import Any
 
 import typer
@@ -23,6 +24,12 @@ def print_json(fields: Mapping[str, Any]) -> None:
 def print_line(text: str) -> None:
     """Print one line of a result."""
     sys.stdout.buffer.write(text.encode("utf-8", "surrogateescape") + b"\n")
+
+
+def print_lines(lines: Iterable[str], limit: int | None = None) -> None:
+    """Print lines of a result, at most `limit`."""
+    for line in islice(lines, limit):
+        print_line(line)
 
 
 def print_raw(raw: bytes, *, newline: bool) -> None:
@@ -71,3 +78,22 @@ def counting(progress: Callable[[str], None], what: str) -> Callable[[int], None
 def note(text: str) -> None:
     """Print a line that is no result, on stderr."""
     typer.echo(f"kvstore: {text}", err=True)
+
+
+def print_list(
+    found: Sequence[Mapping[str, Any]], columns: list[str], limit: int, *, as_json: bool
+) -> None:
+    """Print records, at most `limit`: one JSON object a line, or a table of some fields."""
+    listed = found[:limit]
+    if as_json:
+        for fields in listed:
+            print_json(fields)
+    else:
+        print_table(columns, [[shown(fields[name]) for name in columns] for fields in listed])
+    if len(found) > limit:
+        note(f"these are {limit:,} of {len(found):,}; pass --limit for more")
+
+
+def shown(fact: object) -> str:
+    """A field of a record for a person."""
+    return "-" if fact in (None, "") else str(fact)

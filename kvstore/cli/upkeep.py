@@ -1,4 +1,4 @@
-"""Commands for upkeep: verify, gc, checkpoint, holds."""
+"""Commands for upkeep: verify, gc, checkpoint."""
 
 from __future__ import annotations
 
@@ -23,23 +23,14 @@ from kvstore.cli.output import (
     print_figures,
     print_json,
     print_line,
-    print_table,
     working,
 )
 from kvstore.errors import UsageError
 from kvstore.opening import open_read_only
-from kvstore.timestamp import NS_PER_SECOND
-
-holds_app = typer.Typer(
-    help="List the holds that keep history in a store, or drop an abandoned one.",
-    no_args_is_help=True,
-    add_completion=False,
-)
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands."""
-    app.add_typer(holds_app, name="holds")
     for command in (verify, gc, checkpoint):
         app.command()(command)
 
@@ -155,67 +146,3 @@ def checkpoint(
 
 def _dropping(store: Path, claim: HoldRecord) -> str:
     return "" if claim.is_pin else f" (kvstore holds drop {store} {claim.name!r})"
-
-
-@holds_app.command(name="list")
-def list_holds(store: StoreArgument, as_json: JsonOption = False) -> None:
-    """List the holds of a store: the purpose and place of each, and the time of its last move.
-
-    \b
-    Examples:
-      kvstore holds list flights.db
-      kvstore holds list flights.db --json | jq 'select(.kind == "backup")'
-    """
-    with open_read_only(store) as opened:
-        found = [_hold_fields(record) for record in opened.holds.all()]
-    if as_json:
-        for fields in found:
-            print_json(fields)
-        return
-    columns = ["name", "kind", "address", "timestamp", "owner", "moved_at", "max_age_seconds"]
-    print_table(columns, [[_shown(fields[name]) for name in columns] for fields in found])
-
-
-@holds_app.command(name="drop")
-def drop_hold(
-    store: StoreArgument,
-    name: Annotated[
-        str, typer.Argument(metavar="NAME", help="The hold's name.", show_default=False)
-    ],
-    as_json: JsonOption = False,
-) -> None:
-    """Drop a hold whose owner is gone for good. The next gc removes the history that it kept.
-
-    The command prints the consequences for an owner that comes back after all.
-
-    \b
-    Examples:
-      kvstore holds drop flights.db backup-1f6a0e6fd3b4
-    """
-    with open_to_write(store) as opened:
-        dropped = opened.drop_hold(name)
-    fields = _hold_fields(dropped)
-    if as_json:
-        print_json(fields)
-    else:
-        print_figures({key: _shown(value) for key, value in fields.items()}, as_json=False)
-    note(f"dropped; {dropped.cost_of_dropping}")
-
-
-def _hold_fields(record: HoldRecord) -> dict[str, object]:
-    age_ns = record.max_age_ns
-    return {
-        "name": record.name,
-        "kind": record.kind,
-        "address": record.address,
-        "timestamp": iso(record.timestamp),
-        "owner": record.owner,
-        "created_at": None if record.created_at is None else iso(record.created_at),
-        "moved_at": None if record.moved_at is None else iso(record.moved_at),
-        "max_age_seconds": None if age_ns is None else age_ns / NS_PER_SECOND,
-        "lost": record.lost,
-    }
-
-
-def _shown(fact: object) -> str:
-    return "-" if fact in (None, "") else str(fact)

@@ -1,4 +1,6 @@
-"""Commands that write: put, delete, revert. A process that has the store open does it for them."""
+"""Commands that write: put, delete, delete-range, revert.
+
+A process that has the store open does it for them."""
 
 from __future__ import annotations
 
@@ -7,25 +9,36 @@ from typing import Annotated
 
 import typer
 
+from kvstore.cli.completion import names_of
+from kvstore.cli.imports import import_ids, to_import_id
 from kvstore.cli.options import (
     Encoding,
     EncodingOption,
+    Encodings,
+    EndOption,
     JsonOption,
+    KeyEncodingOption,
+    PrefixOption,
+    StartOption,
     StoreArgument,
+    ValueEncodingOption,
     iso,
     open_or_create,
     open_to_write,
     to_bytes,
+    to_span,
+    to_time,
 )
 from kvstore.cli.output import print_json, print_line
 from kvstore.cli.read import KeyArgument
 from kvstore.errors import UsageError
+from kvstore.span import Span
 from kvstore.timestamp import Timestamp
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands."""
-    for command in (put, delete, revert):
+    for command in (put, delete, delete_range, revert):
         app.command()(command)
 
 
@@ -43,6 +56,8 @@ def put(
         str, typer.Option(help="The engine for --create: rocksdb, or memory with a journal.")
     ] = "rocksdb",
     encoding: EncodingOption = Encoding.TEXT,
+    key_encoding: KeyEncodingOption = None,
+    value_encoding: ValueEncodingOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Set a key and print the timestamp. Durable when the command returns.
@@ -51,13 +66,15 @@ def put(
     Examples:
       kvstore put flights.db AA1 'on time' --create
       kvstore put flights.db 00ff 6f6e -e hex
+      kvstore put flights.db AA1 b24= --value-encoding base64
       kvstore put photos.db cat.jpg < cat.jpg
     """
     if value is None and sys.stdin is None:
         raise UsageError("no value was given, and stdin is closed", "pass one of the two")
-    raw = sys.stdin.buffer.read() if value is None else to_bytes(value, encoding)
+    notation = Encodings.of(encoding, key_encoding, value_encoding)
+    raw = sys.stdin.buffer.read() if value is None else to_bytes(value, notation.value)
     with open_or_create(store, engine, create=create) as opened:
-        _told(opened.put(to_bytes(key, encoding), raw, durability="sync"), as_json)
+        _told(opened.put(to_bytes(key, notation.key), raw, durability="sync"), as_json)
 
 
 def delete(
@@ -76,34 +93,87 @@ def delete(
         _told(opened.delete(to_bytes(key, encoding), durability="sync"), as_json)
 
 
+def delete_range(
+    store: StoreArgument,
+    prefix: PrefixOption = None,
+    start: StartOption = None,
+    end: EndOption = None,
+    encoding: EncodingOption = Encoding.TEXT,
+    as_json: JsonOption = False,
+) -> None:
+    """Delete all keys of a span by one write, and print the timestamp. Their history stays.
+
+    Nothing is written, and nothing printed, if no key of the span is alive.
+
+    \b
+    Examples:
+      kvstore delete-range flights.db --prefix AA
+      kvstore delete-range flights.db --start AA --end AB
+    """
+    span = _named(to_span(encoding, start=start, end=end, prefix=prefix)).plain()
+    assert span.end is not None
+    with open_to_write(store) as opened:
+        deleted = opened.delete_range(span.start, span.end, idempotent=True, durability="sync")
+    _told(deleted, as_json)
+
+
 def revert(
     store: StoreArgument,
     import_id: Annotated[
-        str,
+        str | None,
         typer.Argument(
-            metavar="IMPORT", help="The id that `kvstore import` printed.", show_default=False
+            metavar="[IMPORT]",
+            help="The id that `kvstore import` printed.",
+            show_default=False,
+            autocompletion=names_of(import_ids),
         ),
-    ],
+    ] = None,
+    to: Annotated[
+        str | None,
+        typer.Option(metavar="TIME", help="Restore the state of a span at this time."),
+    ] = None,
+    prefix: PrefixOption = None,
+    start: StartOption = None,
+    end: EndOption = None,
+    encoding: EncodingOption = Encoding.TEXT,
     as_json: JsonOption = False,
 ) -> None:
-    """Undo an import from now on, and print the timestamp. Its history stays.
+    """Undo an import from now on, or the changes of a span since a time. The history stays.
 
-    One record for an import of any size. A repeated command prints the first timestamp.
+    Prints the timestamp. An import of any size is undone by one record; a repeated command prints
+    the first timestamp. A span gets new versions of the keys that differ; nothing is printed if no
+    key does.
 
     \b
     Examples:
       kvstore revert flights.db 5e0c1d2f3a4b5c6d
+      kvstore revert flights.db --prefix AA --to '1 hour ago'
     """
-    try:
-        number = int(import_id, 16)
-    except ValueError as error:
-        raise UsageError(f"{import_id!r} is no id of an import", "pass its hex digits") from error
+    if (import_id is None) == (to is None):
+        raise UsageError("revert takes an import, or --to with a span", "pass one of the two")
+    span = to_span(encoding, start=start, end=end, prefix=prefix)
+    if import_id is not None:
+        if (prefix, start, end) != (None, None, None):
+            raise UsageError("an import is reverted as a whole", "pass no span with it")
+        number = to_import_id(import_id)
+        with open_to_write(store) as opened:
+            _told(opened.revert_import(number), as_json)
+        return
+    _named(span)
     with open_to_write(store) as opened:
-        _told(opened.revert_import(number), as_json)
+        _told(opened.revert_range(span.start, span.end, to_time(to) or 0), as_json)
 
 
-def _told(timestamp: Timestamp, as_json: bool) -> None:
+def _named(span: Span) -> Span:
+    """The span, if options bound it. A forgotten option must not change the whole store."""
+    if span == Span():
+        raise UsageError("no span was named", "pass --prefix, or --start and --end")
+    return span
+
+
+def _told(timestamp: Timestamp | None, as_json: bool) -> None:
+    shown = None if timestamp is None else iso(timestamp)
     if as_json:
-        print_json({"timestamp": iso(timestamp)})
-    else:
-        print_line(iso(timestamp))
+        print_json({"timestamp": shown})
+    elif shown is not None:
+        print_line(shown)

@@ -94,6 +94,17 @@ class StoreBeside(Store):
         """See `Store.delete`."""
         return self.owner.delete(key, durability=durability)
 
+    def delete_range(
+        self,
+        start: bytes,
+        end: bytes,
+        idempotent: bool = False,
+        *,
+        durability: Durability | None = None,
+    ) -> Timestamp | None:
+        """See `Store.delete_range`."""
+        return self.owner.delete_range(start, end, idempotent, durability=durability)
+
     def table(self, name: str, *new: Any, **made: Any) -> Table:
         """See `Store.table`. It is read here, as of this handle's moment. The owner makes
         tables and takes rows."""

@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 import kvstore
-from kvstore.cli import read
+from kvstore.cli import changes
 from kvstore.cli.app import app
 from kvstore.cli.exits import EXIT_CODES, exit_code
 from kvstore.errors import KVStoreError
@@ -105,9 +105,9 @@ def test_get_as_of_a_time_and_of_what_is_not_there(run: Run, path: Path) -> None
 
 
 def test_scan_prints_rows_in_order_and_within_bounds(run: Run, path: Path) -> None:
-    assert run("scan", path).stdout == "a\t2\nb\t\x00\\xff\nschlüssel\twert\n"
+    assert run("scan", path).stdout == "a\t2\nb\t\\x00\\xff\nschlüssel\twert\n"
     assert run("scan", path, "--keys-only", "--reverse", "--limit", 1).stdout == "schlüssel\n"
-    assert run("scan", path, "--start", "b", "--end", "c", "-e", "text").stdout == "b\t\x00\\xff\n"
+    assert run("scan", path, "--start", "b", "--end", "c", "-e", "text").stdout == "b\t\\x00\\xff\n"
     assert run("scan", path, "--prefix", "sch", "--keys-only").stdout == "schlüssel\n"
     assert run("scan", path, "-p", "63", "--as-of", 13, "-e", "hex").stdout == "63\t676f6e65\n"
     assert lines(run("scan", path, "--json"))[:2] == [
@@ -395,8 +395,8 @@ def test_following_opens_the_store_again_only_when_its_files_have_changed(
             elif look == 6:
                 raise KeyboardInterrupt
 
-        monkeypatch.setattr(read, "open_read_only", open_read_only)
-        monkeypatch.setattr(read, "time", SimpleNamespace(sleep=sleep))
+        monkeypatch.setattr(changes, "open_read_only", open_read_only)
+        monkeypatch.setattr(changes, "time", SimpleNamespace(sleep=sleep))
         since = store.upper - 1
         found = run("changes", path, "--since", f"{since:d}", "--follow", code=130)
     assert [line["key"] for line in lines(found)] == ["new"]

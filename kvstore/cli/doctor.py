@@ -1,0 +1,221 @@
+"""The command `kvstore doctor`: is this environment fit for a store, and is a store well?"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Annotated, Final, Literal, NamedTuple, TypeAlias
+
+import typer
+
+import kvstore
+from kvstore.cli.exits import NOT_FOUND
+from kvstore.cli.options import JsonOption, iso
+from kvstore.cli.output import print_json, print_table
+from kvstore.cli.times import in_words
+from kvstore.clock import Clock
+from kvstore.errors import KVStoreError
+from kvstore.loops import COMPILED
+from kvstore.opening import engine_at, open_read_only
+from kvstore.store import Store
+from kvstore.version import __version__
+
+Verdict: TypeAlias = Literal["ok", "note", "bad"]
+
+_LIBRARIES: Final = ("rocksdict", "pyarrow", "numpy", "sortedcontainers", "typer")
+_EXTRAS: Final = ("uvicorn", "obstore", "cryptography", "pyspark", "prometheus-client")
+_OURS: Final = ("bulk", "backup", "spark_connector")
+_FREE_LEAST: Final = 1 << 30
+"""Bytes: compaction writes files anew before it removes the old ones, 64 MiB and more at a time."""
+_OPEN_FILES_LEAST: Final = 1024
+"""RocksDB keeps a file open for each sorted file: a store of 50 GB has about 800."""
+_EARLIEST_NS: Final = 1_700_000_000 * 10**9
+"""November 2023. A clock before it has not been set."""
+
+
+class Finding(NamedTuple):
+    """One thing that was looked at."""
+
+    verdict: Verdict
+    subject: str
+    fact: str
+    remedy: str = ""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command()(doctor)
+
+
+def doctor(
+    store: Annotated[
+        Path | None,
+        typer.Argument(metavar="[STORE]", help="A store's directory.", show_default=False),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Look at the environment, and at a store: versions, loops, disk, clock, holds, failures.
+
+    Exits with 1 if something is bad. Costs the opening of the store; `kvstore verify` reads it
+    whole.
+
+    \b
+    Examples:
+      kvstore doctor
+      kvstore doctor flights.db --json | jq 'select(.verdict != "ok")'
+    """
+    found = [*_environment(), *([] if store is None else _store(store))]
+    if as_json:
+        for finding in found:
+            print_json(finding._asdict())
+    else:
+        rows = [[each.verdict, each.subject, _told(each)] for each in found]
+        print_table(["verdict", "subject", "fact"], rows)
+    if any(finding.verdict == "bad" for finding in found):
+        raise typer.Exit(NOT_FOUND)
+
+
+def _told(finding: Finding) -> str:
+    return f"{finding.fact}; {finding.remedy}" if finding.remedy else finding.fact
+
+
+def _environment() -> Iterator[Finding]:
+    yield Finding("ok", "kvstore", f"{__version__} at {Path(kvstore.__file__).parent}")
+    yield Finding("ok", "python", f"{platform.python_version()} at {sys.executable}")
+    yield Finding("ok", "platform", platform.platform())
+    if COMPILED:
+        yield Finding("ok", "loops", "compiled")
+    else:
+        remedy = "install a C compiler, then install kvstore again"
+        yield Finding("note", "loops", "plain: scans take ten times as long", remedy)
+    yield from map(_library, _LIBRARIES)
+    extras = [f"{name} {found}" for name in _EXTRAS if (found := _version(name)) is not None]
+    yield Finding("ok", "extras", ", ".join(extras) or "none")
+    yield from map(_package, _OURS)
+    yield _clock()
+    yield _space("temporary files", Path(tempfile.gettempdir()))
+    yield from _open_files()
+
+
+def _library(name: str) -> Finding:
+    found = _version(name)
+    if found is None:
+        return Finding("bad", name, "not installed", "pip install kvstore-mvcc")
+    return Finding("ok", name, found)
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def _package(name: str) -> Finding:
+    """Another distribution has packages of the same names, and may hide or overwrite ours."""
+    ours = Path(kvstore.__file__).resolve().parent.parent
+    try:
+        spec = importlib.util.find_spec(name)
+    except (ImportError, ValueError):
+        spec = None
+    if spec is None or spec.origin is None:
+        return Finding("note", name, "not importable", "pip install kvstore-mvcc")
+    place = Path(spec.origin).resolve().parent
+    if place.parent != ours:
+        remedy = f"remove it, or put {ours} before it on the path of Python"
+        return Finding("bad", name, f"another package at {place} hides ours", remedy)
+    return Finding("ok", name, f"at {place}")
+
+
+def _clock() -> Finding:
+    now = Clock().wall_ns()
+    if now < _EARLIEST_NS:
+        return Finding("bad", "clock", f"{iso(now)} is in the past", "set the system's clock")
+    return Finding("ok", "clock", iso(now))
+
+
+def _space(subject: str, path: Path) -> Finding:
+    usage = shutil.disk_usage(path)
+    fact = f"{usage.free >> 20:,} MiB free of {usage.total >> 20:,} MiB at {path}"
+    if usage.free < _FREE_LEAST:
+        return Finding("bad", subject, fact, "free some space")
+    return Finding("ok", subject, fact)
+
+
+def _open_files() -> Iterator[Finding]:
+    try:
+        import resource
+    except ImportError:  # Windows
+        return
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if 0 <= soft < _OPEN_FILES_LEAST:
+        remedy = f"ulimit -n {_OPEN_FILES_LEAST * 16}"
+        yield Finding("note", "open files", f"at most {soft:,}", remedy)
+    else:
+        yield Finding("ok", "open files", f"at most {soft:,}" if soft >= 0 else "no limit")
+
+
+def _store(path: Path) -> Iterator[Finding]:
+    engine = engine_at(path)
+    if engine is None:
+        yield Finding("bad", "store", f"no store is at {path}", "check the path")
+        return
+    yield Finding("ok", "engine", engine)
+    yield _space("disk", path)
+    if not os.access(path, os.W_OK):
+        yield Finding("note", "directory", "read-only for this user", "a writer needs more")
+    try:
+        with open_read_only(path) as opened:
+            for look in (_times, _history, _records, _work):
+                yield from look(opened)
+    except KVStoreError as error:
+        yield Finding("bad", "opening", error.what, error.remedy or "")
+
+
+def _times(store: Store) -> Iterator[Finding]:
+    now, upper = Clock().wall_ns(), store.upper
+    if upper > now + 10**9:
+        fact = f"its newest time {iso(upper)} is {in_words(upper - now)} ahead of the clock"
+        yield Finding("note", "times", fact, "the clock was set back; writes continue above it")
+    else:
+        yield Finding("ok", "times", f"readable from {iso(store.since)} to {iso(upper)}")
+
+
+def _history(store: Store) -> Iterator[Finding]:
+    now = Clock().wall_ns()
+    lost = [hold.name for hold in store.holds.all() if hold.lost]
+    if lost:
+        remedy = "their owners begin anew; then `kvstore holds drop`"
+        yield Finding("bad", "holds", f"lost: {', '.join(lost[:10])}", remedy)
+    oldest = next(iter(store.holds.needing()), None)
+    if oldest is None:
+        yield Finding("ok", "history", "no hold keeps it")
+    else:
+        yield Finding("ok", "history", f"kept by {oldest.describe(now)}")
+
+
+def _records(store: Store) -> Iterator[Finding]:
+    adding = [f"{each.import_id:016x}" for each in store.imports.all() if each.added is None]
+    if adding:
+        fact = f"not added yet: {', '.join(adding[:10])}"
+        yield Finding("note", "imports", fact, "repeat `kvstore import` if its process died")
+
+
+def _work(store: Store) -> Iterator[Finding]:
+    stats = store.stats()
+    looks: tuple[tuple[str, str, Callable[[int], bool], str], ...] = (
+        ("reserved_keys_taken", "tables", bool, "it is older than tables, and takes none"),
+        ("writes_stopped", "writes", bool, "they wait for compaction: the disk is too slow"),
+    )
+    for figure, subject, is_wrong, fact in looks:
+        if is_wrong(stats.get(figure, 0)):
+            yield Finding("note", subject, fact)
+    size = sum(stats[f"{family}_bytes"] for family in ("data", "ranges", "changes", "meta"))
+    yield Finding("ok", "size", f"{size >> 20:,} MiB in {stats.get('data_files', 0):,} data files")
