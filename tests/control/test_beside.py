@@ -355,8 +355,12 @@ def test_writes_by_the_word_of_a_script(
         copied = store.checkpoint(tmp_path / "copy")
         with pytest.raises(UsageError, match="exists"):
             store.checkpoint(tmp_path / "copy")
+        deleted = store.delete_range(b"a", b"b")
+        assert deleted is not None
+        assert deleted > copied
+        assert owner.get(b"a") is None
         with pytest.raises(UsageError, match="opened to be read only"):
-            store.delete_range(b"a", b"b")
+            store.put_many([(b"a", b"1")])
     with kvstore.open_read_only(tmp_path / "copy") as copy:
         assert copy.upper - 1 >= copied
         assert dict(copy.scan()) == {b"a": b"1"}
