@@ -14,6 +14,7 @@ Example:
 
 import kvstore.bulk  # noqa: F401  # refuses a stranger before it is imported from
 from backup.collection import Collection
+from backup.following import Follower, FollowStatus
 from backup.overview import CollectionInfo
 from backup.replication import replicate
 from backup.source import Stop
@@ -23,4 +24,13 @@ from backup.window import BackupInfo
 __kvstore__ = True
 """Tells this package from others of its name: see `kvstore.neighbours`."""
 
-__all__ = ["BackupInfo", "Collection", "CollectionInfo", "Stop", "VerifyReport", "replicate"]
+__all__ = [
+    "BackupInfo",
+    "Collection",
+    "CollectionInfo",
+    "FollowStatus",
+    "Follower",
+    "Stop",
+    "VerifyReport",
+    "replicate",
+]

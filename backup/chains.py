@@ -29,7 +29,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final, NamedTuple
 
-from backup.shard import EMPTY, Cas, Shard, ShardBatch, ShardSnapshot, Storage, Versioned
+from backup.shard import EMPTY, Blob, Cas, Shard, ShardBatch, ShardSnapshot, Storage, Versioned
 from backup.shard.state import witness
 from backup.shard.state.log import MissingShardError, StateLog
 from kvstore.clock import WallClock
@@ -92,6 +92,11 @@ class Chains:
         self._clock = clock
         self._over = place.blob.patience.over
         self._logs: dict[str, StateLog] = {}
+
+    @property
+    def blob(self) -> Blob:
+        """The blob that holds the parts."""
+        return self._place.blob
 
     def read(self) -> CollectionRecord | None:
         """The newest record; None where no backup was ever made.

@@ -12,9 +12,10 @@ new full backup begins another *chain*; the old chain stays readable up to where
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +24,14 @@ import pyarrow.parquet as pq
 from typing_extensions import Unpack
 
 from backup import expiry
-from backup.chains import Chain, Chains, no_backup
-from backup.expiring import expiries_outside, has_expiries, rows_with_expiries
-from backup.labels import CollectionSide
+from backup.chains import Chain, Chains
+from backup.expiring import rows_with_expiries, with_expiries
+from backup.following import FOLLOW_EVERY, Follower, OnWindow, Requested
 from backup.overview import CollectionInfo, overview
-from backup.place import find_place, sealed
+from backup.place import CollectionPlace, find_place
 from backup.publish import Format, PublishOptions, PublishReport, publish
-from backup.restore import Build, Built, build_here, restore_into_store, restore_store, tables_in
+from backup.reading import CollectionReader, CollectionSide, keeping, state_of
+from backup.restore import Build, build_here, restore_into_store, restore_store
 from backup.sealed import Secret
 from backup.seeding import Write, seed_collection
 from backup.shard import (
@@ -46,24 +48,23 @@ from backup.shard import (
     Window,
     merge_here,
 )
-from backup.shard.rows.part_reader import open_part, require_part
+from backup.shard.rows.part_reader import fault_of, open_part
 from backup.shard.scrub import ScrubReport
 from backup.shard.storage.address import public_address
 from backup.shard.storage.patience import Patience, Waiting
 from backup.uploads import Upload, upload_here
-from backup.verify import Depth, VerifyReport, verify_chains
+from backup.verify import Depth, VerifyReport, verify_collection
 from backup.window import BackupInfo, Request, back_up, info
 from kvstore.arguments import require_age
-from kvstore.arrow import ROWS_SCHEMA
 from kvstore.clock import Clock, WallClock
 from kvstore.control.scripts import StoreOrClient, as_store
-from kvstore.errors import CorruptionError, UsageError
+from kvstore.errors import UsageError
 from kvstore.forks import own
 from kvstore.joins import VALUE_COLUMNS, Join, OnGone, join
 from kvstore.limits import RETRY_S
 from kvstore.span import Span
 from kvstore.store import Store
-from kvstore.timestamp import NS_PER_SECOND, TimeLike, Timestamp, to_timestamp
+from kvstore.timestamp import TimeLike, Timestamp, to_timestamp
 
 
 class Collection:
@@ -91,15 +92,13 @@ class Collection:
         on_wait: Callable[[Waiting], None] | None = None,
     ) -> None:
         self.url = os.fspath(url)
-        secret = None
-        if passphrase is not None or key_file is not None:
-            key_path = None if key_file is None else Path(key_file)
-            secret = Secret(passphrase=passphrase, key_file=key_path)
+        secret = Secret.given(passphrase, key_file)
         if storage is None:
             retries = Patience(patience, tell=on_wait)
-            self._place = find_place(self.url, secret, options=options, patience=retries)
+            found = find_place(self.url, secret, options=options, patience=retries)
         else:
-            self._place = sealed(storage, secret, self.url)
+            found = CollectionPlace(storage, secret, self.url)
+        self._found, self._place = found, found.storage
         # A place in memory ends with its process, and a given storage has no address.
         self._is_lasting = storage is None and not self.url.startswith("memory:")
         self._address = public_address(self.url)
@@ -149,11 +148,7 @@ class Collection:
 
     def check_part(self, part: ShardPart) -> str | None:
         """Read a part of one of the chains; returns its fault, None if its bytes are as written."""
-        try:
-            require_part(self._place.blob, part, VERSIONS)
-        except CorruptionError as error:
-            return f"{error.where}: {error.problem}"
-        return None
+        return fault_of(self._place.blob, part, VERSIONS)
 
     def open_part(self, part: ShardPart) -> pq.ParquetFile:
         """Open a part of one of the `batches`, to be read piece by piece, each page checked.
@@ -188,15 +183,8 @@ class Collection:
         naming every missing or differing part, `StatesLostError` where the collection is an older
         copy of itself, `UsageError` if it holds no backup.
         """
-        record = self._chains.read()
-        self._chains.require_named(record)
-        for shard in self._chains.shards(record):
-            shard.require_newest()
-        shards = self._chains.filled(record)
-        if not shards:
-            raise no_backup(self.url)
         with nullcontext() if store is None else as_store(store) as source:
-            return verify_chains(shards, self.url, depth=depth, store=source, progress=progress)
+            return verify_collection(self._chains, depth=depth, store=source, progress=progress)
 
     # -- writing ----------------------------------------------------------------------------
 
@@ -245,6 +233,25 @@ class Collection:
         request = Request(store, *address, full, token, max_age, upload, progress)
         return back_up(self._chains, request)
 
+    def follow(
+        self,
+        store: StoreOrClient,
+        every: timedelta = FOLLOW_EVERY,
+        *,
+        max_age: timedelta | None = None,
+        progress: OnWindow | None = None,
+    ) -> Follower:
+        """Back `store` up continuously, for a `with` statement: a window `every` second at most.
+
+        An idle store has no windows, and batches are merged beside them. A failure of the storage
+        that may pass is logged and tried again; `follower.status()` tells the recovery point.
+        `progress` is called with each backup. `store` and `max_age` are as in `backup`. After a
+        kill the next follower continues.
+        """
+        chains = partial(Chains, self._place, self.url, self._clock)
+        request = Requested(self._address, self._is_lasting, max_age)
+        return Follower(chains, store, request, every, self._clock, progress)
+
     def seed(self, write: Write, *, since: TimeLike = 0) -> Timestamp:
         """Begin the collection with versions that have times of their own; returns the newest time.
 
@@ -285,12 +292,7 @@ class Collection:
         with self.snapshot(as_of) as (shard, snapshot):
             at = snapshot.as_of
             view = Window(-1, at) if history else AsOf(at)
-            tally = Tally(progress)
-
-            def files(directory: Path) -> Iterator[Built]:
-                yield from build(snapshot, view, span, directory, tally)
-                yield from expiries_outside(snapshot, view, span, directory, tally)
-
+            files = with_expiries(build, snapshot, view, span, Tally(progress))
             restore_store(Path(path), files, since=shard.since if history else at, as_of=at)
         return Timestamp(at)
 
@@ -328,20 +330,28 @@ class Collection:
         keeps them until the reader is read to its end or dropped. Raises `HistoryGoneError` or
         `NotYetWrittenError` outside the window.
         """
-        span = Span.of(prefix=prefix)
+        return state_of(self.snapshot(as_of), Span.of(prefix=prefix))
 
-        def rows() -> Iterator[pa.RecordBatch]:
-            with self.snapshot(as_of) as (_, snapshot):
-                # An empty batch first: taking it begins the snapshot, within this call.
-                yield pa.RecordBatch.from_pylist([], schema=ROWS_SCHEMA)
-                is_mixed = tables_in(snapshot, span) or has_expiries(snapshot, span)
-                for batch in snapshot.read(span.plain() if is_mixed else span):
-                    columns = [batch.column("key"), batch.column("value")]
-                    yield pa.RecordBatch.from_arrays(columns, schema=ROWS_SCHEMA)
+    def open(
+        self,
+        as_of: TimeLike | None = None,
+        *,
+        cache: str | os.PathLike[str] | None = None,
+        cache_bytes: int | None = None,
+    ) -> CollectionReader:
+        """A reader of the collection as of any time that it covers. It restores nothing.
+        Reads that give no time are at `as_of`; without it they are at the newest instant, which
+        `refresh` moves. The fetched bytes are kept in the directory `cache`, which other processes
+        may use too, and in memory without it: `cache_bytes` at most. The bytes of an
+        encrypted collection are kept encrypted. The reader is for a `with` statement, and for one
+        thread.
 
-        batches = rows()
-        next(batches)
-        return pa.RecordBatchReader.from_batches(ROWS_SCHEMA, batches)
+        Raises `UsageError` if there is no backup, `HistoryGoneError` or `NotYetWrittenError` where
+        no chain covers `as_of`.
+        """
+        kept = keeping(cache, cache_bytes)
+        chains = Chains(self._found.keeping(kept), self.url, self._clock)
+        return CollectionReader(chains, kept, self._clock, as_of)
 
     def publish(
         self,
@@ -418,7 +428,7 @@ class Collection:
         that leaves running backups their time.
         """
         age = require_age(delete_orphans_older_than, name="delete_orphans_older_than")
-        before_ns = None if age is None else self._clock.wall_ns() - _ns(age)
+        before_ns = None if age is None else expiry.ago(age, self._clock)
         return expiry.scrub(self._chains, self._place.blob, before_ns)
 
     def expire(
@@ -435,16 +445,5 @@ class Collection:
         `progress` is called with the rows rewritten so far. Raises `UsageError` unless exactly one
         of the two is given.
         """
-        if (before is None) == (keep is None):
-            raise UsageError("expire takes before= or keep=", "pass one of the two")
-        age = require_age(keep, name="keep")
-        if age is not None:
-            limit = self._clock.wall_ns() - _ns(age)
-        else:
-            assert before is not None
-            limit = int(to_timestamp(before, name="before", now=self._clock.wall_ns))
+        limit = expiry.limit_of(before, keep, self._clock)
         return Timestamp(expiry.expire(self._chains, limit, progress))
-
-
-def _ns(duration: timedelta) -> int:
-    return int(duration.total_seconds() * NS_PER_SECOND)

@@ -7,7 +7,7 @@ records, because the import that it makes has records of its own.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from backup.restore import Built, Rows, built_from
+from backup.restore import Build, Built, Rows, built_from
 from backup.shard.rows.rules import AsOf, View, Window
 from backup.shard.rows.tally import Tally
 from backup.shard.snapshot import ShardSnapshot
@@ -42,6 +42,18 @@ def refuse_expiries(snapshot: ShardSnapshot, span: Span) -> None:
             "the backup has keys that expire, whose times tasks of Spark leave out",
             "restore into a new store, or with collection.restore_into",
         )
+
+
+def with_expiries(
+    build: Build, snapshot: ShardSnapshot, view: View, span: Span, tally: Tally
+) -> Callable[[Path], Iterator[Built]]:
+    """Builds the files of a restore: the rows of `span`, and the records of expiries."""
+
+    def files(directory: Path) -> Iterator[Built]:
+        yield from build(snapshot, view, span, directory, tally)
+        yield from expiries_outside(snapshot, view, span, directory, tally)
+
+    return files
 
 
 def expiries_outside(

@@ -9,13 +9,33 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from datetime import timedelta
 
 from backup.chains import RETENTION, Chains, CollectionRecord
 from backup.shard import EMPTY, OnProgress, Shard
 from backup.shard.scrub import ScrubReport
 from backup.shard.storage.contract import Blob, sweep
 from backup.uploads import forget, pending_parts
-from kvstore.errors import StatesLostError, UpperMismatchError
+from kvstore.arguments import require_age
+from kvstore.clock import WallClock
+from kvstore.errors import StatesLostError, UpperMismatchError, UsageError
+from kvstore.timestamp import NS_PER_SECOND, TimeLike, to_timestamp
+
+
+def ago(age: timedelta, clock: WallClock) -> int:
+    """The time that long ago."""
+    return clock.wall_ns() - int(age.total_seconds() * NS_PER_SECOND)
+
+
+def limit_of(before: TimeLike | None, keep: timedelta | None, clock: WallClock) -> int:
+    """The time below which instants are given up. `UsageError` unless one of two is given."""
+    age = require_age(keep, name="keep")
+    if (before is None) == (age is None):
+        raise UsageError("expire takes before= or keep=", "pass one of the two")
+    if age is not None:
+        return ago(age, clock)
+    assert before is not None
+    return int(to_timestamp(before, name="before", now=clock.wall_ns))
 
 
 def expire(chains: Chains, limit: int, progress: OnProgress | None) -> int:

@@ -13,6 +13,8 @@ from typing import Any
 
 from backup.sealed import SealedBlob, SealedConsensus, Secret, unlock
 from backup.shard import FileBlob, Storage, open_storage
+from backup.shard.storage.cached_blob import CachedBlob
+from backup.shard.storage.kept_bytes import KeptBytes
 from backup.shard.storage.os_errors import not_done
 from backup.shard.storage.patience import PATIENCE, Patience
 from kvstore.errors import NotAStoreError
@@ -30,7 +32,7 @@ def find_place(
     *,
     options: Mapping[str, Any] | None = None,
     patience: Patience = PATIENCE,
-) -> Storage:
+) -> CollectionPlace:
     """The storage that `url` names, decrypting if `secret` is given.
 
     `options` go to the object store (such as `endpoint` or `region`). Raises `NotAStoreError` where
@@ -39,7 +41,21 @@ def find_place(
     plain = open_storage(url, patience=patience, **(options or {}))
     if isinstance(plain.blob, FileBlob):
         _require_ours(Path(plain.blob.root).parent)
-    return sealed(plain, secret, os.fspath(url))
+    return CollectionPlace(plain, secret, os.fspath(url))
+
+
+class CollectionPlace:
+    """A storage, and the secret that opens it."""
+
+    def __init__(self, plain: Storage, secret: Secret | None, where: str) -> None:
+        """Raises `UsageError` on a wrong key."""
+        self._plain, self._secret, self._where = plain, secret, where
+        self.storage = sealed(plain, secret, where)
+
+    def keeping(self, kept: KeptBytes) -> Storage:
+        """The same storage, for a reader that keeps the bytes of parts, encrypted as they are."""
+        blob = CachedBlob(self._plain.blob, kept)
+        return sealed(Storage(blob, self._plain.consensus), self._secret, self._where)
 
 
 def sealed(plain: Storage, secret: Secret | None, where: str) -> Storage:

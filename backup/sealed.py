@@ -18,7 +18,9 @@ Names, sizes and times of blobs are not encrypted.
 from __future__ import annotations
 
 import json
+import os
 import secrets
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -45,6 +47,7 @@ from kvstore.limits import (
     SCRYPT_COST_MAX,
     SCRYPT_N,
     SEALED_CHUNK_BYTES,
+    SEALED_HEADS_MAX,
 )
 
 KEY_RECORD: Final = "encryption.json"
@@ -72,6 +75,16 @@ class Secret:
             raise UsageError("an encrypted collection needs a passphrase or a key file, not both")
         self._passphrase = passphrase
         self._key = None if key_file is None else _read_key_file(Path(key_file))
+
+    @classmethod
+    def given(
+        cls, passphrase: str | None, key_file: str | os.PathLike[str] | None
+    ) -> Secret | None:
+        """The secret that a caller gave, if any."""
+        if passphrase is None and key_file is None:
+            return None
+        path = None if key_file is None else Path(key_file)
+        return cls(passphrase=passphrase, key_file=path)
 
     def make_record(self, data_key: bytes) -> bytes:
         """The key record from which this secret gets `data_key` again.
@@ -221,6 +234,7 @@ class SealedBlob:
         self.patience = blob.patience
         self._blob = blob
         self._key = key
+        self._heads: OrderedDict[str, tuple[bytes, int]] = OrderedDict()
 
     def put(self, name: str, data: bytes, *, durable: bool = True) -> None:
         """See `Blob.put`. Encryption is random, so a retry is recognised by the plain bytes."""
@@ -245,27 +259,44 @@ class SealedBlob:
         return b"".join(pieces)
 
     def get_range(self, name: str, *, start: int, length: int) -> bytes | None:
-        """See `Blob.get_range`. Decrypts the chunks that the range touches."""
-        size = self.size(name)
-        if size is None:
+        """See `Blob.get_range`. Decrypts the chunks that the range touches.
+
+        The first range of a blob takes two requests more, for its size and its nonce.
+        """
+        head = self._head(name)
+        if head is None:
             return None
+        prefix, size = head
         end = min(start + length, size)
         if start >= end:
             return b""
         first, last = start // SEALED_CHUNK_BYTES, (end - 1) // SEALED_CHUNK_BYTES
-        header = self._blob.get_range(name, start=0, length=_HEADER_BYTES)
         body = self._blob.get_range(
             name, start=_HEADER_BYTES + first * _CHUNK, length=(last - first + 1) * _CHUNK
         )
-        if header is None or body is None:
+        if body is None:
             return None
-        prefix, count = _prefix(name, header), max(-(-size // SEALED_CHUNK_BYTES), 1)
+        count = max(-(-size // SEALED_CHUNK_BYTES), 1)
         plain = b"".join(
             self._open(name, prefix, first + index, body[index * _CHUNK :][:_CHUNK], count)
             for index in range(last - first + 1)
         )
         offset = first * SEALED_CHUNK_BYTES
         return plain[start - offset : end - offset]
+
+    def _head(self, name: str) -> tuple[bytes, int] | None:
+        """The nonce prefix and the plain size of a blob, which never change."""
+        known = self._heads.get(name)
+        if known is not None:
+            return known
+        size = self.size(name)
+        header = self._blob.get_range(name, start=0, length=_HEADER_BYTES)
+        if size is None or header is None:
+            return None
+        self._heads[name] = _prefix(name, header), size
+        if len(self._heads) > SEALED_HEADS_MAX:
+            self._heads.popitem(last=False)
+        return self._heads[name]
 
     def size(self, name: str) -> int | None:
         """See `Blob.size`."""

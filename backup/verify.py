@@ -15,6 +15,7 @@ from typing import Final, Literal, NamedTuple, TypeAlias
 
 import pyarrow as pa
 
+from backup.chains import Chains, no_backup
 from backup.shard import EMPTY, OnProgress, Shard, ShardSnapshot, Tally, Window
 from backup.version_rows import row_batches
 from kvstore.errors import CorruptionError, HistoryGoneError, UsageError
@@ -36,6 +37,20 @@ class VerifyReport(NamedTuple):
     parts: int
     bytes: int
     rows: int
+
+
+def verify_collection(
+    chains: Chains, *, depth: Depth, store: Store | None, progress: OnProgress | None
+) -> VerifyReport:
+    """Check a collection; see `Collection.verify`."""
+    record = chains.read()
+    chains.require_named(record)
+    for shard in chains.shards(record):
+        shard.require_newest()
+    shards = chains.filled(record)
+    if not shards:
+        raise no_backup(chains.where)
+    return verify_chains(shards, chains.where, depth=depth, store=store, progress=progress)
 
 
 def verify_chains(

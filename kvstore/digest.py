@@ -12,18 +12,26 @@ digest does not prove who wrote the bytes.
 from __future__ import annotations
 
 import hashlib
-from typing import BinaryIO, Protocol
+from typing import BinaryIO, Final, Protocol
 
 from blake3 import blake3
 
 _PREFIX = "blake3:"
-_BYTES = 16
+DIGEST_BYTES: Final = 16
 _CHUNK_BYTES = 1 << 20
 
 
 def digest(data: bytes) -> str:
     """The digest of `data`."""
-    return _PREFIX + blake3(data).hexdigest(_BYTES)
+    return _PREFIX + blake3(data).hexdigest(DIGEST_BYTES)
+
+
+def short_digest(*pieces: bytes | memoryview) -> bytes:
+    """The digest of `pieces`, one behind the other, as `DIGEST_BYTES` bytes: 128 bits of BLAKE3."""
+    hasher = blake3()
+    for piece in pieces:
+        hasher.update(piece)
+    return hasher.digest(DIGEST_BYTES)
 
 
 def is_digest(known: str, data: bytes) -> bool:
@@ -50,10 +58,10 @@ class _Hasher(Protocol):
 def _hasher(like: str) -> _Hasher:
     if like.startswith(_PREFIX):
         return blake3()
-    return hashlib.sha256() if len(like) == 64 else hashlib.blake2b(digest_size=_BYTES)
+    return hashlib.sha256() if len(like) == 64 else hashlib.blake2b(digest_size=DIGEST_BYTES)
 
 
 def _text(hasher: _Hasher) -> str:
     if isinstance(hasher, blake3):
-        return _PREFIX + hasher.hexdigest(_BYTES)
+        return _PREFIX + hasher.hexdigest(DIGEST_BYTES)
     return hasher.hexdigest()

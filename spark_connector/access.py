@@ -155,7 +155,7 @@ class Access:
         passphrase, secret = self._passphrase(), None
         if passphrase is not None or self.key_file is not None:
             secret = Secret(passphrase=passphrase, key_file=self.key_file)
-        return find_place(self.url, secret, options=self._options())
+        return find_place(self.url, secret, options=self._options()).storage
 
     def _passphrase(self) -> str | None:
         if self.passphrase_file is not None:

@@ -23,7 +23,7 @@ from kvstore.testing.bounds import FIXED, PACKAGES, SEED, TINY, bounds, some_tin
 
 ROOT = Path(kvstore.__file__).parent.parent
 LIMITS = [name for name in vars(limits) if name.isupper()]
-SHOWN = ("backup/cli.py: RETRY_S", "backup/collection.py: RETRY_S")
+SHOWN = ("backup/cli/backups.py: RETRY_S", "backup/collection.py: RETRY_S")
 """Defaults that a help text or a signature shows. Each is a wait that the caller may set."""
 COPIES = {
     "live.pyx": {"VERSIONS_PASSED_MAX"},

@@ -11,26 +11,29 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import pyarrow as pa
 
 from backup.shard.rows.batch_reader import read_batches
 from backup.shard.rows.found import FindBounds, Found, find_versions
 from backup.shard.rows.part_bytes import MissingPartError
-from backup.shard.rows.part_reader import open_part
+from backup.shard.rows.part_reader import OpenedPart, open_part
+from backup.shard.rows.ranges import range_tombstones
 from backup.shard.rows.rules import RULES, AsOf, View, Window
 from backup.shard.state import codec
-from backup.shard.state.state import ShardBatch
+from backup.shard.state.state import ShardBatch, ShardPart
 from backup.shard.storage.contract import Blob
 from kvstore.codec.json import read_object
 from kvstore.forks import own
 from kvstore.joins.order import OrderedLabels
 from kvstore.limits import STATE_BYTES_MAX
+from kvstore.mvcc import RangeTombstone
 from kvstore.span import Span
 from kvstore.timestamp import TIMESTAMP_MAX
 
 _SPLIT_FORMAT = 1
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,16 +146,34 @@ class ShardSnapshot:
             yield rows
             self._renew()
 
-    def find(self, labels: OrderedLabels, *, age_max: int, bytes_max: int) -> Found | None:
+    def find(
+        self,
+        labels: OrderedLabels,
+        *,
+        age_max: int,
+        bytes_max: int,
+        opened: Callable[[ShardPart], OpenedPart] | None = None,
+    ) -> Found | None:
         """The version that each label has at its own time, at most `as_of`. See `rows.found`.
 
         Raises `LeaseExpiredError` if the lease was lost and parts are gone.
         """
         bounds = FindBounds(age_max, bytes_max)
         try:
-            return find_versions(self._blob, self.batches, labels, bounds, renew=self._renew)
+            return find_versions(
+                self._blob, self.batches, labels, bounds, renew=self._renew, opened=opened
+            )
         except MissingPartError as error:
             raise self._explain(error) from error
+
+    def range_tombstones(
+        self, view: Window, span: Span, *, opened: Callable[[ShardPart], OpenedPart]
+    ) -> Iterator[RangeTombstone]:
+        """The range tombstones of a window that reach into `span`. See `rows.ranges`.
+
+        Raises `LeaseExpiredError` if the lease was lost and parts are gone.
+        """
+        return explained(range_tombstones(self.batches, view, span, opened), self._explain)
 
     def splits(self, count: int, span: Span | None = None) -> list[Split]:
         """Cut the snapshot by key into at most `count` splits of about equal rows, in order.
@@ -205,9 +226,7 @@ def _cuts(fences: list[tuple[bytes, int]], count: int) -> list[bytes]:
     return cuts
 
 
-def explained(
-    rows: Iterator[pa.RecordBatch], explain: Callable[[MissingPartError], Exception]
-) -> Iterator[pa.RecordBatch]:
+def explained(rows: Iterator[_T], explain: Callable[[MissingPartError], Exception]) -> Iterator[_T]:
     """Pass rows on. For a missing part, raise the error that `explain` returns."""
     try:
         yield from rows

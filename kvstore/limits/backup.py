@@ -6,14 +6,33 @@ PART_BYTES_MAX = 64 << 20
 """Uncompressed bytes of one Parquet part: a part is built in memory before it is put."""
 
 ROW_GROUP_ROWS_MAX = 65_536
-"""Rows of a part's row group: the unit of skipping, and of a merge's memory per source."""
+"""Rows that are encoded, or read, at once: the unit of a merge's memory per source."""
 
 ROW_GROUP_BYTES_MAX = 16 << 20
-"""Uncompressed bytes of a row group, where values are large: bounds a merge's memory too."""
+"""Uncompressed bytes that are encoded, or read, at once, where values are large."""
+
+PART_BLOCK_BYTES = 3 << 19
+"""Uncompressed bytes of a row group. A reader of one key fetches a row group, and 2 MiB at most
+with the part's tail."""
+
+ROW_GROUPS_READ_MAX = 1 << 16
+"""Row groups of a part that a reader accepts."""
 
 ROW_GROUPS_MAX = 128
 """Row groups of a part. Each takes at most 16 kB of its footer, most of it for two keys of 4 kB, so
 a reader never finds more than `PART_FOOTER_BYTES_MAX`. Parts of usual limits have fifty at most."""
+
+READER_CACHE_BYTES = 256 << 20
+"""Bytes of parts that a reader of a collection keeps, unless it is told otherwise."""
+
+READER_PARTS_MAX = 32
+"""Parts that a reader of keys keeps open: 2 MB each, at most, with the last row group."""
+
+READER_KEYS_BY_BLOCK_MAX = 1024
+"""Keys that are looked up by whole row groups. More keys read the columns that they need."""
+
+PART_TAIL_BYTES = 64 << 10
+"""Bytes fetched first from the end of a large part: its footer, and mostly all of its tail."""
 
 PART_WHOLE_BYTES_MAX = 1 << 20
 """Parts up to this size are fetched whole; of a larger part only the wanted row groups are."""
@@ -97,6 +116,9 @@ MERGE_FAN_IN = 4
 SEALED_CHUNK_BYTES = 64 * 1024
 """Plain bytes of one encrypted chunk, the least that a ranged read decrypts. It adds 28 bytes."""
 
+SEALED_HEADS_MAX = 4096
+"""Encrypted blobs whose size and nonce a process remembers: two requests less for each range."""
+
 SCRYPT_N = 1 << 15
 """Work factor of scrypt (RFC 7914): some 100 ms and 32 MiB, once per opening of a collection."""
 
@@ -128,3 +150,10 @@ FEW_CHANGES_BYTES = 256 << 20
 JOIN_COLUMNS_ROWS_MAX = 1 << 20
 """Labels that a join looks up in the parts of a collection at once: each time reads all row groups
 that the labels touch. A label takes some 150 bytes."""
+
+
+FOLLOW_PAUSE_S = 0.5
+"""How long a continuous backup pauses after a failure that may pass; twice as long after each."""
+
+FOLLOW_PAUSE_S_MAX = 30.0
+"""The longest such pause: how long a bucket may be back before a follower notices."""

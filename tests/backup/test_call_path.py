@@ -19,9 +19,9 @@ PACKAGES = ("kvstore", "bulk", "backup")
 INNER_LOOPS = "kvstore/loops/"
 """Modules that are compiled in a measured run: they open no frame there."""
 
-FILES_MAX = 54
+FILES_MAX = 55
 """Decision 70 has the reason why this number is not 30."""
-BACKUP_FILES_MAX = 20
+BACKUP_FILES_MAX = 21
 
 
 class Trace:

@@ -54,6 +54,32 @@ def test_backups_are_run_listed_verified_and_restored(run: Run, tmp_path: Path) 
     run("backup", "restore", place, tmp_path / "x", "--as-of", "2100-01-01T00:00Z", code=4)
 
 
+def test_a_collection_is_read_without_a_restore(run: Run, tmp_path: Path) -> None:
+    store, place = tmp_path / "s", tmp_path / "b"
+    first = run("put", store, "a", "1", "--create").stdout.strip()
+    run("put", store, "b", "2")
+    run("put", store, "a", "3")
+    run("delete", store, "b")
+    run("backup", "run", store, place)
+    cache = ("--cache", tmp_path / "cache")
+    assert run("backup", "get", place, "a", *cache).stdout == "3\n"
+    assert run("backup", "get", place, "a", "--as-of", first, *cache).stdout == "1\n"
+    assert told(run("backup", "get", place, "a", "--json")) == {"key": "a", "value": "3"}
+    run("backup", "get", place, "b", code=1)
+    assert run("backup", "scan", place).stdout == "a\t3\n"
+    assert run("backup", "scan", place, "--as-of", first, "--reverse").stdout == "a\t1\n"
+    assert run("backup", "history", place, "a").stdout == run("history", store, "a").stdout
+    run("backup", "history", place, "c", code=1)
+    changed = [
+        line.split("\t")[1:] for line in run("backup", "diff", place, first).stdout.splitlines()
+    ]
+    assert changed == [["put", "a", "3"], ["delete", "b"]]
+    found = run("backup", "find", place, "b", "--json").stdout.splitlines()
+    assert [json.loads(line)["op"] for line in found] == ["put", "delete"]
+    run("backup", "get", tmp_path / "nothing", "a", code=2)
+    run("backup", "scan", place, "--as-of", "2100-01-01T00:00Z", code=4)
+
+
 def test_changes_of_a_restored_store_are_those_of_its_source(run: Run, tmp_path: Path) -> None:
     store, place, restored = tmp_path / "s", tmp_path / "b", tmp_path / "r"
     with kvstore.open(store) as opened:
@@ -185,6 +211,42 @@ def test_a_standby_is_brought_up_from_a_store_or_a_collection_and_promoted(
     promoted = told(run("backup", "promote", standby, "--json"))
     assert promoted["upper"] <= run("put", standby, "a", "3").stdout
     run("backup", "replicate", store, standby, code=2)
+
+
+def test_a_store_of_a_service_is_backed_up_continuously_until_a_signal(
+    installed: Path, tmp_path: Path
+) -> None:
+    place = tmp_path / "b"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(installed), str(ROOT)])}
+    command = [
+        sys.executable,
+        "-m",
+        "kvstore.cli",
+        "backup",
+        "run",
+        str(tmp_path / "s"),
+        str(place),
+    ]
+    with (
+        kvstore.open(tmp_path / "s", control=True) as owner,
+        subprocess.Popen(
+            command,
+            env=environment,
+            stdout=subprocess.PIPE,
+        ) as child,
+    ):
+        assert child.stdout is not None
+        never = threading.Timer(120, child.kill)
+        never.start()
+        for number in range(2):
+            at = owner.put(b"k%d" % number, b"v")
+            while backup.Collection(place).upper <= at:
+                assert json.loads(child.stdout.readline())["upper"]
+        child.terminate()
+        child.wait()
+        never.cancel()
+        backup.Collection(place).verify("contents", owner)
+    assert child.returncode == 0
 
 
 def test_a_follower_copies_as_backups_come_and_ends_in_order_when_told(

@@ -2,9 +2,10 @@
 
 Floors, from the top:
 
-    batch_reader found                batches, read back merged; the versions of labels
+    batch_reader found ranges         batches, read back merged; the versions of labels
     batch_writer part_reader          a stream of sorted rows as parts; a part in pieces
     part_bytes part_writer
-    merge pages part_format
+    trailer
+    filters merge pages part_format
     beside rules tally thrift
 """

@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from backup.shard.rows.beside import Beside
-from backup.shard.rows.part_writer import PartBuilder
+from backup.shard.rows.part_writer import PartBuilder, block_count
 from backup.shard.rows.rules import (
     OP_DELETE_RANGE,
     Rule,
@@ -150,9 +150,11 @@ def _build_parts(
         builder = None
         for group in chain(head, groups):
             if builder is None:
-                builder = PartBuilder(checks.rule, group, is_small=is_small)
+                builder = PartBuilder(
+                    checks.rule, group, is_small=is_small, is_lowest=not checks.lower
+                )
             builder.nbytes += group.nbytes
-            builder.groups += 1
+            builder.groups += block_count(group)
             run(partial(_add, builder, checks, group))
             if builder.is_full:
                 run(partial(upload, builder))
@@ -170,7 +172,7 @@ def _at_once(call: Callable[[], None]) -> None:
 
 
 def _row_groups(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Regroup batches into row groups. All but the last are full, by rows or by bytes."""
+    """Regroup batches. All but the last are full, by rows or by bytes: a merge takes them so."""
     held: list[pa.RecordBatch] = []
     rows = size = 0
     for batch in chain.from_iterable(_small_slices(batch) for batch in batches if batch.num_rows):
@@ -205,6 +207,7 @@ class _Checks:
     def __init__(self, desc: BatchDesc, rule: Rule) -> None:
         self.rule = rule
         self._desc = desc
+        self.lower = desc.lower
         self._previous: pa.RecordBatch | None = None
 
     def require_schema(self, batch: pa.RecordBatch) -> pa.RecordBatch:

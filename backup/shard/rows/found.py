@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -24,7 +25,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from backup.shard.rows.beside import ahead
-from backup.shard.rows.part_reader import may_have_ranges, open_part_twice, translated
+from backup.shard.rows.part_reader import OpenedPart, may_have_ranges, translated
 from backup.shard.rows.rules import (
     OP_DELETE_RANGE,
     OP_PUT,
@@ -39,6 +40,9 @@ from backup.shard.storage.contract import Blob
 from kvstore.arrow import buffers_of
 from kvstore.joins.order import OrderedLabels
 from kvstore.loops import match
+
+_FILTERED_MAX = 16
+"""Keys of a row group that its filter is asked for, at most. More are likely to have one in it."""
 
 _NOTHING = -1
 """Stands for a time that is older than every time, and for the place of a value that is null."""
@@ -66,14 +70,16 @@ def find_versions(
     bounds: FindBounds,
     *,
     renew: Callable[[], None] = lambda: None,
+    opened: Callable[[ShardPart], OpenedPart] | None = None,
 ) -> Found | None:
     """The version of each label, in the order of `labels`; None where values have too many bytes.
 
-    `renew` is called now and then. Raises `MissingPartError` and `CorruptionError`. Costs a read of
-    the columns of keys, times and operations of each row group that a label touches, and of values
-    where a label needs one.
+    `renew` is called now and then. `opened` opens a part, for one thread. Raises `MissingPartError`
+    and `CorruptionError`. Costs a read of the columns of keys, times and operations of each row
+    group that a label touches, and of values where a label needs one.
     """
     search = _Search(labels, bounds)
+    open_one = opened or partial(_open_fresh, blob)
     newest = int(labels.times.max()) if len(labels.times) else _NOTHING
     for batch in reversed(batches):
         if batch.lower > newest:
@@ -81,7 +87,8 @@ def find_versions(
         for part in batch.parts:
             first, end = _touched(labels.keys, part.key_min, part.key_max)
             if first < end and part.time_min <= newest:
-                for group in _groups(blob, part, labels.keys.slice(first, end - first), first):
+                keys = labels.keys.slice(first, end - first)
+                for group in _groups(open_one(part), keys, first, one_thread=bool(opened)):
                     renew()
                     if not search.take(group):
                         return None
@@ -143,10 +150,16 @@ def _touched(keys: pa.Array, low: bytes, high: bytes | None) -> tuple[int, int]:
     return lower_bound(keys, low), end
 
 
-def _groups(blob: Blob, part: ShardPart, keys: pa.Array, first: int) -> Iterator[_Group]:
+def _open_fresh(blob: Blob, part: ShardPart) -> OpenedPart:
+    return OpenedPart(blob, part, VERSIONS)
+
+
+def _groups(
+    opened: OpenedPart, keys: pa.Array, first: int, *, one_thread: bool
+) -> Iterator[_Group]:
     """The row groups of a part that some of `keys` touch. `keys` begin with the distinct key
     `first` of labels."""
-    file, values = open_part_twice(blob, part, VERSIONS)
+    file, values, part = opened.file, opened.values, opened.part
     wanted: list[tuple[int, int, int, list[str]]] = []
     for number in range(file.num_row_groups):
         meta = file.metadata.row_group(number)
@@ -154,6 +167,11 @@ def _groups(blob: Blob, part: ShardPart, keys: pa.Array, first: int) -> Iterator
         statistics = meta.column(0).statistics
         if statistics is not None and statistics.has_min_max:
             low, end = _touched(keys, statistics.min, statistics.max)
+            if statistics.min > keys[-1].as_py():
+                continue  # its range tombstones begin behind all keys too
+        if end - low <= _FILTERED_MAX:
+            places = range(low, end)
+            end = end if any(opened.may_have(number, keys[at].as_py()) for at in places) else low
         # Range tombstones reach beyond the keys of their own row group.
         more = ["op", "end_key"] if may_have_ranges(meta) else ["op"]
         if low < end or "end_key" in more:
@@ -163,7 +181,7 @@ def _groups(blob: Blob, part: ShardPart, keys: pa.Array, first: int) -> Iterator
         _Group(values, part, number, low, end, _sound(file, part, number, columns))
         for number, low, end, columns in wanted
     )
-    return ahead(made) if len(wanted) > 1 else made
+    return ahead(made) if len(wanted) > 1 and not one_thread else made
 
 
 def _has_puts_alone(meta: pq.RowGroupMetaData) -> bool:

@@ -19,7 +19,7 @@ Invariants
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
 import pyarrow as pa
 
@@ -103,6 +103,26 @@ def chunks_of(footer: Fields, schema: pa.Schema, *, rows: int, size: int) -> lis
         end = chunk.start + chunk.size
     _require(end <= size - TAIL_BYTES, "a column reaches beyond its end")
     return found
+
+
+KeyFilters: TypeAlias = "Sequence[tuple[int, int] | None]"
+"""For each row group the start and the length of the filter of its keys, None where it has none.
+Empty where no row group has one."""
+
+
+def filters_of(footer: Fields, chunks: Sequence[Chunk], *, size: int) -> KeyFilters:
+    """Where the filters of the key column are; they stand behind all `chunks`."""
+    end = max((chunk.start + chunk.size for chunk in chunks), default=0)
+    found: list[tuple[int, int] | None] = []
+    for group in listed(footer, 4, dict):
+        fields = struct(listed(group, 1, dict)[0], 3)
+        if 14 not in fields or 15 not in fields:
+            found.append(None)
+            continue
+        start, length = number(fields, 14), number(fields, 15)
+        _require(end <= start <= start + length <= size, "a filter of keys is outside of the tail")
+        found.append((start, length))
+    return found if any(found) else []
 
 
 def _column(field: pa.Field) -> ParquetColumn:

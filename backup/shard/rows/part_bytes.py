@@ -1,7 +1,9 @@
 """The bytes of a part, as Parquet's reader fetches them, each column checked before it is decoded.
 
 A small part is fetched whole and its checksum is compared. Of a large part only the requested
-ranges are fetched, and the pages of a column are checked when it is fetched (see `pages`).
+ranges are fetched. Its tail is checked by the digest in it, and the pages of a column when they are
+fetched (see `pages`). A reader of single keys asks for whole blocks instead, which are checked by
+their digests (see `trailer`).
 
 Invariant: each call of `opened` gives a file with a position of its own. So two threads may read
 one part, each through a file of its own.
@@ -17,13 +19,18 @@ from itertools import islice
 import pyarrow as pa
 
 from backup.shard.rows.pages import TAIL_BYTES, Chunk, footer_bytes, require_pages
+from backup.shard.rows.trailer import (
+    TRAILER_BYTES,
+    PartBlock,
+    Trailer,
+    bytes_before,
+    read_trailer,
+)
 from backup.shard.state.state import ShardPart
 from backup.shard.storage.contract import Blob
 from kvstore.digest import is_digest
 from kvstore.errors import CorruptionError
-
-_TAIL_BYTES = 64 << 10
-"""Bytes fetched at once from the end of a large part: Parquet's reader begins with the footer."""
+from kvstore.limits import PART_TAIL_BYTES
 
 
 class MissingPartError(CorruptionError):
@@ -53,14 +60,25 @@ class WholePart:
         """A file to hand to Parquet's reader."""
         return pa.BufferReader(self._data)
 
+    def end(self) -> pa.NativeFile:
+        """A file with the last bytes of the part, the footer among them."""
+        return self.opened()
+
     def footer(self) -> bytes:
         """Its footer. Raises `ValueError` where it cannot be one."""
         length = footer_bytes(self._data[-TAIL_BYTES:], size=len(self._data))
         return self._data[-length - TAIL_BYTES : -TAIL_BYTES]
 
+    has_trailer = None
+    """Unknown: the checksum covers all bytes."""
+
     def check(self, chunks: Sequence[Chunk]) -> None:
         """Raise `ValueError` unless the pages are as large as the footer says."""
         _require_chunks(chunks, memoryview(self._data), 0)
+
+    def tail_bytes(self, start: int, length: int) -> bytes:
+        """Bytes behind the row groups."""
+        return self._data[start : start + length]
 
 
 def _require_chunks(chunks: Sequence[Chunk], data: memoryview, start: int) -> None:
@@ -77,19 +95,53 @@ def _require_chunks(chunks: Sequence[Chunk], data: memoryview, start: int) -> No
 
 
 class FetchedPart:
-    """A blob that is fetched range by range. A column is checked when it is fetched."""
+    """A blob that is fetched range by range. A column is checked when it is fetched.
 
-    def __init__(self, blob: Blob, part: ShardPart) -> None:
+    With `by_block` whole row groups are fetched, each by one request, and checked by their digests.
+    The last one is kept.
+    """
+
+    def __init__(self, blob: Blob, part: ShardPart, *, by_block: bool = False) -> None:
+        """Fetches the tail. Raises `ValueError` if it is damaged."""
         self.part = part
         self._blob = blob
         self._chunks: Sequence[Chunk] = ()
         self._tail = b""
-        self._tail_at = max(part.size - _TAIL_BYTES, 0)
+        self._tail_at = max(part.size - PART_TAIL_BYTES, 0)
         self._tail = self._fetched(self._tail_at, part.size - self._tail_at)
+        self._trailer = self._checked_tail()
+        self._by_block = by_block and self._trailer is not None
+        self._block: tuple[PartBlock, bytes] | None = None
+
+    @property
+    def has_trailer(self) -> bool:
+        """Whether the tail was checked."""
+        return self._trailer is not None
+
+    def _checked_tail(self) -> Trailer | None:
+        size = self.part.size
+        least = footer_bytes(self._tail[-TAIL_BYTES:], size=size) + TAIL_BYTES + TRAILER_BYTES
+        self._reach_back(min(least, size))
+        length = bytes_before(self._tail, size=size)
+        if length is None:
+            return None
+        self._reach_back(length)
+        return read_trailer(self._tail[-length:], size=size)
+
+    def _reach_back(self, length: int) -> None:
+        """Have the last `length` bytes of the part."""
+        at = self.part.size - length
+        if at < self._tail_at:
+            self._tail = self._fetched(at, self._tail_at - at) + self._tail
+            self._tail_at = at
 
     def opened(self) -> pa.NativeFile:
         """A file to hand to Parquet's reader."""
         return pa.PythonFile(_FetchedFile(self), mode="r")
+
+    def end(self) -> pa.NativeFile:
+        """A file with the last bytes of the part, the footer among them."""
+        return pa.BufferReader(self._tail)
 
     def footer(self) -> bytes:
         """Its footer. Raises `ValueError` where it cannot be one."""
@@ -103,10 +155,33 @@ class FetchedPart:
 
     def checked(self, at: int, length: int) -> bytes:
         """The bytes from `at` on. Raises `ValueError` where `check` says so."""
+        if self._by_block and (block := self._block_with(at, length)) is not None:
+            return self._block_bytes(block)[at - block.start :][:length]
         data = self._fetched(at, length)
         if self._chunks:
             _require_chunks(self._chunks, memoryview(data), at)
         return data
+
+    def tail_bytes(self, start: int, length: int) -> bytes:
+        """Bytes behind the row groups."""
+        return self._fetched(start, length)
+
+    def _block_with(self, at: int, length: int) -> PartBlock | None:
+        """The block that has all of these bytes."""
+        assert self._trailer is not None
+        blocks = self._trailer.blocks
+        found = blocks[bisect.bisect_right(blocks, at, key=lambda block: block.start) - 1]
+        return found if found.start <= at and at + length <= found.end else None
+
+    def _block_bytes(self, block: PartBlock) -> bytes:
+        if self._block is None or self._block[0] != block:
+            data = self._fetched(block.start, block.end - block.start)
+            if not block.is_intact(data):
+                raise ValueError(f"the row group at byte {block.start} fails the checksum")
+            if self._chunks:
+                _require_chunks(self._chunks, memoryview(data), block.start)
+            self._block = block, data
+        return self._block[1]
 
     def _fetched(self, at: int, length: int) -> bytes:
         if self._tail and at >= self._tail_at:

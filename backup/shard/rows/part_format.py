@@ -4,16 +4,20 @@ File:
 
     columns    as the rule's schema says, sorted by its order (recorded as sorting columns);
                of versions also `until` (see below), from format 2 on
-    row group  up to `ROW_GROUP_ROWS_MAX` rows, with min/max statistics of key, time and op
+    row group  about `PART_BLOCK_BYTES` before compression, which a reader of one key fetches; with
+               min/max statistics of key, time and op
     pages      zstd at any level, each with a checksum; in a small part only pages of keys and
                values are compressed
-    metadata   kvstore.part = "2" (format version), kvstore.rule = name of the rule
+    filters    Bloom filters of the keys of each row group (`filters`), in parts that another batch
+               lies below
+    trailer    digests of the row groups and of the tail (`trailer`), from format 3 on
+    metadata   kvstore.part = "3" (format version), kvstore.rule = name of the rule
 
 Invariants
 1. A part is written once, under a name that is never used again, so retrying its upload is safe.
 2. Bounds (`key_min`, `key_max`, times) hold for every row; they may be wider, never narrower.
    A reader skips parts and row groups by them, so too narrow a bound would be a wrong answer.
-3. Every read is checked: a small part by its checksum, a large part page by page.
+3. Every read is checked: a small part by its checksum, a large part page by page or block by block.
 
 The column `until` says when a version stops being the newest of its key:
 
@@ -36,8 +40,8 @@ import pyarrow.parquet as pq
 
 from backup.shard.rows.rules import RULES
 
-PART_FORMAT = b"2"
-FORMATS_READ = (b"1", PART_FORMAT)
+PART_FORMAT = b"3"
+FORMATS_READ = (b"1", b"2", PART_FORMAT)
 FORMAT_KEY = b"kvstore.part"
 RULE_KEY = b"kvstore.rule"
 

@@ -1,12 +1,12 @@
 """Reading one part piece by piece, everything checked before it is believed.
 
 A `ParquetFile` keeps the bytes that it fetched last, so two threads that read through one of them
-take the bytes from one another. Each thread needs its own: see `open_part_twice`.
+take the bytes from one another. Each thread needs its own: see `OpenedPart`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain
 
@@ -15,12 +15,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from backup.shard.rows.pages import chunks_of, properties, read_footer
+from backup.shard.rows.filters import may_have
+from backup.shard.rows.pages import KeyFilters, chunks_of, filters_of, properties, read_footer
 from backup.shard.rows.part_bytes import FetchedPart, WholePart, part_bytes
 from backup.shard.rows.part_format import (
     FORMAT_KEY,
     FORMATS_READ,
-    PART_FORMAT,
     RULE_KEY,
     layout,
 )
@@ -32,8 +32,11 @@ from kvstore.limits import (
     PART_CONTAINER_MAX,
     PART_TEXT_BYTES_MAX,
     PART_WHOLE_BYTES_MAX,
+    ROW_GROUP_BYTES_MAX,
 )
 from kvstore.span import Span
+
+_WITHOUT_TRAILER = FORMATS_READ[:2]
 
 
 def read_part(
@@ -66,10 +69,10 @@ def read_part(
     # Reading a column of nulls would take a sixth of the time.
     has_ranges = any(map(may_have_ranges, metas))
     columns = [n for n in rule.schema.names if has_ranges or n != "end_key"]
-    # Group by group: in one call the file would keep the bytes of all of them until the end.
+    # A few at a time: in one call the file would keep the bytes of all of them until the end.
     batches = chain.from_iterable(
-        file.iter_batches(batch_size=batch_rows, row_groups=[group], columns=columns)
-        for group in groups
+        file.iter_batches(batch_size=batch_rows, row_groups=near, columns=columns)
+        for near in _together(groups, metas)
     )
     while True:
         with translated(part):
@@ -83,6 +86,23 @@ def read_part(
             wanted = _within(wanted, span, span if whole is None else whole, rule)
         if wanted.num_rows:
             yield wanted
+
+
+def _together(groups: Sequence[int], metas: Sequence[pq.RowGroupMetaData]) -> Iterator[list[int]]:
+    """Row groups to be read in one call, of `ROW_GROUP_BYTES_MAX` together, or one that is larger.
+
+    Each call takes as long as a megabyte.
+    """
+    held: list[int] = []
+    size = 0
+    for number, meta in zip(groups, metas, strict=True):
+        if held and size + meta.total_byte_size > ROW_GROUP_BYTES_MAX:
+            yield held
+            held, size = [], 0
+        held.append(number)
+        size += meta.total_byte_size
+    if held:
+        yield held
 
 
 _EVERYTHING = Span()
@@ -100,23 +120,36 @@ def open_part(blob: Blob, part: ShardPart, rule: Rule) -> pq.ParquetFile:
     No size that the part declares is believed; `pages` lists the checks. A small part is checked at
     once, a large part column by column as it is fetched.
     """
-    return _opened(_source(blob, part), rule)
+    return _opened(_source(blob, part), rule)[0]
 
 
-def open_part_twice(
-    blob: Blob, part: ShardPart, rule: Rule
-) -> tuple[pq.ParquetFile, pq.ParquetFile]:
-    """As `open_part`, for two threads: a file for each of them. The footer is read once."""
-    source = _source(blob, part)
-    file = _opened(source, rule)
-    with translated(part):
-        return file, _parquet_file(source, file.metadata)
+class OpenedPart:
+    """A part that is open: its files for two threads, and the filters of its keys.
+
+    With `by_block` the part is read by one thread, which fetches whole row groups.
+    """
+
+    def __init__(self, blob: Blob, part: ShardPart, rule: Rule, *, by_block: bool = False) -> None:
+        """Raises as `read_part` does."""
+        self.part = part
+        self._source = _source(blob, part, by_block=by_block)
+        self.file, self._filters = _opened(self._source, rule)
+        with translated(part):
+            self.values = self.file if by_block else _parquet_file(self._source, self.file.metadata)
+
+    def may_have(self, group: int, key: bytes) -> bool:
+        """False only if row group `group` surely has no row of `key`."""
+        if not self._filters or (place := self._filters[group]) is None:
+            return True
+        with translated(self.part):
+            return may_have(self._source.tail_bytes(*place), key)
 
 
-def _source(blob: Blob, part: ShardPart) -> WholePart | FetchedPart:
+def _source(blob: Blob, part: ShardPart, *, by_block: bool = False) -> WholePart | FetchedPart:
     if part.inline is not None or part.size <= PART_WHOLE_BYTES_MAX:
         return WholePart(part, part_bytes(blob, part))
-    return FetchedPart(blob, part)
+    with translated(part):
+        return FetchedPart(blob, part, by_block=by_block)
 
 
 def require_part(blob: Blob, part: ShardPart, rule: Rule) -> None:
@@ -125,29 +158,45 @@ def require_part(blob: Blob, part: ShardPart, rule: Rule) -> None:
     Raises as `read_part` does where the bytes are not as written, or where the part's bounds are
     narrower than its row groups.
     """
-    file = _opened(WholePart(part, part_bytes(blob, part)), rule)
+    file, _ = _opened(WholePart(part, part_bytes(blob, part)), rule)
     for number in range(file.num_row_groups):
         _require_bounds(file.metadata.row_group(number), part, rule)
 
 
-def _opened(source: WholePart | FetchedPart, rule: Rule) -> pq.ParquetFile:
+def fault_of(blob: Blob, part: ShardPart, rule: Rule) -> str | None:
+    """Read all bytes of a part; returns its fault, None if its bytes are as written."""
+    try:
+        require_part(blob, part, rule)
+    except CorruptionError as error:
+        return f"{error.where}: {error.problem}"
+    return None
+
+
+def _opened(source: WholePart | FetchedPart, rule: Rule) -> tuple[pq.ParquetFile, KeyFilters]:
+    """The file of a part, and where the filters of its row groups are."""
     part = source.part
     with translated(part):
         footer = read_footer(source.footer())
         schema = _written_schema(properties(footer), part, rule)
+        if source.has_trailer is False and properties(footer)[FORMAT_KEY] not in _WITHOUT_TRAILER:
+            raise ValueError("its trailer is gone")
         chunks = chunks_of(footer, schema, rows=part.rows, size=part.size)
-        file = _parquet_file(source)
+        filters = filters_of(footer, chunks, size=part.size)
+        file = _parquet_file(source, _parquet_file(source, at_end=True).metadata)
         if not file.schema_arrow.equals(schema):
             raise ValueError(f"its columns are {', '.join(file.schema_arrow.names)}")
         source.check(chunks)
-    return file
+    return file, filters
 
 
 def _parquet_file(
-    source: WholePart | FetchedPart, metadata: pq.FileMetaData | None = None
+    source: WholePart | FetchedPart,
+    metadata: pq.FileMetaData | None = None,
+    *,
+    at_end: bool = False,
 ) -> pq.ParquetFile:
     return pq.ParquetFile(
-        source.opened(),
+        source.end() if at_end else source.opened(),
         metadata=metadata,
         pre_buffer=True,  # one range for neighbouring columns
         page_checksum_verification=True,
@@ -163,7 +212,7 @@ def _written_schema(found: Mapping[bytes, bytes], part: ShardPart, rule: Rule) -
         raise FormatVersionError(f"part {part.name}", found=version, supported=FORMATS_READ)
     if found.get(RULE_KEY) != rule.name.encode():
         raise CorruptionError(f"part {part.name}", f"its rule is {found.get(RULE_KEY)!r}")
-    return layout(rule.name)[0] if version == PART_FORMAT else rule.schema
+    return rule.schema if version == FORMATS_READ[0] else layout(rule.name)[0]
 
 
 @contextmanager

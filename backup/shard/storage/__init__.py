@@ -4,6 +4,8 @@ Floors, from the top:
 
     address                           the storage that a URL names
     file_blob file_consensus memory object_store
+    cached_blob                       a blob whose ranges are kept on this machine
     contract                          blobs and consensus
+    kept_bytes                        bytes in memory or in a directory, up to a bound
     os_errors patience
 """

@@ -6,21 +6,26 @@ passphrase in the environment variable KVSTORE_PASSPHRASE, or with `--key-file`.
 
 from __future__ import annotations
 
-import os
-import signal
 import sys
-import threading
 from contextlib import ExitStack
-from contextvars import ContextVar
+from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
 
 import backup
-from backup.chains import no_backup
+from backup.cli import reading
+from backup.cli.options import (
+    PASSPHRASE,
+    CollectionArgument,
+    KeyFileOption,
+    open_collection,
+    open_existing,
+    stop_on_signals,
+)
+from backup.cli.options import patience as patience_s
 from backup.collection import Collection
-from backup.source import Stop
 from backup.verify import DEPTHS
 from backup.window import BackupInfo
 from kvstore.cli.exits import NOT_FOUND
@@ -44,20 +49,16 @@ from kvstore.cli.options import (
     to_time,
 )
 from kvstore.cli.output import counting, note, print_figures, print_json, print_table, working
-from kvstore.errors import CorruptionError
+from kvstore.errors import CorruptionError, UsageError
 from kvstore.limits import RETRY_S
 from kvstore.opening import engine_at, open_read_only
 from kvstore.store import Store
 from kvstore.timestamp import Timestamp
 
-PASSPHRASE: Final = "KVSTORE_PASSPHRASE"  # a name, not a secret
-
 _HELP: Final = (
     "Back a store up, and restore it as of any instant.\n\n"
     f"Encrypted collections take the passphrase in {PASSPHRASE}, or a --key-file."
 )
-
-_patience: ContextVar[float] = ContextVar("patience")
 
 app = typer.Typer(help=_HELP, no_args_is_help=True, add_completion=False)
 
@@ -73,19 +74,8 @@ def main(
     ] = f"{RETRY_S:g}s",
 ) -> None:
     """Take the options before a command."""
-    _patience.set(to_duration(patience).total_seconds())
+    patience_s.set(to_duration(patience).total_seconds())
 
-
-CollectionArgument = Annotated[
-    str,
-    typer.Argument(
-        metavar="COLLECTION", help="A path, s3://, gs:// or az:// URL.", show_default=False
-    ),
-]
-KeyFileOption = Annotated[
-    Path | None,
-    typer.Option(help="File with the key: 32 bytes, or 64 hex digits.", show_default=False),
-]
 
 MaxAgeOption = Annotated[
     str | None,
@@ -111,21 +101,35 @@ def run(
         ),
     ] = None,
     max_age: MaxAgeOption = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Continue until interrupted (SIGINT, SIGTERM).")
+    ] = False,
+    every: Annotated[
+        str, typer.Option(metavar="AGE", help="With --follow: a backup this often at most.")
+    ] = "1s",
     key_file: KeyFileOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Back up all commits since the last backup; the first backup is full.
 
     A service may have the store open. It must listen: kvstore.open(path, control=True).
+    With --follow the command waits for commits, and prints each backup. It merges
+    backups beside that, and tries passing failures again.
 
     \b
     Examples:
       kvstore backup run flights.db /backups/flights
       kvstore backup run flights.db s3://bucket/flights --token "$(date +%F)"
+      kvstore backup run flights.db s3://bucket/flights --follow --every 10s
     """
     age = None if max_age is None else to_duration(max_age)
+    if follow:
+        if full or token is not None:
+            raise UsageError("--follow takes no --full and no --token", "run these once before")
+        _follow(store, open_collection(collection, key_file), age, every, as_json=as_json)
+        return
     with working(f"backing up {store}", quiet=as_json) as progress, open_to_write(store) as opened:
-        info = _open(collection, key_file).backup(
+        info = open_collection(collection, key_file).backup(
             opened, full=full, token=token, max_age=age, progress=counting(progress, "rows")
         )
     print_figures(_info(info), as_json=as_json)
@@ -142,7 +146,7 @@ def list_(
       kvstore backup list /backups/flights
       kvstore backup list /backups/flights --json | jq .upper
     """
-    found = _existing(collection, key_file).list()
+    found = open_existing(collection, key_file).list()
     if as_json:
         for info in found:
             print_json(_info(info))
@@ -166,7 +170,7 @@ def show(
     Examples:
       kvstore backup show /backups/flights
     """
-    found = _existing(collection, key_file).show()
+    found = open_existing(collection, key_file).show()
     render = to_json if as_json else to_text
     spans = [(render(s.start, encoding), s.end and render(s.end, encoding)) for s in found.spans]
     fields = {**found._asdict(), "since": iso(found.since), "upper": iso(found.upper)}
@@ -206,7 +210,7 @@ def verify(
         progress = stack.enter_context(working(f"reading {collection}", quiet=as_json))
         opened = None if store is None else stack.enter_context(open_read_only(store))
         try:
-            report = _open(collection, key_file).verify(
+            report = open_collection(collection, key_file).verify(
                 wanted, opened, progress=counting(progress, "rows")
             )
         except CorruptionError as error:
@@ -228,7 +232,7 @@ def compact(
       kvstore backup compact /backups/flights
     """
     with working(f"compacting {collection}", quiet=as_json) as progress:
-        opened = _existing(collection, key_file)
+        opened = open_existing(collection, key_file)
         opened.compact(progress=counting(progress, "rows"))
     print_figures(_info(opened.list()[-1]), as_json=as_json)
 
@@ -256,7 +260,7 @@ def expire(
     age = None if keep is None else to_duration(keep)
     with working(f"expiring {collection}", quiet=as_json) as progress:
         rows = counting(progress, "rows")
-        since = _existing(collection, key_file).expire(to_time(before), keep=age, progress=rows)
+        since = open_existing(collection, key_file).expire(to_time(before), keep=age, progress=rows)
     print_figures({"since": iso(since)}, as_json=as_json)
 
 
@@ -285,7 +289,7 @@ def scrub(
     """
     age = None if delete is None else to_duration(delete)
     with working(f"looking through {collection}", quiet=as_json):
-        report = _existing(collection, key_file).scrub(delete_orphans_older_than=age)
+        report = open_existing(collection, key_file).scrub(delete_orphans_older_than=age)
     names = ("missing", "altered", "orphans", "deleted")
     print_figures({name: list(getattr(report, name)) for name in names}, as_json=as_json)
     if not report.is_sound:
@@ -325,7 +329,7 @@ def restore(
       kvstore backup restore /backups/flights flights.db --into --prefix AA
     """
     span = to_span(encoding, start=start, end=end, prefix=prefix)
-    source = _open(collection, key_file)
+    source = open_collection(collection, key_file)
     with working(f"restoring {path}", quiet=as_json) as progress:
         how: dict[str, Any] = {
             "start": span.start,
@@ -338,6 +342,9 @@ def restore(
         else:
             stamp = source.restore(path, to_time(as_of), history=not state_only, **how)
     print_figures({"timestamp": iso(stamp)}, as_json=as_json)
+
+
+reading.register(app)
 
 
 @app.command()
@@ -376,11 +383,11 @@ def replicate(
     with ExitStack() as stack:
         origin: Store | Collection
         if engine_at(Path(source)) is None:
-            origin = _open(source, key_file)
+            origin = open_collection(source, key_file)
         else:
             origin = stack.enter_context(open_to_write(Path(source)))
         stack.enter_context(working(f"copying {source}"))
-        stop = _stop_on_signals() if follow else None
+        stop = stop_on_signals() if follow else None
 
         def tell(upper: Timestamp) -> None:
             print_figures({"upper": iso(upper)}, as_json=as_json)
@@ -412,36 +419,23 @@ def promote(
         print_figures({"upper": iso(opened.replication.promote())}, as_json=as_json)
 
 
-def _stop_on_signals() -> Stop:
-    """A `Stop` that SIGINT and SIGTERM set: the follower then ends in order."""
-    stop = Stop()
+def _follow(
+    path: Path, collection: Collection, max_age: timedelta | None, every: str, *, as_json: bool
+) -> None:
+    """Back a store up continuously, and print each backup, until a signal comes."""
 
-    def on_signal(*_: object) -> None:
-        # In a thread: the handler may have interrupted a holder of the locks that `set` needs.
-        threading.Thread(target=stop.set).start()
+    def tell(info: BackupInfo) -> None:
+        print_figures(_info(info), as_json=as_json)
+        sys.stdout.flush()  # a reader of a pipe waits for this line
 
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, on_signal)
-    return stop
-
-
-def _open(collection: str, key_file: Path | None) -> Collection:
-    passphrase = None if key_file is not None else os.environ.get(PASSPHRASE)
-    return Collection(
-        collection,
-        passphrase,
-        key_file=key_file,
-        patience=_patience.get(),
-        on_wait=lambda waiting: note(str(waiting)),
-    )
-
-
-def _existing(collection: str, key_file: Path | None) -> Collection:
-    """Open a collection. Raises `UsageError` for an empty one, such as a mistyped path."""
-    found = _open(collection, key_file)
-    if found.source is None:
-        raise no_backup(collection)
-    return found
+    stop = stop_on_signals()
+    with (
+        open_to_write(path) as opened,
+        collection.follow(opened, to_duration(every), max_age=max_age, progress=tell) as follower,
+    ):
+        stop.wakes(follower.stop)
+        if not stop.is_set():
+            follower.wait()
 
 
 def _info(info: BackupInfo) -> dict[str, Any]:

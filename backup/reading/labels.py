@@ -11,17 +11,18 @@ Invariants
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from backup.chains import Chains, no_backup
-from backup.shard import Shard, ShardSnapshot
+from backup.shard import Shard, ShardPart, ShardSnapshot
+from backup.shard.rows.part_reader import OpenedPart
 from kvstore.errors import HistoryGoneError, NotYetWrittenError, printable
 from kvstore.joins.labels import Numbers
 from kvstore.joins.order import in_order
@@ -33,8 +34,24 @@ _DECODED = 8
 """Bytes of values that a byte of a part may stand for, in a first guess."""
 
 
-class _Held(NamedTuple):
+class HeldChain(Protocol):
     """A chain that covers `[since, upper)`, held at its newest instant."""
+
+    @property
+    def shard(self) -> Shard: ...
+
+    @property
+    def since(self) -> int: ...
+
+    @property
+    def upper(self) -> int: ...
+
+    @property
+    def snapshot(self) -> ShardSnapshot: ...
+
+
+class _Held(NamedTuple):
+    """See `HeldChain`."""
 
     shard: Shard
     since: int
@@ -64,9 +81,14 @@ class CollectionSide:
 class CollectionAnswers:
     """See `kvstore.joins.side.Answers`."""
 
-    def __init__(self, held: list[_Held]) -> None:
-        """`held` has the chains, oldest first."""
+    def __init__(
+        self,
+        held: Sequence[HeldChain],
+        opened: Callable[[ShardPart], OpenedPart] | None = None,
+    ) -> None:
+        """`held` has the chains, oldest first. `opened` opens a part, if it is given."""
         self._held = held
+        self._opened = opened
         self.rows_max = JOIN_COLUMNS_ROWS_MAX
         parts = [part for each in held for b in each.snapshot.batches for part in b.parts]
         width = _DECODED * sum(p.size for p in parts) // max(sum(p.rows for p in parts), 1)
@@ -95,7 +117,12 @@ class CollectionAnswers:
             is_all = len(asked) == len(lost)
             keys = labels.keys if is_all else labels.keys.take(pa.array(asked))
             ordered = in_order(keys, labels.times[asked])
-            found = held.snapshot.find(ordered, age_max=search.age_max, bytes_max=search.bytes_max)
+            found = held.snapshot.find(
+                ordered,
+                age_max=search.age_max,
+                bytes_max=search.bytes_max,
+                opened=self._opened,
+            )
             if found is None:
                 return None
             values.append(found.values)

@@ -1,0 +1,252 @@
+"""Continuous backups: window after window while a store is written, and merges beside them.
+
+    windows    wait for a commit -> one backup (`backup.window`) -> wait for the rest of `every`
+    merges     wait for a window -> merge the batches of one tier -> look again
+
+Each backup survives a kill at any step, and so does each merge. So a follower that was killed needs
+no state of its own: the next one continues from the collection.
+
+Invariants
+1. Without a commit there is no window. The position of the follower is what is durable in the
+   collection.
+2. A failure that may pass ends no follower: it is logged with the recovery point, and tried again
+   after a pause. Every other failure ends the follower, and is raised to its owner.
+3. Merges run in a thread of their own, one tier at a time, and never delay a window by a lock.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Final, NamedTuple, TypeAlias
+
+from typing_extensions import Self
+
+from backup.chains import Chains
+from backup.shard import Shard
+from backup.shard.compact import merge_slot
+from backup.window import BackupInfo, Request, back_up
+from kvstore.arguments import require_age
+from kvstore.background import Failures
+from kvstore.clock import WallClock
+from kvstore.control.scripts import StoreOrClient, as_store, client_of
+from kvstore.errors import ForkedError, KVStoreError, RetryableError, StorageError
+from kvstore.forks import own
+from kvstore.limits import CONTROL_POLL_S, FOLLOW_PAUSE_S, FOLLOW_PAUSE_S_MAX
+from kvstore.store import Store
+from kvstore.timestamp import NS_PER_SECOND, Timestamp
+
+_PASSING: Final = (RetryableError, StorageError)
+
+OnWindow: TypeAlias = "Callable[[BackupInfo], None]"
+"""Called with each backup of a follower; an exception from it ends the follower."""
+
+FOLLOW_EVERY: Final = timedelta(seconds=1)
+
+
+class Requested(NamedTuple):
+    """The arguments of each backup that a follower makes: see `backup.window.Request`."""
+
+    address: str
+    is_lasting: bool
+    max_age: timedelta | None
+
+    def of(self, store: Store) -> Request:
+        """The request of one backup."""
+        return Request(store, self.address, self.is_lasting, max_age=self.max_age)
+
+
+class FollowStatus(NamedTuple):
+    """The state of a follower.
+
+    A disaster now would lose the commits from `upper` on: they span `behind_seconds`, 0 where the
+    collection has all commits. `failures` counts the failures that were tried again.
+    """
+
+    upper: Timestamp
+    behind_seconds: float
+    windows: int
+    failures: int
+    last_error: str
+
+
+class Follower:
+    """Backs up a store until it is closed, for a `with` statement. `Collection.follow` makes it."""
+
+    def __init__(
+        self,
+        chains: Callable[[], Chains],
+        store: StoreOrClient,
+        request: Requested,
+        every: timedelta,
+        clock: WallClock,
+        progress: OnWindow | None,
+    ) -> None:
+        """`chains` makes a handle on the collection, for one thread."""
+        self._chains, self._request = chains, request
+        self._client = client_of(store)
+        self._store = store if isinstance(store, Store) else None
+        age = require_age(every, name="every")
+        assert age is not None, "every has a default"
+        self._every_s = age.total_seconds()
+        self._clock = clock
+        self._progress = progress
+        self._failures = Failures("kvstore.backup", clock)
+        self._merge_failures = Failures("kvstore.backup", clock)
+        self._stop = threading.Event()
+        self._moved = threading.Condition()
+        self._upper = self._windows = 0
+        self._error: BaseException | None = None
+        self._threads = [
+            threading.Thread(target=work, name=f"kvstore-follow-{name}", daemon=True)
+            for name, work in (("windows", self._follow), ("merges", self._merge))
+        ]
+        own(self, "the follower of a store")
+        for thread in self._threads:
+            thread.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Close the follower. Raises the failure that has ended it, unless the block has failed."""
+        try:
+            self.close()
+        except ForkedError:
+            return  # the threads are the parent's
+        if kind is None:
+            self.require()
+
+    def stop(self) -> None:
+        """Have the follower end after the window under way, and do not wait for that."""
+        self._stop.set()
+        if self._store is not None and self._client is None:
+            self._store.replication.wake()
+        with self._moved:
+            self._moved.notify_all()
+
+    def wait(self) -> None:
+        """Wait until the follower has ended: after `stop`, or after a failure."""
+        for thread in self._threads:
+            thread.join()
+
+    def close(self) -> None:
+        """End after the window under way. Commits that came since are left to the next backup: wait
+        for them by `wait_until`. Closing twice does nothing more."""
+        self.stop()
+        self.wait()
+
+    def require(self) -> None:
+        """Raise the failure that has ended the follower, if there is one."""
+        if self._error is not None:
+            raise self._error
+
+    def status(self) -> FollowStatus:
+        """How far the collection has come, and what has failed."""
+        owner = self._client or self._store
+        assert owner is not None, "a follower has a store"
+        figures = self._failures.figures("backup")
+        behind = 0.0
+        if owner.upper > self._upper:
+            behind = max(self._clock.wall_ns() - self._upper, 0) / NS_PER_SECOND
+        return FollowStatus(
+            Timestamp(self._upper),
+            behind,
+            self._windows,
+            figures["backup_failures"] + self._merge_failures.count,
+            figures["backup_last_error"],
+        )
+
+    def wait_until(self, commit: int, timeout: float | None = None) -> bool:
+        """Wait until the collection has the commit at that time; False after `timeout` seconds.
+
+        Raises the failure that has ended the follower.
+        """
+        with self._moved:
+            done = self._moved.wait_for(
+                lambda: self._upper > commit or self._error is not None or self._stop.is_set(),
+                timeout,
+            )
+        self.require()
+        return done and self._upper > commit
+
+    # -- windows ----------------------------------------------------------------------------
+
+    def _follow(self) -> None:
+        chains = self._chains()
+        while not self._stop.is_set():
+            try:
+                with as_store(self._client or self._given()) as source:
+                    done = back_up(chains, self._request.of(source))
+            except _PASSING as error:
+                self._note(error)
+                continue
+            except BaseException as error:  # noqa: BLE001  # `require` raises it
+                self._end(error)
+                return
+            self._failures.succeeded()
+            with self._moved:
+                self._upper = int(done.upper)
+                self._windows += 1
+                self._moved.notify_all()
+            try:
+                if self._progress is not None:
+                    self._progress(done)
+                self._wait_for_commits()
+            except BaseException as error:  # noqa: BLE001
+                self._end(error)
+                return
+
+    def _given(self) -> Store:
+        assert self._store is not None, "a follower without a client has a store"
+        return self._store
+
+    def _note(self, error: KVStoreError) -> None:
+        what = f"a backup (the recovery point is {Timestamp(self._upper)})"
+        self._failures.note(what, error)
+        self._stop.wait(self._failures.delay_s(FOLLOW_PAUSE_S, FOLLOW_PAUSE_S_MAX))
+
+    def _end(self, error: BaseException) -> None:
+        with self._moved:
+            self._error = error
+            self._stop.set()
+            self._moved.notify_all()
+
+    def _wait_for_commits(self) -> None:
+        self._stop.wait(self._every_s)
+        if self._client is None:
+            self._given().wait_beyond(self._upper, stop=self._stop.is_set)
+            return
+        while self._client.upper <= self._upper and not self._stop.wait(CONTROL_POLL_S):
+            pass
+
+    # -- merges -----------------------------------------------------------------------------
+
+    def _merge(self) -> None:
+        """Merge whenever a window was appended. A failure is tried again with the next one."""
+        chains, seen = self._chains(), 0
+        while not self._stop.is_set():
+            seen = self._window_after(seen)
+            try:
+                shard = chains.newest()
+                if shard is not None:
+                    self._merge_tiers(shard)
+                self._merge_failures.succeeded()
+            except BaseException as error:  # noqa: BLE001  # it must not end in silence
+                self._merge_failures.note("a merge of backups", error)
+                self._stop.wait(self._merge_failures.delay_s(FOLLOW_PAUSE_S, FOLLOW_PAUSE_S_MAX))
+
+    def _window_after(self, seen: int) -> int:
+        """Wait for another window; returns how many there are."""
+        with self._moved:
+            self._moved.wait_for(lambda: self._windows > seen or self._stop.is_set())
+            return self._windows
+
+    def _merge_tiers(self, shard: Shard) -> None:
+        shard.expire_lapsed()
+        for slot in shard.refresh().slots:
+            if self._stop.is_set():
+                return
+            merge_slot(shard.log, slot)
+        shard.collect_if_due()

@@ -1,0 +1,15 @@
+"""Reads straight from the parts of a collection. Nothing is restored.
+
+Floors, from the top:
+
+    reader                  the reads of a store, on a collection
+    held labels             the chains that a long reader holds; the side of a join
+    cache rows              the bytes that a reader keeps; rows of a snapshot, as a store gives them
+"""
+
+from backup.reading.cache import keeping
+from backup.reading.labels import CollectionSide
+from backup.reading.reader import CollectionReader
+from backup.reading.rows import state_of
+
+__all__ = ["CollectionReader", "CollectionSide", "keeping", "state_of"]

@@ -1,0 +1,23 @@
+"""The cache of a reader, as its owner asks for it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from backup.shard.storage.kept_bytes import InDirectory, InMemory
+from kvstore.arguments import require_count
+from kvstore.limits import READER_CACHE_BYTES
+
+
+def keeping(
+    directory: str | os.PathLike[str] | None, bytes_max: int | None
+) -> InDirectory | InMemory:
+    """Keeps `bytes_max` bytes in a directory, or in memory where none is given.
+
+    Raises `UsageError` for a number below 0, another `KVStoreError` where the directory cannot be
+    made.
+    """
+    size = READER_CACHE_BYTES if bytes_max is None else bytes_max
+    require_count(size, name="cache_bytes", least=0)
+    return InMemory(size) if directory is None else InDirectory(Path(directory), size)

@@ -1,0 +1,140 @@
+"""Continuous backups: nothing is lost, nothing comes twice, and batches stay few."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import random
+import signal
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import pytest
+
+import backup
+import kvstore
+from backup.shard import MemoryBlob, MemoryConsensus, Storage
+from backup.testing.faults import FaultRates, FaultyBlob, FaultyConsensus, Weather
+from kvstore.errors import UsageError
+from kvstore.testing.seeds import seeded
+from tests.backup.histories import change
+
+SOON = timedelta(milliseconds=1)
+WAIT_S = 120
+"""Far more than any wait of a test takes: a bound for a machine that hangs."""
+
+
+def test_each_commit_is_backed_up_once_and_an_idle_store_not_at_all(
+    store: kvstore.Store, collection: backup.Collection
+) -> None:
+    told: list[backup.BackupInfo] = []
+    store.put(b"a", b"1")
+    with collection.follow(store, every=SOON, progress=told.append) as follower:
+        for number in range(5):
+            at = store.put(b"k%d" % number, b"v")
+            assert follower.wait_until(at, WAIT_S)
+            assert follower.status().upper > at
+        status = follower.status()
+        assert (status.behind_seconds, status.failures, status.last_error) == (0.0, 0, "")
+        assert status.windows <= 1 + 5
+    assert sum(info.rows for info in told) == 6
+    assert collection.upper == told[-1].upper
+    collection.verify("contents", store)
+    follower.close()
+
+
+def test_batches_stay_few_while_windows_come(
+    store: kvstore.Store, collection: backup.Collection
+) -> None:
+    pick = random.Random(3)
+    with collection.follow(store, every=SOON) as follower:
+        for _ in range(40):
+            change(store, pick, 3)
+            assert follower.wait_until(store.upper - 1, WAIT_S)
+        while len(collection.list()) > 12:
+            assert follower.wait_until(store.put(b"more", b"windows"), WAIT_S)
+        assert follower.status().windows > 40
+    collection.verify("contents", store)
+
+
+def test_a_bucket_that_fails_in_turn_loses_nothing(store: kvstore.Store) -> None:
+    weather = Weather(seeded("KVSTORE_WEATHER_SEED").randrange(1 << 30), FaultRates(stale=0.0))
+    storage = Storage(
+        FaultyBlob(MemoryBlob(), weather), FaultyConsensus(MemoryConsensus(), weather)
+    )
+    collection = backup.Collection("faulty", storage=storage)
+    pick = random.Random(5)
+    with collection.follow(store, every=SOON) as follower:
+        for _ in range(15):
+            change(store, pick, 5)
+            assert follower.wait_until(store.upper - 1, WAIT_S)
+    backup.Collection("faulty", storage=storage).verify("contents", store)
+
+
+def test_a_failure_that_does_not_pass_ends_the_follower_and_is_raised(
+    store: kvstore.Store, collection: backup.Collection, tmp_path: Path
+) -> None:
+    with kvstore.open(tmp_path / "other") as other:
+        other.put(b"a", b"1")
+        collection.backup(other)
+    with (
+        pytest.raises(UsageError, match="holds the backups of store"),
+        collection.follow(store, every=SOON) as follower,
+    ):
+        follower.wait_until(store.put(b"a", b"1"), WAIT_S)
+    with pytest.raises(UsageError):
+        collection.follow(store, every=timedelta(seconds=-1))
+
+
+def follow_until_killed(place: Path, seed: int, pipe: Connection) -> None:
+    pick = random.Random(seed)
+    collection = backup.Collection(place / "collection")
+    with (
+        kvstore.open(place / "store") as store,
+        collection.follow(store, every=SOON, progress=lambda info: pipe.send(int(info.upper))),
+    ):
+        while True:
+            change(store, pick, 1)
+
+
+def test_a_follower_that_is_killed_goes_on_where_it_stood(tmp_path: Path) -> None:
+    pick = seeded("KVSTORE_FOLLOW_SEED")
+    context = multiprocessing.get_context("forkserver")
+    for _ in range(3):
+        receiver, sender = context.Pipe(duplex=False)
+        child = context.Process(
+            target=follow_until_killed, args=(tmp_path, pick.randrange(1 << 30), sender)
+        )
+        child.start()
+        sender.close()
+        for _ in range(pick.randrange(1, 12)):
+            assert receiver.poll(WAIT_S)
+            upper = receiver.recv()
+        receiver.poll(pick.random() / 50)
+        assert child.pid is not None
+        os.kill(child.pid, signal.SIGKILL)
+        child.join()
+        collection = backup.Collection(tmp_path / "collection")
+        assert collection.upper >= upper
+    with kvstore.open(tmp_path / "store") as store:
+        with collection.follow(store, every=SOON) as follower:
+            assert follower.wait_until(store.put(b"last", b"1"), WAIT_S)
+        collection.verify("contents", store)
+        assert collection.scrub().is_sound
+        assert len(store.holds.all()) == 1
+
+
+def test_a_script_follows_a_store_that_another_process_has_open(
+    store: kvstore.Store, collection: backup.Collection, tmp_path: Path
+) -> None:
+    store.close()
+    with (
+        kvstore.open(tmp_path / "store", control=True) as owner,
+        kvstore.connect(tmp_path / "store") as client,
+        collection.follow(client, every=SOON) as follower,
+    ):
+        for number in range(3):
+            at = owner.put(b"k%d" % number, b"v")
+            assert follower.wait_until(at, WAIT_S)
+        collection.verify("contents", owner)
