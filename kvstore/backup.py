@@ -11,9 +11,20 @@ from backup import (  # noqa: E402
     BackupInfo,
     Collection,
     CollectionInfo,
+    Follower,
+    FollowStatus,
     Stop,
     VerifyReport,
     replicate,
 )
 
-__all__ = ["BackupInfo", "Collection", "CollectionInfo", "Stop", "VerifyReport", "replicate"]
+__all__ = [
+    "BackupInfo",
+    "Collection",
+    "CollectionInfo",
+    "FollowStatus",
+    "Follower",
+    "Stop",
+    "VerifyReport",
+    "replicate",
+]

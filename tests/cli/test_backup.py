@@ -226,6 +226,9 @@ def test_a_store_of_a_service_is_backed_up_continuously_until_a_signal(
         "run",
         str(tmp_path / "s"),
         str(place),
+        "--follow",
+        "--every=100ms",
+        "--json",
     ]
     with (
         kvstore.open(tmp_path / "s", control=True) as owner,
