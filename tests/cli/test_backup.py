@@ -227,7 +227,7 @@ def test_a_store_of_a_service_is_backed_up_continuously_until_a_signal(
         str(tmp_path / "s"),
         str(place),
         "--follow",
-        "--every=100ms",
+        "--every=0s",
         "--json",
     ]
     with (
