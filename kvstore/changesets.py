@@ -15,6 +15,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from datetime import timedelta
+from typing import Final
 
 from kvstore.changes.capture import Capture, written_epochs
 from kvstore.changes.changeset import Changeset, ambient
@@ -24,6 +25,11 @@ from kvstore.errors import BusyError, ForkedError, UsageError
 from kvstore.forks import own
 from kvstore.meta import Meta
 from kvstore.timestamp import NS_PER_SECOND, Timestamp
+
+INSIDE_CHANGESET: Final = (
+    "quiescence was forced inside a changeset, which it would wait for",
+    "call it outside",
+)
 
 
 class Changesets:
@@ -55,10 +61,7 @@ class Changesets:
     def force_quiescence(self, after: timedelta | None, timeout: float) -> Timestamp:
         """See `Store.force_quiescence`."""
         if ambient(self._capture) is not None:
-            raise UsageError(
-                "quiescence was forced inside a changeset, which it would wait for",
-                "call it outside",
-            )
+            raise UsageError(*INSIDE_CHANGESET)
         with self._committer.lock:
             self._committer.health.require()
             if self._capture.is_quiescent:

@@ -78,6 +78,8 @@ class Changeset:
         finish: Callable[[Changeset], None],
     ) -> None:
         self.owner = owner
+        self.name = ""
+        """The name by which a server knows it; empty in the process of the store."""
         self.id: ChangesetId | None = None
         self.epoch = 0
         self.events = 0

@@ -9,7 +9,7 @@ Floors, from the top:
     client
     snapshots upkeep      reads at one time; what the owner does for callers with the right `admin`
     capture               changes, and the groups of commits
-    feeds frontiers holds joins metrics transactions work
+    changesets feeds frontiers holds joins metrics transactions work
     tables                rows of tables, encoded here
     streams events        rows as they arrive; rows that are changes
     pool                  idle connections, and attempts

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from kvstore.changes import Change
+from kvstore.changes.changeset import Changeset
 from kvstore.changes.epoch import Epoch
 from kvstore.changes.event import Event
 from kvstore.changes.generation import Generation
@@ -98,6 +101,17 @@ class AsyncCapture:
     async def drop_feed(self, name: str) -> None:
         """See `Client.drop_feed`."""
         await self._run(self._client.drop_feed, name)
+
+    @asynccontextmanager
+    async def changeset(self) -> AsyncIterator[Changeset]:
+        """See `Client.changeset`. Coroutines and tasks that begin inside the block take part."""
+        changeset = self._client.changeset()
+        await self._run(changeset.open)
+        with changeset:
+            try:
+                yield changeset
+            finally:
+                await asyncio.shield(self._run(changeset.end))
 
     def epochs(self, since: TimeLike = 0) -> AsyncIterator[Epoch]:
         """See `Store.epochs`: epochs, by `async for`."""

@@ -12,16 +12,20 @@ import pyarrow as pa
 
 from kvstore.arguments import require_age, require_count, require_seconds
 from kvstore.changes import Change, Order, Revisions
+from kvstore.changes.changeset import ambient
 from kvstore.changes.epoch import Epoch
 from kvstore.changes.event import Event, Expand, Images
 from kvstore.changes.generation import Generation, generation
+from kvstore.changesets import INSIDE_CHANGESET
 from kvstore.client import calls, streams
 from kvstore.client.calls import ClientRequest
+from kvstore.client.changesets import ClientChangeset
 from kvstore.client.events import changes_of, events_of
 from kvstore.client.feeds import ClientFeed, feed_fields, start_fields
 from kvstore.client.frontiers import ServedFrontiers
 from kvstore.client.reply import Reply
 from kvstore.client.work import work_of
+from kvstore.errors import UsageError
 from kvstore.feeds import Position
 from kvstore.limits import FEED_POLL_S_MAX, STREAMS_MAX
 from kvstore.protocol import EPOCHS_SCHEMA
@@ -132,6 +136,12 @@ class ServedCapture(ServedFrontiers):
             if self._pool.send(request)["upper"] > upper or not left:
                 return
 
+    def changeset(self) -> ClientChangeset:
+        """See `Store.changeset`. The writes of this client inside the block, in this context,
+        belong to it. The server ends it after five minutes without a write; the next write raises
+        `ClosedError`."""
+        return ClientChangeset(self._pool)
+
     def epochs(self, since: TimeLike = 0) -> Iterator[Epoch]:
         """See `Store.epochs`."""
         fields = {"since": calls.ns(since, "since")}
@@ -156,6 +166,8 @@ class ServedCapture(ServedFrontiers):
     ) -> Timestamp:
         """See `Store.force_quiescence`. Needs the right `admin`."""
         require_age(after, name="after")
+        if ambient(self._pool) is not None:
+            raise UsageError(*INSIDE_CHANGESET)
         age_s = None if after is None else after.total_seconds()
         found = work_of(self._pool, "force_quiescence", None, after=age_s, timeout=timeout)
         return Timestamp(found["timestamp"])

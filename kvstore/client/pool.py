@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TypeVar
 
+from kvstore.changes.changeset import ambient
 from kvstore.client.calls import ClientRequest
 from kvstore.client.connection import Connection
 from kvstore.client.endpoint import Endpoint
@@ -137,6 +138,8 @@ class Pool:
         """Send the request, and read the head of its answer."""
         connection = self._take()
         headers = _ACCEPT + token if request.method == "POST" else token
+        if not request.is_read:
+            headers += self._grouped()
         if request.kind:
             headers = b"%sContent-Type: %s\r\n" % (headers, request.kind.encode())
         try:
@@ -176,6 +179,13 @@ class Pool:
             connection.close()
         else:
             self._idle.append(connection)
+
+    def _grouped(self) -> bytes:
+        """The header of a write inside a changeset."""
+        changeset = ambient(self)
+        if changeset is None:
+            return b""
+        return f"Kvstore-Changeset: {changeset.name}\r\n".encode()
 
     def _writer(self) -> TokenSource:
         if self._process != os.getpid():

@@ -74,6 +74,14 @@ CLIENT_SNAPSHOT_LEASE_S = 3600.0
 READER_LEASES_MAX = 1000
 """Leases of readers at one time. Each is a record of some 200 bytes."""
 
+SERVER_CHANGESET_S = 300.0
+"""Seconds for which a changeset of a client stays open without a write. Epochs and
+`force_quiescence` wait for open changesets, so a client that has gone holds them back for no
+longer."""
+
+SERVER_CHANGESETS_MAX = 1000
+"""Changesets of clients that are open at one time. Each takes some 500 bytes."""
+
 READER_TRIES_MAX = 5
 """Times that a reader asks for the rest of a stream that broke, without a new row in between. Each
 waits for `CLIENT_PATIENCE_S` where nobody answers."""

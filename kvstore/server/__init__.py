@@ -10,6 +10,7 @@ Floors, from the top:
     app forwarding guarded
     exchange openapi service
     verbs
+    changesets
     invocation
     access extra head metrics status streams syncs
 """

@@ -71,7 +71,7 @@ from kvstore.server.service import Service
 from kvstore.server.streams import BrokenStreamError, arrow_parts, json_rows
 from kvstore.server.syncs import Syncs
 from kvstore.server.verbs import Answer, Verb
-from kvstore.store import RequestToken, Store
+from kvstore.store import Store
 
 Scope: TypeAlias = "MutableMapping[str, Any]"
 T = TypeVar("T")
@@ -143,8 +143,10 @@ class App:
         for each in (threads, self._waiters):
             if each is not None:
                 each.shutdown(wait=True, cancel_futures=True)
-        if service is not None and not isinstance(self._source, Store):
-            service.store.close()
+        if service is not None:
+            service.changesets.close()
+            if not isinstance(self._source, Store):
+                service.store.close()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one ASGI scope."""
@@ -232,7 +234,7 @@ class App:
             return
         verb = service.verb(path[len(_VERBS) :].decode("utf-8", "replace"))
         fields, table = arguments_of(head, verb, body)
-        answer = await self._run(service, verb, access, fields, table, head.token, len(body))
+        answer = await self._run(service, verb, access, fields, table, head, len(body))
         await self._reply(head, answer, receive, send)
 
     async def _run(
@@ -242,18 +244,19 @@ class App:
         access: Grant,
         fields: dict[str, Any],
         table: pa.Table | None,
-        token: RequestToken | None,
+        head: Head,
         size: int,
     ) -> Answer:
         """The answer of a verb: on the event loop if it is short, else by a thread."""
         if verb.is_short and size <= SERVER_SHORT_BYTES_MAX and "read_at" not in fields:
-            done = service.run_short(verb, access, fields, table, token)
+            done = service.run_short(verb, access, fields, table, head.token, head.changeset)
             if done is not None:
                 answer, upper = done
                 if upper:
                     await self._durable(service, upper)
                 return answer
-        run = partial(service.run, verb, access, fields, table, token)
+        args = (verb, access, fields, table, head.token, head.changeset)
+        run = partial(service.run, *args)
         return await (self._wait(run) if verb.waits else self._in_thread(run))
 
     async def _wait(self, work: Callable[[], T]) -> T:
@@ -296,7 +299,7 @@ class App:
         if name != "get":
             if name == "put":
                 fields["value"] = body
-            answer = await self._run(service, verb, access, fields, None, head.token, len(body))
+            answer = await self._run(service, verb, access, fields, None, head, len(body))
             await self._reply(head, answer, receive, send)
             return
         access.require(verb.right)

@@ -32,7 +32,13 @@ from kvstore.limits import (
 from kvstore.server.exchange import Departure, Message, Receive, Send, start_of, within_time
 from kvstore.server.head import Head
 
-_HEADERS: Final = (b"accept", b"authorization", b"content-type", b"idempotency-key")
+_HEADERS: Final = (
+    b"accept",
+    b"authorization",
+    b"content-type",
+    b"idempotency-key",
+    b"kvstore-changeset",
+)
 _BUFFER_BYTES: Final = 1 << 20
 """Bytes that asyncio reads ahead of a relay."""
 

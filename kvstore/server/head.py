@@ -67,6 +67,13 @@ class Head(NamedTuple):
             writer.decode(), int(serial or 0), None if known is None else int(known)
         )
 
+    @property
+    def changeset(self) -> str | None:
+        """The name of the changeset that the request belongs to, by the header
+        `Kvstore-Changeset`."""
+        name = self.headers.get(b"kvstore-changeset")
+        return None if name is None else name.decode("latin-1")
+
     def require_local(self) -> None:
         """Raise `AccessDeniedError` unless a program on this machine calls. Serves servers without
         tokens."""

@@ -7,12 +7,14 @@ arguments into the form of an `Invocation`, and sends the answer. Everything els
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 import pyarrow as pa
 
 from kvstore.errors import UsageError
-from kvstore.server.access import ADMIN, Grant
+from kvstore.server.access import ADMIN, WRITE, Grant
+from kvstore.server.changesets import LentChangesets
 from kvstore.server.invocation import Invocation
 from kvstore.server.verbs import (
     CAPTURE,
@@ -24,6 +26,7 @@ from kvstore.server.verbs import (
     WRITES,
     Answer,
     Verb,
+    changeset_verbs,
 )
 from kvstore.store import RequestToken, Store
 
@@ -43,8 +46,12 @@ class Service:
 
     def __init__(self, store: Store, verbs: Sequence[Verb] = ()) -> None:
         """`verbs` are added to the verbs of every store: packages above bring their own."""
-        self.store = store
-        self.verbs: Mapping[str, Verb] = {verb.name: verb for verb in (*VERBS, *verbs)}
+        self.store, self.changesets = store, LentChangesets(store)
+        of_changesets = changeset_verbs(self.changesets)
+        self._unchanged = frozenset(verb.name for verb in of_changesets)
+        """The verbs that belong to no changeset: they begin and end changesets."""
+        every = (*VERBS, *of_changesets, *verbs)
+        self.verbs: Mapping[str, Verb] = {verb.name: verb for verb in every}
 
     def verb(self, name: str) -> Verb:
         """The verb of this name. Raises `UsageError` if there is none."""
@@ -60,10 +67,12 @@ class Service:
         fields: Mapping[str, Any],
         table: pa.Table | None = None,
         token: RequestToken | None = None,
+        changeset: str | None = None,
     ) -> Answer:
         """The answer of a verb. Raises `AccessDeniedError` before it looks at an argument, and
-        `UsageError` for a wrong one."""
-        return verb.run(self._call(verb, access, fields, table, token))
+        `UsageError` for a wrong one. A verb with the right `write`
+        belongs to the changeset named `changeset`."""
+        return self._answer(verb, self._call(verb, access, fields, table, token), changeset)
 
     def run_short(
         self,
@@ -72,6 +81,7 @@ class Service:
         fields: Mapping[str, Any],
         table: pa.Table | None = None,
         token: RequestToken | None = None,
+        changeset: str | None = None,
     ) -> tuple[Answer, int] | None:
         """The answer of a short verb, and the time below which the disk must have everything before
         the answer is given; 0 for no time. None, with nothing done, if a lock is in the way."""
@@ -80,7 +90,13 @@ class Service:
         with self.store.requests.unless_busy() as is_ours:
             if not is_ours:
                 return None
-            return verb.run(call), self.store.upper if call.waits else 0
+            answer = self._answer(verb, call, changeset)
+            return answer, self.store.upper if call.waits else 0
+
+    def _answer(self, verb: Verb, call: Invocation, changeset: str | None) -> Answer:
+        if changeset is None or verb.right != WRITE or verb.name in self._unchanged:
+            return verb.run(call)
+        return self.changesets.within(changeset, call.token, partial(verb.run, call))
 
     def _call(
         self,

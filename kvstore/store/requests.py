@@ -154,14 +154,18 @@ class Requests:
         """See `Store.persist`."""
         return self._once(partial(self.expiry.persist, key, durability=durability), token, None)
 
+    def is_done(self, token: RequestToken) -> bool:
+        """Whether the store has the note of this request: it was done."""
+        done = self._notes().get(token.writer)
+        return done is not None and done.serial == token.serial
+
     def due(self, expires: Expires, token: RequestToken | None) -> int:
         """The time at which a key of a request expires. Raises `UsageError` for a time that does
         not lie ahead, unless the request was done when it did."""
         try:
             return self._committer.expiries.due(expires)
         except UsageError:
-            done = None if token is None else self._notes().get(token.writer)
-            if done is None or token is None or done.serial != token.serial:
+            if token is None or not self.is_done(token):
                 raise
             return TIMESTAMP_MAX  # the commit finds the note, and writes nothing
 

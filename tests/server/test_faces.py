@@ -18,7 +18,6 @@ _PART = "a part of the owner's process; the client has calls for its work"
 _ITS_OWN = "the client has this beside the names of `Store`"
 
 STORE_ALONE = {
-    "changeset": "a block of the owner's process",
     "feeds": _PART,
     "holds": _PART,
     "imports": _PART,

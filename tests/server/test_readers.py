@@ -86,6 +86,14 @@ def test_a_read_shows_every_write_before_it_whoever_made_it(
         client.close()
 
 
+def test_a_reader_hands_the_changeset_of_a_write_on(
+    running: Running, served: kvstore.Store
+) -> None:
+    with connect(running.url) as client, client.changeset() as changeset:
+        stamp = client.put(b"in a changeset", b"1")
+    assert [event.changeset for event in served.events(stamp - 1)] == [changeset.id]
+
+
 def test_every_verb_goes_through_a_reader(running: Running, served: kvstore.Store) -> None:
     store = served
     store.delete_range(b"", b"z")

@@ -2,13 +2,14 @@
 
 Floors, from the top:
 
-    capture feeds parallel reads tables upkeep writes
+    capture feeds grouping parallel reads tables upkeep writes
     progress
     verb
 """
 
 from kvstore.server.verbs.capture import CAPTURE
 from kvstore.server.verbs.feeds import FEEDS
+from kvstore.server.verbs.grouping import changeset_verbs
 from kvstore.server.verbs.parallel import PARALLEL
 from kvstore.server.verbs.reads import READS
 from kvstore.server.verbs.tables import TABLES
@@ -26,4 +27,5 @@ __all__ = [
     "WRITES",
     "Answer",
     "Verb",
+    "changeset_verbs",
 ]

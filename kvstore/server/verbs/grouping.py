@@ -1,0 +1,32 @@
+"""The verbs that begin and end the changesets of callers."""
+
+from __future__ import annotations
+
+from kvstore.server.access import WRITE
+from kvstore.server.changesets import LentChangesets
+from kvstore.server.invocation import Invocation
+from kvstore.server.verbs.verb import Answer, Verb, described
+
+
+def changeset_verbs(changesets: LentChangesets) -> list[Verb]:
+    """The verbs, over the changesets of one server."""
+
+    def open_changeset(call: Invocation) -> Answer:
+        """Open a changeset, inside the changeset named `outer` if it is given. A write with the
+        header `Kvstore-Changeset: <name>` belongs to it."""
+        name, opened = changesets.open(call.text("outer"))
+        assert opened.id is not None, "it was entered"
+        domain, serial = opened.id
+        return {"name": name, "domain": domain, "serial": serial}
+
+    def end_changeset(call: Invocation) -> Answer:
+        """End a changeset. Returns the number of its changes."""
+        return {"events": changesets.end(call.text("name") or "").events}
+
+    return [
+        Verb(run.__name__, WRITE, run, described(run), parameters, waits=True)
+        for run, parameters in (
+            (open_changeset, {"outer": "text"}),
+            (end_changeset, {"name": "text"}),
+        )
+    ]
