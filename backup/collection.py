@@ -50,8 +50,6 @@ from backup.shard import (
 )
 from backup.shard.rows.part_reader import fault_of, open_part
 from backup.shard.scrub import ScrubReport
-from backup.shard.storage.address import public_address
-from backup.shard.storage.patience import Patience, Waiting
 from backup.uploads import Upload, upload_here
 from backup.verify import Depth, VerifyReport, verify_collection
 from backup.window import BackupInfo, Request, back_up, info
@@ -63,6 +61,8 @@ from kvstore.forks import own
 from kvstore.joins import VALUE_COLUMNS, Join, OnGone, join
 from kvstore.limits import RETRY_S
 from kvstore.span import Span
+from kvstore.storage.address import public_address
+from kvstore.storage.patience import Patience, Waiting
 from kvstore.store import Store
 from kvstore.timestamp import TimeLike, Timestamp, to_timestamp
 

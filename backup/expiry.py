@@ -14,11 +14,11 @@ from datetime import timedelta
 from backup.chains import RETENTION, Chains, CollectionRecord
 from backup.shard import EMPTY, OnProgress, Shard
 from backup.shard.scrub import ScrubReport
-from backup.shard.storage.contract import Blob, sweep
 from backup.uploads import forget, pending_parts
 from kvstore.arguments import require_age
 from kvstore.clock import WallClock
 from kvstore.errors import StatesLostError, UpperMismatchError, UsageError
+from kvstore.storage.contract import Blob, sweep
 from kvstore.timestamp import NS_PER_SECOND, TimeLike, to_timestamp
 
 

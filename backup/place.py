@@ -1,6 +1,6 @@
 """Where a collection lives: the storage that its URL names, decrypting where it has a key.
 
-The address itself is read by `backup.shard.storage.address`. A collection adds two rules: it does
+The address itself is read by `kvstore.storage.address`. A collection adds two rules: it does
 not mix with foreign files, and it may be encrypted.
 """
 
@@ -13,11 +13,11 @@ from typing import Any
 
 from backup.sealed import SealedBlob, SealedConsensus, Secret, unlock
 from backup.shard import FileBlob, Storage, open_storage
-from backup.shard.storage.cached_blob import CachedBlob
-from backup.shard.storage.kept_bytes import KeptBytes
-from backup.shard.storage.os_errors import not_done
-from backup.shard.storage.patience import PATIENCE, Patience
 from kvstore.errors import NotAStoreError
+from kvstore.storage.cached_blob import CachedBlob
+from kvstore.storage.kept_bytes import KeptBytes
+from kvstore.storage.os_errors import not_done
+from kvstore.storage.patience import PATIENCE, Patience
 
 _LOCAL_FOLDERS = {"blob", "consensus"}
 """A directory with one of these is a collection: other files beside them are ignored."""

@@ -25,10 +25,10 @@ import pyarrow as pa
 
 from backup.chains import Chains
 from backup.shard import Shard
-from backup.shard.storage.address import file_path
 from backup.tables import GONE, TableRows
 from bulk.tables.exports import write_parquet
 from kvstore.errors import DeterminateError, KVStoreError, LockedError, UsageError
+from kvstore.storage.address import file_path
 from kvstore.timestamp import Timestamp
 
 Format: TypeAlias = Literal["parquet", "delta"]

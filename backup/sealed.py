@@ -30,15 +30,6 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
 
-from backup.shard.storage.contract import (
-    Blob,
-    BlobInfo,
-    Cas,
-    Consensus,
-    Versioned,
-    put_retrying,
-    sweep,
-)
 from kvstore.codec.json import JsonObject, read_object
 from kvstore.errors import CorruptionError, FormatVersionError, KVStoreError, UsageError
 from kvstore.limits import (
@@ -48,6 +39,15 @@ from kvstore.limits import (
     SCRYPT_N,
     SEALED_CHUNK_BYTES,
     SEALED_HEADS_MAX,
+)
+from kvstore.storage.contract import (
+    Blob,
+    BlobInfo,
+    Cas,
+    Consensus,
+    Versioned,
+    put_retrying,
+    sweep,
 )
 
 KEY_RECORD: Final = "encryption.json"

@@ -25,11 +25,11 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from backup.collection import Collection
-from backup.shard.storage.address import require_address
 from kvstore.arguments import require_age
 from kvstore.codec.json import JsonObject
 from kvstore.control.scripts import StoreOrClient
 from kvstore.errors import UsageError
+from kvstore.storage.address import require_address
 from kvstore.tasks import Arguments, Handler, TaskProgress, age_of, handler, submit
 from kvstore.timestamp import TIMESTAMP_MAX, TimeLike, Timestamp, to_timestamp
 

@@ -38,7 +38,6 @@ import pyarrow as pa
 from backup.export import Exported, RowPosition, exported
 from backup.shard import BatchDesc, Blob, OnProgress, Shard, ShardBatch, ShardPart, Tally
 from backup.shard.state.codec import decode_part, encode_part
-from backup.shard.storage.contract import FAILURES
 from kvstore.codec.json import read_object
 from kvstore.errors import (
     CorruptionError,
@@ -47,6 +46,7 @@ from kvstore.errors import (
     IndeterminateError,
     UsageError,
 )
+from kvstore.storage.contract import FAILURES
 from kvstore.store import Store
 
 RECORD_FORMAT: Final = 1

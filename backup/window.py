@@ -20,7 +20,6 @@ from typing import NamedTuple
 from backup.chains import RETENTION, Chains, CollectionRecord
 from backup.shard import OnProgress, Shard, ShardBatch, ShardPart, delete_batch
 from backup.shard.state import witness
-from backup.shard.storage.contract import FAILURES
 from backup.uploads import Attempt, Upload, find, forget, upload_here
 from kvstore.claims import BACKUP
 from kvstore.errors import (
@@ -34,6 +33,7 @@ from kvstore.errors import (
 )
 from kvstore.holds import Hold
 from kvstore.limits import BACKUP_ATTEMPTS
+from kvstore.storage.contract import FAILURES
 from kvstore.store import Store
 from kvstore.timestamp import Timestamp
 

@@ -17,9 +17,9 @@ from backup import Collection
 from backup.place import find_place
 from backup.sealed import Secret
 from backup.shard import Storage
-from backup.shard.storage.address import file_path
 from kvstore.arguments import is_url, require_path
 from kvstore.errors import UsageError
+from kvstore.storage.address import file_path
 
 if TYPE_CHECKING:
     from kvstore.client import Client

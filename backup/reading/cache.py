@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from backup.shard.storage.kept_bytes import InDirectory, InMemory
 from kvstore.arguments import require_count
 from kvstore.limits import READER_CACHE_BYTES
+from kvstore.storage.kept_bytes import InDirectory, InMemory
 
 
 def keeping(

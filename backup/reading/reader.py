@@ -4,7 +4,7 @@
     a key     newest batch first: the filters of its parts, then one row group
     a span    the parts that touch it, merged
 
-Bytes that were fetched are kept near the reader (`backup.shard.storage.cached_blob`).
+Bytes that were fetched are kept near the reader (`kvstore.storage.cached_blob`).
 
 Invariants
 1. A read answers from the snapshots of one `refresh`, which leases hold against compaction and
@@ -35,7 +35,6 @@ from backup.reading.rows import changes_of, rows_of, versions_of
 from backup.shard import VERSIONS, ShardPart
 from backup.shard.rows.part_bytes import MissingPartError
 from backup.shard.rows.part_reader import OpenedPart
-from backup.shard.storage.kept_bytes import KeptBytes
 from kvstore.arguments import key_list, require_limit
 from kvstore.arrow import ROWS_SCHEMA
 from kvstore.changes import Change, Order, Revisions
@@ -56,6 +55,7 @@ from kvstore.joins.side import VALUE_FIELDS, Asked, Search
 from kvstore.limits import READER_KEYS_BY_BLOCK_MAX, READER_PARTS_MAX
 from kvstore.mvcc import Version
 from kvstore.span import Span, require_key
+from kvstore.storage.kept_bytes import KeptBytes
 from kvstore.tables import Table
 from kvstore.tables.catalogue import Catalogue
 from kvstore.tables.sources import SnapshotRows

@@ -8,7 +8,6 @@ Floors, from the top:
     critical gc
     rows                     batches of sorted rows, as Parquet parts
     state                    the facts of a shard, as a value, and the log of its commands
-    storage                  blobs and consensus
 """
 
 from backup.shard.compact import Merge, merge_here
@@ -41,12 +40,12 @@ from backup.shard.rows.tally import OnProgress, Tally
 from backup.shard.shard import Shard
 from backup.shard.snapshot import ListenBatch, ShardSnapshot, Split, split_batches
 from backup.shard.state.state import EMPTY, ShardBatch, ShardPart, ShardState
-from backup.shard.storage.address import open_storage
-from backup.shard.storage.contract import Blob, BlobInfo, Cas, Consensus, Storage, Versioned
-from backup.shard.storage.file_blob import FileBlob
-from backup.shard.storage.file_consensus import FileConsensus
-from backup.shard.storage.memory import MemoryBlob, MemoryConsensus
 from backup.shard.writer import Writer
+from kvstore.storage.address import open_storage
+from kvstore.storage.contract import Blob, BlobInfo, Cas, Consensus, Storage, Versioned
+from kvstore.storage.file_blob import FileBlob
+from kvstore.storage.file_consensus import FileConsensus
+from kvstore.storage.memory import MemoryBlob, MemoryConsensus
 
 __all__ = [
     "Shard",

@@ -19,8 +19,8 @@ from backup.shard.state import commands as c
 from backup.shard.state import machine
 from backup.shard.state.log import StateLog
 from backup.shard.state.state import EMPTY, require_frontier
-from backup.shard.storage.contract import FAILURES
 from kvstore.errors import ForkedError, HistoryGoneError, LeaseExpiredError
+from kvstore.storage.contract import FAILURES
 
 
 class ReadLease:

@@ -30,12 +30,12 @@ from backup.shard.state import commands as c
 from backup.shard.state import witness
 from backup.shard.state.log import StateLog
 from backup.shard.state.state import ShardBatch, ShardState, frontier_text
-from backup.shard.storage.contract import Blob, Consensus
-from backup.shard.storage.patience import Patience
 from backup.shard.writer import Writer
 from kvstore.clock import Clock, WallClock
 from kvstore.errors import AccessDeniedError, OutOfSpaceError, UsageError
 from kvstore.limits import LEASE_NS
+from kvstore.storage.contract import Blob, Consensus
+from kvstore.storage.patience import Patience
 
 
 class Shard:

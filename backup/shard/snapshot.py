@@ -23,13 +23,13 @@ from backup.shard.rows.ranges import range_tombstones
 from backup.shard.rows.rules import RULES, AsOf, View, Window
 from backup.shard.state import codec
 from backup.shard.state.state import ShardBatch, ShardPart
-from backup.shard.storage.contract import Blob
 from kvstore.codec.json import read_object
 from kvstore.forks import own
 from kvstore.joins.order import OrderedLabels
 from kvstore.limits import STATE_BYTES_MAX
 from kvstore.mvcc import RangeTombstone
 from kvstore.span import Span
+from kvstore.storage.contract import Blob
 from kvstore.timestamp import TIMESTAMP_MAX
 
 _SPLIT_FORMAT = 1

@@ -14,8 +14,8 @@ from backup.shard.rows.batch_writer import part_names
 from backup.shard.state import commands as c
 from backup.shard.state.log import StateLog
 from backup.shard.state.state import ShardBatch, frontier_text, require_frontier
-from backup.shard.storage.contract import put_retrying
 from kvstore.errors import IndeterminateError, UpperMismatchError, UsageError
+from kvstore.storage.contract import put_retrying
 
 
 class Writer:

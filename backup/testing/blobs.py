@@ -5,15 +5,15 @@
         def blob(self) -> Blob:
             return MyBlob()
 
-pytest then runs every rule of a blob in `backup.shard.storage.contract` on `MyBlob`.
+pytest then runs every rule of a blob in `kvstore.storage.contract` on `MyBlob`.
 """
 
 from __future__ import annotations
 
 import pytest
 
-from backup.shard.storage.contract import Blob, BlobInfo
 from kvstore.errors import DeterminateError, UsageError
+from kvstore.storage.contract import Blob, BlobInfo
 
 
 class BlobContract:

@@ -5,7 +5,7 @@
         def consensus(self) -> Consensus:
             return MyConsensus()
 
-pytest then runs every rule of a consensus in `backup.shard.storage.contract` on `MyConsensus`.
+pytest then runs every rule of a consensus in `kvstore.storage.contract` on `MyConsensus`.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import threading
 
 import pytest
 
-from backup.shard.storage.contract import SEQNO_MAX, Cas, Consensus, Versioned
 from kvstore.errors import UsageError
+from kvstore.storage.contract import SEQNO_MAX, Cas, Consensus, Versioned
 
 KEY = "s-1"
 """The key whose versions `cas`, `fill` and `seqnos` write and read."""

@@ -21,8 +21,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TypeVar
 
-from backup.shard.storage.contract import Blob, BlobInfo, Cas, Consensus, Versioned
 from kvstore.errors import DeterminateError, IndeterminateError, UsageError
+from kvstore.storage.contract import Blob, BlobInfo, Cas, Consensus, Versioned
 
 _T = TypeVar("_T")
 

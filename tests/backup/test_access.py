@@ -17,12 +17,12 @@ import pytest
 import backup
 import kvstore
 from backup.shard import FileBlob, MemoryBlob, Shard, Storage
-from backup.shard.storage.contract import Cas, Versioned
-from backup.shard.storage.file_consensus import FileConsensus
-from backup.shard.storage.memory import MemoryConsensus
 from backup.uploads import Attempt, find, upload_here
 from kvstore.errors import AccessDeniedError, CorruptionError, OutOfSpaceError
 from kvstore.limits import ROLLUP_EVERY
+from kvstore.storage.contract import Cas, Versioned
+from kvstore.storage.file_consensus import FileConsensus
+from kvstore.storage.memory import MemoryConsensus
 from tests.backup.histories import upload_and_be_killed
 
 NOBODY = 65534

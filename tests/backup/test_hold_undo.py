@@ -18,9 +18,9 @@ import backup
 import kvstore
 from backup import replication, window
 from backup.shard.shard import Shard
-from backup.shard.storage.address import public_address
 from backup.source import StoreSource
 from kvstore.errors import HistoryGoneError, KVStoreError, StorageError
+from kvstore.storage.address import public_address
 
 ERRORS = [StorageError("the storage is gone"), KeyboardInterrupt()]
 

@@ -15,13 +15,13 @@ import backup
 import kvstore
 from backup.chains import Chains
 from backup.sealed import KEY_RECORD, SealedConsensus, Secret, unlock
-from backup.shard.storage.contract import Storage, Versioned
-from backup.shard.storage.file_blob import FileBlob
-from backup.shard.storage.memory import MemoryBlob, MemoryConsensus
 from backup.uploads import Attempt, find
 from kvstore.clock import Clock
 from kvstore.errors import CorruptionError, FormatVersionError, KVStoreError, UsageError
 from kvstore.limits import KEY_RECORD_BYTES_MAX
+from kvstore.storage.contract import Storage, Versioned
+from kvstore.storage.file_blob import FileBlob
+from kvstore.storage.memory import MemoryBlob, MemoryConsensus
 from tests.shard.test_hostile import lied
 
 

@@ -15,12 +15,12 @@ import kvstore
 from backup.chains import Chains
 from backup.shard import Shard
 from backup.shard.state.log import StateLog
-from backup.shard.storage.file_consensus import FileConsensus
 from kvstore.errors import (
     HistoryGoneError,
     UsageError,
 )
 from kvstore.limits import LEASE_NS, ROLLUP_EVERY
+from kvstore.storage.file_consensus import FileConsensus
 from tests.backup.histories import (
     Crash,
     live_through,

@@ -18,11 +18,11 @@ import pytest
 
 import bulk
 import kvstore
-from backup.shard.storage.contract import Cas, Versioned
-from backup.shard.storage.file_blob import FileBlob
-from backup.shard.storage.file_consensus import FileConsensus
 from kvstore.errors import ImportRefusedError, KVStoreError, OutOfSpaceError, StorageError
 from kvstore.journal import Journal, Sync, compact, inspect, read, salvage
+from kvstore.storage.contract import Cas, Versioned
+from kvstore.storage.file_blob import FileBlob
+from kvstore.storage.file_consensus import FileConsensus
 from kvstore.tasks import Tasks
 from kvstore.tasks.queue import read_tasks
 from kvstore.testing.faults import ERRORS, faults

@@ -22,8 +22,8 @@ import pytest
 from obstore.store import LocalStore
 
 import kvstore
-from backup.shard.storage.object_store import ObjectBlob
 from kvstore.errors import ForkedError, LockedError
+from kvstore.storage.object_store import ObjectBlob
 from kvstore.store import Store
 from kvstore.tasks import Tasks
 from kvstore.tasks.worker import Worker

@@ -23,10 +23,10 @@ from backup.shard.rows.found import FindBounds, find_versions
 from backup.shard.rows.part_reader import open_part, require_part, translated
 from backup.shard.rows.rules import OP_DELETE_RANGE, OP_PUT, VERSIONS, VERSIONS_SCHEMA, Window
 from backup.shard.state.state import ShardBatch, ShardPart
-from backup.shard.storage.memory import MemoryBlob
 from kvstore.digest import digest
 from kvstore.errors import CorruptionError, FormatVersionError
 from kvstore.joins.order import in_order
+from kvstore.storage.memory import MemoryBlob
 from kvstore.testing.bounds import bounds
 from kvstore.timestamp import TIMESTAMP_MAX
 from tests.shard import thrift

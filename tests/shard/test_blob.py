@@ -11,12 +11,12 @@ import pytest
 from obstore.store import LocalStore, MemoryStore, ObjectStore
 
 from backup.sealed import DataKey, SealedBlob, Secret
-from backup.shard.storage.contract import Blob, put_retrying, sweep
-from backup.shard.storage.file_blob import FileBlob
-from backup.shard.storage.memory import MemoryBlob
-from backup.shard.storage.object_store import ObjectBlob
 from backup.testing.blobs import BlobContract
 from kvstore.errors import AccessDeniedError
+from kvstore.storage.contract import Blob, put_retrying, sweep
+from kvstore.storage.file_blob import FileBlob
+from kvstore.storage.memory import MemoryBlob
+from kvstore.storage.object_store import ObjectBlob
 
 
 class TestMemoryBlob(BlobContract):

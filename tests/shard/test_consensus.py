@@ -13,13 +13,13 @@ import obstore
 import pytest
 from obstore.store import LocalStore, MemoryStore, ObjectStore
 
-from backup.shard.storage.contract import Cas, Consensus, Versioned
-from backup.shard.storage.file_consensus import FileConsensus
-from backup.shard.storage.memory import MemoryConsensus
-from backup.shard.storage.object_store import ObjectConsensus
 from backup.testing.consensus import KEY, ConsensusContract, cas, fill, seqnos
 from kvstore.errors import CorruptionError, IndeterminateError
 from kvstore.journal import Journal
+from kvstore.storage.contract import Cas, Consensus, Versioned
+from kvstore.storage.file_consensus import FileConsensus
+from kvstore.storage.memory import MemoryConsensus
+from kvstore.storage.object_store import ObjectConsensus
 
 
 class TestMemoryConsensus(ConsensusContract):

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from backup.shard.storage.contract import Blob, BlobInfo, Cas, Versioned
-from backup.shard.storage.memory import MemoryBlob, MemoryConsensus
 from backup.testing.blobs import BlobContract
 from backup.testing.consensus import ConsensusContract
+from kvstore.storage.contract import Blob, BlobInfo, Cas, Versioned
+from kvstore.storage.memory import MemoryBlob, MemoryConsensus
 
 
 class Overwrites(MemoryBlob):

@@ -17,8 +17,8 @@ from pathlib import Path
 
 from backup.shard.rows.batch_writer import BatchDesc
 from backup.shard.shard import Shard
-from backup.shard.storage.file_blob import FileBlob
-from backup.shard.storage.file_consensus import FileConsensus
+from kvstore.storage.file_blob import FileBlob
+from kvstore.storage.file_consensus import FileConsensus
 from tests.shard.rows import put, state_of, versions
 
 WRITER = """

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from backup.shard import MemoryBlob
-from backup.shard.storage.cached_blob import CachedBlob
-from backup.shard.storage.kept_bytes import InDirectory, InMemory, KeptBytes
 from kvstore.errors import KVStoreError
+from kvstore.storage.cached_blob import CachedBlob
+from kvstore.storage.kept_bytes import InDirectory, InMemory, KeptBytes
 from kvstore.testing.seeds import seeded
 
 BOUND = 20_000

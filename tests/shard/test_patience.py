@@ -16,11 +16,6 @@ import pytest
 
 import backup
 import kvstore
-from backup.shard.storage.contract import Storage
-from backup.shard.storage.file_blob import FileBlob
-from backup.shard.storage.file_consensus import FileConsensus
-from backup.shard.storage.object_store import open_object_store
-from backup.shard.storage.patience import LOG, Patience, Waiting
 from kvstore.errors import (
     AccessDeniedError,
     DeterminateError,
@@ -32,6 +27,11 @@ from kvstore.errors import (
 )
 from kvstore.journal import OS_FILES
 from kvstore.limits import RETRY_TOLD_S
+from kvstore.storage.contract import Storage
+from kvstore.storage.file_blob import FileBlob
+from kvstore.storage.file_consensus import FileConsensus
+from kvstore.storage.object_store import open_object_store
+from kvstore.storage.patience import LOG, Patience, Waiting
 from tests.shard.world import World, batch_of
 
 

@@ -17,9 +17,9 @@ from backup.shard.rows.batch_writer import BatchDesc, concat_batches, part_names
 from backup.shard.rows.merge import ONE_ROW, merge_sorted
 from backup.shard.rows.rules import DIFFS, VERSIONS, AsOf, Compact, Rule, View, Window
 from backup.shard.state.state import ShardBatch
-from backup.shard.storage.memory import MemoryBlob
 from kvstore.arrow import key_words
 from kvstore.span import Span
+from kvstore.storage.memory import MemoryBlob
 from tests.shard.rows import (
     Diff,
     Row,

@@ -19,8 +19,6 @@ from backup.shard.rows.batch_writer import BatchDesc
 from backup.shard.rows.rules import DIFFS, VERSIONS, AsOf, Rule
 from backup.shard.shard import Shard
 from backup.shard.state.state import EMPTY
-from backup.shard.storage.memory import MemoryBlob, MemoryConsensus
-from backup.shard.storage.patience import Patience
 from backup.testing.faults import FaultRates, FaultyBlob, FaultyConsensus, Weather
 from kvstore.clock import ManualClock
 from kvstore.errors import (
@@ -30,6 +28,8 @@ from kvstore.errors import (
     NotYetWrittenError,
     UpperMismatchError,
 )
+from kvstore.storage.memory import MemoryBlob, MemoryConsensus
+from kvstore.storage.patience import Patience
 from tests.shard.rows import (
     Diff,
     Row,

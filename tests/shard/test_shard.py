@@ -12,11 +12,6 @@ from backup.shard import gc
 from backup.shard.rows.batch_writer import BatchDesc, part_names, write_batch
 from backup.shard.rows.rules import DIFFS, VERSIONS
 from backup.shard.state.state import EMPTY, ShardBatch
-from backup.shard.storage.contract import Blob, Consensus, Versioned
-from backup.shard.storage.file_blob import FileBlob
-from backup.shard.storage.file_consensus import FileConsensus
-from backup.shard.storage.memory import MemoryBlob, MemoryConsensus
-from backup.shard.storage.object_store import ObjectBlob, ObjectConsensus
 from backup.testing.blobs import BlobContract
 from backup.testing.consensus import ConsensusContract
 from backup.testing.faults import FaultyBlob, FaultyConsensus, Weather
@@ -26,6 +21,11 @@ from kvstore.errors import (
     UsageError,
 )
 from kvstore.limits import ROLLUP_EVERY
+from kvstore.storage.contract import Blob, Consensus, Versioned
+from kvstore.storage.file_blob import FileBlob
+from kvstore.storage.file_consensus import FileConsensus
+from kvstore.storage.memory import MemoryBlob, MemoryConsensus
+from kvstore.storage.object_store import ObjectBlob, ObjectConsensus
 from kvstore.testing.bounds import bounds
 from tests.shard.rows import delete, put, versions
 from tests.shard.world import World, open_shard, read, write

@@ -10,10 +10,10 @@ import pytest
 from obstore.store import ObjectStore
 
 import backup.shard
-from backup.shard.storage.address import open_storage
-from backup.shard.storage.contract import Storage
-from backup.shard.storage.file_blob import FileBlob
 from kvstore.errors import UsageError
+from kvstore.storage.address import open_storage
+from kvstore.storage.contract import Storage
+from kvstore.storage.file_blob import FileBlob
 from tests.shard.world import open_shard, read, write
 
 
@@ -99,16 +99,11 @@ PACKAGE = Path(backup.shard.__file__).parent
 MODULES = {path.stem: imports(path) for path in PACKAGE.rglob("*.py")}
 
 
-def test_obstore_is_imported_by_the_object_store_alone() -> None:
-    users = {name for name, found in MODULES.items() if any(i.startswith("obstore") for i in found)}
-    assert users == {"object_store"}
-
-
 def test_the_machine_knows_no_storage_no_clock_and_no_arrow() -> None:
     pure = {"state", "commands", "holding", "merging", "machine"}
     allowed = {f"backup.shard.state.{name}" for name in pure} | {"backup.shard.state"}
     for name in pure:
-        ours = {i for i in MODULES[name] if i.startswith("backup")}
+        ours = {i for i in MODULES[name] if i.startswith(("backup", "kvstore.storage"))}
         assert ours <= allowed, name
         assert not {i for i in MODULES[name] if i.startswith(("pyarrow", "numpy", "time", "os"))}
 

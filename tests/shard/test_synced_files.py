@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from backup.shard.storage import file_blob
+from kvstore.storage import file_blob
 
 SIZES = [
     0,

@@ -7,14 +7,14 @@ from collections.abc import Callable
 from backup.shard.rows.batch_writer import BatchDesc
 from backup.shard.shard import Shard
 from backup.shard.state.state import ShardBatch
-from backup.shard.storage.contract import Blob, Cas, Consensus, Versioned
-from backup.shard.storage.memory import MemoryBlob, MemoryConsensus
-from backup.shard.storage.patience import Patience
 from kvstore.clock import ManualClock
 from kvstore.errors import (
     DeterminateError,
     IndeterminateError,
 )
+from kvstore.storage.contract import Blob, Cas, Consensus, Versioned
+from kvstore.storage.memory import MemoryBlob, MemoryConsensus
+from kvstore.storage.patience import Patience
 from tests.shard.rows import put, state_of, versions
 
 QUICK = Patience(pause=lambda seconds: None)

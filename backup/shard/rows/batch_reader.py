@@ -21,7 +21,6 @@ from backup.shard.rows.rules import (
     lower_bound,
 )
 from backup.shard.state.state import ShardBatch, ShardPart
-from backup.shard.storage.contract import Blob
 from kvstore.limits import (
     MERGE_BYTES_MAX,
     MERGE_ROWS_MAX,
@@ -31,6 +30,7 @@ from kvstore.limits import (
     ROW_GROUP_ROWS_MAX,
 )
 from kvstore.span import Span
+from kvstore.storage.contract import Blob
 
 
 def read_batches(

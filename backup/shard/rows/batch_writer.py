@@ -27,7 +27,6 @@ from backup.shard.rows.rules import (
     column_numpy,
 )
 from backup.shard.state.state import ShardBatch, ShardPart, require_frontier
-from backup.shard.storage.contract import FAILURES, Blob, put_retrying
 from kvstore.clock import Clock, WallClock
 from kvstore.digest import digest
 from kvstore.errors import KeyOrderError, UsageError
@@ -35,6 +34,7 @@ from kvstore.limits import (
     ROW_GROUP_BYTES_MAX,
     ROW_GROUP_ROWS_MAX,
 )
+from kvstore.storage.contract import FAILURES, Blob, put_retrying
 
 OnFull: TypeAlias = "Callable[[ShardPart, pa.RecordBatch], bool]"
 """Called with an uploaded part and its last row. It returns True if the part must stay."""

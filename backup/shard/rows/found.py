@@ -36,10 +36,10 @@ from backup.shard.rows.rules import (
     lower_bound,
 )
 from backup.shard.state.state import ShardBatch, ShardPart
-from backup.shard.storage.contract import Blob
 from kvstore.arrow import buffers_of
 from kvstore.joins.order import OrderedLabels
 from kvstore.loops import match
+from kvstore.storage.contract import Blob
 
 _FILTERED_MAX = 16
 """Keys of a row group that its filter is asked for, at most. More are likely to have one in it."""

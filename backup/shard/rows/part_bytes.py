@@ -27,10 +27,10 @@ from backup.shard.rows.trailer import (
     read_trailer,
 )
 from backup.shard.state.state import ShardPart
-from backup.shard.storage.contract import Blob
 from kvstore.digest import is_digest
 from kvstore.errors import CorruptionError
 from kvstore.limits import PART_TAIL_BYTES
+from kvstore.storage.contract import Blob
 
 
 class MissingPartError(CorruptionError):

@@ -26,7 +26,6 @@ from backup.shard.rows.part_format import (
 )
 from backup.shard.rows.rules import OP_DELETE_RANGE, Rule, column_numpy, keep, lower_bound
 from backup.shard.state.state import ShardPart
-from backup.shard.storage.contract import Blob
 from kvstore.errors import CorruptionError, FormatVersionError, KVStoreError
 from kvstore.limits import (
     PART_CONTAINER_MAX,
@@ -35,6 +34,7 @@ from kvstore.limits import (
     ROW_GROUP_BYTES_MAX,
 )
 from kvstore.span import Span
+from kvstore.storage.contract import Blob
 
 _WITHOUT_TRAILER = FORMATS_READ[:2]
 

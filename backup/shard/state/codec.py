@@ -50,11 +50,11 @@ from backup.shard.state.state import (
     ShardPart,
     ShardState,
 )
-from backup.shard.storage.contract import require_name
 from kvstore.codec.json import JsonObject, read_object
 from kvstore.digest import digest
 from kvstore.errors import CorruptionError, FormatVersionError
 from kvstore.limits import STATE_BYTES_MAX
+from kvstore.storage.contract import require_name
 
 FORMAT_VERSION = 1
 ENVELOPE = struct.Struct(">4sHI")

@@ -28,15 +28,6 @@ from typing import Any, NamedTuple, TypeVar
 
 from backup.shard.state import codec, commands, machine
 from backup.shard.state.state import ShardState
-from backup.shard.storage.contract import (
-    FAILURES,
-    Blob,
-    Cas,
-    Consensus,
-    Versioned,
-    require_consensus_key,
-)
-from backup.shard.storage.patience import Patience
 from kvstore.clock import WallClock
 from kvstore.digest import digest
 from kvstore.errors import (
@@ -48,6 +39,15 @@ from kvstore.errors import (
 )
 from kvstore.forks import own
 from kvstore.limits import LOOKS_MAX, ROLLUP_EVERY, STATE_SCAN_VERSIONS
+from kvstore.storage.contract import (
+    FAILURES,
+    Blob,
+    Cas,
+    Consensus,
+    Versioned,
+    require_consensus_key,
+)
+from kvstore.storage.patience import Patience
 
 _T = TypeVar("_T")
 

@@ -22,9 +22,9 @@ from functools import partial
 from typing import Final
 
 from backup.shard.state.log import StateLog
-from backup.shard.storage.contract import FAILURES, Blob
 from kvstore.digest import digest
 from kvstore.errors import CorruptionError, StatesLostError, UsageError
+from kvstore.storage.contract import FAILURES, Blob
 
 FOLDER: Final = "witness"
 _NAME = re.compile(rf"(?P<shard>[^/]+)/{FOLDER}/v(?P<seqno>\d{{20}})")

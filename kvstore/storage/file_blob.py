@@ -23,10 +23,10 @@ from contextlib import suppress
 from pathlib import Path
 from threading import Lock
 
-from backup.shard.storage.contract import BlobInfo, name_taken, require_name, restore_existing
-from backup.shard.storage.os_errors import not_done, translate_os_error
-from backup.shard.storage.patience import PATIENCE, Patience
 from kvstore.journal import OS_FILES
+from kvstore.storage.contract import BlobInfo, name_taken, require_name, restore_existing
+from kvstore.storage.os_errors import not_done, translate_os_error
+from kvstore.storage.patience import PATIENCE, Patience
 
 _TEMPORARY = ".tmp-"
 DIRECT: int = getattr(os, "O_DIRECT", 0)

@@ -1,4 +1,4 @@
-"""Storage of shards: blobs and consensus, as a contract and on memory, files and object stores.
+"""Storage by URL: blobs and consensus, as a contract and on memory, files and object stores.
 
 Floors, from the top:
 

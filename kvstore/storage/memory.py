@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 
-from backup.shard.storage.contract import (
+from kvstore.storage.contract import (
     BlobInfo,
     Cas,
     Versioned,
@@ -15,7 +15,7 @@ from backup.shard.storage.contract import (
     require_truncation,
     restore_existing,
 )
-from backup.shard.storage.patience import PATIENCE, Patience
+from kvstore.storage.patience import PATIENCE, Patience
 
 
 class MemoryBlob:

@@ -41,8 +41,8 @@ import re
 from collections.abc import Iterator
 from typing import Final, NamedTuple, Protocol, runtime_checkable
 
-from backup.shard.storage.patience import Patience
 from kvstore.errors import AccessDeniedError, DeterminateError, StorageError, UsageError
+from kvstore.storage.patience import Patience
 
 NAME_CHARS_MAX = 255
 _BLOB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=-]*(/[A-Za-z0-9][A-Za-z0-9._=-]*)*")

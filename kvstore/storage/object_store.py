@@ -44,19 +44,6 @@ from obstore.exceptions import (
 )
 from obstore.store import ObjectStore, from_url
 
-from backup.shard.storage.contract import (
-    BlobInfo,
-    Cas,
-    Versioned,
-    name_taken,
-    require_cas,
-    require_consensus_key,
-    require_name,
-    require_truncation,
-    restore_existing,
-)
-from backup.shard.storage.os_errors import not_done, translate_os_error
-from backup.shard.storage.patience import PATIENCE, Patience
 from kvstore.errors import (
     AccessDeniedError,
     CorruptionError,
@@ -68,6 +55,19 @@ from kvstore.errors import (
 )
 from kvstore.forks import own
 from kvstore.limits import OBJECT_REQUEST_S, OBJECT_RETRIES_MAX
+from kvstore.storage.contract import (
+    BlobInfo,
+    Cas,
+    Versioned,
+    name_taken,
+    require_cas,
+    require_consensus_key,
+    require_name,
+    require_truncation,
+    restore_existing,
+)
+from kvstore.storage.os_errors import not_done, translate_os_error
+from kvstore.storage.patience import PATIENCE, Patience
 
 _HEADER = struct.Struct(">Q16s")
 _INDEX_DIGITS = 20

@@ -25,15 +25,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from backup.shard.storage.contract import (
-    Cas,
-    Versioned,
-    require_cas,
-    require_consensus_key,
-    require_truncation,
-)
-from backup.shard.storage.os_errors import not_done, translate_os_error
-from backup.shard.storage.patience import PATIENCE, Patience
 from kvstore.errors import (
     CorruptionError,
     DeterminateError,
@@ -45,6 +36,15 @@ from kvstore.errors import (
 from kvstore.errors.system import storage_errors
 from kvstore.journal import OS_FILES, Journal, Record, replay
 from kvstore.journal.names import COMPACTING_NAME, LOCK_NAME
+from kvstore.storage.contract import (
+    Cas,
+    Versioned,
+    require_cas,
+    require_consensus_key,
+    require_truncation,
+)
+from kvstore.storage.os_errors import not_done, translate_os_error
+from kvstore.storage.patience import PATIENCE, Patience
 
 _CONTENT = "kvstore.consensus/1"
 _SEQNO = struct.Struct(">Q")

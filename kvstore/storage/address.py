@@ -14,13 +14,13 @@ import os
 from typing import Any
 from urllib.parse import unquote, urlsplit, urlunsplit
 
-from backup.shard.storage.contract import Storage
-from backup.shard.storage.file_blob import FileBlob
-from backup.shard.storage.file_consensus import FileConsensus
-from backup.shard.storage.memory import MemoryBlob, MemoryConsensus
-from backup.shard.storage.object_store import open_object_store
-from backup.shard.storage.patience import PATIENCE, Patience
 from kvstore.errors import UsageError
+from kvstore.storage.contract import Storage
+from kvstore.storage.file_blob import FileBlob
+from kvstore.storage.file_consensus import FileConsensus
+from kvstore.storage.memory import MemoryBlob, MemoryConsensus
+from kvstore.storage.object_store import open_object_store
+from kvstore.storage.patience import PATIENCE, Patience
 
 _memories: dict[str, Storage] = {}
 _SCHEMES = ("file", "memory", "s3", "gs", "az")

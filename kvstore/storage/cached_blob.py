@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from backup.shard.storage.contract import Blob, BlobInfo
-from backup.shard.storage.kept_bytes import KeptBytes
+from kvstore.storage.contract import Blob, BlobInfo
+from kvstore.storage.kept_bytes import KeptBytes
 
 _SIZE = "size"
 
