@@ -22,10 +22,24 @@ import kvstore
 from backup import Collection
 from benchmarks.subject import Subject, Work
 from kvstore.arrow import ROWS_SCHEMA
-from spark_connector import ImportRows, read_collection, register, run_import, session
+from spark_connector import (
+    ImportRows,
+    apply_changes,
+    read_collection,
+    register,
+    run_import,
+    session,
+)
 from spark_connector.jobs import backup as backup_job
 
 _FILES = 4
+
+_TINY_ROWS = 40_000
+"""Rows of a load in tiny partitions."""
+
+_BATCHES = 40
+_BATCH_ROWS = 100
+"""The micro-batches of a stream, and their rows."""
 
 
 class Jobs(Subject):
@@ -121,6 +135,84 @@ class Jobs(Subject):
         return self._doing(
             lambda: write_deltalake(str(target), pq.read_table(source).sort_by("key"))
         )
+
+    def import_hundred(self) -> Work:
+        return self._import_tiny(100)
+
+    def import_ten_thousand(self) -> Work:
+        return self._import_tiny(10_000)
+
+    def _import_tiny(self, partitions: int) -> Work:
+        """Import a few rows that lie in this many partitions."""
+        target = self.fresh(f"tiny-{partitions}")
+        ids = self._session.range(0, _TINY_ROWS, 1, partitions)
+        rows = ids.selectExpr("printf('k%08d', id) AS key", "printf('v%08d', id) AS value")
+
+        def run() -> int:
+            with kvstore.open(target) as store:
+                run_import(ImportRows(rows, "key", "value", partitions=_FILES), store)
+            return _TINY_ROWS
+
+        return run
+
+    # -- micro-batches --------------------------------------------------------------------
+
+    @cached_property
+    def _feed(self) -> Path:
+        """Commits as a checkpoint, and as Parquet files with the same rows."""
+        home = self.directory / "feed"
+        (home / "files").mkdir(parents=True)
+        with kvstore.open(home / "store") as store:
+            for step in range(_BATCHES):
+                keys, values = self.data.updates(_BATCH_ROWS, step)
+                store.put_many(zip(keys, values, strict=True))
+                table = pa.table({"key": keys, "value": values}, schema=ROWS_SCHEMA)
+                pq.write_table(table, home / "files" / f"{step:03}.parquet")
+            store.checkpoint(home / "checkpoint")
+        return home
+
+    def follow_parquet(self, step: int) -> Work:
+        """Collect micro-batches of one file each."""
+        reader = self._session.readStream.schema("key binary, value binary")
+        frame = reader.option("maxFilesPerTrigger", 1).parquet(str(self._feed / "files"))
+        return self._following(frame, lambda batch, _: batch.toArrow(), step)
+
+    def apply_changes(self, step: int) -> Work:
+        """Apply micro-batches of one commit each to another store."""
+        reader = self._session.readStream.format("kvstore")
+        options = {"readChangeFeed": "true", "startingTimestamp": "0"}
+        bound = {"maxRowsPerTrigger": str(_BATCH_ROWS)}
+        frame = reader.options(**options, **bound).load(str(self._feed / "checkpoint"))
+        target = self.fresh(f"applied-{step}")
+
+        def run() -> int:
+            with kvstore.open(target) as store:
+
+                def apply(batch: DataFrame, number: int) -> None:
+                    apply_changes(batch, store, position=b"position", batch_id=number)
+
+                return self._following(frame, apply, step)()
+
+        return run
+
+    def _following(
+        self, frame: DataFrame, take: Callable[[DataFrame, int], object], step: int
+    ) -> Work:
+        offsets = self.fresh(f"offsets-{step}")
+
+        def run() -> int:
+            seen: list[int] = []
+
+            def note(batch: DataFrame, number: int) -> None:
+                take(batch, number)
+                seen.append(number)
+
+            writer = frame.writeStream.foreachBatch(note).trigger(availableNow=True)
+            writer.option("checkpointLocation", str(offsets)).start().awaitTermination()
+            assert len(seen) == _BATCHES
+            return _BATCHES
+
+        return run
 
     # -- backup ---------------------------------------------------------------------------
 

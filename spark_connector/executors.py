@@ -22,6 +22,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from kvstore.errors import KVStoreError, UsageError
+from spark_connector.releases import CONNECT, require
 from spark_connector.worker import freeze_objects
 
 _Result = TypeVar("_Result")
@@ -32,8 +33,12 @@ _OTHER_PYTHON: Final = re.compile(r"\[PYTHON_VERSION_MISMATCH\] (.*?\.) ")
 
 
 def is_remote(spark: object) -> bool:
-    """Whether the session is one of Spark Connect: it has no context, and no JVM beside it."""
-    return not isinstance(spark, SparkSession)
+    """Whether the session is one of Spark Connect: it has no context, and no JVM beside it. Raises
+    `UsageError` if it is, and the release is too old for it."""
+    found = not isinstance(spark, SparkSession)
+    if found:
+        require(CONNECT)
+    return found
 
 
 def cores_of(spark: SparkSession) -> int | None:

@@ -32,6 +32,7 @@ from pyspark.sql import SparkSession
 
 from kvstore.errors import UsageError
 from spark_connector.java import java_for_spark
+from spark_connector.releases import UNIX_SOCKETS, has
 
 CORES = 2
 MEMORY = "1g"
@@ -186,7 +187,9 @@ def _sockets(scratch: Path) -> dict[str, str]:
     On TCP each Python task waits some 40 ms for a delayed acknowledgement: a hundred small tasks on
     two cores take 2.8 s, and 1.2 s on Unix sockets.
     """
-    if not hasattr(socket, "AF_UNIX") or len(os.fsencode(scratch)) > _SOCKET_FOLDER_BYTES_MAX:
+    if not has(UNIX_SOCKETS) or not hasattr(socket, "AF_UNIX"):
+        return {}
+    if len(os.fsencode(scratch)) > _SOCKET_FOLDER_BYTES_MAX:
         return {}
     return {
         "spark.python.unix.domain.socket.enabled": "true",

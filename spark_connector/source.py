@@ -10,17 +10,17 @@ from __future__ import annotations
 from typing import Final
 
 from pyspark.sql import SparkSession
-from pyspark.sql.datasource import (
+from pyspark.sql.types import StructType
+
+from kvstore.errors import UsageError
+from spark_connector.access import staging_path
+from spark_connector.interfaces import (
     DataSource,
     DataSourceReader,
     DataSourceStreamReader,
     DataSourceStreamWriter,
     DataSourceWriter,
 )
-from pyspark.sql.types import StructType
-
-from kvstore.errors import UsageError
-from spark_connector.access import staging_path
 from spark_connector.options import (
     ReadOptions,
     asked_table,
@@ -31,6 +31,7 @@ from spark_connector.options import (
 )
 from spark_connector.reading.query import QueryReader, table_schema
 from spark_connector.reading.schema import offered, require_known, require_same
+from spark_connector.releases import LIMITS, SOURCES, require
 from spark_connector.worker import freeze_objects, plain_errors
 
 FORMAT: Final = "kvstore"
@@ -65,6 +66,8 @@ class KVStoreSource(DataSource):
 
         try:
             options = read_options(self.options, "stream")
+            if options.rows_per_trigger is not None or options.bytes_per_trigger is not None:
+                require(LIMITS)
             asked = _require_known(schema, options)
         except UsageError as error:
             return RefusedReader(error)
@@ -103,6 +106,8 @@ def register(spark: SparkSession) -> None:
     """Tell `spark` the name of the format.
 
     A session needs it only where it does not find the name by itself: the Python of its driver
-    lacks the package `pyspark_kvstore`, or imports it from an editable install by a finder.
+    lacks the package `pyspark_kvstore`, or imports it from an editable install by a finder. Raises
+    `UsageError` before PySpark 4.0.
     """
+    require(SOURCES)
     spark.dataSource.register(KVStoreSource)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from benchmarks.workloads.plan import (
     SPARK,
     Call,
@@ -11,7 +13,9 @@ from benchmarks.workloads.plan import (
 
 
 def spark() -> list[Workload]:
-    def against(name: str, baseline: str, operation: str, reach: float | None) -> Workload:
+    def against(
+        name: str, baseline: str, operation: str, reach: float | None, **more: Any
+    ) -> Workload:
         return Workload(
             f"spark-{name}",
             Contender(SPARK, Call(baseline), baseline),
@@ -19,11 +23,14 @@ def spark() -> list[Workload]:
             reach=reach,
             warm=True,
             has_cpu=False,
+            **more,
         )
 
     return [
         against("import", "sort", "bulk_import", 0.71),
         against("import-delta", "import_by_delta", "bulk_import", None),
+        against("import-tiny", "import_hundred", "import_ten_thousand", 0.33),
+        against("apply", "follow_parquet", "apply_changes", None, per="micro-batch"),
         against("read", "read_parquet", "read_collection", 0.8),
         against("read-increments", "read_parquet", "read_increments", None),
         against("read-source", "read_parquet", "read_source", None),

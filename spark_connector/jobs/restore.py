@@ -37,6 +37,7 @@ from spark_connector.jobs.command import access_of, job_session, parser_of, repo
 from spark_connector.jobs.tasks import kept, run_tasks, task_count
 from spark_connector.loading.load import ImportReport, run_import
 from spark_connector.loading.rows import ImportRows
+from spark_connector.releases import SOURCES, require
 from spark_connector.source import FORMAT
 
 
@@ -121,6 +122,7 @@ def restore_into(
     found = Access.of(access)
     if isinstance(prefix, str):
         prefix = prefix.encode()
+    require(SOURCES, "restore_into")
     reader = spark.read.format(FORMAT).options(**found.as_options())
     if prefix is not None:
         reader = reader.options(prefix=prefix.hex(), keyEncoding="hex")

@@ -28,6 +28,7 @@ from kvstore.errors import (
     UsageError,
 )
 from spark_connector.executors import cores_of, is_remote, require_seen, running_tasks
+from spark_connector.releases import NUMBERED_PARTITIONS, has
 from spark_connector.worker import freeze_objects
 
 BYTES_PER_TASK: Final = 64 << 20
@@ -115,7 +116,10 @@ def _sent(
 
     pickled = [(number, pickle.dumps(item)) for number, item in enumerate(items)]
     frame = spark.createDataFrame(pickled, "number int, item binary")
-    apart = frame.repartitionById(len(items), "number")
+    if has(NUMBERED_PARTITIONS):
+        apart = frame.repartitionById(len(items), "number")
+    else:  # a task may get two rows, or none
+        apart = frame.repartition(len(items))
     found = apart.mapInArrow(work, "number long, outcome binary").collect()
     return [pickle.loads(row.outcome) for row in sorted(found, key=lambda row: row.number)]
 

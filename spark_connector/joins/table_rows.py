@@ -8,16 +8,16 @@ row_version bigint           the same in nanoseconds: exact
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame
-from pyspark.sql.pandas.functions import arrow_udf
-from pyspark.sql.types import BinaryType, LongType, StructField, StructType, TimestampType
+from pyspark.sql.types import LongType, StructField, StructType, TimestampType
 
 from kvstore.errors import UsageError
 from kvstore.tables.conform import same_values
+from spark_connector.interfaces import arrow_function
 from spark_connector.joins.answers import fields_named, time_column
 from spark_connector.loading.columns import Columns, column_of, selected
 from spark_connector.reading.schema import arrow_schema
@@ -60,8 +60,7 @@ def row_key(df: DataFrame, table: TypedRows, key: Columns, what: str) -> Column:
     columns = [column_of(df, each, what) for each in parts]
     empty = arrow_schema(selected(df, columns, what).schema)
     _encoded(table, [pa.array([], field.type) for field in empty])
-    make: Any = arrow_udf  # its overloads end at ten columns
-    encode = make(lambda *arrays: _encoded(table, arrays), BinaryType())
+    encode = arrow_function(lambda *arrays: _encoded(table, arrays), "a join with a table")
     made: Column = encode(*columns)
     return made
 

@@ -31,6 +31,7 @@ from kvstore.control.scripts import StoreOrClient
 from kvstore.errors import UsageError
 from kvstore.span import require_key
 from kvstore.timestamp import Timestamp
+from spark_connector.releases import SOURCES, require
 
 _RANKS: Final[Mapping[str, int]] = {
     "delete_range": 0,
@@ -73,6 +74,7 @@ def apply_changes(
         found = store.get(position)
         if found is not None and batch_id is not None and batch_id <= _number(found, position):
             return None
+    require(SOURCES, "apply_changes")
     rows = _ordered(changes)
     if not rows.num_rows:
         return None

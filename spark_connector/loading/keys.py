@@ -14,7 +14,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import Column
 from pyspark.sql import functions as F  # noqa: N812  # as every Spark program has it
-from pyspark.sql.pandas.functions import arrow_udf
 from pyspark.sql.types import (
     BinaryType,
     BooleanType,
@@ -31,6 +30,7 @@ from pyspark.sql.types import (
 from kvstore.codec import tuples
 from kvstore.codec.ordered import TERMINATOR
 from kvstore.errors import UsageError
+from spark_connector.interfaces import arrow_function
 
 
 def tuple_key(*columns: Column | str) -> Column:
@@ -41,8 +41,7 @@ def tuple_key(*columns: Column | str) -> Column:
     """
     if not columns:
         raise UsageError("a key of no columns", "name at least one")
-    make: Any = arrow_udf  # its overloads end at ten columns
-    encode = make(_named, BinaryType())
+    encode = arrow_function(_named, "a key of several columns")
     made: Column = encode(*(F.col(c) if isinstance(c, str) else c for c in columns))
     return made
 

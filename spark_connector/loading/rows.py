@@ -32,6 +32,7 @@ from spark_connector.loading.columns import (
     require_time,
     selected,
 )
+from spark_connector.releases import NUMBERED_PARTITIONS, require
 
 BYTES_PER_PARTITION: Final = 128 << 20
 """Input that one task sorts and writes if `partitions` is not given. A task costs tens of ms, so
@@ -93,6 +94,7 @@ class ImportRows:
         if self.splits is not None:
             if self.partitions is not None:
                 raise UsageError("partitions and splits are both given", "pass one")
+            require(NUMBERED_PARTITIONS)
             return len(_checked(self.splits)) + 1
         if self.partitions is None:
             return estimated_count(self.df)

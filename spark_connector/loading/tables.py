@@ -13,13 +13,13 @@ from dataclasses import dataclass
 import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql import DataFrame
-from pyspark.sql.pandas.types import to_arrow_schema
 
 from bulk.tables import stored_batches
 from kvstore.errors import UsageError
 from kvstore.tables import TableCodec
 from kvstore.tables.conform import conform
 from kvstore.tables.definition import Definition
+from spark_connector.interfaces import utc_schema
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class RowEncoder:
 def require_columns(df: DataFrame, codec: TableCodec) -> None:
     """Raise `UsageError` unless the DataFrame has columns of the table alone, in types that hold
     its values, and every column that takes no null."""
-    schema = to_arrow_schema(df.schema, timezone="UTC")
+    schema = utc_schema(df.schema)
     empty = pa.RecordBatch.from_arrays([pa.array([], f.type) for f in schema], schema=schema)
     conform(codec.definition, empty)
 

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Final
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import BinaryType, DataType, LongType, StringType, StructType, TimestampType
 
 from bulk.part import Part, PartWriter
@@ -29,6 +28,7 @@ from bulk.staging import MANIFEST_NAME, discard, read_manifest, seal
 from kvstore.arguments import is_there
 from kvstore.errors import UsageError
 from spark_connector.executors import require_seen
+from spark_connector.interfaces import DataSourceArrowWriter, WriterCommitMessage
 from spark_connector.worker import freeze_objects
 
 _TYPES: Final[dict[str, list[DataType]]] = {

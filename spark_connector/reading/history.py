@@ -24,6 +24,7 @@ from spark_connector.executors import asked
 from spark_connector.origins.opening import open_origin
 from spark_connector.origins.origin import HistoryEntry
 from spark_connector.origins.place import find
+from spark_connector.releases import SOURCES, require
 
 _EVENTS: Final = "version long, operation string, id string, rows long, bytes long"
 
@@ -46,6 +47,7 @@ def history(spark: SparkSession, source: Address) -> DataFrame:
     The call costs a small task. A query of the frame passes over the changes of the history that is
     kept. Raises `NotAStoreError`, `LockedError` or `UsageError` if nothing readable lies there.
     """
+    require(SOURCES, "history")
     access = Access.of(source)
     known = asked(spark, partial(_known, access), f"looking at the history of {access.url}")
     commits = (

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from functools import reduce
 from itertools import pairwise
 from operator import and_
-from typing import Final
+from typing import Any, Final
 
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -47,6 +47,7 @@ from spark_connector.origins.collection import CollectionOrigin
 from spark_connector.origins.place import find
 from spark_connector.origins.row_groups import Group
 from spark_connector.reading.schema import STATE, offered
+from spark_connector.releases import SOURCES, has, require
 
 NEWER_SHARE: Final = 32
 """The scan is native if the base has at least this many rows for each change behind it. Reading and
@@ -227,9 +228,17 @@ def _frame(spark: SparkSession, scan: Scan) -> DataFrame:
         base = base.where(reduce(and_, conditions))
     if not scan.newer.num_rows:
         return base
-    newer = spark.createDataFrame(scan.newer)
+    newer = spark.createDataFrame(*_rows_of(scan.newer))
     puts = newer.where(F.col("op") == OP_PUT).select(*STATE.names)
     return _without(base, newer.select("key")).select(*STATE.names).unionByName(puts)
+
+
+def _rows_of(newer: pa.Table) -> tuple[Any, ...]:
+    """The arguments by which a release of Spark makes a frame of the table."""
+    if has(SOURCES):
+        return (newer,)
+    columns = [column.to_pylist() for column in newer.columns]
+    return list(zip(*columns, strict=True)), "key binary, op byte, value binary"
 
 
 def _without(base: DataFrame, newer: DataFrame) -> DataFrame:
@@ -269,6 +278,7 @@ def _conditions(scan: Scan) -> Iterable[Column]:
 def _by_the_source(
     spark: SparkSession, access: Access, span: Span, as_of: int, names: Sequence[str]
 ) -> DataFrame:
+    require(SOURCES, "a read without a native scan")
     options = access.as_options() | {"versionAsOf": str(as_of), "columns": ",".join(names)}
     if span.start:
         options["startKey"] = span.start.hex()

@@ -18,7 +18,6 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql.datasource import InputPartition
 
 from backup.version_rows import row_batches
 from kvstore.commit import require_readable
@@ -27,6 +26,7 @@ from kvstore.limits import ARROW_ROWS_MAX
 from kvstore.span import Span
 from kvstore.splits import split_span
 from kvstore.timestamp import Timestamp
+from spark_connector.interfaces import InputPartition
 from spark_connector.options import ReadOptions
 from spark_connector.origins.opening import open_origin
 from spark_connector.origins.origin import Origin

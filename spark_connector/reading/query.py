@@ -11,13 +11,13 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from kvstore.commit import require_readable
 from kvstore.errors import NotYetWrittenError, UsageError
 from kvstore.span import Span
 from kvstore.timestamp import Timestamp
+from spark_connector.interfaces import DataSourceReader, InputPartition
 from spark_connector.options import ReadOptions
 from spark_connector.origins.opening import open_origin
 from spark_connector.origins.origin import Origin

@@ -22,7 +22,6 @@ from typing import Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import (
     BinaryType,
     LongType,
@@ -33,6 +32,7 @@ from pyspark.sql.types import (
 )
 
 from kvstore.errors import UsageError
+from spark_connector.interfaces import utc_schema
 
 STATE: Final = StructType([StructField("key", BinaryType()), StructField("value", BinaryType())])
 CHANGES: Final = StructType(
@@ -112,7 +112,7 @@ def stored_columns(names: Sequence[str]) -> list[str]:
 
 def arrow_schema(asked: StructType) -> pa.Schema:
     """The exact Arrow schema that Spark expects for `asked`."""
-    return to_arrow_schema(asked, timezone="UTC")
+    return utc_schema(asked)
 
 
 def shaped(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:

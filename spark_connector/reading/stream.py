@@ -25,19 +25,20 @@ from collections.abc import Iterator
 from typing import Any
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import (
+from pyspark.sql.types import StructType
+
+from kvstore.errors import HistoryGoneError, UsageError
+from kvstore.span import Span
+from kvstore.timestamp import Timestamp
+from spark_connector.interfaces import (
+    DataSourceStreamReader,
+    InputPartition,
     ReadAllAvailable,
     ReadLimit,
     ReadMaxBytes,
     ReadMaxRows,
     SupportsTriggerAvailableNow,
 )
-from pyspark.sql.types import StructType
-
-from kvstore.errors import HistoryGoneError, UsageError
-from kvstore.span import Span
-from kvstore.timestamp import Timestamp
 from spark_connector.options import ReadOptions
 from spark_connector.origins.opening import open_origin
 from spark_connector.origins.origin import Origin, OriginFrontiers
@@ -86,7 +87,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target = self._frontiers().upper - 1
 
     @plain_errors()
-    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
+    def latestOffset(  # noqa: N802
+        self, start: dict[str, Any] | None = None, limit: ReadLimit | None = None
+    ) -> dict[str, Any]:
+        if start is None:  # a release without bounds of micro-batches asks for the end
+            frontiers = self._frontiers()
+            return _offset(frontiers.upper - 1, frontiers.store_id)
         rows = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         size = limit.max_bytes if isinstance(limit, ReadMaxBytes) else None
         is_limited = rows is not None or size is not None
@@ -197,7 +203,7 @@ class RefusedReader(DataSourceStreamReader):
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
         raise self._error
 
-    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
+    def latestOffset(self, *_: Any) -> dict[str, Any]:  # noqa: N802
         raise self._error
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:

@@ -13,6 +13,7 @@ from pyspark.sql import functions as F  # noqa: N812  # as every Spark program h
 
 from spark_connector.access import Access, Address
 from spark_connector.filters import Comparison, checked, to_text
+from spark_connector.releases import SOURCES, require
 
 
 def read_where(
@@ -35,6 +36,7 @@ def read_where(
     the same rows as `spark.read.format("kvstore")` with a `where`, and takes more of them. Raises
     `UsageError` for filters of another form. Costs nothing before the first query.
     """
+    require(SOURCES, "read_where")
     access, found = Access.of(source), checked(filters)
     texts = {name: str(value) for name, value in options.items()}
     reader = spark.read.format("kvstore").options(**access.as_options(), **texts)

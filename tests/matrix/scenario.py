@@ -2,6 +2,9 @@
 
 It runs in the environment of that release, in a directory of its own, and prints what it did. With
 `connect` the session is one of Spark Connect, whose server this process starts.
+
+What a release lacks by `spark_connector.releases` must be refused in one line, and the rest must
+work.
 """
 
 from __future__ import annotations
@@ -13,12 +16,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyspark
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 import bulk
 import kvstore
+from kvstore.codec.tuples import encode_tuple
 from kvstore.errors import UsageError
 from spark_connector import (
     apply_changes,
@@ -31,12 +36,21 @@ from spark_connector import (
     seed,
     session,
     sorted_rows,
+    stage_import,
 )
 from spark_connector.java import java_for_spark
 from spark_connector.jobs.backup import backup
 from spark_connector.jobs.compact import compact
 from spark_connector.jobs.restore import restore
 from spark_connector.jobs.verify import verify
+from spark_connector.releases import (
+    ARROW_FUNCTIONS,
+    LIMITS,
+    NUMBERED_PARTITIONS,
+    SOURCES,
+    Feature,
+    has,
+)
 
 ROWS = 2000
 WAIT_S = 600.0
@@ -67,8 +81,11 @@ def loads(spark: SparkSession, is_remote: bool) -> None:
     with kvstore.open("store") as store:
         stamp = bulk_import(frame(spark), store, "key", "value", partitions=2)
         assert list(store.scan(as_of=stamp)) == model()
-        rows = sorted_rows(frame(spark, 1), "key", "value", partitions=2)
-        rows.write.format("kvstore").mode("append").save(str(Path("staging").absolute()))
+        if has(SOURCES):
+            rows = sorted_rows(frame(spark, 1), "key", "value", partitions=2)
+            rows.write.format("kvstore").mode("append").save(str(Path("staging").absolute()))
+        else:
+            stage_import(frame(spark, 1), "staging", "key", "value", partitions=2)
         assert list(store.scan(as_of=bulk.ingest(store, "staging"))) == model(1)
         store.checkpoint("copy")
         if is_remote:
@@ -84,15 +101,52 @@ def loads(spark: SparkSession, is_remote: bool) -> None:
             assert "Connect runs foreachBatch on its server" in str(refusal.value.__context__)
 
 
+def keys(spark: SparkSession) -> None:
+    """Keys of several columns, chosen spans of keys, and a join with a table."""
+    df = frame(spark)
+    with kvstore.open("keys") as store:
+        schema = pa.schema([("id", pa.string()), ("n", pa.int64())])
+        store.table("t", schema=schema, key=["id"]).put({"id": "k000007", "n": 7})
+        store.checkpoint("tables")
+        works: dict[Feature, list[Callable[[], Any]]] = {
+            ARROW_FUNCTIONS: [
+                lambda: bulk_import(df, store, ["key", "value"], "value", partitions=2),
+                lambda: lookup_join(
+                    df, str(Path("tables").absolute()), ["key"], table="t", prefix="f_"
+                ).count(),
+            ],
+            NUMBERED_PARTITIONS: [
+                lambda: bulk_import(df, store, "key", "value", splits=[b"k000100", b"k001900"])
+            ],
+        }
+        for feature, calls in works.items():
+            for work in calls:
+                if has(feature):
+                    work()
+                else:
+                    refused(work, "needs PySpark 4.1")
+        if has(ARROW_FUNCTIONS):
+            assert encode_tuple(("k000007", "v0-7")) in store
+            assert store[b"k000007"] == b"v0-7"
+
+
 def reads(spark: SparkSession) -> None:
     copy = str(Path("copy").absolute())
+    labels = spark.sql("SELECT 'k000007' AS id")
+    assert [bytes(row.f_value) for row in lookup_join(labels, copy, "id").collect()] == [b"v1-7"]
+    if not has(SOURCES):
+        for work in (
+            lambda: register(spark),
+            lambda: history(spark, copy),
+            lambda: read_where(spark, copy, [("key", "=", b"")]),
+        ):
+            refused(work, "needs PySpark 4.0")
+        return
     source = spark.read.format("kvstore")
     assert pairs(source.option("numPartitions", "2").load(copy)) == model(1)
     some = [[("key", "startswith", b"k00000")], [("key", "in", [b"k001999"])]]
     assert read_where(spark, copy, some).count() == 11
     assert [row.operation for row in history(spark, copy).collect()] == ["import", "import"]
-    labels = spark.sql("SELECT 'k000007' AS id")
-    assert [bytes(row.f_value) for row in lookup_join(labels, copy, "id").collect()] == [b"v1-7"]
     register(spark)
     assert spark.read.format("kvstore").load(copy).count() == ROWS
     feed = spark.read.format("kvstore").options(readChangeFeed="true", startingTimestamp="0")
@@ -116,6 +170,22 @@ def follow(spark: SparkSession, into: Callable[[DataFrame, int], None] | None = 
         )
     assert query.awaitTermination(int(WAIT_S))
     return spark.read.parquet(str(Path("followed").absolute())).count()
+
+
+def bounded(spark: SparkSession) -> None:
+    """A stream with a bound of its micro-batches comes in several, or is refused."""
+    changes = spark.readStream.format("kvstore").options(readChangeFeed="true")
+    bound = changes.option("maxRowsPerTrigger", "1500").load(str(Path("copy").absolute()))
+    writer = bound.writeStream.format("noop").trigger(availableNow=True)
+    query = writer.option("checkpointLocation", str(Path("bounded").absolute())).start()
+    if has(LIMITS):
+        assert query.awaitTermination(int(WAIT_S))
+        batches = [each["numInputRows"] for each in query.recentProgress]
+        assert max(batches) <= 1500
+        assert sum(batches) == ROWS
+    else:
+        with pytest.raises(Exception, match="bound of micro-batches needs PySpark"):
+            query.awaitTermination(int(WAIT_S))
 
 
 def jobs(spark: SparkSession) -> None:
@@ -147,8 +217,11 @@ def main(kind: str) -> None:
         else:
             spark = session("matrix", **{"spark.driver.extraJavaOptions": fast})
         loads(spark, is_remote)
+        keys(spark)
         reads(spark)
-        assert follow(spark) == ROWS
+        if has(SOURCES):
+            bounded(spark)
+            assert follow(spark) == ROWS
         jobs(spark)
         spark.stop()
         os.chdir("/")
