@@ -106,8 +106,8 @@ def register(spark: SparkSession) -> None:
     """Tell `spark` the name of the format.
 
     A session needs it only where it does not find the name by itself: the Python of its driver
-    lacks the package `pyspark_kvstore`, or imports it from an editable install by a finder. Raises
-    `UsageError` before PySpark 4.0.
+    lacks the package `pyspark_kvstore`, or has it from an editable install by a finder of imports,
+    which lists no names. Raises `UsageError` before PySpark 4.0.
     """
     require(SOURCES)
     spark.dataSource.register(KVStoreSource)

@@ -20,6 +20,7 @@ import kvstore.backup
 import kvstore.bulk
 
 ROOT = Path(__file__).parent.parent
+PACKAGES = ("kvstore", "bulk", "backup", "spark_connector", "pyspark_kvstore")
 
 
 def test_the_version_is_the_distributions() -> None:
@@ -73,28 +74,41 @@ def test_a_foreign_package_of_our_name_is_refused_by_name(
     )
 
 
+def test_spark_finds_the_format_of_an_editable_install(tmp_path: Path) -> None:
+    """Spark lists the modules on the path whose names begin with `pyspark_`. A finder of an
+    editable install lists none."""
+    source = _source(tmp_path)
+    _build(source, "editable", tmp_path)
+    (wheel,) = tmp_path.glob("kvstore_mvcc-*.whl")
+    site = tmp_path / "site"
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(site)
+    code = f"import site; site.addsitedir({str(site)!r}); import pkgutil"
+    names = "print([each.name for each in pkgutil.iter_modules() if 'spark_kv' in each.name])"
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", f"{code}; {names}"],
+        cwd=tmp_path,
+        env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == "['pyspark_kvstore']\n"
+
+
 def test_a_wheel_holds_no_file_of_an_earlier_build(tmp_path: Path) -> None:
-    source = tmp_path / "source"
-    packages = ("kvstore", "bulk", "backup", "spark_connector", "pyspark_kvstore")
-    for name in packages:
-        skipped = shutil.ignore_patterns("__pycache__", "*.so", "*.c", "*.pyx", "*.pxi")
-        shutil.copytree(ROOT / name, source / name, ignore=skipped)
-    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, source)
-    # Compiling takes half a minute and is optional. Here the compiler fails at once.
-    for path in (ROOT / "kvstore" / "loops" / "compiled").glob("*.p[xy][xi]"):
-        (source / path.relative_to(ROOT)).touch()
+    source = _source(tmp_path)
     deleted = source / "kvstore" / "deleted.py"
     deleted.touch()
-    _build_wheel(source, tmp_path / "first")
+    _build(source, "wheel", tmp_path / "first")
     deleted.unlink()
-    _build_wheel(source, tmp_path)
+    _build(source, "wheel", tmp_path)
     (wheel,) = tmp_path.glob("kvstore_mvcc-*.whl")
     with zipfile.ZipFile(wheel) as archive:
         held = {name for name in archive.namelist() if ".dist-info/" not in name}
     expected = {
         path.relative_to(source).as_posix()
-        for name in packages
+        for name in PACKAGES
         for path in (source / name).rglob("*")
         if path.suffix in {".py", ".pyx", ".pxi"}
         or path.name == "py.typed"
@@ -103,8 +117,22 @@ def test_a_wheel_holds_no_file_of_an_earlier_build(tmp_path: Path) -> None:
     assert held == expected
 
 
-def _build_wheel(source: Path, target: Path) -> None:
-    build = "import setuptools.build_meta as b, sys; print(b.build_wheel(sys.argv[1]))"
+def _source(tmp_path: Path) -> Path:
+    """A copy of the sources, in which no C compiler is needed."""
+    source = tmp_path / "source"
+    for name in PACKAGES:
+        skipped = shutil.ignore_patterns("__pycache__", "*.so", "*.c", "*.pyx", "*.pxi")
+        shutil.copytree(ROOT / name, source / name, ignore=skipped)
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    # Compiling takes half a minute and is optional. Here the compiler fails at once.
+    for path in (ROOT / "kvstore" / "loops" / "compiled").glob("*.p[xy][xi]"):
+        (source / path.relative_to(ROOT)).touch()
+    return source
+
+
+def _build(source: Path, kind: str, target: Path) -> None:
+    build = f"import setuptools.build_meta as b, sys; print(b.build_{kind}(sys.argv[1]))"
     subprocess.run(
         [sys.executable, "-c", build, str(target)],
         cwd=source,
