@@ -121,8 +121,8 @@ Spark
 spark-import        bulk_import, against Spark's own read, range partition and sort
 spark-import-delta  bulk_import, against the same job by delta-rs
 spark-import-tiny   bulk_import of 40,000 rows in 10,000 partitions, against the same in 100
-spark-apply         micro-batches of a change feed by apply_changes, against those of Spark's own
-                    source of Parquet files, collected
+spark-apply         micro-batches of a change feed by apply_changes, against collecting the
+                    micro-batches of Spark's own source of Parquet files
 spark-read          a collection into a sink by read_collection, against Parquet of the same rows
 spark-read-increments  a collection with five increments of a thousandth of the rows, likewise
 spark-read-source   a collection by format("kvstore"), likewise

@@ -3,8 +3,8 @@
 It runs in the environment of that release, in a directory of its own, and prints what it did. With
 `connect` the session is one of Spark Connect, whose server this process starts.
 
-What a release lacks by `spark_connector.releases` must be refused in one line, and the rest must
-work.
+A call whose feature the release lacks, by `spark_connector.releases`, must be refused in one line.
+All other calls must work.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a release of PySpark lacks is refused in one line, before an import fails or a task runs.
+"""A call whose feature a release of PySpark lacks is refused in one line, before a task runs.
 
 `make spark-matrix` runs the releases themselves.
 """
