@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from datetime import timedelta
 from functools import lru_cache
 from typing import Any
 
@@ -96,11 +97,12 @@ class ClientRows:
         return self._send(name, make)
 
     def _send(self, name: str, make: MakeChange) -> Timestamp | None:
-        made: RowChange = make(self.codec(name), self)  # type: ignore[arg-type]  # reads nothing
+        codec = self.codec(name)
+        made: RowChange = make(codec, self)  # type: ignore[arg-type]  # reads nothing
         writes = SentWriteSet("the rows")
         writes.delete_rows(made.gone)
         due = None if made.expires is None else sent_expiry(made.expires)
-        writes.put_rows(made.keys, made.values, due)
+        writes.put_rows(made.keys, made.values, due, made.rows(codec))
         if not writes:
             return None
         definitions = {name: digest_of(self.catalogue.codec(name))}
@@ -240,6 +242,10 @@ class ClientTable(Table):
             )
             for _, at, value in versions
         ]
+
+    def ttl(self, *key: Any) -> timedelta | None:
+        """See `Table.ttl`. One round trip."""
+        return self._pool.send(calls.ttl(self._catalogue.codec(self.name).key.whole_key(key)))
 
     def latest(
         self,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from kvstore.errors import UsageError
 from kvstore.limits import BATCH_BYTES_MAX
 from kvstore.mvcc import OpenWriteSet
 from kvstore.tables.space import is_entry
@@ -39,13 +38,11 @@ class SentWriteSet(OpenWriteSet):
         due: int | None = None,
         rows: Sequence[bytes] = (),
     ) -> None:
-        """Set keys of a table. Raises `UsageError` for rows that expire: no request has them."""
-        if due is not None:
-            raise UsageError(
-                "rows of a table that expire, through a client",
-                "put them in the process that has the store open",
-            )
+        """Set keys of a table, until `due`, an expiry as `sent_expiry` makes it."""
         super().put_rows(keys, values)
+        if due is not None:
+            for key, row in zip(keys, rows, strict=True):
+                self._expire(key, due, row)
         self.has_rows = True
         self.entries.update(filter(is_entry, keys))
 

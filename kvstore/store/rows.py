@@ -26,6 +26,8 @@ from kvstore.txn import ReadSet, Transaction, Transactions, transact
 
 Rows = Mapping[bytes, "bytes | None"]
 """Values of rows by key; None deletes a row."""
+Dues = Mapping[bytes, "int | None"]
+"""The times at which rows are deleted, by key. A row that is not there stays."""
 
 
 class SentRows:
@@ -45,11 +47,13 @@ class SentRows:
         self,
         write: Callable[[Any], None],
         rows: Rows,
+        dues: Dues,
         definitions: Mapping[str, str],
         token: RequestToken | None,
         durability: Durability | None,
     ) -> Timestamp | None:
-        """Commit rows, and what `write` does with the write set that it is given.
+        """Commit rows, and what `write` does with the write set that it is given. `dues` has the
+        times at which rows are deleted.
 
         `definitions` has, by the name of each table, the digest of the definition that encoded its
         rows. Raises `TableAlteredError` where the store has another definition: encode the rows
@@ -58,14 +62,14 @@ class SentRows:
         codecs = [self._codec(name, digest) for name, digest in definitions.items()]
         if any(index.is_unique for codec in codecs for index in codec.definition.indexes):
             begin = partial(self._begin, None, ReadSet(), token, durability)
-            body = partial(self._send, write, rows, codecs)
+            body = partial(self._send, write, rows, dues, codecs)
             return transact(begin, body).timestamp
         writes = self._requests.write_set("the batch", BATCH_BYTES_MAX)
         write(writes)
-        for codec, mine in _by_table(codecs, rows):
-            made = sent_change(codec, self._reader, mine)
+        for codec, mine, due in _by_table(codecs, rows, dues):
+            made = sent_change(codec, self._reader, mine, due)
             writes.delete_rows(made.gone)
-            writes.put_rows(made.keys, made.values)
+            writes.put_rows(made.keys, made.values, due, made.rows(codec))
 
         def check() -> None:
             for codec in codecs:
@@ -77,6 +81,7 @@ class SentRows:
         self,
         write: Callable[[Any], None],
         rows: Rows,
+        dues: Dues,
         reads: ReadSet,
         read_at: int,
         token: RequestToken | None,
@@ -87,7 +92,7 @@ class SentRows:
         codecs = [codec for codec in known if any(key.startswith(codec.key.prefix) for key in rows)]
         begin = partial(self._begin, read_at, reads, token, durability)
         # A conflict is the client's: it has read, and runs its transaction again.
-        return transact(begin, partial(self._send, write, rows, codecs), attempts=1).timestamp
+        return transact(begin, partial(self._send, write, rows, dues, codecs), attempts=1).timestamp
 
     def _begin(
         self,
@@ -106,17 +111,18 @@ class SentRows:
         self,
         write: Callable[[Any], None],
         rows: Rows,
+        dues: Dues,
         codecs: Iterable[TableCodec],
         transaction: Transaction,
     ) -> Transaction:
         write(transaction)
         reader = TransactionRows(transaction, self._catalogue)
-        for codec, mine in _by_table(codecs, rows):
+        for codec, mine, due in _by_table(codecs, rows, dues):
             if reader.codec(codec.definition.name).stored != codec.stored:
                 raise TableAlteredError(codec.definition.name)
-            made = sent_change(codec, reader, mine)
+            made = sent_change(codec, reader, mine, due)
             transaction.delete_rows(made.gone)
-            transaction.put_rows(made.keys, made.values)
+            transaction.put_rows(made.keys, made.values, due, made.rows(codec))
         return transaction
 
     def _codec(self, name: str, digest: str) -> TableCodec:
@@ -181,14 +187,19 @@ class _SentTransactions:
         """Nothing was begun."""
 
 
-def _by_table(codecs: Iterable[TableCodec], rows: Rows) -> list[tuple[TableCodec, Rows]]:
-    """The rows of each table. Raises `UsageError` for a key that is no row of these tables."""
-    found: list[tuple[TableCodec, Rows]] = []
+def _by_table(
+    codecs: Iterable[TableCodec], rows: Rows, dues: Dues
+) -> list[tuple[TableCodec, Rows, int | None]]:
+    """The rows of each table that expire at one time, and this time. Raises `UsageError` for a key
+    that is no row of these tables."""
+    found: list[tuple[TableCodec, Rows, int | None]] = []
     left = dict(rows)
     for codec in codecs:
-        prefix = codec.key.prefix
-        mine = {key: left.pop(key) for key in rows if key.startswith(prefix)}
-        found.append((codec, mine))
+        mine: dict[int | None, dict[bytes, bytes | None]] = {}
+        for key in rows:
+            if key.startswith(codec.key.prefix):
+                mine.setdefault(dues.get(key), {})[key] = left.pop(key)
+        found += [(codec, each, due) for due, each in mine.items()]
     if left:
         raise UsageError(
             f"key {printable(min(left))} belongs to tables, and is no row of a table that is named",

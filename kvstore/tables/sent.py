@@ -19,6 +19,7 @@ from kvstore.errors import CorruptionError, FormatVersionError, TableAlteredErro
 from kvstore.tables.codec import TableCodec, UnknownLayoutError
 from kvstore.tables.sources import RowChange, RowReader
 from kvstore.tables.writing import delete_row, put_batches
+from kvstore.timestamp import Timestamp
 
 
 def digest_of(codec: TableCodec) -> str:
@@ -27,9 +28,10 @@ def digest_of(codec: TableCodec) -> str:
 
 
 def sent_change(
-    codec: TableCodec, reader: RowReader, rows: Mapping[bytes, bytes | None]
+    codec: TableCodec, reader: RowReader, rows: Mapping[bytes, bytes | None], due: int | None
 ) -> RowChange:
-    """The change that sets the rows of keys and values, and deletes rows without a value.
+    """The change that sets the rows of keys and values until `due`, and deletes rows without a
+    value.
 
     Raises `UsageError` for bytes that are no rows of the table, `TableAlteredError` for rows of a
     layout that it does not have.
@@ -54,6 +56,7 @@ def sent_change(
         ) from error
     except FormatVersionError as error:
         raise UsageError(f"a row that was sent: {error.what}", "use an older release") from error
+    change.expires = None if due is None else Timestamp(due)
     return change
 
 

@@ -293,7 +293,7 @@ class Table:
     def put(self, row: Any, *, expires: Expires | None = None) -> Timestamp | None:
         """Set a row; one that has the same key is replaced. A column that is missing is null, or
         has its default. With `expires`, which is as in `Store.put`, the row and its index entries
-        are deleted at that time, unless the row is written again. A client takes no expiry."""
+        are deleted at that time, unless the row is written again."""
         values = row_of(row)
         return self._write(lambda codec, rows: put_row(codec, rows, values), expires=expires)
 

@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 import kvstore
@@ -18,6 +19,7 @@ from kvstore.control.scripts import as_store
 from kvstore.errors import ConflictError, PreconditionError, UsageError
 from kvstore.server import ListenAddress, Running, Token, app, serving
 from kvstore.store import RequestToken
+from kvstore.tables.space import table_prefix
 from tests.server.test_hostile import request, say, status
 
 START = 1_700_000_000_000_000_000
@@ -264,3 +266,43 @@ def test_readers_show_no_key_that_has_expired(tmp_path: Path) -> None:
         deletes = [change for change in store.changes(0) if change.op == "delete"]
         assert len(deletes) == 20
         assert client.get(b"plain") == b"v"
+
+
+@pytest.mark.parametrize("unique", [False, True], ids=["plain", "unique"])
+def test_rows_of_a_client_expire_with_their_index_entries(
+    client: Client, store: Store, clock: ManualClock, unique: bool
+) -> None:
+    schema = pa.schema([("id", pa.int64()), ("mail", pa.string())])
+    index = kvstore.unique("mail") if unique else ["mail"]
+    mine = client.table("users", schema, "id", {"mail": index})
+    theirs = store.table("users")
+    mine.put({"id": 1, "mail": "a"}, expires=LIFE)
+    mine.put_batch([{"id": 2, "mail": "b"}, {"id": 3, "mail": "c"}], expires=2 * LIFE)
+    with client.transaction() as transaction:
+        transaction.table("users").put({"id": 4, "mail": "d"}, expires=LIFE)
+        transaction.table("users").put({"id": 5, "mail": "e"})
+    assert [about(mine.ttl(number)) for number in (1, 2, 4, 5)] == [LIFE, 2 * LIFE, LIFE, None]
+    if not unique:
+        with client.batch() as batch:
+            batch.table("users").put({"id": 6, "mail": "f"}, expires=LIFE)
+            batch.table("users").put({"id": 7, "mail": "g"}, expires=2 * LIFE)
+            batch.put(b"k", b"v", expires=LIFE)
+    mine.put({"id": 3, "mail": "c"})  # stays from now on
+    clock.advance(HOUR + 10**9)
+    left = {2, 3, 5} if unique else {2, 3, 5, 7}
+    assert {row["id"] for row in theirs.scan().read_all().to_pylist()} == left
+    assert mine.get(1) is None
+    assert not mine.find("mail", "a").read_all().num_rows
+    clock.advance(HOUR)
+    assert {row["id"] for row in mine.scan().read_all().to_pylist()} == {3, 5}
+    entries = len(list(store.keys(prefix=table_prefix(1)))) - 2
+    assert entries == 2, "no entry outlives its row"
+    assert store.verify().ok
+
+
+def test_a_row_with_a_time_that_has_passed_is_refused(client: Client) -> None:
+    schema = pa.schema([("id", pa.int64()), ("mail", pa.string())])
+    users = client.table("users", schema, "id")
+    with pytest.raises(UsageError, match="expires"):
+        users.put({"id": 1, "mail": "a"}, expires=Timestamp(START - 1))
+    assert users.get(1) is None

@@ -63,14 +63,6 @@ def person(number: int, **columns: Any) -> dict[str, Any]:
     return row | {"seen": seen} | columns
 
 
-def test_a_client_takes_no_row_that_expires(client: Client, people: kvstore.Table) -> None:
-    with pytest.raises(UsageError, match="through a client; put them in the process"):
-        people.put(person(1), expires=timedelta(hours=1))
-    with pytest.raises(UsageError, match="through a client"), client.transaction() as transaction:
-        transaction.table("people").put(person(1), expires=timedelta(hours=1))
-    assert people.get("b", 1) is None
-
-
 def test_each_read_and_write_is_that_of_the_store(client: Client, store: kvstore.Store) -> None:
     """Both write at random. After each write, every read gives the same by the client and by the
     store."""

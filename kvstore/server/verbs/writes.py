@@ -62,11 +62,11 @@ def batch(call: Invocation) -> Answer:
     reads, requests = ReadSet(), call.store.requests
     has_rows = definitions or (read_at is not None and call.flag("rows"))
     rows = {each.key: each.value for each in found if _is_row(each)} if has_rows else {}
-    due_at = _Dues(call)
+    due_at, dues = _Dues(call), {}
     for op, key, end, _, expires in found:
-        if expires is not None and key in rows:
-            raise UsageError("a row of a table that expires", "send it without `expires`")
-        if op == WriteOp.READ:
+        if key in rows and op == WriteOp.PUT:
+            dues[key] = due_at[expires]
+        elif op == WriteOp.READ:
             reads.add_key(call.access.require_key(key))
         elif op == WriteOp.READ_RANGE:
             reads.add_span(requests.narrow(call.access.span(Span(key, end))))
@@ -86,9 +86,9 @@ def batch(call: Invocation) -> Answer:
         call.access.require_whole("a write to a table")
         sent = SentRows(call.store)
         if read_at is None:
-            return _at(sent.commit(write, rows, definitions, call.token, durability(call)))
+            return _at(sent.commit(write, rows, dues, definitions, call.token, durability(call)))
         at = call.store.to_time(read_at, name="read_at")
-        return _at(sent.commit_reads(write, rows, reads, at, call.token, durability(call)))
+        return _at(sent.commit_reads(write, rows, dues, reads, at, call.token, durability(call)))
     writes = requests.write_set("the batch", BATCH_BYTES_MAX)
     write(writes)
     if not writes:
