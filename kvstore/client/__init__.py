@@ -9,8 +9,9 @@ Floors, from the top:
     client
     snapshots upkeep      reads at one time; what the owner does for callers with the right `admin`
     capture               changes, and the groups of commits
-    changesets feeds frontiers holds joins metrics transactions work
+    changesets feeds frontiers holds metrics transactions work
     tables                rows of tables, encoded here
+    joins                 labels, answered by the server
     streams events        rows as they arrive; rows that are changes
     pool                  idle connections, and attempts
     calls connection      requests without a socket; HTTP/1.1 on one socket

@@ -21,6 +21,7 @@ import pyarrow as pa
 from kvstore.arguments import require_limit
 from kvstore.client import calls, streams
 from kvstore.client.calls import ClientRequest, ns, span_fields
+from kvstore.client.joins import RemoteSide
 from kvstore.client.pool import Pool
 from kvstore.client.reply import Reply
 from kvstore.client.writes import SentWriteSet
@@ -40,6 +41,7 @@ from kvstore.tables.found import FoundRows, RowVersion
 from kvstore.tables.joining import latest_span
 from kvstore.tables.opening import arguments_given
 from kvstore.tables.sent import digest_of
+from kvstore.tables.side import TableSide
 from kvstore.tables.sources import MakeChange, RowChange, TransactionRows
 from kvstore.tables.space import definition_key
 from kvstore.tables.table import Table
@@ -90,10 +92,14 @@ class ClientRows:
 
             return self._transact(body).timestamp
         for _ in range(TABLE_ATTEMPTS - 1):
+            known = self.catalogue.codec(name).stored
             try:
                 return self._send(name, make)
-            except TableAlteredError:  # noqa: PERF203  # an alteration is rare
+            except (TableAlteredError, UsageError) as error:
                 self.catalogue.forget(name)
+                is_altered = isinstance(error, TableAlteredError)
+                if not is_altered and self.catalogue.codec(name).stored == known:
+                    raise  # the row is wrong by the newest definition too
         return self._send(name, make)
 
     def _send(self, name: str, make: MakeChange) -> Timestamp | None:
@@ -150,7 +156,7 @@ class ClientRows:
 
 class ClientTable(Table):
     """A table of a client. It reads and writes rows as a table of the store does. The process that
-    has the store open alters tables, builds indexes and joins."""
+    has the store open alters tables and builds indexes. `kvstore.join` joins labels with it."""
 
     def __init__(self, name: str, rows: ClientRows, model: type | None = None) -> None:
         super().__init__(name, None, rows, model)
@@ -273,6 +279,10 @@ class ClientTable(Table):
         window = {"since": ns(since, "since"), "upto": ns(upto, "upto")}
         fields = {"table": self.name, **window, "images": images, "columns": _listed(columns)}
         return streams.rows(self._pool, _of_verb("table_changes", fields))
+
+    def join_side(self) -> TableSide:
+        """See `Table.join_side`. Keys travel to the server, and rows back."""
+        return TableSide(RemoteSide(self._pool), self.codec())
 
     # -- inside -----------------------------------------------------------------------------
 

@@ -2,8 +2,9 @@
 
     kvstore.join(labels, [kvstore.Join(users, key="user_id", prefix="user_"), sessions])
 
-Labels are looked up as the labels of a store are (`kvstore.joins.stored`), by the encoded keys of
-their rows. Then the rows are decoded together.
+The store looks labels up by the encoded keys of their rows, in this process
+(`kvstore.joins.stored`) or behind a server (`kvstore.client.joins`). Then the rows are decoded
+together.
 
 Invariants
 1. The key of a label is encoded as the key of a row is. A value that the table's key cannot hold is
@@ -21,10 +22,8 @@ import numpy as np
 import pyarrow as pa
 
 from kvstore.errors import UsageError
-from kvstore.joins import StoredSide
-from kvstore.joins.side import Answers, Asked, Search
+from kvstore.joins.side import Answers, Asked, Search, Side
 from kvstore.joins.sources import Piece
-from kvstore.parts import Parts
 from kvstore.tables.codec import TableCodec
 from kvstore.tables.conform import key_values
 
@@ -36,8 +35,9 @@ class TableSide:
     """See `kvstore.joins.side.KeyedSide`. Raises `UsageError` for a table with an event time."""
 
     def __init__(
-        self, parts: Parts, codec: TableCodec, columns: Sequence[str] | None = None
+        self, stored: Side, codec: TableCodec, columns: Sequence[str] | None = None
     ) -> None:
+        """`stored` answers with the values of keys."""
         definition = codec.definition
         if definition.has_event_time:
             raise UsageError(
@@ -46,13 +46,13 @@ class TableSide:
             )
         key = {column.name for column in definition.key_columns}
         names = [column.name for column in definition.columns if column.name not in key]
-        self._parts, self._codec = parts, codec
+        self._stored, self._codec = stored, codec
         self._columns = names if columns is None else list(columns)
         self.fields = (*codec.schema_of(self._columns), pa.field(ROW_TIMESTAMP, _TIME))
 
     def choose(self, columns: Sequence[str]) -> TableSide:
         """The side with these columns of the table."""
-        return TableSide(self._parts, self._codec, columns)
+        return TableSide(self._stored, self._codec, columns)
 
     @property
     def name(self) -> str:
@@ -75,8 +75,8 @@ class TableSide:
 
     @contextmanager
     def opened(self) -> Iterator[TableAnswers]:
-        """Pin the history that is kept."""
-        with StoredSide(self._parts).opened() as answers:
+        """Hold the history that is kept."""
+        with self._stored.opened() as answers:
             yield TableAnswers(answers, self._codec, self._columns)
 
 

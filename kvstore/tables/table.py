@@ -14,6 +14,7 @@ from kvstore.codec.tuples import desc
 from kvstore.commit import Expires
 from kvstore.errors import UsageError
 from kvstore.feeds import Position
+from kvstore.joins import StoredSide
 from kvstore.span import Span
 from kvstore.tables.building import build_index
 from kvstore.tables.changing import RowImages, change_schema, changed_batches, require_images
@@ -257,7 +258,7 @@ class Table:
     def join_side(self) -> TableSide:
         """The side of this table in a join of several sources: see `kvstore.join`."""
         rows = self._store_rows("joined")
-        return TableSide(rows.parts, rows.codec(self.name))
+        return TableSide(StoredSide(rows.parts), rows.codec(self.name))
 
     def changes(
         self,

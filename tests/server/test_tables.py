@@ -13,12 +13,13 @@ import pyarrow as pa
 import pytest
 
 import kvstore
-from kvstore import unique
+from kvstore import Join, unique
 from kvstore.client import Client, connect
 from kvstore.control.scripts import as_store
 from kvstore.errors import (
     AccessDeniedError,
     ConflictError,
+    HistoryGoneError,
     NotUniqueError,
     TableAlteredError,
     UsageError,
@@ -337,3 +338,29 @@ def test_a_batch_of_rows_is_written_whole_in_pieces_that_travel(
         ]
     with bounds(SERVER_BODY_BYTES_MAX=4096), pytest.raises(UsageError, match="travel"):
         people.put_batch(pa.Table.from_pylist(rows, people.schema))
+
+
+def test_a_table_of_a_client_is_a_source_of_a_join(client: Client, store: kvstore.Store) -> None:
+    users = client.table("users", pa.schema([("user", pa.int64()), ("plan", pa.string())]), "user")
+    first = users.put({"user": 1, "plan": "free"})
+    users.put_batch([{"user": number, "plan": "paid"} for number in range(3)])
+    gone = users.delete(2)
+    store.table("users").alter(add={"seats": (pa.int64(), 1)})
+    last = users.put({"user": 2, "plan": "free", "seats": 7})
+    store.put(b"k", b"v")
+    labels = pa.table(
+        {"user": [1, 1, 2, 2, 9], "id": [b"k"] * 5, "ts": [first, last, gone, last, last]}
+    )
+
+    def sources(table: kvstore.Table) -> list[Any]:
+        return [Join(table, prefix="u_"), Join(table, columns=["seats"]), client]
+
+    with bounds(JOIN_ROWS_FIRST=2, JOIN_ROWS_MAX=2):
+        joined = kvstore.join(labels, sources(users)).read_all()
+    assert joined == kvstore.join(labels, sources(store.table("users"))).read_all()
+    assert joined["u_plan"].to_pylist() == ["free", "paid", None, "free", None]
+    assert joined["seats"].to_pylist() == [1, 1, None, 7, None]
+    assert all(hold.kind != "reader" for hold in store.holds.all()), "the leases ended"
+    store.gc(before=store.upper - 1)
+    with pytest.raises(HistoryGoneError, match="row 0"):
+        kvstore.join(labels, [users]).read_all()
