@@ -14,6 +14,7 @@ Example:
 
 import kvstore.bulk  # noqa: F401  # refuses a stranger before it is imported from
 from backup.collection import Collection
+from backup.drilling import DrillReport
 from backup.following import Follower, FollowStatus
 from backup.overview import CollectionInfo
 from backup.replication import replicate
@@ -28,6 +29,7 @@ __all__ = [
     "BackupInfo",
     "Collection",
     "CollectionInfo",
+    "DrillReport",
     "FollowStatus",
     "Follower",
     "Stop",

@@ -1,7 +1,8 @@
 """The chains of a collection: which shards hold its windows, oldest first.
 
     consensus key "collection" := {"format": 1, "id", "source", "chains": [shard names],
-                                   "dropping": [shard names]}
+                                   "dropping": [shard names],
+                                   "drills": [drill (see `backup.drills`), oldest first]}
 
 Most collections have one chain. Where the source lost the history that the next window needs, a new
 full backup begins another chain; the old chain stays readable up to where it ended. The record
@@ -29,6 +30,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final, NamedTuple
 
+from backup.drills import Drill, Drills, drills_of, with_drill
 from backup.shard import EMPTY, Blob, Cas, Shard, ShardBatch, ShardSnapshot, Storage, Versioned
 from backup.shard.state import witness
 from backup.shard.state.log import MissingShardError, StateLog
@@ -65,6 +67,7 @@ class CollectionRecord:
     source: str
     chains: tuple[str, ...]
     dropping: tuple[str, ...] = ()
+    drills: Drills = ()
 
     def is_begun_by(self, token: str | None) -> bool:
         """Whether the backup named `token` has begun the newest chain."""
@@ -122,7 +125,9 @@ class Chains:
                 "its list of chains is empty, repeats a chain, or has an unknown name"
             )
         collection_id, source = fields.text("id"), fields.text("source")
-        return CollectionRecord(head.seqno, collection_id, source, tuple(chains), tuple(dropping))
+        drills = drills_of(fields) if fields.get("drills") else ()
+        lists = tuple(chains), tuple(dropping), drills
+        return CollectionRecord(head.seqno, collection_id, source, *lists)
 
     def begin(
         self, source: str, token: str | None = None, *, first: Callable[[], None] = lambda: None
@@ -185,6 +190,18 @@ class Chains:
         """Remove chains that are destroyed from the list `dropping`."""
         left = tuple(name for name in record.dropping if name not in names)
         return self._replace(record, replace(record, dropping=left))
+
+    def note_drill(self, drill: Drill) -> None:
+        """Record the outcome of a drill, unless its chain has expired meanwhile."""
+        for _ in range(_ATTEMPTS):
+            record = self.read()
+            if record is None or drill.chain not in record.chains:
+                return
+            drills = with_drill(record.drills, drill, record.chains)
+            with suppress(LockedError):
+                self._replace(record, replace(record, drills=drills))
+                return
+        raise LockedError(self.where, "other scripts that keep changing it")
 
     def shard(self, name: str) -> Shard:
         """A handle on a chain, which is made if it does not exist yet. Raises as `find` does."""
@@ -293,6 +310,7 @@ class Chains:
             "source": record.source,
             "chains": record.chains,
             "dropping": record.dropping,
+            "drills": [drill._asdict() for drill in record.drills],
         }
         data = json.dumps(fields, sort_keys=True).encode()
         new = Versioned(record.seqno, data)

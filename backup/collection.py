@@ -12,62 +12,48 @@ new full backup begins another *chain*; the old chain stays readable up to where
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 from typing_extensions import Unpack
 
 from backup import expiry
-from backup.chains import Chain, Chains
+from backup.chains import Chains
+from backup.contents import CollectionContents
+from backup.drilling import DrillDepth, DrillReport, DrillRequest, drill
 from backup.expiring import rows_with_expiries, with_expiries
 from backup.following import FOLLOW_EVERY, Follower, OnWindow, Requested
-from backup.overview import CollectionInfo, overview
-from backup.place import CollectionPlace, find_place
+from backup.overview import CollectionInfo, listed, overview
 from backup.publish import Format, PublishOptions, PublishReport, publish
 from backup.reading import CollectionReader, CollectionSide, keeping, state_of
 from backup.restore import Build, build_here, restore_into_store, restore_store
-from backup.sealed import Secret
 from backup.seeding import Write, seed_collection
 from backup.shard import (
-    VERSIONS,
     AsOf,
     Merge,
     OnProgress,
-    Shard,
-    ShardBatch,
-    ShardPart,
-    ShardSnapshot,
-    Storage,
     Tally,
     Window,
     merge_here,
 )
-from backup.shard.rows.part_reader import fault_of, open_part
 from backup.shard.scrub import ScrubReport
 from backup.uploads import Upload, upload_here
 from backup.verify import Depth, VerifyReport, verify_collection
-from backup.window import BackupInfo, Request, back_up, info
+from backup.window import BackupInfo, Request, back_up
 from kvstore.arguments import require_age
-from kvstore.clock import Clock, WallClock
 from kvstore.control.scripts import StoreOrClient, as_store
 from kvstore.errors import UsageError
-from kvstore.forks import own
 from kvstore.joins import VALUE_COLUMNS, Join, OnGone, join
-from kvstore.limits import RETRY_S
 from kvstore.span import Span
-from kvstore.storage.address import public_address
-from kvstore.storage.patience import Patience, Waiting
 from kvstore.store import Store
 from kvstore.timestamp import TimeLike, Timestamp, to_timestamp
 
 
-class Collection:
+class Collection(CollectionContents):
     """Backups of one store at `url`: a path, `file://`, `s3://`, `gs://`, `az://` or `memory://`.
 
     Nothing is written before the first backup. A `passphrase` or a `key_file` (32 bytes, or 64 hex
@@ -77,89 +63,13 @@ class Collection:
     A failure of the storage that may pass (a timeout, an answer of 5xx, another script that was
     faster) is retried for `patience` seconds; any other failure is raised at once. A long wait is
     told to `on_wait` and to the log `kvstore.backup`; an exception from `on_wait` ends the wait.
+
+    Every `progress` is called with the rows done so far; an exception from it calls the work off.
     """
-
-    def __init__(
-        self,
-        url: str | os.PathLike[str],
-        passphrase: str | None = None,
-        *,
-        key_file: str | os.PathLike[str] | None = None,
-        options: Mapping[str, Any] | None = None,
-        storage: Storage | None = None,
-        clock: WallClock | None = None,
-        patience: float = RETRY_S,
-        on_wait: Callable[[Waiting], None] | None = None,
-    ) -> None:
-        self.url = os.fspath(url)
-        secret = Secret.given(passphrase, key_file)
-        if storage is None:
-            retries = Patience(patience, tell=on_wait)
-            found = find_place(self.url, secret, options=options, patience=retries)
-        else:
-            found = CollectionPlace(storage, secret, self.url)
-        self._found, self._place = found, found.storage
-        # A place in memory ends with its process, and a given storage has no address.
-        self._is_lasting = storage is None and not self.url.startswith("memory:")
-        self._address = public_address(self.url)
-        self._clock = clock or Clock()
-        self._chains = Chains(self._place, self.url, self._clock)
-        own(self, f"the collection at {self.url}")
-
-    def __repr__(self) -> str:
-        return f"<backup.Collection {self._address}>"
-
-    # -- contents ---------------------------------------------------------------------------
-
-    @property
-    def since(self) -> Timestamp:
-        """The oldest instant of the newest chain that can be restored; 0 for an empty one."""
-        newest = self._chains.newest()
-        return Timestamp(0 if newest is None else newest.since)
-
-    @property
-    def upper(self) -> Timestamp:
-        """The first instant that cannot be restored yet; 0 for an empty collection."""
-        newest = self._chains.newest()
-        return Timestamp(0 if newest is None else newest.upper)
-
-    @property
-    def source(self) -> str | None:
-        """The `store_id` of the store that is backed up here; None for an empty collection."""
-        record = self._chains.read()
-        return None if record is None else record.source
-
-    def batches(self) -> Sequence[ShardBatch]:
-        """The batches of the newest chain, oldest first, for readers of parts."""
-        newest = self._chains.newest()
-        return () if newest is None else newest.refresh().batches
-
-    def chain(self, name: str | None = None, *, covering: Sequence[int] = ()) -> Chain | None:
-        """The chain `name`; None if it is gone.
-
-        Without a name, the newest chain that covers all times of `covering`, or the newest of all
-        where no chain covers them.
-        """
-        return self._chains.chain(name, covering)
-
-    def chains(self) -> Sequence[Sequence[ShardBatch]]:
-        """The batches of all chains, oldest first."""
-        return [shard.refresh().batches for shard in self._chains.shards()]
-
-    def check_part(self, part: ShardPart) -> str | None:
-        """Read a part of one of the chains; returns its fault, None if its bytes are as written."""
-        return fault_of(self._place.blob, part, VERSIONS)
-
-    def open_part(self, part: ShardPart) -> pq.ParquetFile:
-        """Open a part of one of the `batches`, to be read piece by piece, each page checked.
-
-        Raises `MissingPartError` if compaction has replaced the part: look at the batches again.
-        """
-        return open_part(self._place.blob, part, VERSIONS)
 
     def list(self) -> list[BackupInfo]:
         """All backups, oldest first. Backups that were merged by compaction count as one."""
-        return [info(batch) for shard in self._chains.shards() for batch in shard.refresh().batches]
+        return listed(self._chains)
 
     def show(self) -> CollectionInfo:
         """The chains and sizes of the collection, at a glance."""
@@ -178,13 +88,37 @@ class Collection:
 
         `"files"`: every part exists, in its size. `"checksums"`: every part is also read and its
         bytes are compared. `"contents"`: the state at the oldest time that both cover, and every
-        version after it, also equal the `store`'s, by fingerprint. `progress` is called with the
-        rows of the parts read so far; the contents are a second pass. Raises `CorruptionError`
-        naming every missing or differing part, `StatesLostError` where the collection is an older
-        copy of itself, `UsageError` if it holds no backup.
+        version after it, also equal the `store`'s, by fingerprint. Raises `CorruptionError` naming
+        every missing or differing part, `StatesLostError` where the collection is an older copy of
+        itself, `UsageError` if it holds no backup.
         """
         with nullcontext() if store is None else as_store(store) as source:
             return verify_collection(self._chains, depth=depth, store=source, progress=progress)
+
+    def drill(
+        self,
+        at: TimeLike | Literal["random"] = "random",
+        depth: DrillDepth = "open",
+        store: StoreOrClient | None = None,
+        *,
+        scratch: str | os.PathLike[str] | None = None,
+        progress: OnProgress | None = None,
+    ) -> DrillReport:
+        """Prove that an instant can be had back: restore it into scratch space, open and verify it.
+
+        With the depth `"contents"` the restored store is also compared with `store`. The outcome is
+        recorded, and told by `list`, `show` and the metrics of `store`. The restored store lies in
+        the directory `scratch`, and is removed at the end. Costs a restore, and a pass over it.
+
+        Raises `CorruptionError` where the instant cannot be restored or differs, `HistoryGoneError`
+        where the collection or `store` has lost it, and as `restore` does.
+        """
+        when = None if at == "random" else int(to_timestamp(at, name="at", now=self._clock.wall_ns))
+        place = None if scratch is None else Path(scratch)
+        request = DrillRequest(when, depth, place, self._address)
+        restore = partial(self.restore, progress=progress)
+        with nullcontext() if store is None else as_store(store) as source:
+            return drill(self._chains, request, restore, source, self._clock)
 
     # -- writing ----------------------------------------------------------------------------
 
@@ -200,22 +134,19 @@ class Collection:
     ) -> BackupInfo:
         """Append all commits of `store` since the last backup; the first backup is full.
 
-        `store` may be a client by path (`kvstore.connect(path)`). Then this process reads the files
-        of the store beside its owner, and the owner keeps the history.
+        `store` may be a client by path (`kvstore.connect(path)`): this process then reads the files
+        of the store beside its owner.
 
         The backup has everything that was committed before the call, and nothing that a crash can
-        take back. Two scripts at once each take a window of their own. A `token` names this backup.
-        A script that repeats the call after a crash, with the same token, makes one backup, as long
-        as no compaction has merged it with others.
+        take back. A `token` names this backup: a script that repeats the call with the same token
+        makes one backup, as long as no compaction has merged it with others.
 
         Between backups the store keeps its history, unless it falls further behind than `max_age`.
         Without `max_age` it keeps the history for ever, also where the collection was removed:
         `store.drop_hold` ends that.
 
-        A backup that was killed leaves the parts that it had uploaded. This call then finishes that
-        window first, and takes the rest as another. `progress` is called with the rows written so
-        far; an exception from it calls the backup off. `upload` writes the parts: in this process,
-        or spread over others (`spark_connector.jobs.backup`).
+        A window that a killed backup has begun is finished first. `upload` writes the parts: in
+        this process, or spread over others (`spark_connector.jobs.backup`).
 
         Raises `StatesLostError` if the collection is gone, or is an older copy of itself: then
         `full=True` begins anew. Raises `UsageError` if the collection belongs to another store, if
@@ -225,13 +156,11 @@ class Collection:
         """
         if token is not None and not token:
             raise UsageError("the token is empty", "name the backup, or pass no token")
-        address = (self._address, self._is_lasting)
-        if not isinstance(store, Store):
-            with as_store(store) as source:
-                request = Request(source, *address, full, token, max_age, upload, progress)
-                return back_up(self._chains, request)
-        request = Request(store, *address, full, token, max_age, upload, progress)
-        return back_up(self._chains, request)
+        how = self._address, self._is_lasting, full, token, max_age, upload, progress
+        if isinstance(store, Store):
+            return back_up(self._chains, Request(store, *how))
+        with as_store(store) as source:
+            return back_up(self._chains, Request(source, *how))
 
     def follow(
         self,
@@ -281,9 +210,8 @@ class Collection:
         The store is restored as of `as_of` (default: the newest instant), whole, or only the keys
         of a span or with `prefix`. With `history=False` it has only the rows that were alive then.
         `path` must not exist; it appears when the restore is whole, so a crash leaves no half of
-        a store. Memory is bounded. `progress` is called with the rows written so far; an exception
-        from it calls the restore off. `build` writes the files: in this process, or spread over
-        others (`spark_connector.jobs.restore`).
+        a store. Memory is bounded. `build` writes the files: in this process, or spread over others
+        (`spark_connector.jobs.restore`).
 
         Raises `HistoryGoneError` or `NotYetWrittenError` outside the window, `CorruptionError`
         if a part is damaged.
@@ -312,8 +240,8 @@ class Collection:
         Keys that the backup does not have stay as they are: delete their range first to replace
         it. Rows of tables go to tables of the same definitions; `ImportRefusedError` names a
         table that differs. A key that expires brings its time along: one whose time has passed
-        meanwhile is deleted right after. `progress` and other errors are as in `restore`. After an
-        error nothing was added.
+        meanwhile is deleted right after. Other errors are as in `restore`. After an error nothing
+        was added.
         """
         span = Span.of(start, end, prefix)
         with as_store(store) as into, self.snapshot(as_of) as (_, snapshot):
@@ -339,12 +267,10 @@ class Collection:
         cache: str | os.PathLike[str] | None = None,
         cache_bytes: int | None = None,
     ) -> CollectionReader:
-        """A reader of the collection as of any time that it covers. It restores nothing.
-        Reads that give no time are at `as_of`; without it they are at the newest instant, which
-        `refresh` moves. The fetched bytes are kept in the directory `cache`, which other processes
-        may use too, and in memory without it: `cache_bytes` at most. The bytes of an
-        encrypted collection are kept encrypted. The reader is for a `with` statement, and for one
-        thread.
+        """A reader as of any time that the collection covers, for one thread and for a `with`
+        statement. It restores nothing. Reads without a time are at `as_of`, or at the newest
+        instant, which `refresh` moves. At most `cache_bytes` of fetched bytes, encrypted where the
+        collection is, stay in the directory `cache`, which processes may share, or in memory.
 
         Raises `UsageError` if there is no backup, `HistoryGoneError` or `NotYetWrittenError` where
         no chain covers `as_of`.
@@ -365,19 +291,6 @@ class Collection:
         at = None if as_of is None else to_timestamp(as_of, name="as_of", now=self._clock.wall_ns)
         return publish(self._chains, table, url, format, at, **options)
 
-    def snapshot(
-        self, as_of: TimeLike | None
-    ) -> AbstractContextManager[tuple[Shard, ShardSnapshot]]:
-        """A snapshot of the newest chain that covers `as_of`. Raises as `restore` does."""
-        at = None
-        if as_of is not None:
-            at = int(to_timestamp(as_of, name="as_of", now=self._clock.wall_ns))
-        return self._chains.snapshot(at)
-
-    def snapshots(self) -> AbstractContextManager[Mapping[Shard, ShardSnapshot]]:
-        """All chains, oldest first, each with a snapshot at its newest instant."""
-        return self._chains.snapshots()
-
     def join(
         self,
         labels: object,
@@ -393,10 +306,8 @@ class Collection:
         Nothing is restored: the parts are read that have keys of the labels. Each label may have
         any time that a chain covers; without a column `at`, all labels ask for the newest instant.
         The call fixes the backups to be read, and keeps them until the result is read to its end or
-        dropped. Arguments and errors are as in `Store.join`; `UsageError` if there is no backup,
-        `CorruptionError` if a part is damaged.
-
-        Memory is bounded. Costs, for each million labels, a read of the row groups that they touch.
+        dropped. Arguments and errors are as in `Store.join`. Memory is bounded. Costs, for each
+        million labels, a read of the row groups that they touch.
         """
         source = Join(self, max_age=max_age, columns=columns)
         return join(labels, [source], key=key, at=at, on_gone=on_gone)
@@ -412,8 +323,7 @@ class Collection:
 
         Every instant in `[since, upper)` stays restorable. The cost is to read and write the whole
         chain. `merge` does that: in this process, or spread over others
-        (`spark_connector.jobs.compact`). `progress` is called with the rows written so far; an
-        exception from it calls the compaction off.
+        (`spark_connector.jobs.compact`).
         """
         newest = self._chains.newest()
         if newest is not None:
@@ -442,8 +352,7 @@ class Collection:
 
         Moves `since`, rewrites the parts that it has passed and frees the space. Instants from
         `since` on stay restorable. A chain that a restore is reading stays until the next expiry.
-        `progress` is called with the rows rewritten so far. Raises `UsageError` unless exactly one
-        of the two is given.
+        Raises `UsageError` unless exactly one of the two is given.
         """
         limit = expiry.limit_of(before, keep, self._clock)
         return Timestamp(expiry.expire(self._chains, limit, progress))

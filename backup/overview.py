@@ -2,13 +2,32 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from backup.chains import CollectionRecord
+from backup.chains import Chains, CollectionRecord
+from backup.drills import newest_proof
 from backup.shard import Shard, ShardBatch
+from backup.window import BackupInfo, info
 from kvstore.span import Span
 from kvstore.timestamp import NS_PER_SECOND, Timestamp
+
+
+class ChainProof(NamedTuple):
+    """The newest proof of a chain, which covers `[since, upper)`: a drill at `proven_at` has
+    restored it as of `proven`. Both are None, and the age infinite, where no drill has.
+
+    `problem` is the problem that the newest drill has met, "" if it met none.
+    """
+
+    chain: str
+    since: Timestamp
+    upper: Timestamp
+    proven: Timestamp | None
+    proven_at: Timestamp | None
+    age_seconds: float
+    problem: str
 
 
 class CollectionInfo(NamedTuple):
@@ -29,6 +48,27 @@ class CollectionInfo(NamedTuple):
     bytes: int
     recovery_point_age_seconds: float
     spans: Sequence[Span]
+    proofs: Sequence[ChainProof] = ()
+
+    @property
+    def proof_age_seconds(self) -> float:
+        """The age of the newest proof of the newest chain; infinite where it has none."""
+        return self.proofs[-1].age_seconds if self.proofs else math.inf
+
+
+def listed(chains: Chains) -> list[BackupInfo]:
+    """All backups, oldest first. The first one of a chain begins at the chain's `since`."""
+    record = chains.read()
+    found: list[BackupInfo] = []
+    for shard in chains.shards(record):
+        state = shard.refresh()
+        drills = () if record is None else record.drills
+        for batch in state.batches:
+            low, high = max(batch.lower, state.since), batch.upper
+            proof = newest_proof(drills, shard.name, lower=low, upper=high)
+            at = None if proof is None else Timestamp(proof.drilled_at)
+            found.append(info(batch)._replace(lower=Timestamp(low), proven_at=at))
+    return found
 
 
 def overview(
@@ -48,6 +88,21 @@ def overview(
         bytes=sum(batch.size for batch in batches),
         recovery_point_age_seconds=max(now_ns - upper, 0) / NS_PER_SECOND,
         spans=[span for shard in shards for span in _span(shard.state.batches)],
+        proofs=[] if record is None else [_proof(record, shard, now_ns) for shard in shards],
+    )
+
+
+def _proof(record: CollectionRecord, shard: Shard, now_ns: int) -> ChainProof:
+    proof = newest_proof(record.drills, shard.name)
+    drills = [drill for drill in record.drills if drill.chain == shard.name]
+    return ChainProof(
+        shard.name,
+        Timestamp(shard.since),
+        Timestamp(shard.upper),
+        None if proof is None else Timestamp(proof.at),
+        None if proof is None else Timestamp(proof.drilled_at),
+        math.inf if proof is None else max(now_ns - proof.drilled_at, 0) / NS_PER_SECOND,
+        drills[-1].problem if drills else "",
     )
 
 

@@ -30,6 +30,7 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
 
+from backup.shard.remedies import PUT_BACK
 from kvstore.codec.json import JsonObject, read_object
 from kvstore.errors import CorruptionError, FormatVersionError, KVStoreError, UsageError
 from kvstore.limits import (
@@ -337,7 +338,9 @@ class SealedBlob:
         try:
             return self._key.opened().decrypt(nonce, chunk, _context(name, number, count))
         except InvalidTag as error:
-            raise CorruptionError(f"blob {name}", f"chunk {number} does not decrypt") from error
+            raise CorruptionError(
+                f"blob {name}", f"chunk {number} does not decrypt", PUT_BACK
+            ) from error
 
 
 class SealedConsensus:
@@ -381,7 +384,7 @@ class SealedConsensus:
             plain = cipher.decrypt(nonce, sealed, f"{key}\0{version.seqno}".encode())
         except (InvalidTag, ValueError) as error:  # ValueError: a nonce that is cut short
             where = f"version {version.seqno} of {key}"
-            raise CorruptionError(where, "it does not decrypt") from error
+            raise CorruptionError(where, "it does not decrypt", PUT_BACK) from error
         return Versioned(version.seqno, plain)
 
 
@@ -391,7 +394,7 @@ def _context(name: str, number: int, count: int) -> bytes:
 
 def _prefix(name: str, sealed: bytes) -> bytes:
     if sealed[: len(_MAGIC)] != _MAGIC or len(sealed) < _HEADER_BYTES:
-        raise CorruptionError(f"blob {name}", "it is not an encrypted blob")
+        raise CorruptionError(f"blob {name}", "it is not an encrypted blob", PUT_BACK)
     return sealed[len(_MAGIC) : _HEADER_BYTES]
 
 

@@ -18,6 +18,7 @@ from datetime import timedelta
 from typing import NamedTuple
 
 from backup.chains import RETENTION, Chains, CollectionRecord
+from backup.drills import newest_proof
 from backup.shard import OnProgress, Shard, ShardBatch, ShardPart, delete_batch
 from backup.shard.state import witness
 from backup.uploads import Attempt, Upload, find, forget, upload_here
@@ -39,7 +40,10 @@ from kvstore.timestamp import Timestamp
 
 
 class BackupInfo(NamedTuple):
-    """One backup, or several that compaction has merged: all versions in `[lower, upper)`."""
+    """One backup, or several that compaction has merged: all versions in `[lower, upper)`.
+
+    `proven_at` is the time of the newest drill that proved an instant of the window.
+    """
 
     lower: Timestamp
     upper: Timestamp
@@ -47,6 +51,7 @@ class BackupInfo(NamedTuple):
     bytes: int
     parts: int
     seconds: float
+    proven_at: Timestamp | None = None
 
 
 def info(batch: ShardBatch) -> BackupInfo:
@@ -91,6 +96,8 @@ def back_up(chains: Chains, request: Request) -> BackupInfo:
     elif done is None and not record.is_begun_by(token) and not _is_unused(shard):
         record = chains.extend(record, token)
         shard = chains.shard(record.chains[-1])
+    if record.drills and (proof := newest_proof(record.drills, shard.name)) is not None:
+        store.holds.note_proof(request.address, Timestamp(proof.drilled_at))
     for _ in range(BACKUP_ATTEMPTS):
         done = done or _appended_before(shard, token)
         if done is not None:
@@ -279,7 +286,7 @@ def _undoing(hold: Hold, attempt: Attempt | None = None) -> Iterator[None]:
 
 def _together(first: BackupInfo, second: BackupInfo) -> BackupInfo:
     """Two windows of one call as one."""
-    sums = (a + b for a, b in zip(first[2:], second[2:], strict=True))
+    sums = (a + b for a, b in zip(first[2:6], second[2:6], strict=True))
     return BackupInfo(first.lower, second.upper, *sums)  # type: ignore[arg-type]
 
 

@@ -111,6 +111,8 @@ class Holds:
         self._committer = committer
         self.reload()
         self.pins = pins
+        self.proofs: dict[str, Timestamp] = {}
+        """When a drill last proved each backup, by address, as far as this process knows."""
         own(self, "the holds of a store", endings=("release",))
 
     def reload(self) -> None:
@@ -223,6 +225,10 @@ class Holds:
             record = self.require_owned(name, token)
             self._write([replace(record, moved_at=self._committer.now(), state_from=state_from)])
         self._committer.persist()
+
+    def note_proof(self, address: str, at: Timestamp) -> None:
+        """Have the metrics tell that a drill at `at` has proved the backup at `address`."""
+        self.proofs[address] = max(at, self.proofs.get(address, at))
 
     def release(self, name: str, token: str) -> None:
         """See `Hold.release`."""

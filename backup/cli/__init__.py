@@ -3,8 +3,8 @@
 Floors, from the top:
 
     backups                 backups, restores, standbys
-    reading                 commands that read a collection, and restore nothing
-    options                 how a collection is opened
+    reading drills          commands that read a collection, and restore nothing; proofs
+    options figures         how a collection is opened; how backups are printed
 """
 
 from backup.cli.backups import app

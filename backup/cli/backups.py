@@ -16,6 +16,8 @@ import typer
 
 import backup
 from backup.cli import reading
+from backup.cli.drills import drill
+from backup.cli.figures import backup_figures, collection_figures
 from backup.cli.options import (
     PASSPHRASE,
     CollectionArgument,
@@ -43,12 +45,18 @@ from kvstore.cli.options import (
     open_here,
     open_to_write,
     to_duration,
-    to_json,
     to_span,
-    to_text,
     to_time,
 )
-from kvstore.cli.output import counting, note, print_figures, print_json, print_table, working
+from kvstore.cli.output import (
+    counting,
+    note,
+    print_figures,
+    print_json,
+    print_table,
+    size_text,
+    working,
+)
 from kvstore.errors import CorruptionError, UsageError
 from kvstore.limits import RETRY_S
 from kvstore.opening import engine_at, open_read_only
@@ -132,7 +140,7 @@ def run(
         info = open_collection(collection, key_file).backup(
             opened, full=full, token=token, max_age=age, progress=counting(progress, "rows")
         )
-    print_figures(_info(info), as_json=as_json)
+    print_figures(backup_figures(info, as_json=as_json), as_json=as_json)
 
 
 @app.command(name="list")
@@ -149,11 +157,15 @@ def list_(
     found = open_existing(collection, key_file).list()
     if as_json:
         for info in found:
-            print_json(_info(info))
+            print_json(backup_figures(info, as_json=True))
         return
+    figures = [backup_figures(info, as_json=False) for info in found]
     print_table(
-        ["from", "up to", "rows", "bytes", "parts"],
-        [[iso(i.lower), iso(i.upper), f"{i.rows:,}", f"{i.bytes:,}", str(i.parts)] for i in found],
+        ["from", "up to", "rows", "size", "parts", "proven"],
+        [
+            [f["lower"], f["upper"], f"{f['rows']:,}", f["bytes"], str(f["parts"]), f["proven_at"]]
+            for f in figures
+        ],
     )
 
 
@@ -171,14 +183,7 @@ def show(
       kvstore backup show /backups/flights
     """
     found = open_existing(collection, key_file).show()
-    render = to_json if as_json else to_text
-    spans = [(render(s.start, encoding), s.end and render(s.end, encoding)) for s in found.spans]
-    fields = {**found._asdict(), "since": iso(found.since), "upper": iso(found.upper)}
-    if as_json:
-        fields["spans"] = [{"start": start, "end": end} for start, end in spans]
-    else:
-        fields["spans"] = ", ".join(f"[{start}, {end or 'end'})" for start, end in spans)
-    print_figures(fields, as_json=as_json)
+    print_figures(collection_figures(found, encoding, as_json=as_json), as_json=as_json)
 
 
 @app.command()
@@ -209,16 +214,19 @@ def verify(
     with ExitStack() as stack:
         progress = stack.enter_context(working(f"reading {collection}", quiet=as_json))
         opened = None if store is None else stack.enter_context(open_read_only(store))
+        source = open_collection(collection, key_file)
         try:
-            report = open_collection(collection, key_file).verify(
-                wanted, opened, progress=counting(progress, "rows")
-            )
+            total = source.show().rows
+            report = source.verify(wanted, opened, progress=counting(progress, "rows", total))
         except CorruptionError as error:
             note(str(error))
             if as_json:
                 print_json({"ok": False, "problem": str(error)})
             raise typer.Exit(NOT_FOUND) from error
-    print_figures({"ok": True, **report._asdict()}, as_json=as_json)
+    fields = report._asdict()
+    if not as_json:
+        fields["bytes"] = size_text(report.bytes)
+    print_figures({"ok": True, **fields}, as_json=as_json)
 
 
 @app.command()
@@ -234,7 +242,7 @@ def compact(
     with working(f"compacting {collection}", quiet=as_json) as progress:
         opened = open_existing(collection, key_file)
         opened.compact(progress=counting(progress, "rows"))
-    print_figures(_info(opened.list()[-1]), as_json=as_json)
+    print_figures(backup_figures(opened.list()[-1], as_json=as_json), as_json=as_json)
 
 
 @app.command()
@@ -345,6 +353,7 @@ def restore(
 
 
 reading.register(app)
+app.command()(drill)
 
 
 @app.command()
@@ -425,7 +434,7 @@ def _follow(
     """Back a store up continuously, and print each backup, until a signal comes."""
 
     def tell(info: BackupInfo) -> None:
-        print_figures(_info(info), as_json=as_json)
+        print_figures(backup_figures(info, as_json=as_json), as_json=as_json)
         sys.stdout.flush()  # a reader of a pipe waits for this line
 
     stop = stop_on_signals()
@@ -436,7 +445,3 @@ def _follow(
         stop.wakes(follower.stop)
         if not stop.is_set():
             follower.wait()
-
-
-def _info(info: BackupInfo) -> dict[str, Any]:
-    return {**info._asdict(), "lower": iso(info.lower), "upper": iso(info.upper)}

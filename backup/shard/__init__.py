@@ -8,6 +8,7 @@ Floors, from the top:
     critical gc
     rows                     batches of sorted rows, as Parquet parts
     state                    the facts of a shard, as a value, and the log of its commands
+    remedies                 the steps after damage
 """
 
 from backup.shard.compact import Merge, merge_here

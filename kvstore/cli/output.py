@@ -50,6 +50,22 @@ def print_figures(fields: Mapping[str, Any], *, as_json: bool) -> None:
         print_line(f"{name:<{width}}  {shown}")
 
 
+def size_text(size: int) -> str:
+    """A number of bytes for people: three digits, and a unit of powers of 1,000."""
+    for unit, scale in (("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if size >= scale:
+            return f"{size / scale:.1f} {unit}"
+    return f"{size} B"
+
+
+def age_text(seconds: float) -> str:
+    """A duration for people, in its largest unit."""
+    for unit, size in (("days", 86_400), ("hours", 3_600), ("minutes", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.0f} seconds"
+
+
 def print_table(columns: list[str], rows: list[list[str]]) -> None:
     """Print a table as wide as the terminal; without a terminal, as wide as its contents."""
     table = Table(*columns, box=None, pad_edge=False)
@@ -70,9 +86,12 @@ def working(what: str, *, quiet: bool = False) -> Iterator[Callable[[str], None]
         yield lambda progress: status.update(Text(f"{what}: {progress}"))
 
 
-def counting(progress: Callable[[str], None], what: str) -> Callable[[int], None]:
-    """Show a count of `what`."""
-    return lambda count: progress(f"{count:,} {what}")
+def counting(
+    progress: Callable[[str], None], what: str, total: int | None = None
+) -> Callable[[int], None]:
+    """Show a count of `what`, of `total` if that is known."""
+    of = "" if total is None else f" of {total:,}"
+    return lambda count: progress(f"{count:,}{of} {what}")
 
 
 def note(text: str) -> None:

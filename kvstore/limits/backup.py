@@ -151,6 +151,11 @@ JOIN_COLUMNS_ROWS_MAX = 1 << 20
 """Labels that a join looks up in the parts of a collection at once: each time reads all row groups
 that the labels touch. A label takes some 150 bytes."""
 
+DRILLS_KEPT = 16
+"""Drills of a chain that its collection remembers: a drill takes 300 bytes of the record."""
+
+DRILL_PROBLEM_CHARS_MAX = 300
+"""Characters of the problem of a drill in that record."""
 
 FOLLOW_PAUSE_S = 0.5
 """How long a continuous backup pauses after a failure that may pass; twice as long after each."""

@@ -40,6 +40,18 @@ _GAUGES: Final = (
         "The time between a feed's position and `upper`.",
         ("feed",),
     ),
+    (
+        "backup_behind_seconds",
+        "seconds",
+        "The age of the newest instant in a backup that lacks commits, 0 for one that has all.",
+        ("backup",),
+    ),
+    (
+        "backup_proof_age_seconds",
+        "seconds",
+        "The time since a drill last restored a backup, as this process knows.",
+        ("backup",),
+    ),
     ("imports", "", "The imports that have rows of their own.", ("state",)),
     ("cleared_spans", "", "The spans that were destroyed since the last collection.", ()),
     ("range_fragments", "", "The pieces of range tombstones in memory.", ()),

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
-from kvstore.claims import FEED, HoldRecord
+from kvstore.claims import BACKUP, FEED, HoldRecord
 from kvstore.clock import Durations
 from kvstore.engine.api import FAMILIES, WHOLE_FIGURES
 from kvstore.meters import Meters
@@ -122,6 +122,12 @@ def _claims(parts: Parts) -> Iterator[_Value]:
             lags.setdefault(hold.address, _seconds(upper - 1 - hold.timestamp))
     for feed, lag in lags.items():
         yield "feed_lag_seconds", (feed,), lag
+    for hold in kept[:_HOLDS_MAX]:
+        if hold.kind == BACKUP:
+            behind = now - hold.timestamp if upper - 1 > hold.timestamp else 0
+            yield "backup_behind_seconds", (hold.address,), _seconds(behind)
+    for address, at in list(parts.holds.proofs.items()):
+        yield "backup_proof_age_seconds", (address,), _seconds(now - at)
 
 
 def _counted(meters: Meters) -> Iterator[_Value]:

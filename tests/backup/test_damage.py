@@ -46,10 +46,24 @@ def test_a_flipped_bit_in_any_part_is_named_by_verify_and_refused_by_restore(
         flip_a_bit(part)
         with pytest.raises(CorruptionError, match=part.name):
             collection.verify()
-        with pytest.raises(CorruptionError, match=part.name):
+        with pytest.raises(CorruptionError, match=part.name) as caught:
             collection.restore(tmp_path / "restored")
+        assert "from a backup" not in caught.value.remedy
+        assert "copy of the collection" in caught.value.remedy
         assert [path.name for path in tmp_path.iterdir() if "restor" in path.name] == []
         part.write_bytes(whole)
+
+
+def test_a_verification_counts_each_row_once(
+    store: kvstore.Store, collection: backup.Collection, backed_up: Path
+) -> None:
+    total = collection.show().rows
+    for depth in DEPTHS[1:]:
+        counts: list[int] = []
+        source = store if depth == "contents" else None
+        collection.verify(depth, source, progress=counts.append)
+        assert counts == sorted(counts)
+        assert counts[-1] == total > 0
 
 
 def test_missing_and_truncated_parts_are_all_named(

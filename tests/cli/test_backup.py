@@ -14,6 +14,7 @@ import pytest
 
 import backup.cli
 import kvstore
+from kvstore.cli.output import size_text
 from tests.cli.installed import ROOT, Run, told
 
 
@@ -52,6 +53,50 @@ def test_backups_are_run_listed_verified_and_restored(run: Run, tmp_path: Path) 
     run("backup", "expire", place, "--keep", "4w")
     run("backup", "expire", place, code=2)
     run("backup", "restore", place, tmp_path / "x", "--as-of", "2100-01-01T00:00Z", code=4)
+
+
+def test_a_drill_exits_with_0_on_a_proof_only(run: Run, tmp_path: Path) -> None:
+    store, place = tmp_path / "s", tmp_path / "b"
+    with kvstore.open(store) as opened:
+        first = str(opened.put(b"a", b"1"))
+        opened.put(b"a", bytes(1_000_000))
+    run("backup", "drill", place, code=2)
+    run("backup", "run", store, place)
+    assert "never" in run("backup", "show", place).stdout
+    assert told(run("backup", "show", place, "--json"))["proof_age_seconds"] is None
+    report = told(run("backup", "drill", place, "--at", first, "--json"))
+    assert (report["ok"], report["at"], report["rows"]) == (True, first, 1)
+    contents = ("--depth", "contents", "--store", store, "--scratch", tmp_path / "scratch")
+    assert "ok" in run("backup", "drill", place, *contents).stdout
+    run("backup", "drill", place, "--depth", "contents", code=2)
+    run("backup", "drill", place, "--at", "2100-01-01T00:00Z", code=4)
+    (proof,) = told(run("backup", "show", place, "--json"))["proofs"]
+    assert told(run("backup", "list", place, "--json"))["proven_at"] == proof["proven_at"]
+    (part,) = place.rglob("*.parquet")
+    part.unlink()
+    failed = run("backup", "drill", place, "--json", code=1)
+    assert told(failed)["ok"] is False
+    shown = run("backup", "show", place).stdout
+    assert "the newest drill failed" in shown
+    assert told(run("backup", "show", place, "--json"))["proofs"][0]["proven"] == proof["proven"]
+
+
+def test_sizes_are_for_people_and_exact_as_json(run: Run, tmp_path: Path) -> None:
+    store, place = tmp_path / "s", tmp_path / "b"
+    with kvstore.open(store) as opened:
+        opened.put(b"a", os.urandom(1_230_000))
+    assert "1.2 MB" in run("backup", "run", store, place).stdout
+    exact = told(run("backup", "show", place, "--json"))["bytes"]
+    assert 1_230_000 < exact < 1_240_000
+    for command in ("show", "list", "verify"):
+        assert "1.2 MB" in run("backup", command, place).stdout
+        assert told(run("backup", command, place, "--json"))["bytes"] == exact
+    assert [size_text(size) for size in (0, 999, 1_000, 2_340_000_000)] == [
+        "0 B",
+        "999 B",
+        "1.0 kB",
+        "2.3 GB",
+    ]
 
 
 def test_a_collection_is_read_without_a_restore(run: Run, tmp_path: Path) -> None:
@@ -287,7 +332,7 @@ def test_a_backup_counts_on_a_terminal_and_is_quiet_with_json(
     monkeypatch.setenv("COLUMNS", "300")
     assert "1 rows" in run("backup", "run", tmp_path / "s", tmp_path / "b").stderr
     run("backup", "run", tmp_path / "s", odd := tmp_path / "[" / "x]")  # no markup for the console
-    assert "[/x]: 1 rows" in run("backup", "verify", odd).stderr
+    assert "[/x]: 1 of 1 rows" in run("backup", "verify", odd).stderr
     assert run("backup", "run", tmp_path / "s", tmp_path / "c", "--json").stderr == ""
     monkeypatch.delenv("FORCE_COLOR")
     assert run("backup", "run", tmp_path / "s", tmp_path / "d").stderr == ""

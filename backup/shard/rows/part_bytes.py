@@ -18,6 +18,7 @@ from itertools import islice
 
 import pyarrow as pa
 
+from backup.shard.remedies import PART
 from backup.shard.rows.pages import TAIL_BYTES, Chunk, footer_bytes, require_pages
 from backup.shard.rows.trailer import (
     TRAILER_BYTES,
@@ -43,9 +44,10 @@ def part_bytes(blob: Blob, part: ShardPart) -> bytes:
     if data is None:
         data = blob.patience.over(lambda: blob.get(part.name))
     if data is None:
-        raise MissingPartError(f"part {part.name}", "its blob is gone")
+        raise MissingPartError(f"part {part.name}", "its blob is gone", PART)
     if len(data) != part.size or not is_digest(part.checksum, data):
-        raise CorruptionError(f"part {part.name}", f"its {len(data)} bytes fail the checksum")
+        problem = f"its {len(data)} bytes fail the checksum"
+        raise CorruptionError(f"part {part.name}", problem, PART)
     return data
 
 
@@ -189,7 +191,7 @@ class FetchedPart:
         name = self.part.name
         data = self._blob.patience.over(lambda: self._blob.get_range(name, start=at, length=length))
         if data is None:
-            raise MissingPartError(f"part {name}", "its blob is gone")
+            raise MissingPartError(f"part {name}", "its blob is gone", PART)
         return data
 
 

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from backup.shard.remedies import PART
 from backup.shard.rows.filters import may_have
 from backup.shard.rows.pages import KeyFilters, chunks_of, filters_of, properties, read_footer
 from backup.shard.rows.part_bytes import FetchedPart, WholePart, part_bytes
@@ -211,7 +212,7 @@ def _written_schema(found: Mapping[bytes, bytes], part: ShardPart, rule: Rule) -
     if version not in FORMATS_READ:
         raise FormatVersionError(f"part {part.name}", found=version, supported=FORMATS_READ)
     if found.get(RULE_KEY) != rule.name.encode():
-        raise CorruptionError(f"part {part.name}", f"its rule is {found.get(RULE_KEY)!r}")
+        raise CorruptionError(f"part {part.name}", f"its rule is {found.get(RULE_KEY)!r}", PART)
     return rule.schema if version == FORMATS_READ[0] else layout(rule.name)[0]
 
 
@@ -232,7 +233,7 @@ def translated(part: ShardPart) -> Iterator[None]:
 
 
 def _damaged(part: ShardPart, error: Exception) -> CorruptionError:
-    return CorruptionError(f"part {part.name}", str(error).partition("\n")[0])
+    return CorruptionError(f"part {part.name}", str(error).partition("\n")[0], PART)
 
 
 def group_touches(group: pq.RowGroupMetaData, span: Span) -> bool:
@@ -267,7 +268,9 @@ def _require_bounds(group: pq.RowGroupMetaData, part: ShardPart, rule: Rule) -> 
     if times is not None and times.has_min_max:
         is_narrow |= not part.time_min <= times.min <= times.max <= part.time_max
     if is_narrow:
-        raise CorruptionError(f"part {part.name}", "its rows lie outside the bounds noted for it")
+        raise CorruptionError(
+            f"part {part.name}", "its rows lie outside the bounds noted for it", PART
+        )
 
 
 def _require_rows(batch: pa.RecordBatch, rule: Rule) -> None:

@@ -39,6 +39,7 @@ from dataclasses import dataclass, replace
 from dataclasses import fields as fields_of
 from typing import Any
 
+from backup.shard.remedies import PUT_BACK
 from backup.shard.state.state import (
     EMPTY,
     STATE_VERSION,
@@ -170,7 +171,7 @@ def apply_diffs(state: ShardState, diffs: Sequence[Diff], *, where: str) -> Shar
     sections, at, chain = _sections(state), state.seqno, state.chain
     for diff in diffs:
         if diff.previous != at:
-            raise CorruptionError(where, f"a step starts at v{diff.previous}, not v{at}")
+            raise CorruptionError(where, f"a step starts at v{diff.previous}, not v{at}", PUT_BACK)
         if (diff.link or "") != chain:
             problem = f"the step to v{diff.seqno} does not follow this v{at}, but another"
             raise CorruptionError(where, problem, _TWO_HISTORIES)
@@ -208,15 +209,15 @@ def _seal(magic: bytes, body: Mapping[str, Any]) -> bytes:
 
 def _open(magic: bytes, data: bytes, *, where: str) -> JsonObject:
     if len(data) < ENVELOPE.size:
-        raise CorruptionError(where, f"cut short at {len(data)} bytes")
+        raise CorruptionError(where, f"cut short at {len(data)} bytes", PUT_BACK)
     found, version, checksum = ENVELOPE.unpack_from(data)
     if found != magic:
-        raise CorruptionError(where, f"begins with {found!r}, not {magic!r}")
+        raise CorruptionError(where, f"begins with {found!r}, not {magic!r}", PUT_BACK)
     if version != FORMAT_VERSION:
         raise FormatVersionError(where, found=version, supported=FORMAT_VERSION)
     body = data[ENVELOPE.size :]
     if zlib.crc32(body) != checksum:
-        raise CorruptionError(where, "its checksum does not match")
+        raise CorruptionError(where, "its checksum does not match", PUT_BACK)
     return read_object(body, where=where, bytes_max=STATE_BYTES_MAX)
 
 
@@ -228,7 +229,7 @@ def _strictly(where: str, problem: str) -> Iterator[None]:
     except (CorruptionError, FormatVersionError):
         raise
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-        raise CorruptionError(where, f"{problem} ({error!r:.200})") from error
+        raise CorruptionError(where, f"{problem} ({error!r:.200})", PUT_BACK) from error
 
 
 def _sections(state: ShardState) -> Sections:

@@ -26,6 +26,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
+from backup.shard.remedies import PUT_BACK
 from backup.shard.state import codec, commands, machine
 from backup.shard.state.state import ShardState
 from kvstore.clock import WallClock
@@ -53,7 +54,6 @@ _T = TypeVar("_T")
 
 _LOST_AFTER = 20
 """Looks, in about two seconds, after which a missing rollup counts as lost."""
-_PUT_BACK = "put that blob back from a copy of the storage"
 
 
 class _Missed:
@@ -223,7 +223,7 @@ class StateLog:
             if missed.is_lost(f"{earliest} {name}"):
                 break  # not collected since the scan, and the scan was not stale
         where = f"shard {self.shard}"
-        raise CorruptionError(where, "its earliest version has no rollup", _PUT_BACK)
+        raise CorruptionError(where, "its earliest version has no rollup", PUT_BACK)
 
     # -- how ---------------------------------------------------------------------------------
 
@@ -300,10 +300,12 @@ class StateLog:
                     continue  # collected between the two reads
                 state = self._after(state, versions)
             elif state.seqno == head.seqno and state.chain not in ("", digest(head.data)):
-                raise CorruptionError(f"blob {name}", f"it is no rollup of this v{head.seqno}")
+                raise CorruptionError(
+                    f"blob {name}", f"it is no rollup of this v{head.seqno}", PUT_BACK
+                )
             return state
         raise CorruptionError(
-            f"shard {self.shard}", f"the rollup its head names, {name}, is missing", _PUT_BACK
+            f"shard {self.shard}", f"the rollup its head names, {name}, is missing", PUT_BACK
         )
 
     def _pause(self, attempt: int) -> None:

@@ -1,0 +1,68 @@
+"""Backups and collections as commands print them: for people, or as JSON with exact numbers."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from backup.overview import ChainProof, CollectionInfo
+from backup.window import BackupInfo
+from kvstore.cli.options import Encoding, iso, to_json, to_text
+from kvstore.cli.output import age_text, size_text
+from kvstore.timestamp import Timestamp
+
+
+def backup_figures(info: BackupInfo, *, as_json: bool) -> dict[str, Any]:
+    """The figures of a backup."""
+    fields = {**info._asdict(), "lower": iso(info.lower), "upper": iso(info.upper)}
+    fields["proven_at"] = _time(info.proven_at)
+    if not as_json:
+        fields["bytes"] = size_text(info.bytes)
+        fields["proven_at"] = fields["proven_at"] or "never"
+    return fields
+
+
+def collection_figures(
+    found: CollectionInfo, encoding: Encoding, *, as_json: bool
+) -> dict[str, Any]:
+    """The figures of a collection, with a line for the proof of each chain."""
+    render = to_json if as_json else to_text
+    spans = [(render(s.start, encoding), s.end and render(s.end, encoding)) for s in found.spans]
+    fields = {**found._asdict(), "since": iso(found.since), "upper": iso(found.upper)}
+    age = found.proof_age_seconds
+    del fields["proofs"]
+    if as_json:
+        fields["spans"] = [{"start": start, "end": end} for start, end in spans]
+        fields["proof_age_seconds"] = None if math.isinf(age) else age
+        fields["proofs"] = [_proof_fields(proof) for proof in found.proofs]
+        return fields
+    fields["bytes"] = size_text(found.bytes)
+    del fields["recovery_point_age_seconds"]
+    fields["recovery_point"] = f"{age_text(found.recovery_point_age_seconds)} old"
+    fields["spans"] = ", ".join(f"[{start}, {end or 'end'})" for start, end in spans)
+    for number, proof in enumerate(found.proofs, 1):
+        name = "proof" if len(found.proofs) == 1 else f"proof of chain {number}"
+        fields[name] = _proof_text(proof)
+    return fields
+
+
+def _proof_fields(proof: ChainProof) -> dict[str, Any]:
+    return {
+        **proof._asdict(),
+        "since": iso(proof.since),
+        "upper": iso(proof.upper),
+        "proven": _time(proof.proven),
+        "proven_at": _time(proof.proven_at),
+        "age_seconds": None if math.isinf(proof.age_seconds) else proof.age_seconds,
+    }
+
+
+def _proof_text(proof: ChainProof) -> str:
+    text = "never: `kvstore backup drill` restores it"
+    if proof.proven is not None:
+        text = f"{age_text(proof.age_seconds)} ago, as of {iso(proof.proven)}"
+    return f"{text}; the newest drill failed: {proof.problem}" if proof.problem else text
+
+
+def _time(at: Timestamp | None) -> str | None:
+    return None if at is None else iso(at)

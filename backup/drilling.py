@@ -1,0 +1,228 @@
+"""Drills: a restore for real, into scratch space, which proves that an instant can be had back.
+
+    restore -> open -> verify -> compare with the source -> record the outcome
+
+A drill takes the same way as a person after a disaster. So its proof covers the storage, the key of
+an encrypted collection, the parts, the code and the space on this machine.
+
+Invariants
+1. A drill that returns has proved its instant. A drill that disproves it raises the error.
+2. Both outcomes are recorded, in the record of the collection. A drill that could not be done, for
+   want of space or of the storage, is neither.
+3. Nothing of the scratch space stays, unless the process is killed.
+"""
+
+from __future__ import annotations
+
+import random
+import shutil
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final, Literal, NamedTuple, TypeAlias
+
+from backup.chains import Chains, CollectionRecord, no_backup
+from backup.drills import Drill
+from backup.shard import Shard
+from backup.verify import Compared, fingerprint, require_equal
+from backup.version_rows import row_batches
+from kvstore.clock import WallClock
+from kvstore.errors import (
+    AccessDeniedError,
+    CorruptionError,
+    HistoryGoneError,
+    NotYetWrittenError,
+    UsageError,
+)
+from kvstore.limits import DRILL_PROBLEM_CHARS_MAX
+from kvstore.opening import open as open_store
+from kvstore.store import Store
+from kvstore.timestamp import NS_PER_SECOND, Timestamp
+
+DrillDepth: TypeAlias = Literal["open", "contents"]
+_PICK: Final = random.SystemRandom()
+DRILL_DEPTHS: Final[tuple[DrillDepth, ...]] = ("open", "contents")
+
+
+class DrillReport(NamedTuple):
+    """A proof: the instant `at` of the chain was restored, opened and verified at `drilled_at`.
+
+    `rows` are the versions of the restored store, `compared` the rows that were compared with the
+    source (0 unless the depth is `"contents"`). `recorded` is False where the storage refuses
+    writes.
+    """
+
+    at: Timestamp
+    depth: str
+    chain: str
+    rows: int
+    compared: int
+    bytes: int
+    seconds: float
+    drilled_at: Timestamp
+    recorded: bool
+
+
+class DrillRequest(NamedTuple):
+    """One call of `Collection.drill`. `at` is None for a random instant; `address` names the
+    collection in the metrics of its source."""
+
+    at: int | None
+    depth: DrillDepth
+    scratch: Path | None
+    address: str
+
+
+def drill(
+    chains: Chains,
+    request: DrillRequest,
+    restore: Callable[[Path, int], object],
+    store: Store | None,
+    clock: WallClock,
+) -> DrillReport:
+    """Drill as `Collection.drill` says. `restore` builds a store at a path, as of a time."""
+    record, shards = _drillable(chains, request, store)
+    chosen, at = _instant(shards, request, store)
+    began = clock.wall_ns()
+
+    def outcome(problem: str = "") -> Drill:
+        text = problem.partition("\n")[0][:DRILL_PROBLEM_CHARS_MAX]
+        return Drill(chosen.name, at, clock.wall_ns(), request.depth, text)
+
+    try:
+        chains.require_named(record)
+        chosen.require_newest()
+        rows, compared, size = _proved(chains.where, at, request, restore, store)
+    except CorruptionError as error:
+        _record(chains, outcome(str(error)))
+        raise
+    proof = outcome()
+    recorded = _record(chains, proof)
+    drilled_at = Timestamp(proof.drilled_at)
+    if store is not None:
+        store.holds.note_proof(request.address, drilled_at)
+    seconds = max(drilled_at - began, 0) / NS_PER_SECOND
+    figures = rows, compared, size, seconds, drilled_at, recorded
+    return DrillReport(Timestamp(at), request.depth, chosen.name, *figures)
+
+
+def _drillable(
+    chains: Chains, request: DrillRequest, store: Store | None
+) -> tuple[CollectionRecord, Sequence[Shard]]:
+    """The record, and the chains with a backup. Raises `UsageError` for a call that cannot be."""
+    if request.depth not in DRILL_DEPTHS:
+        raise UsageError(f"depth={request.depth!r}", f"pass one of {', '.join(DRILL_DEPTHS)}")
+    if (request.depth == "contents") != (store is not None):
+        raise UsageError(
+            f"depth={request.depth!r} and store", 'pass a store with depth="contents" only'
+        )
+    record = chains.read()
+    shards = chains.filled(record)
+    if record is None or not shards:
+        raise no_backup(chains.where)
+    if store is not None and store.store_id != record.source:
+        raise UsageError(
+            f"{chains.where} holds the backups of store {record.source}, not {store.store_id}",
+            "pass the store that is backed up there",
+        )
+    return record, shards
+
+
+def _record(chains: Chains, outcome: Drill) -> bool:
+    """Record an outcome; returns False where the storage refuses writes."""
+    try:
+        chains.note_drill(outcome)
+    except AccessDeniedError:
+        return False
+    return True
+
+
+def _instant(
+    shards: Sequence[Shard], request: DrillRequest, store: Store | None
+) -> tuple[Shard, int]:
+    """The instant to be restored, and the newest chain that covers it.
+
+    Raises `HistoryGoneError` where no chain covers the time, or the store to compare with has lost
+    it, and `NotYetWrittenError`.
+    """
+    least = 0 if store is None else int(store.since)
+    at = _random_instant(shards, least) if request.at is None else request.at
+    if at >= shards[-1].upper:
+        raise NotYetWrittenError(as_of=Timestamp(at), upper=Timestamp(shards[-1].upper))
+    covering = [shard for shard in shards if shard.since <= at < shard.upper]
+    if not covering or at < least:
+        since = max(shards[-1].since, least)
+        raise HistoryGoneError(as_of=Timestamp(at), since=Timestamp(since))
+    return covering[-1], at
+
+
+def _random_instant(shards: Sequence[Shard], least: int) -> int:
+    """An instant at or above `least`, where the rows of a random chain lie: of a store that is
+    mostly idle, most instants would prove the same. The newest instant where there are no rows."""
+    windows = [
+        [
+            (max(part.time_min, shard.since, least), part.time_max + 1, part.rows)
+            for batch in shard.state.batches
+            for part in batch.parts
+            if part.time_max >= max(shard.since, least)
+        ]
+        for shard in shards
+    ]
+    chains = [found for found in windows if found]
+    if not chains:
+        return shards[-1].upper - 1
+    found = _PICK.choice(chains)
+    low, high, _ = _PICK.choices(found, [rows for *_, rows in found])[0]
+    return _PICK.randrange(low, high)
+
+
+def _proved(
+    where: str,
+    at: int,
+    request: DrillRequest,
+    restore: Callable[[Path, int], object],
+    store: Store | None,
+) -> tuple[int, int, int]:
+    """Restore, open, verify and compare; returns the versions, the compared rows and the bytes."""
+    if request.scratch is not None:
+        request.scratch.mkdir(parents=True, exist_ok=True)
+    scratch = Path(tempfile.mkdtemp(prefix="kvstore-drill-", dir=request.scratch))
+    try:
+        place = scratch / "restored"
+        restore(place, at)
+        with open_store(place, create=False) as restored:
+            if restored.upper - 1 < at:
+                problem = f"the store that was restored ends at {restored.upper}, before {at}"
+                raise CorruptionError(where, problem, _REMEDY)
+            found = restored.verify()
+            if not found.ok:
+                problem = f"restored as of {Timestamp(at)}, {found.problems[0]}"
+                raise CorruptionError(where, problem, _REMEDY)
+            compared = 0 if store is None else _compared(where, restored, store, at)
+        size = sum(path.stat().st_size for path in place.rglob("*") if path.is_file())
+        return found.versions, compared, size
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+_REMEDY: Final = (
+    "restore another instant to see which is whole, and begin anew with backup(store, full=True)"
+)
+
+
+def _compared(where: str, restored: Store, store: Store, at: int) -> int:
+    """Compare the state at the oldest time that both keep, and all changes after it."""
+    low = max(int(restored.since), int(store.since))
+    with store.snapshot(low), restored.snapshot(low):
+        found, wanted = (
+            (
+                fingerprint(row_batches(each.replication.versions(since=low, upto=at))),
+                fingerprint(
+                    row_batches(each.replication.versions(since=0, upto=low, revisions="latest")),
+                    at=low,
+                ),
+            )
+            for each in (restored, store)
+        )
+    changes, state = (Compared(*pair) for pair in zip(found, wanted, strict=True))
+    return require_equal(where, changes, state, since=low, upto=at)
