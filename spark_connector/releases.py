@@ -33,6 +33,7 @@ SOURCES: Final = Feature('format("kvstore")', (4, 0))
 CONNECT: Final = Feature("Spark Connect", (4, 0))
 ARROW_FUNCTIONS: Final = Feature("a function over Arrow columns", (4, 1))
 NUMBERED_PARTITIONS: Final = Feature("splits", (4, 1))
+REBALANCE: Final = Feature("a hint that names a column", (4, 0))
 UNIX_SOCKETS: Final = Feature("a Unix socket of a worker", (4, 1))
 LIMITS: Final = Feature("a bound of micro-batches", (4, 2))
 

@@ -37,6 +37,7 @@ from spark_connector.loading.columns import (
     selected,
 )
 from spark_connector.reading.typed import TypedRows
+from spark_connector.releases import REBALANCE, has
 
 _SPLIT: Final = "kvstore_split"
 _WHAT: Final = "the columns of a label"
@@ -193,7 +194,10 @@ def _joined(df: DataFrame, labels: DataFrame, found: Plan, asked: _Asked) -> Dat
         *(asked.max_age, asked.on_gone, found.table),
     )
     split = partition_of(F.col(KEY), found.splits)
-    together = labels.withColumn(_SPLIT, split).hint("rebalance", _SPLIT).drop(_SPLIT)
+    parted = labels.withColumn(_SPLIT, split)
+    # A rebalance also cuts a split with most of the labels in two.
+    together = parted.hint("rebalance", _SPLIT) if has(REBALANCE) else parted.repartition(_SPLIT)
+    together = together.drop(_SPLIT)
     # The whole task is then one pass in the order of the history, whatever the number of labels.
     return together.sortWithinPartitions(KEY, AT).mapInArrow(joiner(question), schema)
 
