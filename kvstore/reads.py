@@ -94,6 +94,21 @@ class Reads:
             with self._committer.lock:
                 pass  # The clear under way publishes its time before it releases the lock.
 
+    def late(self, keys: list[bytes], read: Callable[[int], list[T | None]]) -> list[T | None]:
+        """As `read` without a time, of keys, while the deletes that are due are being written: the
+        result of `read` has None for each key that has expired."""
+        expiries, frontiers = self._committer.expiries, self._frontiers
+        now = expiries.now()
+        while True:
+            at = frontiers.upper - 1
+            found = read(at)
+            gone = expiries.have_passed(keys, at, now)
+            if at >= frontiers.floor:
+                break
+            with self._committer.lock:
+                pass  # as in `read`
+        return [None if is_gone else value for value, is_gone in zip(found, gone, strict=True)]
+
     def pinned(self, span: Span, as_of: int, open_pass: Callable[[], Iterator[T]]) -> Iterator[T]:
         """The rows of `open_pass`. Its history is pinned from the first row until the pass ends.
 

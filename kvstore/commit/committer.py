@@ -148,6 +148,8 @@ class Committer:
     ) -> Timestamp:
         """Commit the entries that `stage_entries` adds to the batch, at one new timestamp."""
         how = self.durability if durability is None else require_durability(durability)
+        if not self.frontiers.is_healthy:
+            self.catch_up()
         with self.lock:
             reserved = None
             if not self.frontiers.is_healthy or self.policy.commits is not None:
@@ -230,7 +232,7 @@ class Committer:
         caller holds the lock."""
         timestamp = self._timeline.next()
         while timestamp >= self.expiries.next_at:
-            self.expiries.write_due(timestamp)
+            self.expiries.write_step(timestamp)
             timestamp = self._timeline.next()
         return timestamp
 
@@ -260,6 +262,7 @@ class Committer:
         before anybody sees them: every earlier commit lies below that time, and every later commit
         at or above it.
         """
+        self.catch_up()
         with self.lock:
             self.require_commits()
             begins_at = self._next()
@@ -283,6 +286,7 @@ class Committer:
         """
         if not self.policy.follows_clock:
             return self.frontiers.upper
+        self.catch_up()
         with self.lock:
             self.health.require()
             if self._timeline.now() >= self.frontiers.upper:
@@ -293,13 +297,20 @@ class Committer:
 
     def catch_up(self) -> None:
         """Raise as `Health.require`, and write the deletes that are due now: before a read of the
-        newest state. One look at the clock, if none is due."""
+        newest state. One look at the clock, if none is due. Others get the lock between steps."""
+        while self.is_behind():
+            time.sleep(0)  # a thread that waits for the lock takes it
+
+    def is_behind(self) -> bool:
+        """As `catch_up`, one step of the deletes. Whether further ones are due."""
         if not self.frontiers.is_sound:
             self.health.require()
         if self.has_due:
             with self.lock:
                 self.health.require()
-                self._next()
+                if self.has_due:
+                    self.expiries.write_step(self._timeline.now())
+        return self.has_due
 
     @property
     def has_due(self) -> bool:

@@ -139,18 +139,17 @@ class Expiries:
 
     # -- due deletes ------------------------------------------------------------------------
 
-    def write_due(self, upto: int) -> None:
-        """Write the deletes that are due at or below `upto`, step by step, in time order."""
-        while self.next_at <= upto:
-            rows, following = self._waiting(upto)
-            commits = self._commits(rows)
-            if commits:
-                last, _ = commits[-1]
-                self._timeline.rise_to(last)
-                # The changeset of the caller, if one is open, has nothing to do with it.
-                Context().run(self._apply, commits, last + 1)
-            self._from = min(following, upto + 1)
-            self._show(following)
+    def write_step(self, upto: int) -> None:
+        """Write the first of the deletes that are due at or below `upto`, in time order."""
+        rows, following = self._waiting(upto)
+        commits = self._commits(rows)
+        if commits:
+            last, _ = commits[-1]
+            self._timeline.rise_to(last)
+            # The changeset of the caller, if one is open, has nothing to do with it.
+            Context().run(self._apply, commits, last + 1)
+        self._from = min(following, upto + 1)
+        self._show(following)
 
     def missed(self) -> WaitingKey | None:
         """The first record that is due before `next_at`, None if all is well. For verification."""
@@ -195,28 +194,45 @@ class Expiries:
     def _carried(self, rows: Sequence[WaitingKey]) -> Iterable[tuple[bool, bool]]:
         """For each of `rows`: whether it is the latest expiry of its key, and whether the key
         expires by it."""
-        carried, _ = self._versions_of([carried_key(row.key) for row in rows])
-        _, waiting = self._versions_of([waiting_key(row.due, row.key) for row in rows])
-        _, newest = self._versions_of([row.key for row in rows])
+        at = self._frontiers.upper - 1
+        carried, _ = self._versions_of([carried_key(row.key) for row in rows], at)
+        _, waiting = self._versions_of([waiting_key(row.due, row.key) for row in rows], at)
+        _, newest = self._versions_of([row.key for row in rows], at)
         leading = newest
         if any(row.row for row in rows):
-            _, leading = self._versions_of([row.row or row.key for row in rows])
+            _, leading = self._versions_of([row.row or row.key for row in rows], at)
         for row, due, record_at, *at in zip(rows, carried, waiting, newest, leading, strict=True):
             is_latest = due is not None and decode_due(due, row.key) == row.due
             yield is_latest, at == [record_at, record_at]
 
-    def _versions_of(self, keys: list[bytes]) -> tuple[list[bytes | None], list[int]]:
-        """The newest value of each key with its time: None and -1 where the key is absent."""
-        times = array("q", [self._frontiers.upper - 1]) * len(keys)
+    def _versions_of(self, keys: list[bytes], at: int) -> tuple[list[bytes | None], list[int]]:
+        """The value of each key as of `at`, with its time: None and -1 where the key is absent."""
+        times = array("q", [at]) * len(keys)
         bounds = SearchBounds(bytes_max=EXPIRY_READ_BYTES)
         found = self._versions.get_timed(keys, times, bounds)
         if found is not None:
             return found.values, found.times.tolist()
         half = len(keys) // 2  # a single key has no bound
-        first, second = self._versions_of(keys[:half]), self._versions_of(keys[half:])
+        first, second = self._versions_of(keys[:half], at), self._versions_of(keys[half:], at)
         return first[0] + second[0], first[1] + second[1]
 
-    # -- the expiry of one key --------------------------------------------------------------
+    # -- the expiries of single keys ---------------------------------------------------------
+
+    def now(self) -> int:
+        """The time now, on the timeline of the store. Needs no lock."""
+        return self._timeline.now()
+
+    def have_passed(self, keys: list[bytes], at: int, now: int) -> list[bool]:
+        """Whether each of `keys`, as it is as of `at`, expires at or below `now`. Two look-ups a
+        key, and a third one for a key that expires."""
+        carried, recorded = self._versions_of([carried_key(key) for key in keys], at)
+        _, written = self._versions_of(keys, at)
+        found = [False] * len(keys)
+        for place, value in enumerate(carried):
+            if value is not None and recorded[place] == written[place]:
+                due = self.of(keys[place], at)
+                found[place] = due is not None and due.time <= now
+        return found
 
     def of(self, key: bytes, at: int) -> Due | None:
         """The time at which `key` expires, as of `at`; None if it does not, or is absent."""

@@ -277,7 +277,13 @@ class Store:
         """
         # Hot while a key waits for its expiry: then the shortcut calls this method for each key.
         key = require_key(key)
-        at = self._reads.at(as_of)
+        if as_of is None:
+            if self._committer.is_behind():
+                found = self._reads.late([key], partial(self._versions.get_many, [key]))[0]
+                return default if found is None else found
+            at: int = self._committer.frontiers.upper - 1
+        else:
+            at = self._reads.at(as_of)
         value = self._versions.get(key, at)
         if at < self._committer.frontiers.floor:
             value = self._reads.read(as_of, Span.of_key(key), partial(self._versions.get, key))
@@ -298,6 +304,9 @@ class Store:
         if as_of is not None and is_many(as_of):
             return joins.values(self._parts, keys, as_of)
         read = partial(self._versions.get_many, keys)
+        is_healthy = self._committer.frontiers.is_healthy
+        if not is_healthy and as_of is None and self._committer.is_behind():
+            return self._reads.late(keys, read)
         at = self._reads.at(as_of)
         values = read(at)
         if at < self._committer.frontiers.floor:

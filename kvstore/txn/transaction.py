@@ -70,6 +70,7 @@ class Transactions:
         committer = self._committer
         # The owner of the pin exists before the pin, so an interrupt between them leaks nothing.
         transaction = Transaction(self, self._pins.new(), durability=durability)
+        committer.catch_up()
         committer.give_way()
         with committer.lock:
             committer.catch_up()

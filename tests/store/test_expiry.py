@@ -222,6 +222,26 @@ def test_values_of_any_size_expire_in_bounded_steps(store: Store, clock: ManualC
     assert deleted == {START + 2 * HOUR}
 
 
+def test_a_point_read_writes_one_step_of_a_burst(store: Store, clock: ManualClock) -> None:
+    """The others stay due, and no read shows them."""
+    for number in range(20):
+        store.put(b"%02d" % number, b"v", expires=Timestamp(START + HOUR + number))
+    store.put(b"stays", b"v", expires=2 * LIFE)
+    store.put(b"07", b"again", expires=3 * LIFE)
+    with bounds(EXPIRY_STEP_KEYS=3):
+        clock.advance(HOUR + 100)
+        assert store.get(b"19") is None
+        assert store.upper == START + HOUR + 3
+        assert store.get_many([b"18", b"stays", b"07", b"none"]) == [None, b"v", b"again", None]
+        assert store.get(b"stays") == b"v"
+        assert store.upper < START + HOUR + 19
+        assert dict(store.scan()) == {b"stays": b"v", b"07": b"again"}
+    assert [store.history(b"%02d" % n)[0].timestamp for n in (0, 19)] == [
+        START + HOUR,
+        START + HOUR + 19,
+    ]
+
+
 @pytest.mark.usual_limits
 @pytest.mark.parametrize(
     "count", [20_000, pytest.param(1_000_000, marks=pytest.mark.soak)], ids=["many", "a million"]
