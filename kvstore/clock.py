@@ -62,7 +62,8 @@ class Timeline:
         self._last = last
 
     def now(self) -> Timestamp:
-        """The current time, at or above all timestamps given so far. It reserves no timestamp."""
+        """The current time, at or above all timestamps given so far. It reserves no timestamp.
+        Needs no lock."""
         return Timestamp(max(self._clock.wall_ns(), self._last))
 
     def has_passed(self, time: int) -> bool:

@@ -98,7 +98,7 @@ class Reads:
         """As `read` without a time, of keys, while the deletes that are due are being written: the
         result of `read` has None for each key that has expired."""
         expiries, frontiers = self._committer.expiries, self._frontiers
-        now = expiries.now()
+        now = self._committer.now()
         while True:
             at = frontiers.upper - 1
             found = read(at)

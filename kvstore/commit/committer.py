@@ -296,26 +296,28 @@ class Committer:
             return self.frontiers.upper
 
     def catch_up(self) -> None:
-        """Raise as `Health.require`, and write the deletes that are due now: before a read of the
-        newest state. One look at the clock, if none is due. Others get the lock between steps."""
-        while self.is_behind():
+        """Raise as `Health.require`, and write the due deletes, before a read of the newest state.
+        One look at the clock, if none is due. Others get the lock between steps."""
+        while self.is_behind(waits=True):
             time.sleep(0)  # a thread that waits for the lock takes it
 
-    def is_behind(self) -> bool:
-        """As `catch_up`, one step of the deletes. Whether further ones are due."""
+    def is_behind(self, *, waits: bool = False) -> bool:
+        """As `catch_up`, one step at most, and no waiting for the lock. Whether more is due."""
         if not self.frontiers.is_sound:
             self.health.require()
-        if self.has_due:
-            with self.lock:
+        taken = self.has_due and self.lock.acquire(blocking=waits)
+        try:
+            if taken and self.has_due:
                 self.health.require()
-                if self.has_due:
-                    self.expiries.write_step(self._timeline.now())
+                self.expiries.write_step(self._timeline.now())
+        finally:
+            if taken:
+                self.lock.release()
         return self.has_due
 
     @property
     def has_due(self) -> bool:
-        """Whether `catch_up` has deletes to write. Hot callers look at `frontiers.is_healthy`
-        first."""
+        """Whether deletes are due. Hot callers look at `frontiers.is_healthy` first."""
         return self._timeline.has_passed(self.expiries.next_at)
 
     def sync(self) -> Timestamp:
@@ -396,17 +398,15 @@ class Committer:
         return as_of
 
     def now(self) -> Timestamp:
-        """The time now, on this store's timeline."""
-        with self.lock:
-            return self._timeline.now()
+        """The time now, on this store's timeline. Needs no lock."""
+        return self._timeline.now()
 
     def to_time(self, value: TimeLike, *, name: str) -> Timestamp:
         """A time as a caller gave it, as `to_timestamp`. Words count from the time now; in a store
         whose time does not follow the clock, from its newest complete time."""
-        return to_timestamp(value, name=name, now=self._present)
-
-    def _present(self) -> int:
-        return self.now() if self.policy.follows_clock else self.frontiers.upper - 1
+        frontiers = self.frontiers
+        now = self.now if self.policy.follows_clock else lambda: frontiers.upper - 1
+        return to_timestamp(value, name=name, now=now)
 
     def move_since(self, since: int) -> None:
         """Give up history below `since`. The caller has asked the holds.

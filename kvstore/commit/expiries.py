@@ -143,6 +143,7 @@ class Expiries:
         """Write the first of the deletes that are due at or below `upto`, in time order."""
         rows, following = self._waiting(upto)
         commits = self._commits(rows)
+        del rows  # a step of one due time may have millions
         if commits:
             last, _ = commits[-1]
             self._timeline.rise_to(last)
@@ -217,10 +218,6 @@ class Expiries:
         return first[0] + second[0], first[1] + second[1]
 
     # -- the expiries of single keys ---------------------------------------------------------
-
-    def now(self) -> int:
-        """The time now, on the timeline of the store. Needs no lock."""
-        return self._timeline.now()
 
     def have_passed(self, keys: list[bytes], at: int, now: int) -> list[bool]:
         """Whether each of `keys`, as it is as of `at`, expires at or below `now`. Two look-ups a

@@ -276,8 +276,8 @@ GC_SHORT_SPAN_ENTRIES = 64
 GC_LEAVES_PER_STEP = 32
 """Leaves of the map of range tombstones that GC empties under the commit lock, in 5 ms."""
 
-EXPIRY_STEP_KEYS = 4096
-"""Keys that expire in one engine batch, for which the commit lock is held 50 ms."""
+EXPIRY_STEP_KEYS = 1024
+"""Keys that expire in one engine batch, for which the commit lock is held 25 ms."""
 
 EXPIRY_READ_BYTES = 16 << 20
 """Bytes of values that are read at once to find the times of versions that may expire."""
