@@ -258,9 +258,8 @@ class Committer:
     ) -> Timestamp:
         """Write records that hold from a new time on, above `upper`; then move `upper` there.
 
-        `stage_records` returns what publishes them. They are durable before this returns, and
-        before anybody sees them: every earlier commit lies below that time, and every later commit
-        at or above it.
+        `stage_records` returns what publishes them. They are durable before anybody sees them:
+        every earlier commit lies below that time, and every later commit at or above it.
         """
         self.catch_up()
         with self.lock:
@@ -296,16 +295,16 @@ class Committer:
             return self.frontiers.upper
 
     def catch_up(self) -> None:
-        """Raise as `Health.require`, and write the due deletes, before a read of the newest state.
-        One look at the clock, if none is due. Others get the lock between steps."""
+        """Raise as `Health.require`, and write the due deletes. Others get the lock in between."""
         while self.is_behind(waits=True):
             time.sleep(0)  # a thread that waits for the lock takes it
 
     def is_behind(self, *, waits: bool = False) -> bool:
         """As `catch_up`, one step at most, and no waiting for the lock. Whether more is due."""
-        if not self.frontiers.is_sound:
-            self.health.require()
-        taken = self.has_due and self.lock.acquire(blocking=waits)
+        if self.frontiers.is_sound and not self._timeline.has_passed(self.expiries.next_at):
+            return False  # one look at the clock: hot while a key waits
+        self.health.require()
+        taken = self.lock.acquire(blocking=waits)
         try:
             if taken and self.has_due:
                 self.health.require()
@@ -398,7 +397,7 @@ class Committer:
         return as_of
 
     def now(self) -> Timestamp:
-        """The time now, on this store's timeline. Needs no lock."""
+        """The time now, on this store's timeline."""
         return self._timeline.now()
 
     def to_time(self, value: TimeLike, *, name: str) -> Timestamp:

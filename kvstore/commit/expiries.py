@@ -202,9 +202,9 @@ class Expiries:
         leading = newest
         if any(row.row for row in rows):
             _, leading = self._versions_of([row.row or row.key for row in rows], at)
-        for row, due, record_at, *at in zip(rows, carried, waiting, newest, leading, strict=True):
+        for row, due, *times in zip(rows, carried, waiting, newest, leading, strict=True):
             is_latest = due is not None and decode_due(due, row.key) == row.due
-            yield is_latest, at == [record_at, record_at]
+            yield is_latest, len(set(times)) == 1
 
     def _versions_of(self, keys: list[bytes], at: int) -> tuple[list[bytes | None], list[int]]:
         """The value of each key as of `at`, with its time: None and -1 where the key is absent."""

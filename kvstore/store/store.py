@@ -277,13 +277,10 @@ class Store:
         """
         # Hot while a key waits for its expiry: then the shortcut calls this method for each key.
         key = require_key(key)
-        if as_of is None:
-            if self._committer.is_behind():
-                found = self._reads.late([key], partial(self._versions.get_many, [key]))[0]
-                return default if found is None else found
-            at: int = self._committer.frontiers.upper - 1
-        else:
-            at = self._reads.at(as_of)
+        if as_of is None and self._committer.is_behind():
+            found = self._reads.late([key], partial(self._versions.get_many, [key]))[0]
+            return default if found is None else found
+        at = self._committer.upper - 1 if as_of is None else self._reads.at(as_of)
         value = self._versions.get(key, at)
         if at < self._committer.frontiers.floor:
             value = self._reads.read(as_of, Span.of_key(key), partial(self._versions.get, key))
