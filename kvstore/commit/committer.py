@@ -27,7 +27,7 @@ from kvstore.changes.index import ChangeIndex, FullEntry
 from kvstore.clock import Timeline
 from kvstore.commit.durability import Durability, GroupSync, Health, require_durability
 from kvstore.commit.durable_mark import DurableMark
-from kvstore.commit.expiries import Expiries
+from kvstore.commit.expiries import NEVER, Expiries
 from kvstore.commit.frontiers import Frontiers, require_readable
 from kvstore.commit.policy import OPEN, Policy
 from kvstore.commit.writes import Writes
@@ -148,7 +148,7 @@ class Committer:
     ) -> Timestamp:
         """Commit the entries that `stage_entries` adds to the batch, at one new timestamp."""
         how = self.durability if durability is None else require_durability(durability)
-        if not self.frontiers.is_healthy:
+        if self.expiries.next_at != NEVER:
             self.catch_up()
         with self.lock:
             reserved = None
