@@ -16,17 +16,9 @@ from bulk.manifest import Manifest
 from bulk.seed import seed
 from bulk.sort import Duplicates
 from bulk.staging import read_manifest
-from kvstore.cli.options import (
-    Encoding,
-    JsonOption,
-    StoreArgument,
-    iso,
-    one_of,
-    open_or_create,
-    to_bytes,
-    to_time,
-)
+from kvstore.cli.options import Encoding, JsonOption, StoreArgument, iso, one_of, to_bytes, to_time
 from kvstore.cli.output import print_figures, working
+from kvstore.cli.stores import open_or_create
 from kvstore.errors import UsageError
 from kvstore.timestamp import Timestamp
 

@@ -1,4 +1,7 @@
-"""Names of `kvstore` that are imported at their first use. Most programs need no server.
+"""Names of `kvstore` that are imported at their first use.
+
+`import kvstore` takes a few milliseconds then: a script that opens no store, and a command that
+answers `--help`, do not wait for RocksDB's and Arrow's bindings. A first use costs the import.
 
 import kvstore
 kvstore.server.app(store)
@@ -7,21 +10,67 @@ kvstore.server.app(store)
 from __future__ import annotations
 
 import importlib
+import importlib.util
+import sys
 from typing import Any, Final
 
 _NAMES: Final = {
+    "Batch": ("kvstore.batch", "Batch"),
+    "Change": ("kvstore.changes", "Change"),
+    "Changeset": ("kvstore.changes.changeset", "Changeset"),
+    "ChangesetId": ("kvstore.changes.changeset", "ChangesetId"),
+    "Clock": ("kvstore.clock", "Clock"),
+    "Durability": ("kvstore.commit", "Durability"),
+    "Epoch": ("kvstore.changes.epoch", "Epoch"),
+    "Event": ("kvstore.changes.event", "Event"),
+    "Feed": ("kvstore.feeds", "Feed"),
+    "FeedBatch": ("kvstore.feeds", "FeedBatch"),
+    "GcPolicy": ("kvstore.gc", "GcPolicy"),
+    "GcReport": ("kvstore.gc", "GcReport"),
+    "Generation": ("kvstore.changes.generation", "Generation"),
+    "Hold": ("kvstore.holds", "Hold"),
+    "HoldRecord": ("kvstore.claims", "HoldRecord"),
+    "ImportRecord": ("kvstore.imports", "ImportRecord"),
+    "Join": ("kvstore.joins", "Join"),
+    "LiveReader": ("kvstore.live", "LiveReader"),
+    "ManualClock": ("kvstore.clock", "ManualClock"),
+    "MappingCodec": ("kvstore.mapping", "MappingCodec"),
+    "Operation": ("kvstore.changes.event", "Operation"),
+    "Options": ("kvstore.engine.rocks_knobs", "Options"),
+    "Position": ("kvstore.feeds", "Position"),
+    "Share": ("kvstore.feeds", "Share"),
+    "Snapshot": ("kvstore.snapshot", "Snapshot"),
+    "Span": ("kvstore.span", "Span"),
+    "Store": ("kvstore.store", "Store"),
+    "StoreMapping": ("kvstore.mapping", "StoreMapping"),
+    "Table": ("kvstore.tables", "Table"),
+    "Timestamp": ("kvstore.timestamp", "Timestamp"),
+    "Transaction": ("kvstore.txn", "Transaction"),
+    "Version": ("kvstore.mvcc", "Version"),
+    "desc": ("kvstore.tables", "desc"),
+    "follow": ("kvstore.live", "follow"),
+    "join": ("kvstore.joins", "join"),
+    "open": ("kvstore.control", "open"),
+    "open_read_only": ("kvstore.opening", "open_read_only"),
+    "unique": ("kvstore.tables", "unique"),
     "server": ("kvstore.server", ""),
     "connect": ("kvstore.client", "connect"),
     "connect_async": ("kvstore.client", "connect_async"),
     "Client": ("kvstore.client", "Client"),
     "AsyncClient": ("kvstore.client", "AsyncClient"),
 }
+"""The module and the member of each name. A name without a member is the module."""
 
 
 def __getattr__(name: str) -> Any:
-    """The object of `kvstore` by this name. Raises `AttributeError`."""
-    if name not in _NAMES:
+    """The object of `kvstore` by this name, or its module of this name. Raises `AttributeError`."""
+    package = sys.modules["kvstore"]
+    module, member = _NAMES.get(name, (f"kvstore.{name}", ""))
+    is_private = name.startswith("_")
+    if is_private or (name not in _NAMES and importlib.util.find_spec(module) is None):
         raise AttributeError(f"module 'kvstore' has no attribute {name!r}")
-    module, member = _NAMES[name]
     found = importlib.import_module(module)
-    return getattr(found, member) if member else found
+    if member:
+        found = getattr(found, member)
+        setattr(package, name, found)  # the next use finds it without this function
+    return found

@@ -42,8 +42,6 @@ from kvstore.cli.options import (
     StoreArgument,
     iso,
     one_of,
-    open_here,
-    open_to_write,
     to_duration,
     to_span,
     to_time,
@@ -57,6 +55,7 @@ from kvstore.cli.output import (
     size_text,
     working,
 )
+from kvstore.cli.stores import open_here, open_to_write
 from kvstore.errors import CorruptionError, UsageError
 from kvstore.limits import RETRY_S
 from kvstore.opening import engine_at, open_read_only

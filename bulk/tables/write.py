@@ -21,16 +21,9 @@ from bulk.tables.cells import to_type, to_value
 from bulk.tables.exports import export_parquet
 from bulk.tables.options import ColumnsOption, NameArgument, facts_of, names_of
 from bulk.tables.rows import import_files
-from kvstore.cli.options import (
-    AsOfOption,
-    JsonOption,
-    StoreArgument,
-    iso,
-    one_of,
-    open_to_write,
-    to_time,
-)
+from kvstore.cli.options import AsOfOption, JsonOption, StoreArgument, iso, one_of, to_time
 from kvstore.cli.output import counting, print_figures, print_json, print_line, working
+from kvstore.cli.stores import open_to_write
 from kvstore.codec.tuples import desc
 from kvstore.errors import UsageError
 from kvstore.opening import open_read_only

@@ -3,14 +3,15 @@
 Floors, from the top:
 
     __main__
+    start                           the console script
     app                             all commands, and the report of failures
     doctor feeds journal serve tasks upkeep write
     changes imports holds read
     completion
-    options
-    exits output times
+    options stores
+    exits help interrupts output times
 """
 
-from kvstore.cli.app import app, main
+from kvstore.cli.start import main
 
-__all__ = ["app", "main"]
+__all__ = ["main"]

@@ -1,5 +1,5 @@
 """`python -m kvstore.cli`, where the console script is not installed."""
 
-from kvstore.cli.app import main
+from kvstore.cli.start import main
 
 main()

@@ -1,11 +1,14 @@
 """The `kvstore` command: its own commands, the commands of other packages, the report of failures.
 
 Packages above this one add commands through the entry point group `kvstore.commands`: the entry's
-name is the command, its object a `typer.Typer`. A command is loaded when it is called or
-listed, so that `kvstore get` stays quick.
+name is the command, its object a `typer.Typer`.
 
 A failure prints one line on stderr (what happened; what to do) and sets an exit code: see
 `kvstore.cli.exits`. Only a bug of ours shows a traceback.
+
+Invariants
+1. A command is imported when it is called or listed, so `kvstore get` imports no other command.
+2. A command is imported before it runs: an interrupt meanwhile ends the process at once.
 """
 
 from __future__ import annotations
@@ -13,51 +16,67 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from typing import Annotated, Any, Final
 
 import typer
 from typer.core import TyperGroup
 
-from kvstore.cli import (
-    changes,
-    doctor,
-    feeds,
-    holds,
-    imports,
-    journal,
-    read,
-    serve,
-    tasks,
-    upkeep,
-    write,
-)
 from kvstore.cli.exits import HELP, exit_code, from_system
+from kvstore.cli.interrupts import interruptible
 from kvstore.cli.output import print_line
-from kvstore.errors import KVStoreError, UsageError
-from kvstore.loops import COMPILED
+from kvstore.errors import KVStoreError
 from kvstore.version import __version__
 
 COMMANDS_GROUP: Final = "kvstore.commands"
+
+OWN: Final = {
+    "get": "read:get",
+    "scan": "read:scan",
+    "history": "read:history",
+    "stats": "read:stats",
+    "changes": "changes:changes",
+    "follow": "changes:follow",
+    "diff": "changes:diff",
+    "put": "write:put",
+    "delete": "write:delete",
+    "delete-range": "write:delete_range",
+    "revert": "write:revert",
+    "verify": "upkeep:verify",
+    "gc": "upkeep:gc",
+    "checkpoint": "upkeep:checkpoint",
+    "holds": "holds:app",
+    "imports": "imports:app",
+    "feeds": "feeds:app",
+    "tasks": "tasks:tasks",
+    "serve": "serve:serve",
+    "doctor": "doctor:doctor",
+    "journal": "journal:app",
+    "help": "help:help_",
+}
+"""The commands of this package, in the order of the help: a module of `kvstore.cli`, and in it a
+function, or a `typer.Typer` of several commands."""
 
 # Commands print waits and failures themselves; without a handler, logging prints each once more.
 logging.getLogger("kvstore").addHandler(logging.NullHandler())
 
 
 class Commands(TyperGroup):
-    """The command group: loads the commands of other packages, and maps errors to exit codes."""
+    """The command group: loads each command when it is called, and maps errors to exit codes."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        return [*super().list_commands(ctx), *sorted(_added())]
+        return [*OWN, *sorted(_added())]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        command: Any = super().get_command(ctx, cmd_name)
-        added = None if command is not None else _added().get(cmd_name)
-        if added is not None:
-            command = typer.main.get_command(added.load())
-            command.name = cmd_name
-        if command is not None:
-            _hide_types_of_flags(command, ctx)
+        found = _own(cmd_name) if cmd_name in OWN else None
+        if found is None and (added := _added().get(cmd_name)) is not None:
+            found = added.load()
+        if found is None:
+            return None
+        command: Any = typer.main.get_command(found)
+        command.name = cmd_name
+        _prepare(command, ctx)
         return command
 
     def get_params(self, ctx: Any) -> list[Any]:
@@ -90,6 +109,8 @@ app = typer.Typer(
 
 def _print_version(wanted: bool) -> None:
     if wanted:
+        from kvstore.loops import COMPILED  # with it come numpy and Arrow
+
         loops = "compiled" if COMPILED else "plain"
         print_line(f"kvstore {__version__} ({loops} loops)")
         raise typer.Exit
@@ -110,49 +131,15 @@ def _options(
     """The options of `kvstore` itself."""
 
 
-for _module in (read, changes, write, upkeep, tasks, serve, doctor):
-    _module.register(app)
-for _name, _group in (
-    ("holds", holds.app),
-    ("imports", imports.app),
-    ("feeds", feeds.app),
-    ("journal", journal.app),
-):
-    app.add_typer(_group, name=_name)
-
-
-@app.command(name="help")
-def _help(
-    ctx: typer.Context,
-    words: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[COMMAND]...", help="A command.", show_default=False),
-    ] = None,
-) -> None:
-    """Print the help of a command, or of all commands.
-
-    \b
-    Examples:
-      kvstore help
-      kvstore help holds drop
-    """
-    assert ctx.parent is not None
-    shown, command = ctx.parent, ctx.parent.command
-    for word in words or []:
-        found = command.get_command(shown, word) if hasattr(command, "get_command") else None
-        if found is None:
-            raise UsageError(f"no command {' '.join(words or [])!r}", "`kvstore help` lists all")
-        command, shown = found, type(ctx)(found, info_name=word, parent=shown)
-    print_line(command.get_help(shown))
-
-
-def main() -> None:
-    """The console script."""
-    # The caller closed stdout (`>&-`). Otherwise a file of the store would get its number.
-    for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
-    app(prog_name="kvstore")
+def _own(name: str) -> typer.Typer:
+    """A command of this package."""
+    module, member = OWN[name].split(":")
+    found = getattr(import_module(f"kvstore.cli.{module}"), member)
+    if isinstance(found, typer.Typer):
+        return found
+    alone = typer.Typer(add_completion=False)
+    alone.command(name)(found)
+    return alone
 
 
 def _added() -> dict[str, EntryPoint]:
@@ -160,11 +147,16 @@ def _added() -> dict[str, EntryPoint]:
     return {entry.name: entry for entry in entry_points(group=COMMANDS_GROUP)}
 
 
-def _hide_types_of_flags(command: Any, ctx: Any) -> None:
-    """Have the help of a command, and of the commands below it, show no type beside a flag."""
+def _prepare(command: Any, ctx: Any) -> None:
+    """Have the help of a command show no type beside a flag, and an interrupt end it. The same for
+    the commands below it."""
     _without_types(command.get_params(ctx))
-    for each in getattr(command, "commands", {}).values():
-        _hide_types_of_flags(each, ctx)
+    below = getattr(command, "commands", None)
+    if below is None:
+        command.callback = interruptible(command.callback)
+        return
+    for each in below.values():
+        _prepare(each, ctx)
 
 
 def _without_types(params: list[Any]) -> list[Any]:

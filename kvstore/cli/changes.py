@@ -72,12 +72,6 @@ LinesOption = Annotated[bool, typer.Option("--json", help="No effect: lines are 
 _KEYS_AT_ONCE: Final = 1000
 
 
-def register(app: typer.Typer) -> None:
-    """Add the commands."""
-    for command in (changes, follow, diff):
-        app.command()(command)
-
-
 def changes(
     store: StoreArgument,
     since: SinceOption = None,

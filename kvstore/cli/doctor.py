@@ -49,11 +49,6 @@ class Finding(NamedTuple):
     remedy: str = ""
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command()(doctor)
-
-
 def doctor(
     store: Annotated[
         Path | None,

@@ -20,9 +20,9 @@ from kvstore.cli.options import (
     StoreArgument,
     iso,
     one_of,
-    open_to_write,
 )
 from kvstore.cli.output import note, print_lines, print_list
+from kvstore.cli.stores import open_to_write
 from kvstore.cli.times import in_words
 from kvstore.errors import UsageError
 from kvstore.opening import open_read_only

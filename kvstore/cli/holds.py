@@ -8,15 +8,9 @@ import typer
 
 from kvstore.claims import HoldRecord
 from kvstore.cli.completion import names_of
-from kvstore.cli.options import (
-    LISTED_MAX,
-    JsonOption,
-    ListLimitOption,
-    StoreArgument,
-    iso,
-    open_to_write,
-)
+from kvstore.cli.options import LISTED_MAX, JsonOption, ListLimitOption, StoreArgument, iso
 from kvstore.cli.output import note, print_figures, print_json, print_list, shown
+from kvstore.cli.stores import open_to_write
 from kvstore.opening import open_read_only
 from kvstore.timestamp import NS_PER_SECOND
 

@@ -8,15 +8,9 @@ from typing import Annotated
 import typer
 
 from kvstore.cli.completion import names_of
-from kvstore.cli.options import (
-    LISTED_MAX,
-    JsonOption,
-    ListLimitOption,
-    StoreArgument,
-    iso,
-    open_to_write,
-)
+from kvstore.cli.options import LISTED_MAX, JsonOption, ListLimitOption, StoreArgument, iso
 from kvstore.cli.output import print_figures, print_list
+from kvstore.cli.stores import open_to_write
 from kvstore.errors import UsageError
 from kvstore.imports import ImportRecord
 from kvstore.opening import open_read_only

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -10,9 +11,6 @@ from itertools import islice
 from typing import Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 
 def print_json(fields: Mapping[str, Any]) -> None:
@@ -68,6 +66,10 @@ def age_text(seconds: float) -> str:
 
 def print_table(columns: list[str], rows: list[list[str]]) -> None:
     """Print a table as wide as the terminal; without a terminal, as wide as its contents."""
+    from rich.console import Console  # 20 ms, which most commands do without
+    from rich.table import Table
+    from rich.text import Text
+
     table = Table(*columns, box=None, pad_edge=False)
     for row in rows:
         table.add_row(*map(Text, row))  # plain text: an error in brackets is no markup
@@ -78,12 +80,20 @@ def print_table(columns: list[str], rows: list[list[str]]) -> None:
 @contextmanager
 def working(what: str, *, quiet: bool = False) -> Iterator[Callable[[str], None]]:
     """Show the work under way on a terminal, until it ends. Yields a function that shows more."""
-    console = Console(stderr=True)
-    if quiet or not console.is_terminal:
+    if quiet or not _is_shown():
         yield lambda progress: None
         return
+    from rich.console import Console  # see `print_table`
+    from rich.text import Text
+
+    console = Console(stderr=True)
     with console.status(Text(what)) as status:
         yield lambda progress: status.update(Text(f"{what}: {progress}"))
+
+
+def _is_shown() -> bool:
+    """Whether progress is shown. `FORCE_COLOR` stands for a terminal, as rich takes it."""
+    return sys.stderr.isatty() or bool(os.environ.get("FORCE_COLOR"))
 
 
 def counting(

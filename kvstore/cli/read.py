@@ -39,12 +39,6 @@ from kvstore.opening import open_read_only
 KeyArgument = Annotated[str, typer.Argument(metavar="KEY", help="The key.", show_default=False)]
 
 
-def register(app: typer.Typer) -> None:
-    """Add the commands."""
-    for command in (get, scan, history, stats):
-        app.command()(command)
-
-
 def get(
     store: StoreArgument,
     key: KeyArgument,

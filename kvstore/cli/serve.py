@@ -10,14 +10,10 @@ from typing import Annotated
 
 import typer
 
-from kvstore.cli.options import StoreArgument, open_to_own
+from kvstore.cli.options import StoreArgument
 from kvstore.cli.output import print_line
+from kvstore.cli.stores import open_to_own
 from kvstore.errors import UsageError
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command()(serve)
 
 
 def serve(

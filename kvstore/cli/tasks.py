@@ -4,19 +4,12 @@ from __future__ import annotations
 
 import time
 
-import typer
-
 from kvstore.cli.options import JsonOption, StoreArgument, iso
 from kvstore.cli.output import print_json, print_table
 from kvstore.errors import NotAStoreError
 from kvstore.opening import engine_at
 from kvstore.store import TASKS_DIRECTORY
 from kvstore.tasks import DEAD_SUFFIX, Task, read_tasks
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command()(tasks)
 
 
 def tasks(store: StoreArgument, as_json: JsonOption = False) -> None:

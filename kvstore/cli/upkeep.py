@@ -9,14 +9,7 @@ import typer
 
 from kvstore.claims import HoldRecord
 from kvstore.cli.exits import NOT_FOUND
-from kvstore.cli.options import (
-    JsonOption,
-    StoreArgument,
-    iso,
-    open_to_write,
-    to_duration,
-    to_time,
-)
+from kvstore.cli.options import JsonOption, StoreArgument, iso, to_duration, to_time
 from kvstore.cli.output import (
     counting,
     note,
@@ -25,14 +18,9 @@ from kvstore.cli.output import (
     print_line,
     working,
 )
+from kvstore.cli.stores import open_to_write
 from kvstore.errors import UsageError
 from kvstore.opening import open_read_only
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands."""
-    for command in (verify, gc, checkpoint):
-        app.command()(command)
 
 
 def verify(store: StoreArgument, as_json: JsonOption = False) -> None:

@@ -23,23 +23,16 @@ from kvstore.cli.options import (
     StoreArgument,
     ValueEncodingOption,
     iso,
-    open_or_create,
-    open_to_write,
     to_bytes,
     to_span,
     to_time,
 )
 from kvstore.cli.output import print_json, print_line
 from kvstore.cli.read import KeyArgument
+from kvstore.cli.stores import open_or_create, open_to_write
 from kvstore.errors import UsageError
 from kvstore.span import Span
 from kvstore.timestamp import Timestamp
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands."""
-    for command in (put, delete, delete_range, revert):
-        app.command()(command)
 
 
 def put(

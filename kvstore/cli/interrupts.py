@@ -1,0 +1,67 @@
+"""Ctrl-C ends a command at any moment, with exit code 130 and without a traceback.
+
+A command runs in three phases:
+
+    loading     modules are imported, arguments parsed      an interrupt ends the process at once
+    running     the function of the command                 an interrupt raises KeyboardInterrupt
+    ending      its output is flushed, the process exits    an interrupt ends the process at once
+
+Invariants
+1. Nothing is open before and after the running phase, so the process may end there at once.
+2. The running phase unwinds: stores are closed, temporary files removed. A second interrupt raises
+   again, and ends what the first one left.
+3. A process that was started to ignore interrupts (`nohup`) ignores them in all phases.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, Final
+
+INTERRUPTED: Final = 130
+
+_is_watching = False
+
+
+def watch() -> None:
+    """Begin the loading phase of a process that runs one command."""
+    global _is_watching
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        _is_watching = True
+        signal.signal(signal.SIGINT, _end_at_once)
+        sys.unraisablehook = _repeated
+
+
+def interruptible(run: Callable[..., Any]) -> Callable[..., Any]:
+    """`run` as the running phase. Outside a watched process it is `run` itself, in effect."""
+
+    @wraps(run)
+    def running(*args: Any, **options: Any) -> Any:
+        if not _is_watching:
+            return run(*args, **options)
+        try:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            return run(*args, **options)
+        finally:
+            # The server has handlers of its own, and puts ours back.
+            signal.signal(signal.SIGINT, _end_at_once)
+
+    return running
+
+
+def _end_at_once(*_: object) -> None:
+    os._exit(INTERRUPTED)
+
+
+def _repeated(failure: Any) -> None:
+    """Interrupt again where the interpreter had to drop an interrupt, in a finalizer, say."""
+    if failure.exc_type is not None and issubclass(failure.exc_type, KeyboardInterrupt):
+        # In a thread: here the handler could run inside this hook, and would be dropped as well.
+        threading.Thread(target=os.kill, args=(os.getpid(), signal.SIGINT), daemon=True).start()
+    else:
+        sys.__unraisablehook__(failure)
