@@ -11,6 +11,7 @@ Example:
 
 from typing import TYPE_CHECKING
 
+from kvstore.late import __dir__ as __dir__
 from kvstore.late import __getattr__ as __getattr__
 from kvstore.version import __version__
 
@@ -86,7 +87,3 @@ __all__ = [
     "open_read_only",
     "unique",
 ]
-
-
-def __dir__() -> list[str]:
-    return [*globals(), *__all__]

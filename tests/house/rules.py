@@ -6,6 +6,7 @@ import ast
 from collections.abc import Iterator
 from fnmatch import fnmatch
 from pathlib import Path
+from typing import TypeGuard
 
 from tests.house.floors import floor_findings, packages
 from tests.house.source import Module, imports, read_modules
@@ -59,6 +60,10 @@ def _text_rule(module: Module) -> Iterator[str]:
             yield f"line {number} has {len(line)} characters, at most {LINE_LENGTH_MAX}"
 
 
+def _is_for_type_checkers(node: ast.stmt) -> TypeGuard[ast.If]:
+    return isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+
+
 def _init_rule(module: Module) -> Iterator[str]:
     if not module.is_package:
         return
@@ -67,5 +72,9 @@ def _init_rule(module: Module) -> Iterator[str]:
         is_dunder = isinstance(node, ast.Assign) and all(
             isinstance(target, ast.Name) and target.id.startswith("__") for target in node.targets
         )
-        if not (is_docstring or is_dunder or isinstance(node, ast.Import | ast.ImportFrom)):
+        is_import = all(
+            isinstance(each, ast.Import | ast.ImportFrom)
+            for each in (node.body if _is_for_type_checkers(node) else [node])
+        )
+        if not (is_docstring or is_dunder or is_import):
             yield f"line {node.lineno}: an __init__ only re-exports"
