@@ -53,7 +53,7 @@ OWN: Final = {
     "serve": "serve:serve",
     "doctor": "doctor:doctor",
     "journal": "journal:app",
-    "help": "help:help_",
+    "help": "help:app",
 }
 """The commands of this package, in the order of the help: a module of `kvstore.cli`, and in it a
 function, or a `typer.Typer` of several commands."""

@@ -9,7 +9,10 @@ import typer
 from kvstore.cli.output import print_line
 from kvstore.errors import UsageError
 
+app = typer.Typer(add_completion=False)
 
+
+@app.command(name="help")
 def help_(
     ctx: typer.Context,
     words: Annotated[
