@@ -13,6 +13,7 @@ import bulk
 import kvstore
 from kvstore.store import Store
 from kvstore.testing.parts import parts_of
+from kvstore.timestamp import Timestamp
 
 KEYS = 60
 State = dict[bytes, bytes]
@@ -93,7 +94,7 @@ class Writer:
 
     def revert_range(self) -> None:
         if self.store.whole_since < self.store.upper - 1:
-            to = self.rng.randint(self.store.whole_since, self.store.upper - 1)
+            to = Timestamp(self.rng.randint(self.store.whole_since, self.store.upper - 1))
             self.store.revert_range(*self.span(), to)
 
     def clear(self) -> bool:
@@ -105,7 +106,8 @@ class Writer:
     def upkeep(self) -> None:
         how = self.rng.randrange(4)
         if how == 0:
-            before = self.rng.randint(self.store.since, self.store.upper)
+            # A plain number near 1970 would be refused, because it looks like seconds.
+            before = Timestamp(self.rng.randint(self.store.since, self.store.upper))
             self.store.gc(before=before, compact=self.rng.random() < 0.5)
         elif how == 1:
             self.store.sync()

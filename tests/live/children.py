@@ -67,7 +67,7 @@ def read(place: Path, number: int, seed: int, pipe: Connection) -> None:
 def look(reader: LiveReader, rng: random.Random) -> Iterator[Seen]:
     """States that the reader shows, at its newest time and at a random older time."""
     newest = int(reader.upper) - 1
-    past = rng.randint(min(reader.whole_since, newest), newest)
+    past = kvstore.Timestamp(rng.randint(min(reader.whole_since, newest), newest))
     for at in {newest, past}:
         with suppress(HistoryGoneError):
             yield at, every_way(reader, at)

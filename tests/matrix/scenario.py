@@ -31,6 +31,7 @@ from spark_connector import (
     bulk_import,
     history,
     lookup_join,
+    point_in_time_join,
     read_where,
     register,
     seed,
@@ -134,6 +135,12 @@ def reads(spark: SparkSession) -> None:
     copy = str(Path("copy").absolute())
     labels = spark.sql("SELECT 'k000007' AS id")
     assert [bytes(row.f_value) for row in lookup_join(labels, copy, "id").collect()] == [b"v1-7"]
+    with kvstore.open_read_only("copy") as store:
+        times = {bytes(value): int(at) for _, at, value in store.history(b"k000007") if value}
+    asked = ", ".join(f"('k000007', CAST({at} AS LONG))" for at in times.values())
+    labels = spark.sql(f"SELECT * FROM VALUES {asked} AS labels(id, ts)")
+    joined = point_in_time_join(labels, copy, "id", columns=["value"]).collect()
+    assert {bytes(row.f_value): row.ts for row in joined} == times
     if not has(SOURCES):
         for work in (
             lambda: register(spark),
