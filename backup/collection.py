@@ -22,22 +22,20 @@ import pyarrow as pa
 from typing_extensions import Unpack
 
 from backup import expiry
-from backup.chains import Chains
 from backup.contents import CollectionContents
 from backup.drilling import DrillDepth, DrillReport, DrillRequest, drill
-from backup.expiring import rows_with_expiries, with_expiries
+from backup.expiring import rows_with_expiries
 from backup.following import FOLLOW_EVERY, Follower, OnWindow, Requested
 from backup.overview import CollectionInfo, listed, overview
 from backup.publish import Format, PublishOptions, PublishReport, publish
 from backup.reading import CollectionReader, CollectionSide, keeping, state_of
-from backup.restore import Build, build_here, restore_into_store, restore_store
+from backup.restore import Build, restore_into_store
+from backup.restoring import Restored, RestoreRequest, restore
 from backup.seeding import Write, seed_collection
 from backup.shard import (
-    AsOf,
     Merge,
     OnProgress,
     Tally,
-    Window,
     merge_here,
 )
 from backup.shard.scrub import ScrubReport
@@ -116,9 +114,9 @@ class Collection(CollectionContents):
         when = None if at == "random" else int(to_timestamp(at, name="at", now=self._clock.wall_ns))
         place = None if scratch is None else Path(scratch)
         request = DrillRequest(when, depth, place, self._address)
-        restore = partial(self.restore, progress=progress)
+        restoring = partial(self.restore, progress=progress)
         with nullcontext() if store is None else as_store(store) as source:
-            return drill(self._chains, request, restore, source, self._clock)
+            return drill(self._chains, request, restoring, source, self._clock)
 
     # -- writing ----------------------------------------------------------------------------
 
@@ -177,7 +175,7 @@ class Collection(CollectionContents):
         `progress` is called with each backup. `store` and `max_age` are as in `backup`. After a
         kill the next follower continues.
         """
-        chains = partial(Chains, self._place, self.url, self._clock)
+        chains = partial(self._chains_on, self._place)
         request = Requested(self._address, self._is_lasting, max_age)
         return Follower(chains, store, request, every, self._clock, progress)
 
@@ -202,27 +200,33 @@ class Collection(CollectionContents):
         *,
         start: bytes | None = None,
         end: bytes | None = None,
+        resume: bool = False,
+        workers: int | None = None,
         progress: OnProgress | None = None,
-        build: Build = build_here,
-    ) -> Timestamp:
-        """Build a new store at `path` with the original timestamps; returns its newest instant.
+        build: Build | None = None,
+    ) -> Restored:
+        """Build a new store at `path` with the original timestamps; returns its newest instant,
+        which also tells its `rows` and the `since` from which it is readable.
 
         The store is restored as of `as_of` (default: the newest instant), whole, or only the keys
         of a span or with `prefix`. With `history=False` it has only the rows that were alive then.
         `path` must not exist; it appears when the restore is whole, so a crash leaves no half of
-        a store. Memory is bounded. `build` writes the files: in this process, or spread over others
-        (`spark_connector.jobs.restore`).
+        a store. `workers` processes build it, each in bounded memory. The counts that `progress`
+        gets have a `total`.
 
-        Raises `HistoryGoneError` or `NotYetWrittenError` outside the window, `CorruptionError`
-        if a part is damaged.
+        With `resume=True` a restore that was killed, or has failed, is continued by the same call:
+        finished pieces are kept, and of an object store no byte of a part is fetched twice. Until
+        then its files stay in a hidden directory beside `path`: twice the bytes of the parts.
+        Without `as_of` it stays at the instant at which it began. `build` writes the files in
+        another way (`spark_connector.jobs.restore`).
+
+        Raises `HistoryGoneError` or `NotYetWrittenError` outside the window and before the first
+        row, `CorruptionError` if a part is damaged.
         """
+        at = None if as_of is None else self._time(as_of)
         span = Span.of(start, end, prefix)
-        with self.snapshot(as_of) as (shard, snapshot):
-            at = snapshot.as_of
-            view = Window(-1, at) if history else AsOf(at)
-            files = with_expiries(build, snapshot, view, span, Tally(progress))
-            restore_store(Path(path), files, since=shard.since if history else at, as_of=at)
-        return Timestamp(at)
+        how = (history, resume, workers, progress, build)
+        return restore(self._found, self._chains_on, RestoreRequest(Path(path), at, span, *how))
 
     def restore_into(
         self,
@@ -276,7 +280,7 @@ class Collection(CollectionContents):
         no chain covers `as_of`.
         """
         kept = keeping(cache, cache_bytes)
-        chains = Chains(self._found.keeping(kept), self.url, self._clock)
+        chains = self._chains_on(self._found.keeping(kept))
         return CollectionReader(chains, kept, self._clock, as_of)
 
     def publish(
@@ -288,7 +292,7 @@ class Collection(CollectionContents):
         **options: Unpack[PublishOptions],
     ) -> PublishReport:
         """Write a table for other systems: see `backup.publish.publish`."""
-        at = None if as_of is None else to_timestamp(as_of, name="as_of", now=self._clock.wall_ns)
+        at = None if as_of is None else Timestamp(self._time(as_of))
         return publish(self._chains, table, url, format, at, **options)
 
     def join(

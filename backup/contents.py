@@ -49,7 +49,7 @@ class CollectionContents:
         self._is_lasting = storage is None and not self.url.startswith("memory:")
         self._address = public_address(self.url)
         self._clock = clock or Clock()
-        self._chains = Chains(self._place, self.url, self._clock)
+        self._chains = self._chains_on(self._place)
         own(self, f"the collection at {self.url}")
 
     def __repr__(self) -> str:
@@ -107,11 +107,16 @@ class CollectionContents:
         self, as_of: TimeLike | None
     ) -> AbstractContextManager[tuple[Shard, ShardSnapshot]]:
         """A snapshot of the newest chain that covers `as_of`. Raises as `restore` does."""
-        at = None
-        if as_of is not None:
-            at = int(to_timestamp(as_of, name="as_of", now=self._clock.wall_ns))
-        return self._chains.snapshot(at)
+        return self._chains.snapshot(None if as_of is None else self._time(as_of))
 
     def snapshots(self) -> AbstractContextManager[Mapping[Shard, ShardSnapshot]]:
         """All chains, oldest first, each with a snapshot at its newest instant."""
         return self._chains.snapshots()
+
+    # -- inside -----------------------------------------------------------------------------
+
+    def _chains_on(self, storage: Storage) -> Chains:
+        return Chains(storage, self.url, self._clock)
+
+    def _time(self, as_of: TimeLike) -> int:
+        return int(to_timestamp(as_of, name="as_of", now=self._clock.wall_ns))

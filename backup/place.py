@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from backup.sealed import SealedBlob, SealedConsensus, Secret, unlock
 from backup.shard import FileBlob, Storage, open_storage
 from kvstore.errors import NotAStoreError
 from kvstore.storage.cached_blob import CachedBlob
+from kvstore.storage.fetched_blob import FetchedBlob
 from kvstore.storage.kept_bytes import KeptBytes
 from kvstore.storage.os_errors import not_done
 from kvstore.storage.patience import PATIENCE, Patience
@@ -41,16 +43,57 @@ def find_place(
     plain = open_storage(url, patience=patience, **(options or {}))
     if isinstance(plain.blob, FileBlob):
         _require_ours(Path(plain.blob.root).parent)
-    return CollectionPlace(plain, secret, os.fspath(url))
+    given = tuple(sorted((options or {}).items()))
+    address = PlaceAddress(os.fspath(url), secret, given)
+    return CollectionPlace(plain, secret, address.url, address)
+
+
+@dataclass(frozen=True, slots=True)
+class PlaceAddress:
+    """What another process of this machine needs to open a storage. It has the secret: it goes
+    through a pipe and is written nowhere. With `fetched`, parts are kept in that directory."""
+
+    url: str
+    secret: Secret | None
+    options: tuple[tuple[str, Any], ...]
+    fetched: Path | None = None
+
+    def fetching(self, directory: Path) -> PlaceAddress:
+        """The same storage, with the bytes of parts kept in `directory`."""
+        return replace(self, fetched=directory)
+
+    def open(self) -> Storage:
+        """Open the storage. Raises as `find_place`."""
+        found = find_place(self.url, self.secret, options=dict(self.options))
+        return found.storage if self.fetched is None else found.fetching(self.fetched)
 
 
 class CollectionPlace:
-    """A storage, and the secret that opens it."""
+    """A storage, and the secret that opens it. Other processes open it by its `address`; a storage
+    that is in the memory of this process has none."""
 
-    def __init__(self, plain: Storage, secret: Secret | None, where: str) -> None:
+    def __init__(
+        self,
+        plain: Storage,
+        secret: Secret | None,
+        where: str,
+        address: PlaceAddress | None = None,
+    ) -> None:
         """Raises `UsageError` on a wrong key."""
         self._plain, self._secret, self._where = plain, secret, where
+        self.address = None if where.startswith("memory:") else address
         self.storage = sealed(plain, secret, where)
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the parts are files of this machine, or of a file system that it has mounted."""
+        return isinstance(self._plain.blob, FileBlob)
+
+    def fetching(self, directory: Path) -> Storage:
+        """The same storage, for work that is continued after a kill: the bytes of parts are kept in
+        `directory`, encrypted as they are."""
+        blob = FetchedBlob(self._plain.blob, directory)
+        return sealed(Storage(blob, self._plain.consensus), self._secret, self._where)
 
     def keeping(self, kept: KeptBytes) -> Storage:
         """The same storage, for a reader that keeps the bytes of parts, encrypted as they are."""

@@ -50,13 +50,6 @@ class Build(Protocol):
         ...
 
 
-def build_here(
-    snapshot: ShardSnapshot, view: View, span: Span, directory: Path, tally: Tally
-) -> Iterator[Built]:
-    """Build in this process, in bounded memory."""
-    return built_from(tally.over(snapshot.view(view, span)), directory)
-
-
 def built_from(batches: Iterable[pa.RecordBatch], directory: Path) -> Iterator[Built]:
     """Write sorted rows as SSTs, one at a time."""
     tombstones: list[RangeTombstone] = []

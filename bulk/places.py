@@ -2,9 +2,11 @@
 
 Invariants
 1. Nothing that is at the path is touched.
-2. A build that was killed leaves a hidden directory, which is no store. The next build at the same
+2. A build that was killed leaves a hidden directory, which is no store. The next call for the same
    path removes it.
 3. Two processes do not build at one path: the directory is locked.
+4. Work that is continued keeps its directory when it fails, and takes up the directory that its
+   last attempt has left.
 """
 
 from __future__ import annotations
@@ -14,27 +16,33 @@ import os
 import secrets
 import shutil
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 from kvstore.arguments import require_absent
-from kvstore.errors import LockedError
+from kvstore.errors import LockedError, UsageError
 from kvstore.errors.system import storage_errors
 from kvstore.journal import OS_FILES
+from kvstore.journal.files import Lock
 
 _LOCK = "LOCK"
 
 
 @contextmanager
-def appearing(path: Path, *, task: str) -> Iterator[Path]:
+def appearing(path: Path, *, task: str, resume: bool = False) -> Iterator[Path]:
     """A directory for files, in which a store is to be built under the name `store`. It is moved to
-    `path` when the block ends. `task` names the work, such as "restore".
+    `path` when the block ends. `task` names the work, such as "restore". With `resume` the
+    directory may have the files of an earlier attempt.
 
     Raises `UsageError` if something is at `path`, `LockedError` while another process builds there.
     """
     advice = f"{task} to a path that does not exist"
-    require_absent(path, advice=advice)
-    with _scratch(path, task) as directory:
+    try:
+        require_absent(path, advice=advice)
+    except UsageError:
+        _sweep(path)
+        raise
+    with _scratch(path, task, resume=resume) as directory:
         yield directory
         require_absent(path, advice=advice)
         with storage_errors(str(path)):
@@ -42,22 +50,40 @@ def appearing(path: Path, *, task: str) -> Iterator[Path]:
             OS_FILES.sync_directory(str(path.parent))
 
 
+def _sweep(path: Path) -> None:
+    """Remove the directories of builds that were killed behind the rename."""
+    for left in path.parent.glob(f".{glob.escape(path.name)}.building-*"):
+        with suppress(LockedError), closing(OS_FILES.lock(str(left / _LOCK))):
+            shutil.rmtree(left, ignore_errors=True)
+
+
 @contextmanager
-def _scratch(path: Path, task: str) -> Iterator[Path]:
+def _scratch(path: Path, task: str, *, resume: bool) -> Iterator[Path]:
     """A directory beside `path` in which the store is built; each path has one at most."""
     building = path.with_name(f".{path.name}.building-{secrets.token_hex(4)}")
+    lock: Lock | None = None
     try:
         with storage_errors(str(path)):
             for left in path.parent.glob(f".{glob.escape(path.name)}.building-*"):
                 # Left by a killed build, unless a process has its lock: then it is in use.
-                with closing(OS_FILES.lock(str(left / _LOCK))):
+                taken = OS_FILES.lock(str(left / _LOCK))
+                if resume and lock is None:
+                    building, lock = left, taken
+                    continue
+                with closing(taken):
                     shutil.rmtree(left, ignore_errors=True)
-            building.mkdir(parents=True)
-            lock = OS_FILES.lock(str(building / _LOCK))
+            if lock is None:
+                building.mkdir(parents=True)
+                lock = OS_FILES.lock(str(building / _LOCK))
     except LockedError as error:
+        if lock is not None:
+            lock.close()
         raise LockedError(str(path), f"another {task} to it") from error
     with closing(lock):
         try:
             yield building
-        finally:
-            shutil.rmtree(building, ignore_errors=True)
+        except BaseException:
+            if not resume or not any(left.name != _LOCK for left in building.iterdir()):
+                shutil.rmtree(building, ignore_errors=True)
+            raise
+        shutil.rmtree(building, ignore_errors=True)

@@ -2,8 +2,8 @@
 
 Floors, from the top:
 
-    backups                 backups, restores, standbys
-    reading drills          commands that read a collection, and restore nothing; proofs
+    backups                 backups, standbys, upkeep
+    reading restores drills  commands that read a collection; restores; proofs
     options figures         how a collection is opened; how backups are printed
 """
 

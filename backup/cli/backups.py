@@ -10,12 +10,12 @@ import sys
 from contextlib import ExitStack
 from datetime import timedelta
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import typer
 
 import backup
-from backup.cli import reading
+from backup.cli import reading, restores
 from backup.cli.drills import drill
 from backup.cli.figures import backup_figures, collection_figures
 from backup.cli.options import (
@@ -32,18 +32,13 @@ from backup.verify import DEPTHS
 from backup.window import BackupInfo
 from kvstore.cli.exits import NOT_FOUND
 from kvstore.cli.options import (
-    AsOfOption,
     Encoding,
     EncodingOption,
-    EndOption,
     JsonOption,
-    PrefixOption,
-    StartOption,
     StoreArgument,
     iso,
     one_of,
     to_duration,
-    to_span,
     to_time,
 )
 from kvstore.cli.output import (
@@ -303,55 +298,8 @@ def scrub(
         raise typer.Exit(NOT_FOUND)
 
 
-@app.command()
-def restore(
-    collection: CollectionArgument,
-    path: Annotated[
-        Path,
-        typer.Argument(
-            metavar="PATH", help="The place of the new store; must not exist.", show_default=False
-        ),
-    ],
-    as_of: AsOfOption = None,
-    prefix: PrefixOption = None,
-    start: StartOption = None,
-    end: EndOption = None,
-    state_only: Annotated[
-        bool,
-        typer.Option("--state-only", help="Without history: only the rows that were alive then."),
-    ] = False,
-    into: Annotated[
-        bool, typer.Option("--into", help="PATH is a live store: import into it, at one time.")
-    ] = False,
-    encoding: EncodingOption = Encoding.TEXT,
-    key_file: KeyFileOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Restore a store, whole or in part, as of any instant that the collection covers.
-
-    \b
-    Examples:
-      kvstore backup restore /backups/flights restored.db
-      kvstore backup restore /backups/flights june.db --as-of 2013-06-01T00:00Z
-      kvstore backup restore /backups/flights flights.db --into --prefix AA
-    """
-    span = to_span(encoding, start=start, end=end, prefix=prefix)
-    source = open_collection(collection, key_file)
-    with working(f"restoring {path}", quiet=as_json) as progress:
-        how: dict[str, Any] = {
-            "start": span.start,
-            "end": span.end,
-            "progress": counting(progress, "rows"),
-        }
-        if into:
-            with open_to_write(path) as opened:
-                stamp = source.restore_into(opened, to_time(as_of), **how)
-        else:
-            stamp = source.restore(path, to_time(as_of), history=not state_only, **how)
-    print_figures({"timestamp": iso(stamp)}, as_json=as_json)
-
-
 reading.register(app)
+restores.register(app)
 app.command()(drill)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple, TypeVar
@@ -174,6 +175,15 @@ class ShardSnapshot:
         Raises `LeaseExpiredError` if the lease was lost and parts are gone.
         """
         return explained(range_tombstones(self.batches, view, span, opened), self._explain)
+
+    @contextmanager
+    def explaining(self) -> Iterator[None]:
+        """Raise `LeaseExpiredError` for a part that another reader of this snapshot has missed,
+        where the lease was lost."""
+        try:
+            yield
+        except MissingPartError as error:
+            raise self._explain(error) from error
 
     def splits(self, count: int, span: Span | None = None) -> list[Split]:
         """Cut the snapshot by key into at most `count` splits of about equal rows, in order.

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import timedelta
 from itertools import islice
 from typing import Any
 
@@ -97,11 +99,31 @@ def _is_shown() -> bool:
 
 
 def counting(
-    progress: Callable[[str], None], what: str, total: int | None = None
+    progress: Callable[[str], None],
+    what: str,
+    total: int | None = None,
+    *,
+    seconds: Callable[[], float] = time.monotonic,
 ) -> Callable[[int], None]:
-    """Show a count of `what`, of `total` if that is known."""
+    """Show a count of `what`, of `total` if that is known. A count that has a `total` itself is
+    shown with the time that is left."""
     of = "" if total is None else f" of {total:,}"
-    return lambda count: progress(f"{count:,}{of} {what}")
+    begun = seconds()
+    first: list[int] = []
+
+    def show(count: int) -> None:
+        whole: int | None = getattr(count, "total", None)
+        if not whole:
+            progress(f"{count:,}{of} {what}")
+            return
+        first[:] = first or [count]  # done before, in an attempt that was killed
+        text = f"{count:,} of {whole:,} {what}"
+        if count > first[0]:
+            left = (seconds() - begun) / (count - first[0]) * max(whole - count, 0)
+            text += f", {timedelta(seconds=round(left))} left"
+        progress(text)
+
+    return show
 
 
 def note(text: str) -> None:

@@ -162,3 +162,21 @@ FOLLOW_PAUSE_S = 0.5
 
 FOLLOW_PAUSE_S_MAX = 30.0
 """The longest such pause: how long a bucket may be back before a follower notices."""
+
+WORKERS_MAX = 64
+"""Processes of one restore or backup. More processes than cores gain nothing, and each takes
+200 MB."""
+
+RESTORE_PIECE_BYTES = 64 << 20
+"""Bytes of parts, as they are stored, of one piece of a restore. A kill loses a piece of each
+process at most."""
+
+RESTORE_PIECES_MAX = 4096
+"""Pieces of one restore: each has a record and at least one file."""
+
+RESTORE_RECORD_BYTES_MAX = 1 << 30
+"""Bytes of the record of a piece, which has its range tombstones."""
+
+FETCH_CHUNK_BYTES = 4 << 20
+"""Bytes that a restore fetches at once from an object store, to be kept for its next attempt. A
+request takes as long as a megabyte or two."""

@@ -9,73 +9,23 @@ Invariants
 
 from __future__ import annotations
 
-import os
 import select
-import subprocess
-import sys
 from collections import deque
 from collections.abc import Iterator, Sequence
-from multiprocessing.connection import Pipe
-from typing import Any, Final
 
-from kvstore.errors import StaleReaderError, StorageError
-from kvstore.forks import own, undivided
+from kvstore.errors import StaleReaderError
 from kvstore.limits import SCAN_PARTS_AHEAD_MAX
 from kvstore.scanners.source import ScanJob, ScanPiece, Word
+from kvstore.worker_process import WorkerProcess
 
 
-class ScanWorker:
+class ScanWorker(WorkerProcess):
     """A process that reads for scans, seen from its scan."""
 
     def __init__(self) -> None:
         self.asks = False
         """Whether it has asked for work and waits for the answer. It has no piece then."""
-        # The worker must find our imports, also from a path that a test or a notebook has added.
-        path = os.pathsep.join(os.path.abspath(entry) for entry in sys.path)
-        with undivided():  # a copy of its end in a fork would hide its death
-            self.pipe, far = Pipe()
-            self.process = subprocess.Popen(
-                [sys.executable, "-c", MAIN, str(far.fileno())],
-                env={**os.environ, "PYTHONPATH": path, "OPENBLAS_NUM_THREADS": "1"},
-                stdin=subprocess.DEVNULL,
-                pass_fds=(far.fileno(),),
-                start_new_session=True,  # the scan handles an interrupt, and ends it
-            )
-            far.close()
-            own(self, "a worker process of a scan", endings=("kill",))
-
-    def fork_let_go(self) -> None:
-        """Hang up in a forked child: the worker ends when the last copy of this end is closed."""
-        self.pipe.close()
-
-    def tell(self, message: ScanJob | ScanPiece | Word) -> None:
-        """Send it a message. Raises `StorageError` if it died."""
-        try:
-            self.pipe.send(message)
-        except OSError as error:
-            raise self._died() from error
-
-    def hear(self) -> Any:
-        """Its next message. Raises the worker's error, or `StorageError` if it died."""
-        try:
-            message = self.pipe.recv()
-        except (EOFError, OSError) as error:
-            raise self._died() from error
-        if isinstance(message, BaseException):
-            raise message
-        return message
-
-    def _died(self) -> StorageError:
-        code = self.process.wait()
-        return StorageError(f"a worker process of a scan ended with {code}", "scan again")
-
-    def is_alive(self) -> bool:
-        return self.process.poll() is None
-
-    def kill(self) -> None:
-        """End it and wait for its end. Its pipe stays open for a thread that listens to it."""
-        self.process.kill()
-        self.process.wait()
+        super().__init__("kvstore.scanners.source", what="a scan", remedy="scan again")
 
 
 class Crew:
@@ -207,11 +157,3 @@ class Crew:
             return None
         self._free += 1
         return self._pieces[self._free - 1]
-
-
-MAIN: Final = """\
-import sys
-sys.path = [entry for entry in sys.path if entry]  # nothing of the working directory
-from kvstore.scanners.source import serve
-serve(int(sys.argv[1]))
-"""

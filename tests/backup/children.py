@@ -126,6 +126,20 @@ ACTIONS: dict[str, Callable[[Collection, kvstore.Store, Path], None]] = {
 }
 
 
+def resume(
+    url: str, options: dict[str, Any], place: Path, at: int, said: Connection, limits: Any
+) -> None:
+    """Restore from an object store, or continue that, until step `at`; send the number of steps if
+    the restore ends before."""
+    fuse = Fuse(at)
+    with bounds(limits):
+        collection = Collection(url, options=options)
+        fuse.lay()
+        collection.restore(place, resume=True)
+        said.send(fuse.count)
+        fuse.count = -1 << 30
+
+
 def prepare(place: Path, seed: int, *, backups: int, chains: int, changes: int) -> None:
     """A store with `chains` chains of `backups` backups each, and more changes after the last
     one."""

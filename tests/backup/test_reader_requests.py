@@ -31,6 +31,7 @@ class Request(NamedTuple):
     path: str
     has_range: bool
     bytes: int
+    range: str = ""
 
 
 class Proxy:
@@ -49,8 +50,9 @@ class Proxy:
                 link.request(self.command, self.path, self.rfile.read(length), dict(self.headers))
                 answer = link.getresponse()
                 data = answer.read()
-                ranged = "Range" in self.headers
-                proxy.requests.append(Request(self.command, self.path, ranged, len(data)))
+                span = self.headers.get("Range", "")
+                request = Request(self.command, self.path, bool(span), len(data), span)
+                proxy.requests.append(request)
                 self.send_response(answer.status)
                 for name, value in answer.getheaders():
                     if name.lower() not in ("transfer-encoding", "connection", "content-length"):

@@ -14,8 +14,9 @@ import pyarrow as pa
 import pytest
 
 import kvstore
+from kvstore import worker_process
 from kvstore.errors import ClosedError, CorruptionError, StorageError
-from kvstore.scanners import SCANS_DIRECTORY, crew, scan
+from kvstore.scanners import SCANS_DIRECTORY, scan
 from kvstore.scanners.source import ScanSource
 from kvstore.testing.parts import parts_of
 from tests.scanners.crews import (
@@ -35,7 +36,8 @@ def test_a_scan_does_not_wait_for_workers_that_are_being_started(
 ) -> None:
     gate = tmp_path / "gate"
     os.mkfifo(gate)
-    monkeypatch.setattr(crew, "MAIN", f"open({str(gate)!r}).read()\n{crew.MAIN}")
+    program = worker_process.PROGRAM
+    monkeypatch.setattr(worker_process, "PROGRAM", f"open({str(gate)!r}).read()\n{program}")
     alone = fresh.scan_batches().read_all()
     assert fresh.scan_batches(workers=2).read_all().equals(alone)
     assert not taken

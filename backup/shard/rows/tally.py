@@ -11,18 +11,32 @@ OnProgress: TypeAlias = "Callable[[int], None]"
 """Called with the number of rows done so far; an exception from it calls the work off."""
 
 
-class Tally:
-    """Counts rows and calls `progress`, if there is one."""
+class RowCount(int):
+    """The rows done so far, of `total` at most; None where the total is not known."""
 
-    def __init__(self, progress: OnProgress | None = None) -> None:
+    total: int | None
+
+    @classmethod
+    def of(cls, rows: int, total: int | None) -> RowCount:
+        """A count."""
+        made = cls(rows)
+        made.total = total
+        return made
+
+
+class Tally:
+    """Counts rows and calls `progress`, if there is one, with a `RowCount`."""
+
+    def __init__(self, progress: OnProgress | None = None, total: int | None = None) -> None:
         self._progress = progress
+        self._total = total
         self.rows = 0
 
     def add(self, rows: int) -> None:
         """Count more rows as done."""
         self.rows += rows
         if self._progress is not None:
-            self._progress(self.rows)
+            self._progress(RowCount.of(self.rows, self._total))
 
     def over(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield `batches`; a batch counts as done when the next one is asked for.
