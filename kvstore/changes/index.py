@@ -222,6 +222,11 @@ class ChangeIndex:
             for timestamp, chunk, value in heapq.merge(*parts, key=itemgetter(0)):
                 yield timestamp, *peek(value, where=_where(timestamp, chunk))
 
+    def heads(self, stream: bytes, *, since: int, upto: int) -> Iterator[tuple[int, int]]:
+        """Timestamp and row count of each entry of one stream in `(since, upto]`, oldest first."""
+        for timestamp, chunk, value in self._stored(stream, since=since, upto=upto):
+            yield timestamp, peek(value, where=_where(timestamp, chunk))[0]
+
     def stage_trim(self, batch: WriteBatch, upto: int) -> None:
         """Add the removal of all entries at or below `upto`, and of their epochs and generations.
 
@@ -246,6 +251,17 @@ class ChangeIndex:
             stream, _, _ = decode_change_key(keys[0])
             yield stream
             start = stream + b"\xff" * (len(keys[0]) - len(stream) + 1)
+
+    def first(self) -> int:
+        """Timestamp of the oldest commit in the index, 0 if it is empty. One seek per stream."""
+        oldest = 0
+        for stream in self.stored_streams():
+            cursor = self._engine.cursor(CHANGES, encode_change_key(stream, 0))
+            keys, _ = cursor.take(1)
+            cursor.close()
+            _, timestamp, _ = decode_change_key(keys[0])
+            oldest = min(oldest or timestamp, timestamp)
+        return oldest
 
     def last(self) -> int:
         """Timestamp of the newest commit in the index, 0 if it is empty. One seek per stream.

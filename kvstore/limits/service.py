@@ -112,3 +112,36 @@ SERVER_ACCEPT_PAUSE_S = 0.5
 SERVER_READER_GRACE_S = 5.0
 """Seconds in which a reader process ends before it is killed, beside the time for requests under
 way."""
+
+BROWSE_ROWS_MAX = 100
+"""Rows of one page that a person looks at."""
+
+BROWSE_ENTRIES_MAX = 8192
+"""Entries that a page of keys passes: some 10 ms. A longer run of dead entries cuts the page."""
+
+BROWSE_CHUNK = 128
+"""Entries that a page of keys reads at once; an eighth of them to pass over a group of keys."""
+
+BROWSE_BYTES_MAX = 32 << 20
+"""Bytes of values that a page reads. A larger value is read whole by RocksDB, and cuts the page."""
+
+BROWSE_VALUE_BYTES = 16 << 10
+"""Bytes of a value that a page shows, compares and keeps."""
+
+BROWSE_REFERENCES_MAX = 1000
+"""Rows of imports that a page of versions reads of one key."""
+
+BROWSE_PARTS = 8
+"""Parts of an interval, each of which is counted or estimated: a burst spoils one of them."""
+
+BROWSE_HEADERS_MAX = 50
+"""Entries of the change index that a part of an interval counts. Behind them it is estimated."""
+
+BROWSE_SEEKS_MAX = 2048
+"""Streams that a window of changes looks into, over all of its intervals."""
+
+BROWSE_INTERVALS_MAX = 240
+"""Intervals of one window of changes."""
+
+BROWSE_MARKS_MAX = 200
+"""Marks of one window of changes."""

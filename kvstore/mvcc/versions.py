@@ -28,7 +28,7 @@ from kvstore.codec.keys import (
 from kvstore.codec.ordered import frame
 from kvstore.engine.api import DATA, RANGES, Cursor, Engine, pairs
 from kvstore.limits import REBUILD_FRAGMENTS_FROM, SCAN_CHUNK
-from kvstore.loops import Lookup
+from kvstore.loops import LiveRows, Lookup
 from kvstore.mvcc.diff import Difference, differences, stored_keys
 from kvstore.mvcc.export import VersionColumns, version_columns
 from kvstore.mvcc.fragments import Fragments, RangeTombstone
@@ -127,6 +127,11 @@ class Versions:
         """As `scan`, in Arrow arrays of at most `chunk` rows."""
         read = self._read(as_of)
         return live_columns(self._cursor(span, reverse=reverse), read, chunk=chunk)
+
+    def live_pass(self, span: Span, as_of: int) -> tuple[Cursor, LiveRows]:
+        """A pass over `span` and the loop that picks its live rows, for a caller that counts the
+        entries. The caller closes the pass."""
+        return self._cursor(span), LiveRows(*self._read(as_of))
 
     def diff(
         self,

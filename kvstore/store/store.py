@@ -8,6 +8,7 @@ by parts that are built here, know nothing of the store, and can be built alone:
     feeds         `kvstore.feeds`              consumers of changes
     replication   `kvstore.store.replication`  the reads of copies, and the role of a replica
     layout        `kvstore.store.layout`       where the keys lie
+    browsing      `kvstore.browsing`           bounded looks, for people
     requests      `kvstore.store.requests`     writes of other processes, each done once
     upkeep        `kvstore.store.upkeep`       GC in the background, rewriting of files
     tasks         `kvstore.tasks`              a queue of work that survives the process
@@ -46,6 +47,7 @@ from kvstore.arguments import (
 )
 from kvstore.arrow import ROWS_SCHEMA, row_batches
 from kvstore.batch import Batch
+from kvstore.browsing import Browsing
 from kvstore.changes import Change, ChangeIndex, Order, Revisions
 from kvstore.changes.changeset import Changeset
 from kvstore.changes.epoch import Epoch
@@ -164,6 +166,7 @@ class Store:
         self.feeds = Feeds(parts, self._history, self._changesets)
         self.replication = Replication(parts, self._history)
         self.layout = Layout(engine, parts.reserve)
+        self.browsing = Browsing(parts)
         self.requests = Requests(parts, Meta(engine), self._conditional, self._transactions)
         self.upkeep = Upkeep(engine, committer, self._collector, clock)
         self._endings = ExitStack()

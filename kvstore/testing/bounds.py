@@ -68,6 +68,11 @@ TINY: Final[Mapping[str, int]] = {
     "SMALL_FILES_MAX": 2,
     "SORTED_CHANGES_MAX": 2,
     "SORTED_CHANGES_BYTES_MAX": 3,
+    "BROWSE_ENTRIES_MAX": 2,
+    "BROWSE_CHUNK": 1,
+    "BROWSE_BYTES_MAX": 3,
+    "BROWSE_PARTS": 2,
+    "BROWSE_HEADERS_MAX": 1,
     "FEED_BATCH_ROWS": 2,
     "FEED_BATCH_BYTES": 50,
     # journal, memory engine, tasks

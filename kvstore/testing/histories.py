@@ -34,6 +34,7 @@ from kvstore.errors import (
     HistoryHeldError,
     PreconditionError,
 )
+from kvstore.span import Span
 from kvstore.store import Store
 from kvstore.testing.bounds import bounds
 from kvstore.testing.model import Model, Row, order, state_after
@@ -334,6 +335,35 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(key=keys)
     def history(self, key: bytes) -> None:
         check_history(self.store, self.model, key)
+
+    @rule(data=st.data(), limit=st.integers(1, 3), delimiter=st.none() | keys)
+    def browse(self, data: st.DataObject, limit: int, delimiter: bytes | None) -> None:
+        as_of = self.time(data)
+        found, start = [], b""
+        while True:
+            page = self.store.browsing.keys(
+                Span(start), as_of, limit=limit, delimiter=delimiter or None
+            )
+            found += [row.key for row in page.rows]
+            if page.next is None:
+                break
+            assert page.next > start
+            start = page.next
+        cut = [key.partition(delimiter) if delimiter else (key,) for key in self.model.state(as_of)]
+        assert found == sorted({b"".join(parts[:2]) for parts in cut})
+
+    @rule(key=keys, limit=st.integers(1, 3))
+    def browse_versions(self, key: bytes, limit: int) -> None:
+        found: list[tuple[int, bytes | None]] = []
+        page = self.store.browsing.versions(key, limit=limit)
+        while not page.is_cut:
+            assert len(page.rows) <= limit
+            found += [(row.timestamp, row.value and row.value.head) for row in page.rows]
+            if page.next is None:
+                kept = [(version.timestamp, version.value) for version in self.store.history(key)]
+                assert found == kept
+                return
+            page = self.store.browsing.versions(key, page.next, limit=limit)
 
     @rule(data=st.data(), bound=span_bounds, latest=st.booleans())
     def changes(self, data: st.DataObject, bound: Any, latest: bool) -> None:
