@@ -192,11 +192,12 @@ class SecondaryEngine(RocksEngine):
     def _only_rearranged(self, look: _Look) -> bool:
         """Whether the instance, which has seen the files of the last look, may catch up with this
         look. See `kvstore.engine.edits`."""
-        if self._seen is None or not look.continues(self._seen):
-            self._edits = EditReader(self.path / look.manifest.name)
-            self._edits.rearrange(look.manifest.size)
-            return False
-        return look.manifest == self._seen.manifest or self._edits.rearrange(look.manifest.size)
+        with storage_errors(self._where):  # a writer that was just opened removes the MANIFEST
+            if self._seen is None or not look.continues(self._seen):
+                self._edits = EditReader(self.path / look.manifest.name)
+                self._edits.rearrange(look.manifest.size)
+                return False
+            return look.manifest == self._seen.manifest or self._edits.rearrange(look.manifest.size)
 
     def _new_instance(self, cache: rocks.Cache) -> rocks.Rdict:
         with storage_errors(self._where):

@@ -15,6 +15,7 @@ import pytest
 import bulk
 import kvstore
 from kvstore import LiveReader, Store
+from kvstore.engine import rocks_secondary
 from kvstore.errors import (
     ClosedError,
     CorruptionError,
@@ -394,3 +395,26 @@ def test_a_log_that_ends_in_garbage_is_left_to_the_writer(tmp_path: Path) -> Non
         kvstore.follow(copy)
     with kvstore.open(copy) as store, kvstore.follow(copy) as reader:
         assert reader.get(b"k") == store.get(b"k") == b"v"
+
+
+def test_a_reader_opens_while_its_writer_begins_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The writer is opened again, and so removes the MANIFEST that the reader has just found."""
+    place = tmp_path / "store"
+    rounds = iter(range(3))
+
+    class Late(rocks_secondary.EditReader):
+        def __init__(self, manifest: Path) -> None:
+            super().__init__(manifest)
+            if manifest != place and next(rounds, None) is not None:
+                with kvstore.open(place) as store:
+                    store.put(b"a", b"2")
+                assert not manifest.exists()
+
+    with kvstore.open(place) as store:
+        store.put(b"a", b"1")
+    monkeypatch.setattr(rocks_secondary, "EditReader", Late)
+    with kvstore.follow(place, max_staleness=NEVER) as reader:
+        assert reader.get(b"a") == b"2"
+        assert len(list(reader.history(b"a"))) == 4
