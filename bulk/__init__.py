@@ -5,9 +5,22 @@ from bulk.manifest import Manifest
 from bulk.part import Part, PartWriter
 from bulk.seed import seed
 from bulk.staged import Import
+from bulk.stages import StageTimes
 from bulk.staging import read_manifest
+from bulk.stagings import ExpiredStaging, expire_stagings
 
 __kvstore__ = True
 """Tells this package from others of its name: see `kvstore.neighbours`."""
 
-__all__ = ["Import", "Manifest", "Part", "PartWriter", "ingest", "read_manifest", "seed"]
+__all__ = [
+    "ExpiredStaging",
+    "Import",
+    "Manifest",
+    "Part",
+    "PartWriter",
+    "StageTimes",
+    "expire_stagings",
+    "ingest",
+    "read_manifest",
+    "seed",
+]

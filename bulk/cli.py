@@ -15,8 +15,18 @@ from bulk.loading import import_rows
 from bulk.manifest import Manifest
 from bulk.seed import seed
 from bulk.sort import Duplicates
-from bulk.staging import read_manifest
-from kvstore.cli.options import Encoding, JsonOption, StoreArgument, iso, one_of, to_bytes, to_time
+from bulk.stagings import expire_stagings, staged_manifest
+from kvstore.arguments import is_url
+from kvstore.cli.options import (
+    Encoding,
+    JsonOption,
+    StoreArgument,
+    iso,
+    one_of,
+    to_bytes,
+    to_duration,
+    to_time,
+)
 from kvstore.cli.output import print_figures, working
 from kvstore.cli.stores import open_or_create
 from kvstore.errors import UsageError
@@ -32,10 +42,10 @@ EventsArgument = Annotated[
     ),
 ]
 SourcesArgument = Annotated[
-    list[Path],
+    list[str],
     typer.Argument(
         metavar="SOURCE",
-        help="One staging directory, or files: .parquet, .csv, .arrow, .feather.",
+        help="One staging directory or URL, or files: .parquet, .csv, .arrow, .feather.",
         show_default=False,
     ),
 ]
@@ -77,6 +87,7 @@ CreateOption = Annotated[bool, typer.Option("--create", help="Create a store tha
 
 app = typer.Typer(add_completion=False)
 seed_app = typer.Typer(add_completion=False)
+stagings_app = typer.Typer(add_completion=False)
 
 
 @app.command(name="import")
@@ -96,11 +107,13 @@ def import_(
     """Load many rows at once. All rows become visible at one time, which is printed.
 
     Rows are sorted first, in about 1 GB of memory; larger inputs are sorted on the
-    store's disk. Importing a staging directory twice adds it once.
+    store's disk. Importing a staging directory twice adds it once. Files of a URL are
+    fetched first; a command that was stopped fetches the rest when it runs again.
 
     \b
     Examples:
       kvstore import flights.db staged/
+      kvstore import flights.db s3://bucket/staging/run-42
       kvstore import flights.db 2013-*.parquet --key flight --value row
       kvstore import new.db rows.csv --create --on-conflict error
       kvstore import new.db rows.csv --create -e hex
@@ -108,27 +121,53 @@ def import_(
     """
     conflict = one_of("--on-conflict", on_conflict, ON_CONFLICT)
     twice = one_of("--duplicates", duplicates, DUPLICATES)
-    staged = len(sources) == 1 and sources[0].is_dir()
+    staged = len(sources) == 1 and (is_url(sources[0]) or Path(sources[0]).is_dir())
     if staged and expires is not None:
         raise UsageError("--expires with a staging directory", "its rows have their times")
     if staged and encoding is not Encoding.TEXT:
-        raise UsageError(
-            f"--encoding {encoding.value} of a staging directory", "its rows are bytes"
-        )
-    if not staged:
-        for source in sources:
-            format_of(source)
+        raise UsageError(f"--encoding {encoding.value} of a staging", "its rows are bytes")
+    files = [] if staged else [Path(source) for source in sources]
+    for file in files:
+        format_of(file)
     with open_or_create(store, "rocksdb", create=create) as opened:
         if staged:
-            with working(f"importing {sources[0]}"):
-                manifest = read_manifest(sources[0])
-                stamp = ingest(opened, sources[0], on_conflict=conflict, move=move)
+            with working(f"importing {sources[0]}") as progress:
+                manifest = staged_manifest(sources[0])
+                stamp = ingest(opened, sources[0], conflict, move, progress=progress)
         else:
             with working(f"importing into {store}") as progress:
-                rows = _decoded(file_rows(sources, key=key, value=value, expires=expires), encoding)
+                rows = _decoded(file_rows(files, key=key, value=value, expires=expires), encoding)
                 counted = told_rows(rows, progress)
                 manifest, stamp = import_rows(opened, counted, conflict, twice)
     _tell(manifest, stamp, as_json)
+
+
+@stagings_app.command(name="expire-stagings")
+def expire_stagings_(
+    root: Annotated[
+        str,
+        typer.Argument(metavar="URL", help="The URL above the stagings.", show_default=False),
+    ],
+    older_than: Annotated[
+        str, typer.Option(metavar="AGE", help="The age from which on a staging goes: 7d, 12h.")
+    ] = "7d",
+    as_json: JsonOption = False,
+) -> None:
+    """Remove the imports below a URL that were begun long ago, sealed or not.
+
+    A store that has added an import does not need its staging any more.
+
+    \b
+    Examples:
+      kvstore expire-stagings s3://bucket/staging --older-than 7d
+    """
+    age = to_duration(older_than)
+    with working(f"looking through {root}"):
+        removed = expire_stagings(root, older_than=age)
+    print_figures(
+        {"stagings": len(removed), "bytes": sum(each.size_bytes for each in removed)},
+        as_json=as_json,
+    )
 
 
 @seed_app.command(name="seed")

@@ -89,7 +89,7 @@ def require_disjoint(directory: Path, parts: Sequence[Part]) -> None:
 
     Reads only the parts whose spans cross.
     """
-    for group in _crossing(parts):
+    for group in crossing(parts):
         if not _differ(directory, group):
             raise _shared(directory, group)
 
@@ -119,7 +119,7 @@ def _untrue(part: Part, file: LooseFile, reference: bytes) -> str | None:
     return None
 
 
-def _crossing(parts: Sequence[Part]) -> Iterator[list[Part]]:
+def crossing(parts: Sequence[Part]) -> Iterator[list[Part]]:
     """Groups of two or more parts. A part crosses another part of its group, and none outside
     it."""
     group: list[Part] = []

@@ -1,5 +1,6 @@
 """Adding a staged import to a store: one atomic step at one timestamp, whatever its size.
 
+    fetch     files of an object store come to <store>/ingest/             a kill keeps them
     check     manifest and files; live keys, if `on_conflict="error"`     nothing is touched
     prepare   a record says that the import is coming                     durable
     bring     files are linked or copied to <store>/ingest/<id>/
@@ -24,18 +25,24 @@ import os
 import secrets
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
-from typing import Final, Literal, TypeAlias
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
+from bulk.addresses import Staging, staging_place
+from bulk.bucket import Bucket
 from bulk.conflicts import require_no_live_keys
 from bulk.contents import FILES_AT_ONCE, require_disjoint, require_rows, require_told
 from bulk.definitions import require_definitions
+from bulk.fetching import fetch
 from bulk.manifest import Manifest
+from bulk.part import Part
+from bulk.stages import StageTimes
 from bulk.staging import Identity, open_staged, opened_path, read_manifest, require_unaltered
 from bulk.uniques import required_unique
-from kvstore.arguments import is_there, require_path
+from kvstore.arguments import is_there
 from kvstore.arrivals import NoneCame
 from kvstore.control.scripts import StoreOrClient, as_store
 from kvstore.errors import (
@@ -62,22 +69,24 @@ _COPY_BYTES: Final = 1 << 20
 
 def ingest(
     store: StoreOrClient,
-    staging: str | os.PathLike[str],
+    staging: Staging,
     on_conflict: OnConflict = "overwrite",
     move: bool = False,
     *,
     thorough: bool = False,
     check: Callable[[], None] | None = None,
     progress: Callable[[str], None] | None = None,
+    max_bytes: int | None = None,
+    times: StageTimes | None = None,
+    options: Mapping[str, Any] | None = None,
+    patience: float | None = None,
 ) -> Timestamp:
     """Add a sealed import to `store`. Returns the timestamp at which all its rows became visible.
 
     For a client (`kvstore.connect(path)`) this process checks and brings the files, and the owner
-    of the store adds them.
-
-    Adding the same import again returns the first timestamp. `on_conflict="error"` raises
-    `KeyConflictError`, which names the first live keys, instead of covering them; it looks up each
-    key. Files are linked, or copied from another file system. `move` removes the files from
+    of the store adds them. Adding the same import again returns the first timestamp.
+    `on_conflict="error"` looks up each key, and raises `KeyConflictError` with the first live keys.
+    Files are linked, or copied from another file system. `move` removes the files from
     `staging` after they were added; it removes a symbolic link, not the file behind it. `thorough`
     is for files from a stranger: it reads each file, compares its digest and checks each row.
     A row of a table with the values of another row in a unique index raises `NotUniqueError`.
@@ -86,17 +95,93 @@ def ingest(
     `progress` is called with the name of each step before the step. An exception that it raises
     stops the import, and a later call continues it.
 
+    `staging` may be a URL that backups take, such as `s3://bucket/staging/run-42`. Its files are
+    fetched to the store's directory first, in bounded memory, and each digest is compared; the
+    store needs room for them. A call after a kill fetches what is missing. `move` removes the
+    objects. `max_bytes` refuses a larger import before anything is fetched. `times` takes the
+    seconds of the stages. `options` and `patience` are as in `Import.create`.
+
     Raises `ImportRefusedError` if a file is missing, altered, truncated or of another import, or if
     its bounds or rows differ from the manifest, or if a table of its rows was altered since they
-    were encoded. Nothing was added then. Costs a few milliseconds
-    and two fsyncs, whatever the size.
+    were encoded; `OutOfSpaceError` if the disk has no room for a fetch. Nothing was added then.
+    Costs a few milliseconds, two fsyncs and the fetch.
     """
     require_on_conflict(on_conflict)
-    directory = require_path(staging, name="staging")
-    manifest = read_manifest(directory)
     tell = progress or (lambda step: None)
+    how = _How(on_conflict, move, thorough, check, tell, times or StageTimes())
+    found = staging_place(staging, options, patience)
+    place = found if isinstance(found, Path) else found.open()
+    manifest = read_manifest(place) if isinstance(place, Path) else place.manifest()
+    _require_size(manifest, max_bytes, place)
     with as_store(store) as into, into.imports.alone(manifest.import_id, adding=True):
-        return _ingest(into, directory, manifest, on_conflict, move, thorough, check, tell)
+        if isinstance(place, Path):
+            return _ingest(into, place, manifest, record_of(manifest), how)
+        return _ingest_fetched(into, place, manifest, how)
+
+
+class _How(NamedTuple):
+    """The choices of a call of `ingest`."""
+
+    on_conflict: OnConflict
+    move: bool
+    thorough: bool
+    check: Callable[[], None] | None
+    tell: Callable[[str], None]
+    times: StageTimes
+
+
+def _require_size(manifest: Manifest, max_bytes: int | None, where: object) -> None:
+    if max_bytes is not None and manifest.size_bytes > max_bytes:
+        raise UsageError(
+            f"the import {where} has {manifest.size_bytes:,} bytes, and max_bytes={max_bytes:,}",
+            "load less at once, or raise max_bytes",
+        )
+
+
+def _ingest_fetched(store: Store, bucket: Bucket, manifest: Manifest, how: _How) -> Timestamp:
+    """Fetch an import and add it. What can be refused by the manifest is refused first."""
+    record = record_of(manifest)
+    known = store.imports.find(record)
+    if known is None or known.added is None:
+        _checks_of_tables(store, record, manifest, bucket.where, how.check)
+        with _fetched_to(store, manifest) as directory:
+            with how.times.stage("fetch"):
+                fetch(bucket, manifest, directory, lambda done: how.tell(str(done)))
+            here = replace(manifest, parts=tuple(_as_fetched(directory, manifest)))
+            added = _ingest(store, directory, here, record, how._replace(move=False))
+    else:
+        added = known.added
+    if how.move:
+        bucket.remove()
+    return added
+
+
+@contextmanager
+def _fetched_to(store: Store, manifest: Manifest) -> Iterator[Path]:
+    """The directory for the files of an import. It stays after a failure that may pass, so that
+    nothing is fetched twice."""
+    if store.path is None:
+        path = Path(tempfile.mkdtemp(prefix="kvstore-fetched-"))
+    else:
+        path = store.path / INGEST_DIRECTORY / f"{manifest.import_id:016x}.fetched"
+    try:
+        yield path
+    except UsageError:  # the same files are refused again
+        shutil.rmtree(path, ignore_errors=True)
+        raise
+    except BaseException:
+        if store.path is None:
+            shutil.rmtree(path, ignore_errors=True)
+        raise
+    shutil.rmtree(path, ignore_errors=True)
+
+
+def _as_fetched(directory: Path, manifest: Manifest) -> Iterator[Part]:
+    """The parts with the times and inodes of their files here, whose digests were compared."""
+    for part in manifest.parts:
+        with storage_errors(str(directory / part.name)):
+            found = os.stat(directory / part.name)
+        yield replace(part, mtime_ns=found.st_mtime_ns, inode=found.st_ino)
 
 
 def require_on_conflict(given: str) -> None:
@@ -109,13 +194,11 @@ def _ingest(
     store: Store,
     directory: Path,
     manifest: Manifest,
-    on_conflict: OnConflict,
-    move: bool,
-    thorough: bool,
-    check: Callable[[], None] | None,
-    tell: Callable[[str], None],
+    record: ImportRecord,
+    how: _How,
 ) -> Timestamp:
-    record = record_of(manifest)
+    """Add the import `record`, whose files lie in `directory` as `manifest` tells."""
+    on_conflict, move, thorough, check, tell, times = how
     known = store.imports.find(record)
     if known is not None and known.added is not None:
         if move:
@@ -128,7 +211,10 @@ def _ingest(
     checked: dict[str, Identity] = {}
     keys: list[bytes] | None = None
     if not linked:
-        checked, keys = _checked(directory, incoming, manifest, store.imports, thorough=thorough)
+        with times.stage("check"):
+            checked, keys = _checked(
+                directory, incoming, manifest, store.imports, thorough=thorough
+            )
     with ExitStack() as held:
         if on_conflict == "error" or manifest.tables:
             # A key whose expiry was cancelled keeps its records until the due time.
@@ -139,13 +225,11 @@ def _ingest(
             if on_conflict == "error":
                 checks.insert(0, _live_keys(store, record, located, at, linked=linked))
             checks += required_unique(held, store, manifest, located, at)
+        held.enter_context(times.stage("add"))
         tell("prepare")
         store.imports.prepare(record, keys)
         if not linked:
-            files = []
-            for number, part in enumerate(manifest.parts, 1):
-                tell(f"bring {number} of {len(manifest.parts)}")
-                files.append(_bring(directory, incoming, part.name, checked[part.name]))
+            files = list(_brought(directory, incoming, manifest, checked, tell))
             tell("link")
             store.imports.link(files)
         tell("add")
@@ -155,6 +239,19 @@ def _ingest(
     if move:
         _take_away(directory, manifest)
     return stamp
+
+
+def _brought(
+    directory: Path,
+    incoming: Path,
+    manifest: Manifest,
+    checked: Mapping[str, Identity],
+    tell: Callable[[str], None],
+) -> Iterator[Path]:
+    """Put each part beside the store's files."""
+    for number, part in enumerate(manifest.parts, 1):
+        tell(f"bring {number} of {len(manifest.parts)}")
+        yield _bring(directory, incoming, part.name, checked[part.name])
 
 
 def _live_keys(

@@ -1,20 +1,21 @@
-"""`Import` builds a bulk load in a staging directory, without contact to a store."""
+"""`Import` builds a bulk load without contact to a store, in a directory or an object store."""
 
 from __future__ import annotations
 
-import os
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import TracebackType
+from typing import Any
 
+from bulk.addresses import Staging, staging_place
+from bulk.bucket import BucketUrl
+from bulk.building import BucketPlace, BuildingPlace, DirectoryPlace
 from bulk.definitions import EncodedBy
 from bulk.manifest import Manifest
 from bulk.part import Part, PartWriter
-from bulk.staging import MANIFEST_NAME, seal
-from kvstore.arguments import is_there, require_path
 from kvstore.codec.keys import IMPORT_ID_MAX
-from kvstore.errors import StorageError, UsageError
-from kvstore.errors.system import storage_errors
+from kvstore.errors import UsageError
 
 
 class Import:
@@ -34,36 +35,44 @@ class Import:
         assert store.count(as_of=stamp) == 1000
     """
 
-    def __init__(self, staging: Path, import_id: int) -> None:
-        self.staging = staging
+    def __init__(self, place: Path | BucketUrl, import_id: int, max_bytes: int | None) -> None:
+        self.staging: Path | str = place if isinstance(place, Path) else place.url
         self.import_id = import_id
+        self._build: BuildingPlace = (
+            DirectoryPlace(place) if isinstance(place, Path) else BucketPlace(place.open())
+        )
+        self._max_bytes = max_bytes
         self._writers: list[PartWriter] = []
         self._parts: list[Part] = []
 
     @classmethod
-    def create(cls, staging: str | os.PathLike[str], *, import_id: int | None = None) -> Import:
-        """Begin an import in `staging`, which must be empty or absent.
+    def create(
+        cls,
+        staging: Staging,
+        *,
+        import_id: int | None = None,
+        max_bytes: int | None = None,
+        options: Mapping[str, Any] | None = None,
+        patience: float | None = None,
+    ) -> Import:
+        """Begin an import in `staging`, a directory or URL where nothing is.
 
         The id is random unless given. A given id makes a whole job repeatable, because the store
-        adds an id once. Raises `UsageError` if the directory is in use.
+        adds an id once. `max_bytes` bounds the files of the import: the stores that take it have
+        no room for more. `options` are passed to an object store, whose failures that may pass are
+        retried for `patience` seconds. Its parts are built on the local disk, sent while others
+        are built, and removed: the disk needs room for a few parts.
+
+        Raises `UsageError` if the place is in use, and the errors of an object store.
         """
-        path = require_path(staging, name="staging")
-        with storage_errors(str(path)):
-            if path.exists() and (not path.is_dir() or any(path.iterdir())):
-                advice = "stage each import in a directory of its own"
-                raise UsageError(f"{path} is not empty", advice)
+        place = staging_place(staging, options, patience)
         if import_id is None:
             import_id = secrets.randbits(63) or 1
         if type(import_id) is not int or not 0 < import_id <= IMPORT_ID_MAX:
             raise UsageError(f"import id {import_id!r}", "ids are integers, 1 to 2**63 - 1")
-        try:
-            with storage_errors(str(path)):
-                path.mkdir(parents=True, exist_ok=True)
-        except StorageError as error:
-            if isinstance(error.__cause__, NotADirectoryError):
-                raise UsageError(f"{path} lies in a file", "choose another directory") from error
-            raise
-        return cls(path, import_id)
+        made = cls(place, import_id, max_bytes)
+        made._build.begin(import_id)
+        return made
 
     def writer(self, *, compression: str = "lz4") -> PartWriter:
         """A writer of one more part. Use it as a context manager, or call `finish`.
@@ -71,7 +80,7 @@ class Import:
         Raises `UsageError` once the import is sealed.
         """
         self._require_unsealed()
-        writer = _Collecting(self.staging, self.import_id, self._parts, compression)
+        writer = _Collecting(self._build.directory(), self.import_id, self._take, compression)
         self._writers.append(writer)
         return writer
 
@@ -80,30 +89,61 @@ class Import:
     ) -> Manifest:
         """Write the manifest. The import can be added now, and no longer changed.
 
-        `parts` are the parts that other processes wrote with `PartWriter`. By default they are the
-        parts of this object's own writers. `tables` are the definitions that encoded the rows of
-        tables, without which no store takes such rows. Raises `KeyOrderError` if two parts share a
-        key, `UsageError` if the import is sealed or a writer is still open.
+        `parts` are the parts that other processes wrote with `PartWriter`, and sent if the staging
+        place is a URL. By default they are the parts of this object's own writers. `tables` are the
+        definitions that encoded the rows of tables, without which no store takes such rows. Raises
+        `KeyOrderError` if two parts share a key, `UsageError` if the import is sealed, too large,
+        or a writer is still open.
         """
         self._require_unsealed()
         if any(not writer.is_closed for writer in self._writers):
             raise UsageError(f"a writer of {self.staging} is still open", "finish it first")
-        return seal(self.staging, self.import_id, [*self._parts, *(parts or ())], tables)
+        listed = [*self._parts, *(parts or ())]
+        self._require_size(sum(part.size_bytes for part in listed))
+        return self._build.seal(self.import_id, listed, tables)
+
+    def discard(self) -> None:
+        """Give the import up, and remove its files. Does nothing to one that is sealed."""
+        self._build.discard()
+
+    def __enter__(self) -> Import:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        if error is not None:
+            self.discard()
+
+    def _take(self, part: Part) -> None:
+        self._require_size(sum(each.size_bytes for each in (*self._parts, part)))
+        self._build.take(part)
+        self._parts.append(part)
+
+    def _require_size(self, size: int) -> None:
+        if self._max_bytes is not None and size > self._max_bytes:
+            raise UsageError(
+                f"the import in {self.staging} has {size:,} bytes, "
+                f"and max_bytes={self._max_bytes:,}",
+                "load less at once, or raise max_bytes",
+            )
 
     def _require_unsealed(self) -> None:
-        if is_there(self.staging / MANIFEST_NAME):
+        if self._build.is_sealed():
             raise UsageError(f"{self.staging} is sealed", "begin another import")
 
 
 class _Collecting(PartWriter):
     """A part writer that hands its finished part to its import."""
 
-    def __init__(self, staging: Path, import_id: int, parts: list[Part], compression: str) -> None:
+    def __init__(
+        self, staging: Path, import_id: int, take: Callable[[Part], None], compression: str
+    ) -> None:
         super().__init__(staging, import_id, compression=compression)
-        self._collected = parts
+        self._take = take
 
     def finish(self) -> Part | None:
         part = super().finish()
         if part is not None:
-            self._collected.append(part)
+            self._take(part)
         return part

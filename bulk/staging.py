@@ -64,6 +64,21 @@ def seal(
 
     Reads the parts whose spans cross, at 0.3 us a row, to check that they share no key.
     """
+    manifest = manifest_of(staging, import_id, parts, tables)
+    try:
+        for part in manifest.parts:
+            open_staged(staging, staging / part.name).close()
+    except ImportRefusedError as error:
+        raise UsageError(f"{staging} cannot be sealed: {error.problem}", _STAGE_AGAIN) from error
+    require_disjoint(staging, manifest.parts)
+    write_atomically(staging / MANIFEST_NAME, manifest.to_json().encode())
+    return manifest
+
+
+def manifest_of(
+    staging: object, import_id: int, parts: Sequence[Part], tables: Sequence[EncodedBy]
+) -> Manifest:
+    """The manifest of `parts`, which are not looked at. Raises as `seal`."""
     listed = [replace(part, expiries=()) for part in parts]
     listed += [expiry for part in parts for expiry in part.expiries]
     ordered = sorted(listed, key=lambda part: part.smallest)
@@ -73,15 +88,10 @@ def seal(
     if len(listed) > len(parts):
         format_ = EXPIRIES_FORMAT
     manifest = Manifest(import_id, tuple(ordered), format_, tuple(tables))
-    content = manifest.to_json().encode()
     try:
-        parse_manifest(content, where=str(staging / MANIFEST_NAME))
-        for part in ordered:
-            open_staged(staging, staging / part.name).close()
-    except (CorruptionError, ImportRefusedError) as error:
+        parse_manifest(manifest.to_json().encode(), where=f"{staging}/{MANIFEST_NAME}")
+    except CorruptionError as error:
         raise UsageError(f"{staging} cannot be sealed: {error.problem}", _STAGE_AGAIN) from error
-    require_disjoint(staging, ordered)
-    write_atomically(staging / MANIFEST_NAME, content)
     return manifest
 
 

@@ -7,6 +7,28 @@ from kvstore.neighbours import require_own
 
 require_own("bulk")
 
-from bulk import Import, Manifest, Part, PartWriter, ingest, read_manifest, seed  # noqa: E402
+from bulk import (  # noqa: E402
+    ExpiredStaging,
+    Import,
+    Manifest,
+    Part,
+    PartWriter,
+    StageTimes,
+    expire_stagings,
+    ingest,
+    read_manifest,
+    seed,
+)
 
-__all__ = ["Import", "Manifest", "Part", "PartWriter", "ingest", "read_manifest", "seed"]
+__all__ = [
+    "ExpiredStaging",
+    "Import",
+    "Manifest",
+    "Part",
+    "PartWriter",
+    "StageTimes",
+    "expire_stagings",
+    "ingest",
+    "read_manifest",
+    "seed",
+]

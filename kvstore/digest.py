@@ -49,6 +49,21 @@ def file_digest(file: BinaryIO, *, like: str | None = None) -> str:
     return _text(hasher)
 
 
+class RunningDigest:
+    """The digest of bytes that come piece by piece, of the same kind as `like`."""
+
+    def __init__(self, like: str) -> None:
+        self._hasher = _hasher(like)
+
+    def update(self, data: bytes) -> None:
+        """Add the next bytes."""
+        self._hasher.update(data)
+
+    def text(self) -> str:
+        """The digest of all bytes so far."""
+        return _text(self._hasher)
+
+
 class _Hasher(Protocol):
     def update(self, data: bytes, /) -> object: ...
 

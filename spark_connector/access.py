@@ -17,7 +17,8 @@ from backup import Collection
 from backup.place import find_place
 from backup.sealed import Secret
 from backup.shard import Storage
-from kvstore.arguments import is_url, require_path
+from bulk.addresses import staging_place
+from bulk.bucket import BucketUrl
 from kvstore.errors import UsageError
 from kvstore.storage.address import file_path
 
@@ -147,7 +148,7 @@ class Access:
     def open(self) -> Collection:
         """Open the collection. Raises `UsageError` if the key is missing or wrong."""
         return Collection(
-            self.url, self._passphrase(), key_file=self.key_file, options=self._options()
+            self.url, self._passphrase(), key_file=self.key_file, options=self.bucket_options()
         )
 
     def storage(self) -> Storage:
@@ -155,7 +156,7 @@ class Access:
         passphrase, secret = self._passphrase(), None
         if passphrase is not None or self.key_file is not None:
             secret = Secret(passphrase=passphrase, key_file=self.key_file)
-        return find_place(self.url, secret, options=self._options()).storage
+        return find_place(self.url, secret, options=self.bucket_options()).storage
 
     def _passphrase(self) -> str | None:
         if self.passphrase_file is not None:
@@ -164,7 +165,8 @@ class Access:
             return None
         return _variable(self.passphrase_env, "a key file")
 
-    def _options(self) -> dict[str, Any]:
+    def bucket_options(self) -> dict[str, Any]:
+        """The options by which the object store is opened."""
         options: dict[str, Any] = {}
         if self.endpoint is not None:
             options["endpoint"] = self.endpoint
@@ -189,20 +191,18 @@ def absolute(path: str) -> str:
     return path if "://" in path else os.path.abspath(path)
 
 
-def staging_path(given: str | os.PathLike[str]) -> Path:
-    """The absolute path of a staging directory. Raises `UsageError` for any other text.
+def staging_at(given: Address) -> Path | BucketUrl:
+    """The staging place that `given` names: a directory with an absolute path, or a URL.
 
-    Spark's machines write there and the store's process reads there, by one file system.
+    Spark's machines write there and the store's process reads there. Raises `UsageError` for the
+    memory of one process, and for any other text.
     """
-    try:
-        return require_path(local(os.fspath(given)), name="staging")
-    except UsageError as error:
-        if not is_url(os.fspath(given)):
-            raise
-        raise UsageError(
-            f"staging in {os.fspath(given)} is not supported",
-            "pass a directory that Spark's machines and the store's process share",
-        ) from error
+    access = given if isinstance(given, Access) else None
+    text = access.url if access is not None else local(os.fspath(given))  # type: ignore[arg-type]
+    if text.startswith("memory:"):
+        raise UsageError(f"{text} is in the memory of one process", "pass a directory or a bucket")
+    options = {} if access is None else access.bucket_options()
+    return staging_place(given if text == given else text, options)
 
 
 def _absolute(path: str | None) -> str | None:

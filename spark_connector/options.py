@@ -18,22 +18,24 @@ nothing gives a wrong answer.
                  endpoint  region  skipSignature                   for an object store
     servers      tokenEnv | tokenFile  caFile                      references, never secrets
                  leaseSeconds
-    write        path  compression
+    write        path  compression  endpoint  region  skipSignature
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 
+from bulk.bucket import BucketUrl
 from kvstore.changes import Revisions
 from kvstore.clock import Clock
 from kvstore.errors import UsageError
 from kvstore.limits import ARROW_BYTES_MAX, ARROW_ROWS_MAX, READER_LEASE_S_MAX
 from kvstore.span import Span
 from kvstore.timestamp import OTHER_UNITS_MAX, Timestamp, to_timestamp
-from spark_connector.access import LEASE_SECONDS, Access
+from spark_connector.access import LEASE_SECONDS, Access, staging_at
 from spark_connector.filters import Filters, from_text
 from spark_connector.ranges import spans_of
 
@@ -103,7 +105,13 @@ _HONOURED: Final[Mapping[str, Mapping[str, str]]] = {
         "maxbytespertrigger": "maxBytesPerTrigger",
         "failondataloss": "failOnDataLoss",
     },
-    "write": {"path": "path", "compression": "compression"},
+    "write": {
+        "path": "path",
+        "compression": "compression",
+        "endpoint": "endpoint",
+        "region": "region",
+        "skipsignature": "skipSignature",
+    },
 }
 _KNOWN = {name: text for names in _HONOURED.values() for name, text in names.items()}
 _MODE_TEXT = {
@@ -321,6 +329,20 @@ def _access(given: Mapping[str, str]) -> Access:
         lease_seconds=lease or LEASE_SECONDS,
     )
     return Access.of(access)
+
+
+def staging_of(given: Mapping[str, str]) -> Path | BucketUrl:
+    """The staging place of a write."""
+    names = ("endpoint", "region", "skipsignature")
+    if not any(name in given for name in names):
+        return staging_at(given["path"])
+    access = Access(
+        given["path"],
+        endpoint=given.get("endpoint"),
+        region=given.get("region"),
+        skip_signature=_flag(given, "skipsignature", default=False),
+    )
+    return staging_at(access)
 
 
 def _revisions(given: Mapping[str, str]) -> Revisions:

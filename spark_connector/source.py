@@ -13,7 +13,6 @@ from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
 from kvstore.errors import UsageError
-from spark_connector.access import staging_path
 from spark_connector.interfaces import (
     DataSource,
     DataSourceReader,
@@ -28,6 +27,7 @@ from spark_connector.options import (
     honoured,
     read_options,
     reads_changes,
+    staging_of,
 )
 from spark_connector.reading.query import QueryReader, table_schema
 from spark_connector.reading.schema import offered, require_known, require_same
@@ -88,9 +88,7 @@ class KVStoreSource(DataSource):
         given = honoured(self.options, "write")
         if overwrite:
             raise UsageError('mode("overwrite") is not offered', 'stage with mode("append")')
-        return StagingWriter(
-            staging_path(given["path"]), schema, compression=given.get("compression", "lz4")
-        )
+        return StagingWriter(staging_of(given), schema, compression=given.get("compression", "lz4"))
 
 
 def _require_known(schema: StructType, options: ReadOptions) -> StructType:

@@ -28,6 +28,7 @@ spark_connector   Spark
 backup            backups
     export
     shard         batches
+                  of rows
 bulk
     cli
     __init__

@@ -10,11 +10,20 @@ class StorageError(KVStoreError):
 
 
 class OutOfSpaceError(StorageError):
-    """The disk is full. Acknowledged writes stand."""
+    """The disk is full. Acknowledged writes stand.
 
-    def __init__(self, where: str) -> None:
-        super().__init__(f"no space left while writing {where}", "free space, then reopen")
+    `needed` and `free` are bytes, if the error was found before anything was written.
+    """
+
+    def __init__(self, where: str, *, needed: int | None = None, free: int | None = None) -> None:
+        what = f"no space left while writing {where}"
+        remedy = "free space, then reopen"
+        if needed is not None:
+            what = f"{where} has {free:,} bytes free, and {needed:,} are needed"
+            remedy = "free space, then try again: nothing was written"
+        super().__init__(what, remedy)
         self.where = where
+        self.needed, self.free = needed, free
 
 
 class IndeterminateError(StorageError):

@@ -104,6 +104,20 @@ OBJECT_REQUEST_S = 30.0
 OBJECT_RETRIES_MAX = 2
 """Retries inside the client of an object store: sooner than our own after a lost reply."""
 
+OBJECT_PIECE_BYTES = 8 << 20
+"""Bytes of one request that sends or fetches a piece of a large file: latency is 2 % of its time
+at 100 MB/s, and a lost piece costs little."""
+
+OBJECT_PIECES_AT_ONCE = 8
+"""Pieces of files under way at once. With `OBJECT_PIECE_BYTES` they bound the memory of a transfer,
+64 MiB."""
+
+FETCH_SPARE_BYTES = 64 << 20
+"""Bytes that stay free on a disk to which an import is fetched: RocksDB needs room for its log."""
+
+UPLOADS_AT_ONCE = 2
+"""Files of an import that are sent at once, and that wait on the local disk meanwhile."""
+
 STATE_BYTES_MAX = 256 << 20
 """Bytes of JSON of one shard's state: 600,000 parts of 400 bytes."""
 

@@ -5,7 +5,7 @@ Floors, from the top:
     address                           the storage that a URL names
     file_blob file_consensus memory object_store
     fetched_blob                      a blob whose parts are fetched once, by all processes
-    cached_blob                       a blob whose ranges are kept on this machine
+    below cached_blob                 a part of a blob; a blob whose ranges are kept on this machine
     contract                          blobs and consensus
     kept_bytes                        bytes in memory or in a directory, up to a bound
     os_errors patience

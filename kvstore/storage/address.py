@@ -15,14 +15,16 @@ from typing import Any
 from urllib.parse import unquote, urlsplit, urlunsplit
 
 from kvstore.errors import UsageError
-from kvstore.storage.contract import Storage
+from kvstore.storage.below import BlobBelow
+from kvstore.storage.contract import Blob, Storage
 from kvstore.storage.file_blob import FileBlob
 from kvstore.storage.file_consensus import FileConsensus
 from kvstore.storage.memory import MemoryBlob, MemoryConsensus
-from kvstore.storage.object_store import open_object_store
+from kvstore.storage.object_store import open_object_blob, open_object_store
 from kvstore.storage.patience import PATIENCE, Patience
 
 _memories: dict[str, Storage] = {}
+_memory_blobs: dict[str, Blob] = {}
 _SCHEMES = ("file", "memory", "s3", "gs", "az")
 
 
@@ -45,6 +47,30 @@ def open_storage(
         fresh = Storage(MemoryBlob(), MemoryConsensus())
         return _memories.setdefault(text.rstrip("/"), fresh)
     return Storage(*open_object_store(text, patience=patience, **options))
+
+
+def open_blob(
+    url: str | os.PathLike[str], *, patience: Patience = PATIENCE, **options: Any
+) -> Blob:
+    """The blobs directly below `url`: objects whose names other programs can foretell.
+
+    Blobs of `memory://name/path` are also seen below `memory://name`. Raises as `open_storage`.
+    """
+    text = require_address(url)
+    try:
+        parts = urlsplit(text)
+    except ValueError as error:
+        raise UsageError(f"{text!r} is no URL: {error}", "check the URL") from error
+    if "://" not in text or parts.scheme == "file":
+        if options:
+            raise UsageError(f"local files take no options, not {', '.join(sorted(options))}")
+        return FileBlob(
+            os.path.abspath(file_path(text) if "://" in text else text), patience=patience
+        )
+    if parts.scheme == "memory":
+        blob = _memory_blobs.setdefault(parts.netloc, MemoryBlob())
+        return BlobBelow(blob, parts.path)
+    return open_object_blob(text, patience=patience, **options)
 
 
 def require_address(url: str | os.PathLike[str]) -> str:

@@ -39,9 +39,11 @@ from __future__ import annotations
 import enum
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Final, NamedTuple, Protocol, runtime_checkable
 
 from kvstore.errors import AccessDeniedError, DeterminateError, StorageError, UsageError
+from kvstore.errors.system import storage_errors
 from kvstore.storage.patience import Patience
 
 NAME_CHARS_MAX = 255
@@ -179,6 +181,23 @@ def put_retrying(blob: Blob, name: str, data: bytes) -> None:
     blob.patience.over(lambda: blob.put(name, data))
 
 
+def put_first(blob: Blob, name: str, data: bytes) -> bool:
+    """Put under a name that several processes want; retried after failures that may pass.
+
+    False if the name exists with other bytes: somebody else was first. `data` differs from the
+    bytes of everybody else.
+    """
+    try:
+        put_retrying(blob, name, data)
+    except AccessDeniedError:
+        raise
+    except UsageError:
+        if blob.patience.over(lambda: blob.size(name)) is None:
+            raise
+        return False
+    return True
+
+
 def restore_existing(blob: Blob, name: str) -> None:
     """Restore on a storage that keeps nothing deleted: succeeds if the blob exists."""
     if blob.size(name) is None:
@@ -197,6 +216,30 @@ class Sweeps(Protocol):
 def sweep(blob: Blob, *, before_ns: int) -> int:
     """See `Sweeps`. Returns 0 for a blob whose crashed puts leave nothing."""
     return blob.sweep(before_ns=before_ns) if isinstance(blob, Sweeps) else 0
+
+
+@runtime_checkable
+class TakesFiles(Protocol):
+    """A blob that takes a file without holding it in memory."""
+
+    def put_file(self, name: str, path: Path) -> None:
+        """Write the bytes of a local file under a name that no other file will ever have.
+
+        Repeating it after a failure does no harm. It does not look whether the name is taken.
+        """
+        ...
+
+
+def put_file(blob: Blob, name: str, path: Path) -> None:
+    """See `TakesFiles`; retried after failures that may pass. Other blobs take the whole file at
+    once."""
+    if isinstance(blob, TakesFiles):
+        taker = blob
+        blob.patience.over(lambda: taker.put_file(name, path))
+    else:
+        with storage_errors(str(path)):
+            data = path.read_bytes()
+        put_retrying(blob, name, data)
 
 
 def require_consensus_key(key: str) -> str:

@@ -32,6 +32,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import obstore
@@ -54,7 +55,12 @@ from kvstore.errors import (
     UsageError,
 )
 from kvstore.forks import own
-from kvstore.limits import OBJECT_REQUEST_S, OBJECT_RETRIES_MAX
+from kvstore.limits import (
+    OBJECT_PIECE_BYTES,
+    OBJECT_PIECES_AT_ONCE,
+    OBJECT_REQUEST_S,
+    OBJECT_RETRIES_MAX,
+)
 from kvstore.storage.contract import (
     BlobInfo,
     Cas,
@@ -104,10 +110,20 @@ def open_object_store(
     say otherwise; `patience` bounds the attempts on top of them. Raises `UsageError` if it does
     not understand the URL or an option.
     """
+    store = _opened(url, patience, options)
+    return ObjectBlob(store, "blob", patience=patience), ObjectConsensus(store, "consensus")
+
+
+def open_object_blob(url: str, *, patience: Patience = PATIENCE, **options: Any) -> ObjectBlob:
+    """A blob of the objects directly below `url`. Otherwise as `open_object_store`."""
+    return ObjectBlob(_opened(url, patience, options), patience=patience)
+
+
+def _opened(url: str, patience: Patience, options: dict[str, Any]) -> ObjectStore:
     try:
         client = _client(patience) | options.pop("client_options", {})
         retries = _retries(patience) | options.pop("retry_config", {})
-        store = from_url(url, client_options=client, retry_config=retries, **options)
+        return from_url(url, client_options=client, retry_config=retries, **options)
     except BaseException as error:
         # obstore panics, by a `BaseException`, at client options among the store's options
         panicked = type(error).__name__ == "PanicException"
@@ -117,7 +133,6 @@ def open_object_store(
         if panicked:
             remedy = "put the options of the HTTP client into options={'client_options': {...}}"
         raise UsageError(f"{url!r} cannot be opened: {_first_line(error)}", remedy) from error
-    return ObjectBlob(store, "blob", patience=patience), ObjectConsensus(store, "consensus")
 
 
 def _client(patience: Patience) -> dict[str, Any]:
@@ -148,6 +163,18 @@ class ObjectBlob:
         path = self._prefix + require_name(name)
         if not _create(self._store, path, data) and self.get(name) != data:
             raise name_taken(name)
+
+    def put_file(self, name: str, path: Path) -> None:
+        """See `TakesFiles.put_file`. Large files are sent in pieces, some of them at once."""
+        target = self._prefix + require_name(name)
+        with _translated(f"put of {target}", IndeterminateError):
+            obstore.put(
+                self._store,
+                target,
+                path,
+                chunk_size=OBJECT_PIECE_BYTES,
+                max_concurrency=OBJECT_PIECES_AT_ONCE,
+            )
 
     def get(self, name: str) -> bytes | None:
         """See `Blob.get`."""

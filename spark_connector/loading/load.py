@@ -8,14 +8,15 @@ from __future__ import annotations
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from pyspark.sql import Column, DataFrame
 
 import bulk
+from bulk.bucket import BucketUrl
 from bulk.definitions import EncodedBy
 from bulk.ingest import OnConflict, require_on_conflict
 from bulk.manifest import Manifest
@@ -33,7 +34,7 @@ from kvstore.imports import INGEST_DIRECTORY
 from kvstore.store import Store
 from kvstore.tables import Table
 from kvstore.timestamp import Timestamp
-from spark_connector.access import staging_path
+from spark_connector.access import Address, staging_at
 from spark_connector.loading.build import build_import
 from spark_connector.loading.columns import Columns
 from spark_connector.loading.progress import Progress
@@ -43,7 +44,11 @@ from spark_connector.loading.tables import RowEncoder, require_columns
 
 @dataclass(frozen=True, slots=True)
 class ImportReport:
-    """The result of one load: `build_seconds` in Spark, and `add_seconds` for adding the files."""
+    """The result of one load: `build_seconds` in Spark, and `add_seconds` for adding the files.
+
+    `stages` has the seconds of compute, sort, write and upload, summed over tasks, and of fetch,
+    check and add in this process.
+    """
 
     stamp: Timestamp
     import_id: int
@@ -52,6 +57,7 @@ class ImportReport:
     bytes: int
     build_seconds: float
     add_seconds: float
+    stages: Mapping[str, float] = field(default_factory=dict, compare=False)
 
 
 def bulk_import(
@@ -59,7 +65,7 @@ def bulk_import(
     store: StoreOrClient | Table,
     key: Columns | None = None,
     value: Column | str | None = None,
-    staging: str | Path | None = None,
+    staging: Address | None = None,
     partitions: int | None = None,
     on_conflict: OnConflict = "overwrite",
     *,
@@ -70,13 +76,17 @@ def bulk_import(
     expires: Column | str | None = None,
     import_id: int | None = None,
     progress: Progress | None = None,
+    max_bytes: int | None = None,
 ) -> Timestamp:
     """Load `df` into `store`. Returns the timestamp at which all its rows became visible.
 
     `store` is open in this process, or the client of its owner (`kvstore.connect(path)`).
-    `staging` must be an empty or new directory that the workers share with this process. If it is
-    on the store's file system, its files are moved, not copied. The default is a directory beside
-    the store's files. It needs room for the rows twice, and is removed after the import is added.
+    `staging` must be an empty or new directory that the workers share with this process, or the
+    URL of an object store, such as `s3://bucket/staging/run-42`: then the machines share nothing
+    else. A directory on the store's file system has its files moved, not copied. The default is a
+    directory beside the store's files. It needs room for the rows twice. The staging place is
+    removed after the import is added. `max_bytes` bounds the load: Spark's estimate of the input
+    is compared before any task runs, the files when they are sealed.
 
     `on_conflict` is the parameter of `bulk.ingest`; the others are as in `stage_import`. A job that
     runs again with the same `import_id` adds and computes nothing, and returns the first timestamp.
@@ -90,16 +100,14 @@ def bulk_import(
 
     Raises `UsageError` on bad columns, duplicates and null keys or values; then no row is added.
     """
+    more: Any = {"import_id": import_id, "progress": progress, "max_bytes": max_bytes}
     if isinstance(store, Table):
         _require_none(store, duplicates, key, value, op, splits, order_by, expires)
-        return _table_import(
-            df, store, staging, partitions, on_conflict, import_id=import_id, progress=progress
-        )
+        return _table_import(df, store, staging, partitions, on_conflict, **more)
     if key is None or value is None:
         raise UsageError("None is no column of keys or values", "pass both, or load into a table")
     rows = ImportRows(df, key, value, op, partitions, splits, duplicates, order_by, expires)
-    report = run_import(rows, store, staging, on_conflict, import_id=import_id, progress=progress)
-    return report.stamp
+    return run_import(rows, store, staging, on_conflict, **more).stamp
 
 
 def _require_none(table: Table, duplicates: Duplicates, *given: object) -> None:
@@ -114,21 +122,18 @@ def _require_none(table: Table, duplicates: Duplicates, *given: object) -> None:
 def _table_import(
     df: DataFrame,
     table: Table,
-    staging: str | Path | None,
+    staging: Address | None,
     partitions: int | None,
     on_conflict: OnConflict,
-    *,
-    import_id: int | None,
-    progress: Progress | None,
+    **more: Any,
 ) -> Timestamp:
     store, codec, check = table.import_target()
     require_columns(df, codec)
     encoder = RowEncoder(table.name, codec.stored)
     made = [EncodedBy.of(codec)]
     rows = ImportRows(df, "key", "value", partitions=partitions, encoder=encoder, tables=made)
-    more: Any = {"import_id": import_id, "progress": progress, "check": check}
     try:
-        return run_import(rows, store, staging, on_conflict, **more).stamp
+        return run_import(rows, store, staging, on_conflict, check=check, **more).stamp
     except KeyOrderError as error:
         what = f"the row {key_text(codec, error.key)} came twice"
         raise UsageError(what, "remove duplicates: df.dropDuplicates") from error
@@ -137,12 +142,13 @@ def _table_import(
 def run_import(
     rows: ImportRows,
     store: StoreOrClient,
-    staging: str | Path | None = None,
+    staging: Address | None = None,
     on_conflict: OnConflict = "overwrite",
     *,
     import_id: int | None = None,
     progress: Progress | None = None,
     check: Callable[[], None] | None = None,
+    max_bytes: int | None = None,
 ) -> ImportReport:
     """Load `rows` as `bulk_import` does, and return a report.
 
@@ -151,44 +157,43 @@ def run_import(
     require_on_conflict(on_conflict)
     with as_store(store) as into:  # a client whose files are elsewhere is refused before the build
         known = None if import_id is None else _added_before(into, import_id)
-        directory = _staging_directory(into, staging)
+        place = _staging_place(into, staging)
     if known is not None:
         return known
-    started = time.perf_counter()
-    manifest = build_import(rows, directory, import_id, progress)
+    started, times = time.perf_counter(), bulk.StageTimes()
+    manifest = build_import(rows, place, import_id, progress, max_bytes, times)
     built = time.perf_counter()
     try:
-        stamp = bulk.ingest(store, directory, on_conflict=on_conflict, move=True, check=check)
+        stamp = bulk.ingest(store, place, on_conflict, True, check=check, times=times)
     except (NotUniqueError, TableAlteredError):  # only other rows could continue
         with as_store(store) as into:
             into.imports.abort(manifest.import_id)
-        shutil.rmtree(directory, ignore_errors=True)
+        _remove(place)
         raise
     except UsageError as error:
         if import_id is not None and isinstance(error, ImportRefusedError):
             with as_store(store) as into:
                 known = _added_before(into, import_id)
             if known is not None:  # another thread ran the same job meanwhile
-                shutil.rmtree(directory, ignore_errors=True)
+                _remove(place)
                 return known
         if staging is None:  # the caller does not know the directory, and cannot add it later
-            shutil.rmtree(directory, ignore_errors=True)
+            _remove(place)
         raise
-    shutil.rmtree(directory, ignore_errors=True)
+    _remove(place)
     return ImportReport(
-        stamp=stamp,
-        import_id=manifest.import_id,
-        rows=manifest.rows,
-        files=len(manifest.parts),
-        bytes=manifest.size_bytes,
+        stamp,
+        manifest.import_id,
+        *(manifest.rows, len(manifest.parts), manifest.size_bytes),
         build_seconds=round(built - started, 3),
         add_seconds=round(time.perf_counter() - built, 3),
+        stages={stage: round(spent, 3) for stage, spent in times.seconds.items()},
     )
 
 
 def stage_import(
     df: DataFrame,
-    staging: str | Path,
+    staging: Address,
     key: Columns,
     value: Column | str,
     *,
@@ -200,6 +205,7 @@ def stage_import(
     expires: Column | str | None = None,
     import_id: int | None = None,
     progress: Progress | None = None,
+    max_bytes: int | None = None,
 ) -> Manifest:
     """Build an import of `df` in `staging`, which `bulk.ingest` adds now or later. Needs no store.
 
@@ -217,11 +223,14 @@ def stage_import(
     and sorts more of them on disk. `import_id` names the import, from 1 to 2**63 - 1; a store adds
     an id once. `progress` is called now and then with the numbers of tasks done and of tasks known.
 
+    `staging` is a directory that Spark's machines share, or a URL, as in `bulk_import`; an
+    `Access` gives the endpoint of an object store. `max_bytes` is as in `bulk_import`.
+
     Raises `UsageError` on bad columns, duplicates and null keys or values; then it removes
     `staging`.
     """
     rows = ImportRows(df, key, value, op, partitions, splits, duplicates, order_by, expires)
-    return build_import(rows, staging_path(staging), import_id, progress)
+    return build_import(rows, staging_at(staging), import_id, progress, max_bytes)
 
 
 def _added_before(store: Store, import_id: int) -> ImportReport | None:
@@ -237,9 +246,17 @@ def _added_before(store: Store, import_id: int) -> ImportReport | None:
     return ImportReport(known.added, import_id, known.rows, files, known.size_bytes, 0.0, 0.0)
 
 
-def _staging_directory(store: Store, staging: str | Path | None) -> Path:
+def _remove(place: Path | BucketUrl) -> None:
+    """Remove a staging place whose import was added, or given up."""
+    if isinstance(place, Path):
+        shutil.rmtree(place, ignore_errors=True)
+    else:
+        place.open().remove()
+
+
+def _staging_place(store: Store, staging: Address | None) -> Path | BucketUrl:
     if staging is not None:
-        return staging_path(staging)
+        return staging_at(staging)
     if store.path is None:
         raise UsageError("the store has no directory to stage in", "pass staging=")
     return store.path / INGEST_DIRECTORY / f"staging-{secrets.token_hex(8)}"

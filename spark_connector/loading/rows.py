@@ -6,6 +6,7 @@ spread one key over several partitions. Spark orders binary by unsigned bytes, a
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -22,7 +23,7 @@ from bulk.sort import Duplicates
 from kvstore.arguments import require_count
 from kvstore.errors import UsageError
 from kvstore.span import require_key
-from spark_connector.executors import cores_of
+from spark_connector.executors import cores_of, is_remote
 from spark_connector.loading.columns import (
     Columns,
     column_of,
@@ -56,6 +57,11 @@ OP: Final = "op"
 EXPIRES: Final = "expires"
 Encoder: TypeAlias = "Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]"
 """Makes batches of keys and values of the batches of a task. It is picklable."""
+
+REFUSED_KEY: Final = b""
+
+_ENCODED: Final = "key binary, value binary"
+"""The schema of rows that an encoder has made."""
 
 _ORDER: Final = "kvstore_order"
 _WHAT: Final = "the columns to load"
@@ -100,6 +106,20 @@ class ImportRows:
             return estimated_count(self.df)
         return require_count(self.partitions, name="partitions", most=PARTITIONS_MAX)
 
+    def require_size(self, max_bytes: int | None) -> None:
+        """Raise `UsageError` if Spark expects more than `max_bytes` of input, before any task runs.
+
+        The bound holds for the files too, when they are sealed.
+        """
+        if max_bytes is None or is_remote(self.df.sparkSession):
+            return
+        size = estimated_size(self.df)
+        if size is not None and size > max_bytes:
+            raise UsageError(
+                f"Spark expects {size:,} bytes of input, and max_bytes={max_bytes:,}",
+                "load less at once, or raise max_bytes",
+            )
+
     def chosen(self) -> DataFrame:
         """The columns to load as binary, under the names of this module, and the order."""
         if self.encoder is not None:
@@ -130,6 +150,8 @@ class ImportRows:
         """The rows, partitioned and sorted by key. Of rows with one key the first is to be kept."""
         self.require_order()
         rows, count = self.chosen(), self.file_count()
+        if self.encoder is not None:
+            rows = rows.mapInArrow(_told_refusals(self.encoder), _ENCODED)
         if self.splits is not None:
             parted = rows.repartitionById(count, partition_of(F.col(KEY), self.splits))
         else:
@@ -183,6 +205,29 @@ def _coalesced(df: DataFrame) -> DataFrame:
     return df.coalesce(max(INPUT_TASKS, _TASKS_PER_CORE * (cores_of(df.sparkSession) or 1)))
 
 
+def _told_refusals(encoder: Encoder) -> Encoder:
+    """`encoder`, which passes a refusal on as a row with the empty key, which no table has. Spark
+    would try a task that fails again."""
+
+    def encode(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        try:
+            yield from encoder(batches)
+        except UsageError as error:
+            told = pickle.dumps(error)
+            columns = [pa.array([each], pa.binary()) for each in (REFUSED_KEY, told)]
+            yield pa.RecordBatch.from_arrays(columns, names=[KEY, VALUE])
+
+    return encode
+
+
+def raise_refusals(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Sorted rows of an encoder. Raises the refusal that the encoder has passed on."""
+    for batch in batches:
+        if batch.num_rows and batch.column(KEY)[0].as_py() == REFUSED_KEY:
+            raise pickle.loads(batch.column(VALUE)[0].as_py())
+        yield batch
+
+
 def _checked(splits: Sequence[bytes]) -> Sequence[bytes]:
     for split in splits:
         require_key(split, name="split")
@@ -201,6 +246,11 @@ def estimated_count(df: DataFrame) -> int:
     cores = cores_of(df.sparkSession)
     if cores is None:
         raise UsageError("Spark Connect does not tell the size of a DataFrame", "pass partitions")
-    size = int(str(df._jdf.queryExecution().optimizedPlan().stats().sizeInBytes()))
-    wanted = 0 if size > _UNKNOWN_SIZE or size < 0 else size // BYTES_PER_PARTITION
+    wanted = (estimated_size(df) or 0) // BYTES_PER_PARTITION
     return min(max(wanted, cores), PARTITIONS_MAX)
+
+
+def estimated_size(df: DataFrame) -> int | None:
+    """Spark's estimate of the bytes of the input; None where it has none."""
+    size = int(str(df._jdf.queryExecution().optimizedPlan().stats().sizeInBytes()))
+    return None if size > _UNKNOWN_SIZE or size < 0 else size

@@ -21,14 +21,15 @@ from typing import Final
 import pyarrow as pa
 from pyspark.sql.types import BinaryType, DataType, LongType, StringType, StructType, TimestampType
 
+from bulk.bucket import BucketUrl
+from bulk.building import BucketPlace, BuildingPlace, DirectoryPlace
 from bulk.part import Part, PartWriter
 from bulk.sst import require_compression
 from bulk.staged import Import
-from bulk.staging import MANIFEST_NAME, discard, read_manifest, seal
-from kvstore.arguments import is_there
 from kvstore.errors import UsageError
 from spark_connector.executors import require_seen
 from spark_connector.interfaces import DataSourceArrowWriter, WriterCommitMessage
+from spark_connector.loading.build import sent_part
 from spark_connector.worker import freeze_objects
 
 _TYPES: Final[dict[str, list[DataType]]] = {
@@ -47,34 +48,50 @@ class PartWritten(WriterCommitMessage):
 
 
 class StagingWriter(DataSourceArrowWriter):
-    """The writer of one import in a staging directory."""
+    """The writer of one import in a staging directory or an object store."""
 
-    def __init__(self, staging: Path, schema: StructType, *, compression: str) -> None:
+    def __init__(self, place: Path | BucketUrl, schema: StructType, *, compression: str) -> None:
         _require_columns(schema)
         require_compression(compression)
-        self._staging = staging
-        self._import_id = Import.create(self._staging).import_id
+        self._place = place
+        if isinstance(place, Path):
+            made = Import.create(place)
+        else:
+            made = Import.create(place.url, options=place.options, patience=place.patience_s)
+        self._import_id = made.import_id
         self._compression = compression
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         freeze_objects()
-        require_seen([self._staging])
-        with PartWriter(self._staging, self._import_id, compression=self._compression) as writer:
+        place = self._place
+        if isinstance(place, BucketUrl):
+            [(part, _)] = sent_part(place, self._import_id, iterator, self._compression)
+            return PartWritten(part)
+        require_seen([place])
+        with PartWriter(place, self._import_id, compression=self._compression) as writer:
             for batch in iterator:
                 writer.write(batch)
             return PartWritten(writer.finish())
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        if is_there(self._staging / MANIFEST_NAME):
-            if read_manifest(self._staging).import_id != self._import_id:
-                raise UsageError(f"{self._staging} is sealed", "stage into another directory")
+        build = self._build()
+        known = build.sealed_id()
+        if known is not None:
+            if known != self._import_id:
+                raise UsageError(f"{self._where()} is sealed", "stage into another place")
             return
         parts = [m.part for m in messages if isinstance(m, PartWritten) and m.part is not None]
-        seal(self._staging, self._import_id, parts)
+        build.seal(self._import_id, parts, ())
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        if not is_there(self._staging / MANIFEST_NAME):
-            discard(self._staging)
+        self._build().discard()
+
+    def _build(self) -> BuildingPlace:
+        place = self._place
+        return DirectoryPlace(place) if isinstance(place, Path) else BucketPlace(place.open())
+
+    def _where(self) -> str:
+        return str(self._place) if isinstance(self._place, Path) else self._place.open().where
 
 
 def _require_columns(schema: StructType) -> None:

@@ -1,0 +1,160 @@
+"""Fetching a staged import from an object store to the disk of the store that takes it.
+
+    part-<32 hex>.sst.tmp    a part that is being fetched: its first bytes
+    part-<32 hex>.sst        a part that was fetched whole, and whose digest was compared
+
+Pieces are fetched in parallel, a bounded number of them ahead, and written one after the other. So
+at any moment one part is unfinished. A fetch that was killed continues behind its last byte.
+
+Invariants
+1. A part has its name only after its digest was compared and its bytes are on disk.
+2. Memory holds at most `OBJECT_PIECES_AT_ONCE` pieces of `OBJECT_PIECE_BYTES`.
+3. Nothing is fetched unless all parts are there and fit on the disk.
+4. One process at a time fetches into a directory: it holds a lock on it.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from bulk.bucket import Bucket
+from bulk.manifest import Manifest
+from bulk.part import Part
+from bulk.sst import UNFINISHED_SUFFIX
+from kvstore.digest import RunningDigest
+from kvstore.errors import OutOfSpaceError
+from kvstore.errors.system import storage_errors
+from kvstore.journal import OS_FILES
+from kvstore.limits import FETCH_SPARE_BYTES, OBJECT_PIECE_BYTES, OBJECT_PIECES_AT_ONCE
+
+_LOCK_NAME: Final = "lock"
+_READ_BYTES: Final = 1 << 20
+
+
+class Fetched(NamedTuple):
+    """The progress of a fetch: bytes of the import on this disk, and the rate of the fetch."""
+
+    bytes_done: int
+    bytes_total: int
+    bytes_per_second: float
+
+    def __str__(self) -> str:
+        done, total = self.bytes_done / 1e6, self.bytes_total / 1e6
+        return f"fetch {done:.1f} of {total:.1f} MB at {self.bytes_per_second / 1e6:.1f} MB/s"
+
+
+def fetch(
+    bucket: Bucket, manifest: Manifest, directory: Path, tell: Callable[[Fetched], None]
+) -> None:
+    """Bring all parts of `manifest` into `directory`, which may have some of them already.
+
+    `tell` is called before the first piece and after each; an exception from it ends the fetch,
+    and a later call continues. Raises `ImportRefusedError` for a part that is missing or altered,
+    `OutOfSpaceError` before anything is fetched, `LockedError` while another process fetches here.
+    """
+    bucket.require_parts(manifest)
+    with storage_errors(str(directory)):
+        directory.mkdir(parents=True, exist_ok=True)
+    with closing(OS_FILES.lock(str(directory / _LOCK_NAME))):
+        Fetch(bucket, directory, tell).run(manifest)
+
+
+class Fetch:
+    """One fetch of an import."""
+
+    def __init__(self, bucket: Bucket, directory: Path, tell: Callable[[Fetched], None]) -> None:
+        self._bucket, self._directory, self._tell = bucket, directory, tell
+        self._done = self._total = self._fetched = 0
+        self._began = time.perf_counter()
+
+    def run(self, manifest: Manifest) -> None:
+        """Fetch the parts that are not whole."""
+        self._total = manifest.size_bytes
+        missing = []
+        for part in manifest.parts:
+            if self._size(part.name) == part.size_bytes:
+                self._done += part.size_bytes
+            else:
+                missing.append(part)
+        begun = [self._size(part.name + UNFINISHED_SUFFIX) or 0 for part in missing]
+        self._done += sum(begun)
+        self._require_space(self._total - self._done)
+        self._told()
+        with ThreadPoolExecutor(OBJECT_PIECES_AT_ONCE, "kvstore-fetch") as pool:
+            try:
+                for part in missing:
+                    if not self._take(part, pool):
+                        # Bytes of an earlier fetch were damaged since: begin this part again.
+                        self._take(part, pool, is_last=True)
+            finally:
+                pool.shutdown(wait=False, cancel_futures=True)
+
+    def _take(self, part: Part, pool: ThreadPoolExecutor, *, is_last: bool = False) -> bool:
+        """Fetch the rest of a part. False if its first bytes, from an earlier fetch, were
+        damaged; they are removed then."""
+        unfinished = self._directory / (part.name + UNFINISHED_SUFFIX)
+        digest = RunningDigest(part.digest)
+        with storage_errors(str(unfinished)):
+            with unfinished.open("ab+") as file:
+                file.seek(0)
+                start = 0
+                while data := file.read(_READ_BYTES):
+                    digest.update(data)
+                    start += len(data)
+                is_resumed = start > 0
+                for piece in self._pieces(part, start, pool):
+                    file.write(piece)
+                    digest.update(piece)
+                    self._done += len(piece)
+                    self._fetched += len(piece)
+                    self._told()
+                file.flush()
+                os.fsync(file.fileno())
+                size = os.fstat(file.fileno()).st_size
+            if digest.text() != part.digest or size != part.size_bytes:
+                unfinished.unlink()
+                self._done -= size
+                if is_last or not is_resumed:
+                    raise self._bucket.refusal(
+                        f"{part.name} was altered, or belongs to another import"
+                    )
+                return False
+            os.replace(unfinished, self._directory / part.name)
+        return True
+
+    def _pieces(self, part: Part, start: int, pool: ThreadPoolExecutor) -> Iterator[bytes]:
+        """The bytes of a part from `start` on. A bounded number of pieces is fetched ahead."""
+        ahead: deque[Future[bytes]] = deque()
+        at = start
+        while at < part.size_bytes or ahead:
+            while at < part.size_bytes and len(ahead) < OBJECT_PIECES_AT_ONCE:
+                length = min(OBJECT_PIECE_BYTES, part.size_bytes - at)
+                ahead.append(pool.submit(self._bucket.piece, part, at, length))
+                at += length
+            yield ahead.popleft().result()
+
+    def _size(self, name: str) -> int | None:
+        try:
+            return (self._directory / name).stat().st_size
+        except FileNotFoundError:
+            return None
+
+    def _require_space(self, needed: int) -> None:
+        with storage_errors(str(self._directory)):
+            free = shutil.disk_usage(self._directory).free
+        if needed and needed + FETCH_SPARE_BYTES > free:
+            raise OutOfSpaceError(
+                str(self._directory), needed=needed + FETCH_SPARE_BYTES, free=free
+            )
+
+    def _told(self) -> None:
+        seconds = max(time.perf_counter() - self._began, 1e-9)
+        self._tell(Fetched(self._done, self._total, self._fetched / seconds))
