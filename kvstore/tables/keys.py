@@ -42,7 +42,7 @@ class KeyCodec:
         self.prefix = prefix
         self._where = definition.where
         self.columns = [definition.by_id[part.id] for part in parts]
-        self._parts = tuple(parts)
+        self.parts = tuple(parts)
         self._makers = [
             _maker(column.kind, is_falling=part.is_falling)
             for column, part in zip(self.columns, parts, strict=True)
@@ -147,7 +147,7 @@ class KeyCodec:
         found: list[Any] = []
         end = 0
         for column, part, (element, end) in zip(  # noqa: B007  # the end of the last one counts
-            self.columns, self._parts, elements(key, len(self.prefix)), strict=False
+            self.columns, self.parts, elements(key, len(self.prefix)), strict=False
         ):
             value = element.value if isinstance(element, desc) else element
             found.append(_typed(column, value))

@@ -22,6 +22,7 @@ from spark_connector.options import ReadOptions
 from spark_connector.origins.opening import open_origin
 from spark_connector.origins.origin import Origin
 from spark_connector.origins.place import find
+from spark_connector.reading.indexed import row_spans
 from spark_connector.reading.partitions import (
     ReadPartition,
     plan_partitions,
@@ -31,7 +32,6 @@ from spark_connector.reading.partitions import (
     whole_spans,
 )
 from spark_connector.reading.pushdown import key_spans
-from spark_connector.reading.row_filters import row_spans
 from spark_connector.reading.schema import arrow_schema
 from spark_connector.reading.typed import TypedRows, table_at
 from spark_connector.worker import plain_errors
@@ -83,7 +83,7 @@ class QueryReader(DataSourceReader):
             if since is not None and since >= upto:
                 return [InputPartition(None)]
             wholes = whole_spans(origin, options, table)
-            wanted = self._wanted(table)
+            wanted = self._wanted(origin, table, upto)
             window: Any = {"since": since, "upto": upto, "latest": options.latest}
             return plan_partitions(origin, wholes, wanted, options, **window, table=table)
 
@@ -92,12 +92,16 @@ class QueryReader(DataSourceReader):
             return iter(())
         return read_partition(partition, self._options, self._schema)
 
-    def _wanted(self, table: TypedRows | None) -> list[Span]:
+    def _wanted(self, origin: Origin, table: TypedRows | None, upto: int) -> list[Span]:
         """The keys that can have rows of the query, by its filters."""
         filters = self._options.filters
         if filters is None:
             return [Span()]
-        return key_spans(filters) if table is None else row_spans(table.codec, filters)
+        if table is None:
+            return key_spans(filters)
+        # The entries as of the end of a window do not name the rows that changed before.
+        indexed = None if self._changes else origin
+        return row_spans(indexed, table.codec, filters, upto)
 
     def _covering(self) -> list[int]:
         """The times that choose the chain of a collection. No time chooses the newest chain."""

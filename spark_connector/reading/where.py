@@ -30,7 +30,8 @@ def read_where(
 
     Of a store, comparisons of `key` narrow the read. Of a table, comparisons of the first columns
     of its key do: equalities and `in`, and a range or the beginning of a text in the column behind
-    them. Comparisons of other columns are applied to the rows that are read.
+    them. Otherwise comparisons of the first columns of an index do: the driver reads the entries
+    of at most 10,000 rows. Comparisons of other columns are applied to the rows that are read.
 
     `options` are the options of the format, under their names: `versionAsOf=stamp`. The frame has
     the same rows as `spark.read.format("kvstore")` with a `where`, and takes more of them. Raises

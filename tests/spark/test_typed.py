@@ -24,7 +24,7 @@ from kvstore.span import Span, prefix_end
 from kvstore.tables import Table, desc
 from spark_connector import lookup_join, point_in_time_join, read_collection, read_where
 from spark_connector.filters import checked, to_text
-from spark_connector.reading.row_filters import row_spans
+from spark_connector.reading.indexed import ROWS_MAX, row_spans
 from spark_connector.source import KVStoreSource
 
 if TYPE_CHECKING:
@@ -191,7 +191,7 @@ def test_filters_on_the_first_columns_of_the_key_are_a_span(
     history: History, filters: list[Any], start: list[Any] | None, end: list[Any] | None
 ) -> None:
     codec = history.trips.codec()
-    found = row_spans(codec, checked(filters))
+    found = row_spans(None, codec, checked(filters), 0)
     if start is None or end is None:
         assert found == []
         assert read(history.checkpoint, filters) == []
@@ -206,13 +206,13 @@ def test_in_on_the_first_columns_reads_a_span_for_each_value(history: History, p
         return [Span(codec.key.key(a), prefix_end(codec.key.key(b))) for a, b in pairs]
 
     filters: list[Any] = [In(VENDOR, ("C", "A")), In(TRIP, (3, 80)), LessThan(AT, NOON)]
-    assert row_spans(codec, checked(filters)) == [
+    assert row_spans(None, codec, checked(filters), 0) == [
         Span(codec.key.key([vendor, number]), prefix_end(codec.key.key([vendor, number, NOON])))
         for vendor, number in (("A", 80), ("A", 3), ("C", 80), ("C", 3))
     ]
     # The second column falls.
     filters = [In(VENDOR, ("A", "C")), GreaterThan(TRIP, 79), LessThanOrEqual(TRIP, 85)]
-    assert row_spans(codec, checked(filters)) == spans(
+    assert row_spans(None, codec, checked(filters), 0) == spans(
         (["A", 85], ["A", 79]), (["C", 85], ["C", 79])
     )
     found = read(path, filters, columns="trip,vendor")
@@ -221,7 +221,7 @@ def test_in_on_the_first_columns_reads_a_span_for_each_value(history: History, p
     # A store's directory is seeked; of a collection the row groups of both spans are read whole.
     assert len(found) == len(kept) or path == history.collection
     many = [In(VENDOR, ("A", "B")), In(TRIP, tuple(range(9_000)))]
-    assert row_spans(codec, checked(many)) == spans(
+    assert row_spans(None, codec, checked(many), 0) == spans(
         (["A", 8_999], ["A", 0]), (["B", 8_999], ["B", 0])
     )
 
@@ -241,6 +241,60 @@ def test_the_beginning_of_a_text_is_a_span_of_keys(tmp_path: Path) -> None:
             assert sorted(each for (each,) in found) == [n for n in names if n.startswith(text)]
 
 
+ZONE = "zone"
+
+
+def test_filters_on_an_index_read_its_rows_alone(history: History, path: str) -> None:
+    some: list[tuple[list[Any], list[int]]] = [
+        ([EqualTo(ZONE, "z4"), LessThan(TRIP, 20)], [4, 9, 14, 19]),
+        ([EqualTo(ZONE, "z4"), EqualTo(VENDOR, "A"), LessThan(TRIP, 20)], [9]),
+        ([(ZONE, "startswith", "z4"), EqualTo(TRIP, 14)], [14]),
+        ([In(ZONE, ("z1", "none")), GreaterThan(TRIP, 80)], [81, 86]),
+        ([EqualTo(ZONE, "none")], []),
+        (
+            [[EqualTo(ZONE, "z0"), EqualTo(TRIP, 90)], [EqualTo(VENDOR, "B"), EqualTo(TRIP, 7)]],
+            [7, 90],
+        ),
+    ]
+    for filters, wanted in some:
+        found = {row[1] for row in read(path, filters)}
+        assert found >= set(wanted)
+        # A read of a collection takes row groups whole.
+        assert path == history.collection or len(found) <= 19
+
+
+def test_an_index_shows_the_rows_of_the_time_of_the_read(history: History, path: str) -> None:
+    at = kvstore.Timestamp(history.first)
+    zone = [EqualTo(ZONE, "z0")]
+    wanted = [row for row in history.trips.rows(as_of=at) if row["zone"] == "z0"]
+    found = read(path, zone, versionAsOf=str(at))
+    assert {row[1] for row in found if row[3] == "z0"} == {row["trip"] for row in wanted}
+    changed = {"readChangeFeed": "true", "startingTimestamp": str(history.first)}
+    every = [row for row in read(path, **changed) if row[3] == "z0"]
+    assert [row for row in read(path, zone, **changed) if row[3] == "z0"] == every
+    assert any("delete" in row for row in every)
+
+
+def test_an_index_that_cannot_serve_is_left_aside(tmp_path: Path) -> None:
+    with kvstore.open(tmp_path / "store") as store:
+        table = store.table("trips", SCHEMA, ["vendor", "trip"], {"by_zone": "zone"})
+        rows_of = [trip(number) for number in range(ROWS_MAX + 1)]
+        table.put_batch([{**row, "zone": "z"} for row in rows_of[:-1]])
+        codec = table.codec()
+        every = [Span.of_prefix(codec.key.prefix)]
+        place = str(tmp_path / "copy")
+        store.checkpoint(place)
+        _, parts = planned(place, [EqualTo(ZONE, "z")])
+        assert sum(len(part.spans) for part in parts) == ROWS_MAX
+        table.put({**rows_of[-1], "zone": "z"})
+        table.alter(add_index={"by_fare": "fare"})
+        many = str(tmp_path / "many")
+        store.checkpoint(many)
+    for filters in ([EqualTo(ZONE, "z")], [EqualTo(FARE, Decimal(1))], [("zone", "<", 5)]):
+        _, parts = planned(many, filters)
+        assert [span for part in parts for span in part.spans] == every
+
+
 def test_filters_give_the_same_rows_pushed_or_not(spark: SparkSession, history: History) -> None:
     some: list[tuple[str, list[Any], int]] = [
         (
@@ -258,6 +312,7 @@ def test_filters_give_the_same_rows_pushed_or_not(spark: SparkSession, history: 
             [In(VENDOR, ("A", "B")), LessThan(FARE, Decimal(3))],
             60,
         ),
+        ("zone = 'z3' AND fare < 3", [EqualTo(ZONE, "z3"), LessThan(FARE, Decimal(3))], 2),
         (
             "startswith(vendor, 'A') OR trip = 4",
             [[("vendor", "startswith", "A")], [EqualTo(TRIP, 4)]],
