@@ -11,6 +11,7 @@ Floors, from the top:
     capture               changes, and the groups of commits
     changesets feeds frontiers holds metrics transactions work
     tables                rows of tables, encoded here
+    table_joins           labels, joined with a table by the server
     joins                 labels, answered by the server
     streams events        rows as they arrive; rows that are changes
     pool                  idle connections, and attempts

@@ -24,6 +24,7 @@ from kvstore.client.calls import ClientRequest, ns, span_fields
 from kvstore.client.joins import RemoteSide
 from kvstore.client.pool import Pool
 from kvstore.client.reply import Reply
+from kvstore.client.table_joins import join_served
 from kvstore.client.writes import SentWriteSet
 from kvstore.codec.tuples import desc
 from kvstore.commit import Durability, sent_expiry
@@ -156,7 +157,7 @@ class ClientRows:
 
 class ClientTable(Table):
     """A table of a client. It reads and writes rows as a table of the store does. The process that
-    has the store open alters tables and builds indexes. `kvstore.join` joins labels with it."""
+    has the store open alters tables and builds indexes."""
 
     def __init__(self, name: str, rows: ClientRows, model: type | None = None) -> None:
         super().__init__(name, None, rows, model)
@@ -279,6 +280,21 @@ class ClientTable(Table):
         window = {"since": ns(since, "since"), "upto": ns(upto, "upto")}
         fields = {"table": self.name, **window, "images": images, "columns": _listed(columns)}
         return streams.rows(self._pool, _of_verb("table_changes", fields))
+
+    def join(
+        self,
+        labels: object,
+        on: str | Sequence[str],
+        at: str | None = "ts",
+        known_at: str | TimeLike | None = None,
+        max_age: timedelta | None = None,
+        columns: Sequence[str] | None = None,
+        *,
+        prefix: str = "",
+    ) -> pa.RecordBatchReader:
+        """See `Table.join`. The columns of keys and times travel to the server, in pieces."""
+        question = (on, at, known_at, max_age, columns, prefix)
+        return join_served(self._pool, self.codec(), labels, *question)
 
     def join_side(self) -> TableSide:
         """See `Table.join_side`. Keys travel to the server, and rows back."""

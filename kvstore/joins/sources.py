@@ -95,9 +95,12 @@ def require_columns(
 class Pieces:
     """The labels of a reader in pieces of bounded rows and bytes."""
 
-    def __init__(self, reader: pa.RecordBatchReader, rows_first: int, rows_most: int) -> None:
-        """The first piece has `rows_first` labels at most, a later one `rows_most`."""
-        self._reader = reader
+    def __init__(
+        self, reader: pa.RecordBatchReader, rows_first: int, rows_most: int, first: int = 0
+    ) -> None:
+        """The first piece has `rows_first` labels at most, a later one `rows_most`. The first label
+        is row `first` for its caller."""
+        self._reader, self._first = reader, first
         self._rows_most = rows_most
         self._rows_max = min(rows_first, rows_most)
 
@@ -109,7 +112,7 @@ class Pieces:
 
     def __iter__(self) -> Iterator[Piece]:
         batches: list[pa.RecordBatch] = []
-        first = rows = size = 0
+        first, rows, size = self._first, 0, 0
         for arrived in self._reader:
             at = 0
             while at < arrived.num_rows:

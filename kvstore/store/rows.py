@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
+import pyarrow as pa
+
 from kvstore.commit import Durability, Expires
 from kvstore.errors import TableAlteredError, UsageError, printable
 from kvstore.limits import BATCH_BYTES_MAX
@@ -19,6 +21,7 @@ from kvstore.span import Span
 from kvstore.store.requests import Requests, RequestToken
 from kvstore.tables.catalogue import Catalogue
 from kvstore.tables.codec import TableCodec
+from kvstore.tables.joining import join_rows
 from kvstore.tables.sent import digest_of, sent_change
 from kvstore.tables.sources import HeldRows, StoreRows, TransactionRows
 from kvstore.timestamp import TimeLike, Timestamp
@@ -42,6 +45,10 @@ class SentRows:
     def held(self, as_of: TimeLike | None) -> HeldRows:
         """The rows at one time, which stays readable until the block ends."""
         return self._reader.held(as_of)
+
+    def join(self, name: str, labels: object, **question: Any) -> pa.RecordBatchReader:
+        """The labels with columns of the rows that they ask for: see `Table.join`."""
+        return join_rows(self._parts, self._catalogue.codec(name), labels, **question)
 
     def commit(
         self,

@@ -64,34 +64,49 @@ def join_rows(
     max_age: timedelta | None,
     columns: Sequence[str] | None,
     prefix: str,
+    first: int = 0,
 ) -> pa.RecordBatchReader:
-    """The labels with columns of the rows that they ask for. See `Table.join`."""
+    """The labels with columns of the rows that they ask for. See `Table.join`. The first label is
+    row `first` in errors."""
     age = require_age(max_age, name="max_age")
     parts.committer.health.require()
     reader = label_reader(labels)
     names = [on] if isinstance(on, str) else list(on)
-    _require_question(codec, reader.schema, names, at, known_at)
-    if columns is None:
-        columns = _columns_besides(codec, reader.schema, prefix)
-    fields = [pa.field(prefix + field.name, field.type) for field in codec.schema_of(columns)]
-    fields.append(pa.field(prefix + ROW_TIMESTAMP, _TIME))
-    for field in fields:
-        if field.name in reader.schema.names:
-            raise UsageError(
-                f"labels have a column {field.name!r} already", "choose columns=, or a prefix="
-            )
+    chosen, schema = asked_columns(codec, reader.schema, names, at, known_at, columns, prefix)
     plan = RowJoin(
         names,
         at,
         _known(parts, reader.schema, known_at),
         TIMESTAMP_MAX if age is None else age // timedelta(microseconds=1) * 1000,
-        list(columns),
+        chosen,
         prefix,
     )
-    schema = pa.schema([*reader.schema, *fields])
-    batches = _joined(parts, codec, reader, plan, schema)
+    batches = _joined(parts, codec, reader, plan, schema, first)
     next(batches)
     return pa.RecordBatchReader.from_batches(schema, batches)
+
+
+def asked_columns(
+    codec: TableCodec,
+    labels: pa.Schema,
+    on: list[str],
+    at: str | None,
+    known_at: str | TimeLike | None,
+    columns: Sequence[str] | None,
+    prefix: str,
+) -> tuple[list[str], pa.Schema]:
+    """The columns of the table that a join adds, and the schema of its result. Raises `UsageError`
+    unless the labels have the columns that the table needs, and no column that is added."""
+    _require_question(codec, labels, on, at, known_at)
+    chosen = _columns_besides(codec, labels, prefix) if columns is None else list(columns)
+    fields = [pa.field(prefix + field.name, field.type) for field in codec.schema_of(chosen)]
+    fields.append(pa.field(prefix + ROW_TIMESTAMP, _TIME))
+    for field in fields:
+        if field.name in labels.names:
+            raise UsageError(
+                f"labels have a column {field.name!r} already", "choose columns=, or a prefix="
+            )
+    return chosen, pa.schema([*labels, *fields])
 
 
 def _require_question(
@@ -161,7 +176,12 @@ def _require_column(schema: pa.Schema, name: str) -> None:
 
 
 def _joined(
-    parts: Parts, codec: TableCodec, reader: pa.RecordBatchReader, plan: RowJoin, schema: pa.Schema
+    parts: Parts,
+    codec: TableCodec,
+    reader: pa.RecordBatchReader,
+    plan: RowJoin,
+    schema: pa.Schema,
+    first: int,
 ) -> Iterator[pa.RecordBatch]:
     pins = parts.pins  # in a forked child, which ends the pass, handles have no fields
     pin = pins.new()
@@ -170,7 +190,7 @@ def _joined(
             pins.keep(pin, parts.committer.since, kind="join")
         # A batch without columns first: taking it holds the history, within the call.
         yield pa.record_batch([], names=[])
-        pieces = Pieces(reader, JOIN_ROWS_FIRST, JOIN_ROWS_FIRST)
+        pieces = Pieces(reader, JOIN_ROWS_FIRST, JOIN_ROWS_FIRST, first)
         for piece in pieces:
             size = 0
             for batch in _answered(parts, codec, piece, plan, schema):

@@ -8,6 +8,9 @@ from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
+from urllib.parse import urlencode
+from urllib.request import Request, urlopen
 
 import pyarrow as pa
 import pytest
@@ -21,10 +24,11 @@ from kvstore.errors import (
     ConflictError,
     HistoryGoneError,
     NotUniqueError,
+    NotYetWrittenError,
     TableAlteredError,
     UsageError,
 )
-from kvstore.protocol import to_json
+from kvstore.protocol import ARROW_TYPE, to_json
 from kvstore.server import ListenAddress, Token, app, serving
 from kvstore.tables.sent import digest_of
 from kvstore.tables.space import index_prefix
@@ -200,7 +204,6 @@ def test_a_table_of_another_schema_is_not_made(client: Client, people: kvstore.T
         lambda: people.alter(add={"x": pa.int8()}),
         lambda: people.build_index("by_name"),
         lambda: people.tidy(),
-        lambda: people.join(pa.table({"a": [1]}), on="a"),
         lambda: people.import_target(),
     ):
         with pytest.raises(UsageError, match="use the table of the store"):
@@ -338,6 +341,85 @@ def test_a_batch_of_rows_is_written_whole_in_pieces_that_travel(
         ]
     with bounds(SERVER_BODY_BYTES_MAX=4096), pytest.raises(UsageError, match="travel"):
         people.put_batch(pa.Table.from_pylist(rows, people.schema))
+
+
+@pytest.mark.parametrize("is_event", [False, True], ids=["rows", "events"])
+def test_a_client_joins_labels_with_a_table(
+    client: Client, store: kvstore.Store, is_event: bool
+) -> None:
+    pick = seeded()
+    schema = pa.schema([("user", pa.int64()), ("at", pa.int64()), ("plan", pa.string())])
+    given: dict[str, Any] = {"key": "user", "event_time": "at" if is_event else None}
+    mine = client.table("seen", schema, **given)
+    stamps = []
+    for step in range(40):
+        row = {"user": pick.randrange(3), "at": int(store.now()), "plan": str(step)}
+        stamps.append(mine.put(row) if pick.random() < 0.8 or not stamps else store.sync())
+    theirs = store.table("seen")
+    labels = pa.table(
+        {
+            "who": pa.array([pick.randrange(4) for _ in range(25)]).dictionary_encode(),
+            "ts": [int(pick.choice(stamps)) for _ in range(25)],
+            "then": [int(pick.choice(stamps)) for _ in range(25)],
+        }
+    )
+    questions: list[dict[str, Any]] = [
+        {},
+        {"columns": ["plan"], "prefix": "f_"},
+        {"max_age": timedelta(milliseconds=2)},
+    ]
+    if is_event:
+        questions += [{"known_at": "then"}, {"known_at": stamps[20]}]
+    else:
+        questions.append({"at": None})
+    with bounds(JOIN_ROWS_FIRST=4, SERVER_STREAM_ROWS=3):
+        for question in questions:
+            found = mine.join(labels, "who", **question).read_all()
+            assert found == theirs.join(labels, "who", **question).read_all(), question
+        late = labels.slice(0, 6).to_pylist()
+        late[5]["then" if is_event else "ts"] = int(store.upper) + 10**18
+        how: dict[str, Any] = {"known_at": "then"} if is_event else {}
+        with pytest.raises(NotYetWrittenError, match="row 5"):
+            mine.join(pa.Table.from_pylist(late, labels.schema), "who", **how).read_all()
+    for wrong, problem in (
+        ({"on": "nobody"}, "no column 'nobody'"),
+        ({"on": "who", "columns": ["nothing"]}, "nothing"),
+        ({"on": ["who", "ts"]}, "name the labels' columns"),
+        ({"on": "who", "at": "who"}, "who"),
+    ):
+        with pytest.raises(UsageError, match=problem):
+            mine.join(labels, **wrong).read_all()  # type: ignore[arg-type]  # wrong
+    assert all(hold.kind != "reader" for hold in store.holds.all()), "the leases ended"
+
+
+def test_hostile_questions_of_a_join_are_refused(client: Client, store: kvstore.Store) -> None:
+    client.table("users", pa.schema([("user", pa.int64()), ("plan", pa.string())]), "user")
+    sink = pa.BufferOutputStream()
+    labels = pa.table({"user": [1], "ts": [0]})
+    with pa.ipc.new_stream(sink, labels.schema) as writer:
+        writer.write_table(labels)
+    body = sink.getvalue().to_pybytes()
+    whole = {"on": ["user"], "at": "ts", "known_at": None, "columns": ["plan"]}
+    wrongs = (
+        "",
+        "[]",
+        "{}",
+        json.dumps({**whole, "on": "user"}),
+        json.dumps({**whole, "on": [7]}),
+        json.dumps({**whole, "at": 7}),
+        json.dumps({**whole, "known_at": [1]}),
+        json.dumps({**whole, "columns": None}),
+    )
+    with serving(app(store), ListenAddress("127.0.0.1", 0)) as running:
+        for wrong in wrongs:
+            query = urlencode({"table": "users", "question": wrong})
+            url, kind = f"{running.url}/v1/table_join?{query}", {"Content-Type": ARROW_TYPE}
+            with pytest.raises(HTTPError) as refused:
+                urlopen(Request(url, body, kind))
+            told = json.loads(refused.value.read())
+            assert (told["error"], told["what"][:8]) == ("UsageError", "question")
+    with pytest.raises(UsageError, match="without labels"):
+        client.call("table_join", table="users", question=json.dumps(whole))
 
 
 def test_a_table_of_a_client_is_a_source_of_a_join(client: Client, store: kvstore.Store) -> None:

@@ -13,11 +13,12 @@ from typing import Any, Final
 import pyarrow as pa
 
 from kvstore.arguments import require_limit
+from kvstore.codec.json import read_object
 from kvstore.errors import CorruptionError, TableAlteredError, UsageError
 from kvstore.limits import SERVER_STREAM_ROWS
 from kvstore.server.access import READ, WRITE
 from kvstore.server.invocation import Invocation
-from kvstore.server.verbs.verb import Answer, Verb, described
+from kvstore.server.verbs.verb import ANY_COLUMNS, Answer, Verb, described
 from kvstore.span import Span
 from kvstore.store import SentRows
 from kvstore.tables.definition import Definition
@@ -71,6 +72,21 @@ def table_changes(call: Invocation) -> Answer:
     return _typed(reader.schema, reader)
 
 
+def table_join(call: Invocation) -> Answer:
+    """For each label the columns of the row that it asks for, in the order of the labels, which
+    are an Arrow stream. `question` is a JSON object of the arguments of `Table.join`: `on`, `at`,
+    `known_at` and `columns`. `first` is the number of the first label in errors."""
+    labels, age = call.table, call.age("max_age")
+    if labels is None:
+        raise UsageError("a join without labels", "send an Arrow stream of keys and times")
+    question = _question(call)
+    found = SentRows(call.store).join(
+        _name(call), labels, max_age=age, prefix="", first=call.count("first") or 0, **question
+    )
+    added = pa.schema(list(found.schema)[labels.num_columns :])
+    return _typed(added, (batch.select(added.names) for batch in found))
+
+
 def make_table(call: Invocation) -> Answer:
     """Make a table, or find the one that is there and the same. `definition` is its definition as
     JSON, as the store would keep it."""
@@ -101,6 +117,12 @@ _ROWS: Final[Mapping[str, str]] = {
     "reverse": "flag",
     "limit": "count",
 }
+_JOIN: Final[Mapping[str, str]] = {
+    "table": "text",
+    "question": "text",
+    "max_age": "seconds",
+    "first": "count",
+}
 _CHANGES: Final[Mapping[str, str]] = {
     "table": "text",
     "since": "time",
@@ -121,6 +143,7 @@ TABLES: Final = [
         is_read=True,
     ),
     Verb("table_changes", READ, table_changes, described(table_changes), _CHANGES, is_read=True),
+    Verb("table_join", READ, table_join, described(table_join), _JOIN, ANY_COLUMNS),
     Verb("make_table", WRITE, make_table, described(make_table), _MAKE),
 ]
 
@@ -128,6 +151,25 @@ TABLES: Final = [
 def _name(call: Invocation) -> str:
     call.access.require_whole("a call of a table")
     return require_name(call.text("table"))
+
+
+def _question(call: Invocation) -> dict[str, Any]:
+    try:
+        found = read_object((call.text("question") or "").encode(), where="question")
+        given = {name: found[name] for name in ("on", "at", "known_at", "columns")}
+        on, columns = given["on"], given["columns"]
+        is_sound = all(
+            type(each) is list and all(type(name) is str for name in each) for each in (on, columns)
+        )
+        if not is_sound or not isinstance(given["at"], str | None):
+            raise KeyError("names")
+        if not isinstance(given["known_at"], str | int | None):
+            raise KeyError("known_at")
+    except (CorruptionError, KeyError) as error:
+        raise UsageError(
+            f"question: {error}", "send a JSON object with on, at, known_at and columns"
+        ) from error
+    return given
 
 
 def _columns(call: Invocation) -> list[str] | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import pyarrow as pa
 
@@ -38,6 +38,8 @@ class Verb:
     waits: bool = False
 
 
+ANY_COLUMNS: Final = pa.schema([])
+"""The `rows` of a verb that takes an Arrow stream of any columns."""
 KEY, VALUE, TIME = "bytes", "bytes", "time"
 SPAN: Mapping[str, str] = {"start": "bytes", "end": "bytes", "prefix": "bytes"}
 
