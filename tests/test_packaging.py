@@ -112,7 +112,7 @@ def test_a_wheel_holds_no_file_of_an_earlier_build(tmp_path: Path) -> None:
         for path in (source / name).rglob("*")
         if path.suffix in {".py", ".pyx", ".pxi"}
         or path.name == "py.typed"
-        or path.parent.name == "options"
+        or path.parent.name in ("options", "files")
     }
     assert held == expected
 

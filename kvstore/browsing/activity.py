@@ -109,7 +109,7 @@ def marks(
     """The marks in `(since, upto]`, oldest first, and whether there are more. `begins` is the
     oldest readable time. Costs a look at each import and clear, which are in memory."""
     found: list[Mark] = []
-    if since < begins <= upto:
+    if 0 < begins <= upto and since <= begins:
         found.append(Mark(begins, "history begins"))
     for record in imports:
         for at, kind in ((record.added, "import"), (record.reverted, "revert")):

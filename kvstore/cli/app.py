@@ -51,6 +51,7 @@ OWN: Final = {
     "feeds": "feeds:app",
     "tasks": "tasks:tasks",
     "serve": "serve:serve",
+    "ui": "serve:ui",
     "doctor": "doctor:doctor",
     "journal": "journal:app",
     "help": "help:app",

@@ -1,10 +1,12 @@
-"""The command that serves a store to other processes and machines."""
+"""The commands that serve a store: to other processes and machines, and to a browser."""
 
 from __future__ import annotations
 
+import secrets
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -12,7 +14,7 @@ import typer
 
 from kvstore.cli.options import StoreArgument
 from kvstore.cli.output import print_line
-from kvstore.cli.stores import open_to_own
+from kvstore.cli.stores import open_here, open_to_own
 from kvstore.errors import UsageError
 
 
@@ -40,7 +42,8 @@ def serve(
 
     Other machines are served with TLS and tokens only. Commands of the same user on this machine,
     such as `kvstore backup run`, work beside it. With `--readers` that many processes answer reads
-    at the same address, and this process takes the writes. Needs the extra `server`.
+    at the same address, and this process takes the writes. A browser finds a page at `/ui/`, which
+    changes nothing without an admin token. Needs the extra `server`.
 
     \b
     Examples:
@@ -60,6 +63,58 @@ def serve(
     address = ListenAddress.parse(listen)
     with _ended_by_signals() as ending, open_to_own(store, "rocksdb", create=create) as opened:
         serve_app(app(opened, tokens), address, tls=tls, ready=_say_where, readers=readers)
+        ending()
+
+
+def ui(
+    store: StoreArgument,
+    listen: Annotated[
+        str, typer.Option(help="host:port on this machine; port 0 takes a free one.")
+    ] = "127.0.0.1:7448",
+    admin: Annotated[
+        bool, typer.Option("--admin", help="Let the page change the store: revert imports.")
+    ] = False,
+    collection: Annotated[
+        list[str] | None,
+        typer.Option(metavar="URL", help="A collection of backups to show; may be repeated."),
+    ] = None,
+) -> None:
+    """Show a store as a page for a browser, until a signal ends the process (SIGINT or SIGTERM).
+
+    Prints the address, with a token for this run. The store may be open in another process, and the
+    page follows it: it takes no lock, and holds nobody up. It only reads, unless `--admin` is
+    given. Needs the extra `server`.
+
+    \b
+    Examples:
+      kvstore ui flights.db
+      kvstore ui flights.db --admin --collection /backups/flights
+    """
+    # Imported here: other commands start without the packages of a server.
+    from kvstore.control.scripts import opened
+    from kvstore.server import ListenAddress, Token
+    from kvstore.server import serve as serve_app
+    from kvstore.server.access import ADMIN, READ
+    from kvstore.server.app import App
+    from kvstore.server.page import Page
+    from kvstore.server.page.following import opened_to_look
+    from kvstore.server.page.sections import added_section
+
+    address = ListenAddress.parse(listen)
+    if not address.is_local or address.path:
+        raise UsageError(
+            f"the page of one person at {listen}", "use 127.0.0.1, or run kvstore serve with TLS"
+        )
+    sections = [added_section("collections", collection)] if collection else []
+    secret = secrets.token_urlsafe(32)
+    token = Token(secret, (ADMIN if admin else READ,))
+    make_page = partial(Page, sections=sections, owned=lambda: opened(store, open_here))
+
+    def say_where(url: str) -> None:
+        print_line(f"open {url}/ui/?token={secret}")
+
+    with _ended_by_signals() as ending, opened_to_look(store) as looked_at:
+        serve_app(App(looked_at, tokens=[token], make_page=make_page), address, ready=say_where)
         ending()
 
 

@@ -8,12 +8,20 @@ Invariants
 from __future__ import annotations
 
 import json
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 
 from kvstore.errors import KVStoreError, StorageError
 from kvstore.protocol import JSON_TYPE, failure_of
+
+_PASSED: Final = frozenset(
+    {
+        *(b"location", b"set-cookie", b"referrer-policy"),
+        *(b"content-security-policy", b"x-content-type-options", b"x-frame-options"),
+        *(b"cross-origin-opener-policy", b"cross-origin-resource-policy"),
+    }
+)
 
 
 class ReplyHead(NamedTuple):
@@ -24,6 +32,8 @@ class ReplyHead(NamedTuple):
     length: int | None
     is_last: bool
     """Whether the server closes the connection behind the answer."""
+    passed: tuple[tuple[bytes, bytes], ...] = ()
+    """The headers of a page, for a browser behind the caller."""
 
 
 class Reply(NamedTuple):
@@ -75,6 +85,7 @@ def read_head(head: bytes, where: str) -> ReplyHead:
     if not lines[0].startswith(b"HTTP/1.") or not status.isdigit():
         raise strange(where, f"no HTTP: {lines[0][:80]!r}")
     kind, length, is_last = "", None, False
+    passed: tuple[tuple[bytes, bytes], ...] = ()
     for line in lines[1:]:
         name, _, value = line.partition(b":")
         name = name.lower()
@@ -87,7 +98,9 @@ def read_head(head: bytes, where: str) -> ReplyHead:
             kind = value.partition(b";")[0].strip().decode("latin-1")
         elif name == b"connection":
             is_last = value.strip().lower() == b"close"
-    return ReplyHead(int(status), kind, length, is_last)
+        elif name in _PASSED:
+            passed += ((name, value.strip()),)
+    return ReplyHead(int(status), kind, length, is_last, passed)
 
 
 def strange(where: str, problem: str) -> StorageError:

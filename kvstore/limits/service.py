@@ -145,3 +145,13 @@ BROWSE_INTERVALS_MAX = 240
 
 BROWSE_MARKS_MAX = 200
 """Marks of one window of changes."""
+
+BROWSE_KEY_BYTES_MAX = 2048
+"""Bytes of a key that a link of the page carries. Four characters a byte, each percent-encoded,
+stay below `SERVER_HEAD_BYTES_MAX`."""
+
+PAGE_FORM_BYTES_MAX = 32 << 10
+"""Bytes of a form that the page takes."""
+
+PAGE_DIFFERENCE_LINES_MAX = 200
+"""Lines of each of two values that are compared. The time grows with their product."""

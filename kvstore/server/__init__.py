@@ -8,7 +8,7 @@ Floors, from the top:
     running                the application on a socket, by uvicorn
     readers sharing        the reader processes, seen from the server; a socket that they share
     app forwarding guarded
-    exchange openapi service
+    exchange openapi service page
     verbs
     changesets
     invocation

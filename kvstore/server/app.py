@@ -58,6 +58,7 @@ from kvstore.server.exchange import (
     Send,
     arguments_of,
     read_body,
+    read_form,
     send_error,
     send_json,
     send_whole,
@@ -67,6 +68,7 @@ from kvstore.server.exchange import (
 from kvstore.server.head import Head, fields_of, head_of
 from kvstore.server.metrics import METRICS_PATH, METRICS_TYPE, exposition
 from kvstore.server.openapi import openapi
+from kvstore.server.page import Page, PageAnswer, Section, is_of_page, require_templates
 from kvstore.server.service import Service
 from kvstore.server.streams import BrokenStreamError, arrow_parts, json_rows
 from kvstore.server.syncs import Syncs
@@ -92,8 +94,11 @@ class App:
         *,
         tokens: Iterable[Token] | Tokens | None = None,
         verbs: Sequence[Verb] = (),
+        make_page: Callable[[Store, Tokens | None], Page] = Page,
     ) -> None:
         self._source = store
+        self._make_page = make_page
+        self._page: Page | None = None
         self._tokens = Tokens(tokens) if isinstance(tokens, Iterable) else tokens
         self._verbs = verbs
         self._process = os.getpid()
@@ -176,6 +181,9 @@ class App:
             if head.path == b"/healthz":
                 await send_json(send, {"ok": True})
                 return
+            if is_of_page(head.path):
+                await self._serve_page(head, receive, send)
+                return
             status = 401  # of a caller without a token that is known
             access = self._admit(head)
             status = 0
@@ -206,6 +214,19 @@ class App:
             raise error
         finally:
             self._bytes -= taken
+
+    async def _serve_page(self, head: Head, receive: Receive, send: Send) -> None:
+        """Answer a request of the page, by a thread."""
+        body = await read_form(head, receive)
+        answer = await self._in_thread(partial(self._page_answer, head, body))
+        found = b"" if head.method == "HEAD" else answer.body
+        await send_whole(send, answer.status, answer.kind, found, answer.headers)
+
+    def _page_answer(self, head: Head, body: bytes) -> PageAnswer:
+        if self._page is None:
+            require_templates()
+            self._page = self._make_page(self.service.store, self._tokens)
+        return self._page.answer(head, body)
 
     def _admit(self, head: Head) -> Grant:
         """The access of the caller. Raises `AccessDeniedError`."""
@@ -360,15 +381,17 @@ def app(
     tokens: Iterable[Token] | None = None,
     *,
     verbs: Sequence[Verb] = (),
+    sections: Sequence[Section] = (),
 ) -> App:
     """An ASGI application that serves `store`: an open store, or the path of one.
 
     A store given by its path is opened at the first request (so in a worker, behind its fork) and
     closed when the application ends. With `tokens` every call needs one. Without tokens only
-    programs on this machine are served: not browsers, and nobody behind a proxy. `verbs` adds verbs
-    to the verbs of every store. Costs nothing until it is called.
+    programs on this machine are served, and nobody behind a proxy; a browser on this machine sees
+    the page at `/ui/` alone, and changes nothing. `verbs` adds verbs to the verbs of every store,
+    and `sections` adds sections to its page. Costs nothing until it is called.
     """
-    return App(store, tokens=tokens, verbs=verbs)
+    return App(store, tokens=tokens, verbs=verbs, make_page=partial(Page, sections=sections))
 
 
 def _end(parts: Iterator[bytes], reader: pa.RecordBatchReader) -> None:

@@ -16,7 +16,11 @@ import pyarrow as pa
 
 from kvstore.codec.json import read_object
 from kvstore.errors import CorruptionError, KVStoreError, UsageError
-from kvstore.limits import SERVER_REQUEST_S_MAX, SERVER_SHORT_BYTES_MAX
+from kvstore.limits import (
+    PAGE_FORM_BYTES_MAX,
+    SERVER_REQUEST_S_MAX,
+    SERVER_SHORT_BYTES_MAX,
+)
 from kvstore.protocol import ARROW_TYPE, JSON_TYPE, failure_fields
 from kvstore.server.head import Head, fields_of
 from kvstore.server.status import status_of
@@ -97,6 +101,14 @@ async def read_body(receive: Receive, most: int) -> bytes:
         parts.append(part)
         if not message.get("more_body"):
             return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+async def read_form(head: Head, receive: Receive) -> bytes:
+    """The body of a request of the page. Raises `UsageError` for a long one."""
+    length = head.length
+    if length is None or length > PAGE_FORM_BYTES_MAX:
+        raise UsageError("a form that is too long", f"send {PAGE_FORM_BYTES_MAX} bytes at most")
+    return await read_body(receive, length) if length else b""
 
 
 async def _in_time(receiving: Awaitable[T]) -> T:

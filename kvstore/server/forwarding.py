@@ -38,6 +38,7 @@ _HEADERS: Final = (
     b"content-type",
     b"idempotency-key",
     b"kvstore-changeset",
+    *(b"cookie", b"origin", b"sec-fetch-site"),  # of a browser that asks for the page
 )
 _BUFFER_BYTES: Final = 1 << 20
 """Bytes that asyncio reads ahead of a relay."""
@@ -130,6 +131,8 @@ def _request(head: Head, body: bytes) -> list[bytes]:
         value = head.headers.get(name)
         if value is not None:
             lines.append(b"%s: %s\r\n" % (name, value))
+    if head.is_secure:
+        lines.append(b"X-Forwarded-Proto: https\r\n")
     lines.append(b"Content-Length: %d\r\n\r\n" % len(body))
     return [b"".join(lines), body] if body else [b"".join(lines)]
 
@@ -139,6 +142,7 @@ async def _relay(
 ) -> bool:
     """Send the answer to the caller. Returns whether it was read to its end."""
     start: Message = start_of(head.status, head.kind)
+    start["headers"] += head.passed
     if head.status == 401:
         start["headers"].append((b"www-authenticate", b"Bearer"))
     if head.length is not None:

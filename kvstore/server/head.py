@@ -22,9 +22,8 @@ _TOKEN: Final = re.compile(rb"([A-Za-z0-9_-]{1,64})(?:\.(\d{1,18})(?:\.(\d{1,18}
 """A writer, the number of its request, and a time before it was first sent."""
 _LOCAL_HOSTS: Final = frozenset({b"127.0.0.1", b"localhost", b"[::1]", b"kvstore"})
 _LOCAL_CLIENTS: Final = ("127.", "::1", "::ffff:127.")
-_STRANGE: Final = frozenset(
-    {b"origin", b"sec-fetch-site", b"referer", b"forwarded", b"x-forwarded-for", b"via"}
-)
+_BROWSERS: Final = frozenset({b"origin", b"sec-fetch-site", b"referer"})
+_PROXIES: Final = frozenset({b"forwarded", b"x-forwarded-for", b"via"})
 
 
 class Head(NamedTuple):
@@ -35,6 +34,8 @@ class Head(NamedTuple):
     query: bytes
     headers: Mapping[bytes, bytes]
     client: str | None
+    is_secure: bool = False
+    """Whether it came by TLS, to this process or to a proxy that says so."""
 
     @property
     def length(self) -> int | None:
@@ -77,11 +78,19 @@ class Head(NamedTuple):
     def require_local(self) -> None:
         """Raise `AccessDeniedError` unless a program on this machine calls. Serves servers without
         tokens."""
+        self._require_near(not _BROWSERS.isdisjoint(self.headers))
+
+    def require_here(self) -> None:
+        """Raise `AccessDeniedError` unless a program or a browser on this machine calls, by a name
+        of this machine. The caller finds out by itself which site a browser acts for."""
+        self._require_near(False)
+
+    def _require_near(self, is_browser: bool) -> None:
         client = self.client
         cause = ""
         if client is not None and not client.startswith(_LOCAL_CLIENTS):
             cause = "it comes from another machine"
-        elif not _STRANGE.isdisjoint(self.headers):
+        elif is_browser or not _PROXIES.isdisjoint(self.headers):
             cause = "it comes from a browser, or through a proxy"
         elif client is not None and _host(self.headers) not in _LOCAL_HOSTS:
             cause = "it names another host"
@@ -99,12 +108,14 @@ def head_of(scope: Mapping[str, Any]) -> Head:
         raw = raw.removeprefix(quote(root).encode())
     client = scope.get("client")
     headers = dict(scope["headers"])
+    scheme = headers.get(b"x-forwarded-proto", scope.get("scheme", "").encode())
     return Head(
         scope["method"],
         raw.partition(b"?")[0],
         scope["query_string"],
         headers,
         None if client is None or not client[0] else client[0],
+        scheme == b"https",
     )
 
 

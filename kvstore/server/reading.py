@@ -34,7 +34,7 @@ from kvstore.live import LiveReader, follow
 from kvstore.protocol import KEYS_PATH, VERBS_PATH
 from kvstore.server.access import Grant, Tokens
 from kvstore.server.app import App
-from kvstore.server.exchange import Message, Receive, Send
+from kvstore.server.exchange import Message, Receive, Send, read_form
 from kvstore.server.forwarding import Forwarder
 from kvstore.server.head import Head
 from kvstore.server.running import server_config, server_tls
@@ -72,6 +72,13 @@ class ReadingApp(App):
             except _MENDED_BY_OWNER:
                 if answer.has_begun:
                     raise
+        await self._owner.forward(head, body, receive, send)
+
+    async def _serve_page(self, head: Head, receive: Receive, send: Send) -> None:
+        """The owner makes the page: it knows the claims, and does what a form asks for."""
+        if not self.has_tokens:
+            head.require_here()
+        body = await read_form(head, receive)
         await self._owner.forward(head, body, receive, send)
 
     def _catch_up(self) -> None:

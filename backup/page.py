@@ -1,0 +1,114 @@
+"""Collections on the page of a store: which time they cover, and which gaps they have.
+
+The command `kvstore ui` finds this by the entry point `collections` of the group `kvstore.pages`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from itertools import chain
+from typing import Final
+
+from backup.collection import Collection
+from backup.shard import ShardBatch
+from kvstore.errors import KVStoreError
+from kvstore.server.page import (
+    Cell,
+    Grid,
+    Lane,
+    Lanes,
+    PageBlock,
+    PageRequest,
+    PageView,
+    Section,
+    Stretch,
+    Text,
+)
+from kvstore.server.page.notation import duration, moment, size
+from kvstore.timestamp import NS_PER_SECOND
+
+_WINDOWS_SHOWN: Final = 50
+_STEPS: Final = 1000
+_CHAINS_SHOWN: Final = 20
+
+
+def collections(places: Sequence[str]) -> Section:
+    """The section about the collections at `places`, which are opened anew for each view."""
+    return Section("collections", "Collections", partial(_view, places))
+
+
+def _view(places: Sequence[str], call: PageRequest) -> PageView:
+    found = chain.from_iterable(_shown(place, call) for place in places)
+    return PageView("Collections", list(found))
+
+
+def _shown(place: str, call: PageRequest) -> list[PageBlock]:
+    """The blocks about a collection. One that cannot be read hides none of the others."""
+    try:
+        return list(_blocks(place, Collection(place), call))
+    except KVStoreError as error:
+        return [Text(f"{place}: {error}", is_warning=True)]
+
+
+def _blocks(place: str, collection: Collection, call: PageRequest) -> Iterator[PageBlock]:
+    info = collection.show()
+    chains = collection.chains()
+    newest = max(int(call.store.upper) - 1, int(info.upper))
+    oldest = min((int(batch.lower) for windows in chains for batch in windows), default=0)
+    oldest = max(oldest, min(int(call.store.browsing.oldest()), newest))
+    age = duration(info.recovery_point_age_seconds * NS_PER_SECOND)
+    yield Text(
+        f"{info.url}: {info.rows:,} rows in {size(info.bytes)}. Any time from {moment(info.since)} "
+        f"to {moment(info.upper)} can be restored. A disaster now would lose the last {age}."
+    )
+    first = max(len(chains) - _CHAINS_SHOWN, 0)
+    lanes = [
+        Lane(f"Chain {number}", list(_stretches(windows, oldest, newest)))
+        for number, windows in enumerate(chains[first:], first)
+    ]
+    at = _place(int(call.as_of), oldest, newest)
+    lanes.append(Lane("This page", [Stretch(at, at + 2, f"page at {moment(call.as_of)}", "mark")]))
+    yield Lanes(f"Coverage of {place}", lanes, moment(oldest), moment(newest))
+    found = collection.list()
+    rows = [
+        [
+            Cell(moment(window.lower)),
+            Cell(moment(window.upper), call.link("keys", at=str(int(window.upper) - 1))),
+            Cell(f"{window.rows:,}"),
+            Cell(size(window.bytes)),
+        ]
+        for window in reversed(found[-_WINDOWS_SHOWN:])
+    ]
+    count = f" ({_WINDOWS_SHOWN} of {len(found):,})" if len(found) > _WINDOWS_SHOWN else ""
+    columns = ("From (UTC)", "Up to (UTC)", "Rows", "Bytes")
+    caption = f"Windows, newest first{count}"
+    yield Grid(caption, columns, rows, numbers=frozenset({2, 3}))
+
+
+def _stretches(windows: Sequence[ShardBatch], oldest: int, newest: int) -> Iterator[Stretch]:
+    """The time that a chain covers, joined where windows abut, and the gap behind it."""
+    joined: list[tuple[int, int]] = []
+    for batch in windows:
+        if joined and batch.lower <= joined[-1][1]:
+            joined[-1] = joined[-1][0], max(int(batch.upper), joined[-1][1])
+        else:
+            joined.append((int(batch.lower), int(batch.upper)))
+    before = oldest
+    for lower, upper in joined[-_STEPS:]:
+        if lower > before:
+            yield _stretch(before, lower, oldest, newest, "gap")
+        yield _stretch(lower, upper, oldest, newest, "good")
+        before = upper
+    if before < newest:
+        yield _stretch(before, newest, oldest, newest, "gap")
+
+
+def _stretch(lower: int, upper: int, oldest: int, newest: int, tone: str) -> Stretch:
+    words = "covered" if tone == "good" else "not covered"
+    text = f"{words} from {moment(max(lower, 0))} to {moment(upper)}"
+    return Stretch(_place(lower, oldest, newest), _place(upper, oldest, newest), text, tone)
+
+
+def _place(at: int, oldest: int, newest: int) -> int:
+    return min(max(at - oldest, 0) * _STEPS // max(newest - oldest, 1), _STEPS)

@@ -1,0 +1,23 @@
+// Sends the time when the slider stops, and tells it while it moves. The page works without this.
+"use strict";
+
+const slide = document.getElementById("slide");
+
+if (slide) {
+  const shown = document.getElementById("shown");
+  const oldest = Number(slide.dataset.oldest);
+  const newest = Number(slide.dataset.newest);
+  let timer = 0;
+
+  slide.addEventListener("input", () => {
+    const at = oldest + ((newest - oldest) * slide.value) / 1000;
+    const text = new Date(at).toISOString().replace("T", " ").slice(0, 19);
+    shown.textContent = slide.value === slide.max ? "now" : text;
+    slide.setAttribute("aria-valuetext", shown.textContent);
+  });
+  // The arrow keys change the slider step by step: the form goes once they rest.
+  slide.addEventListener("change", () => {
+    clearTimeout(timer);
+    timer = setTimeout(() => slide.form.requestSubmit(), 600);
+  });
+}
