@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
@@ -64,6 +65,7 @@ class KVStoreSource(DataSource):
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
         from spark_connector.reading.stream import RefusedReader, StreamReader
 
+        freeze_objects()
         try:
             options = read_options(self.options, "stream")
             if options.rows_per_trigger is not None or options.bytes_per_trigger is not None:
@@ -108,4 +110,8 @@ def register(spark: SparkSession) -> None:
     which lists no names. Raises `UsageError` before PySpark 4.0.
     """
     require(SOURCES)
-    spark.dataSource.register(KVStoreSource)
+    try:
+        spark.dataSource.register(KVStoreSource)
+    except AnalysisException as error:  # PySpark 4.0 refuses a name that it has found by itself
+        if "DATA_SOURCE_ALREADY_EXISTS" not in str(error):
+            raise

@@ -17,6 +17,7 @@ Invariants
 from __future__ import annotations
 
 import os
+import random
 import re
 import shutil
 import signal
@@ -60,6 +61,28 @@ class Cluster:
     master: str = ""
     hides: bool = False
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    workers: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    def start_workers(self, count: int, *, cores: int = 1) -> None:
+        """Start workers, and wait until the master knows them."""
+        logs = []
+        for _ in range(count):
+            directory = f"worker-{len(self.workers)}"
+            options = ["--cores", str(cores), "--memory", "1g", "--webui-port", "0"]
+            work = ["--work-dir", str(self.root / directory), self.master]
+            hiding = self.driver if self.hides else None
+            logs.append(_start(self, directory, [_WORKER, *options, *work], hiding=hiding))
+            self.workers.append(self.processes[-1])
+        for log in logs:
+            _found(log, re.compile(_REGISTERED), self)
+
+    def kill_worker(self, pick: random.Random) -> None:
+        """Kill a worker with its executors, and start another one in its place."""
+        running = [each for each in self.workers if each.poll() is None]
+        killed = pick.choice(running)
+        end_group(killed)
+        self.processes.remove(killed)
+        self.start_workers(1)
 
     @property
     def shared(self) -> Path:
@@ -134,20 +157,7 @@ def running(workers: int = 2, *, cores: int = 1) -> Iterator[Cluster]:
         cluster.hides = _may_mount()
         log = _start(cluster, "master", [_MASTER, "--port", "0", "--webui-port", "0"])
         cluster.master = _found(log, _ADDRESS, cluster)[1]
-        logs = [
-            _start(
-                cluster,
-                f"worker-{number}",
-                [
-                    *(_WORKER, "--cores", str(cores), "--memory", "1g", "--webui-port", "0"),
-                    *("--work-dir", str(root / f"worker-{number}"), cluster.master),
-                ],
-                hiding=cluster.driver if cluster.hides else None,
-            )
-            for number in range(workers)
-        ]
-        for log in logs:
-            _found(log, re.compile(_REGISTERED), cluster)
+        cluster.start_workers(workers, cores=cores)
         yield cluster
     finally:
         cluster.stop()

@@ -6,12 +6,16 @@
 from __future__ import annotations
 
 import json
+import random
+import subprocess
 import sys
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from kvstore.testing.seeds import seed_of
+from tests.cluster.again import DONE, KINDS, UNDER_WAY
 from tests.cluster.cluster import Cluster, end_group, library_zip, running
 
 DRIVER_S_MAX = 900
@@ -74,6 +78,41 @@ def test_executors_without_the_library_are_reported_in_one_line(cluster: Cluster
     for error in errors.values():
         assert "executors cannot import the library: No module named" in error
         assert "\n" not in error
+
+
+@pytest.mark.cluster
+def test_a_job_whose_driver_died_is_run_again_while_workers_die(cluster: Cluster) -> None:
+    """Each kind of work runs twice: its driver is killed, and then a worker with its executors."""
+    pick = random.Random(seed_of("KVSTORE_CLUSTER_DRIVER_SEED"))
+    killed = 0
+    for kind in KINDS:
+        driver, seen = under_way(cluster, kind, "killed", pick)
+        end_group(driver)
+        assert driver.stdout is not None
+        killed += DONE not in seen + driver.stdout.read()
+        driver, _ = under_way(cluster, kind, "again", pick)
+        cluster.kill_worker(pick)
+        try:
+            _, errors = driver.communicate(timeout=DRIVER_S_MAX)
+        finally:
+            end_group(driver)
+        assert driver.returncode == 0, f"{kind}: {errors[-6000:]}"
+    assert killed, "each driver had ended before it was killed"
+
+
+def under_way(
+    cluster: Cluster, kind: str, attempt: str, pick: random.Random
+) -> tuple[subprocess.Popen[str], str]:
+    """A driver that has begun its work, or has ended it, and its output so far."""
+    settings = json.dumps({**cluster.settings(), **shipped(cluster)})
+    shared, tasks = str(cluster.shared), str(pick.randrange(4))
+    driver = cluster.start_driver("tests.cluster.again", settings, shared, kind, attempt, tasks)
+    assert driver.stdout is not None
+    line = driver.stdout.readline()
+    if line.strip() not in (UNDER_WAY, DONE):
+        end_group(driver)
+        raise AssertionError(f"{kind}: {driver.communicate()[1][-6000:]}")
+    return driver, line
 
 
 @pytest.mark.cluster
