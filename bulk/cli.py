@@ -1,14 +1,20 @@
-"""`kvstore import` adds rows at one time. `kvstore seed` makes a store of rows with own times."""
+"""`kvstore import` adds rows, `export` writes them, `seed` makes a store of rows with own times."""
 
 from __future__ import annotations
 
+import shutil
+import sys
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated, Final
 
 import pyarrow as pa
 import typer
 
+from bulk.applying import RowsApplied, apply_rows, sync_rows
+from bulk.exports import export_rows, write_rows
 from bulk.files import file_events, file_rows, format_of
 from bulk.ingest import OnConflict, ingest
 from bulk.loading import import_rows
@@ -19,17 +25,27 @@ from bulk.stagings import expire_stagings, staged_manifest
 from kvstore.arguments import is_url
 from kvstore.cli.options import (
     Encoding,
+    Encodings,
+    EndOption,
     JsonOption,
+    KeyEncodingOption,
+    PrefixOption,
+    StartOption,
     StoreArgument,
+    ValueEncodingOption,
     iso,
     one_of,
     to_bytes,
     to_duration,
+    to_span,
+    to_text,
     to_time,
 )
-from kvstore.cli.output import print_figures, working
+from kvstore.cli.output import counting, print_figures, working
 from kvstore.cli.stores import open_or_create
 from kvstore.errors import UsageError
+from kvstore.opening import open_read_only
+from kvstore.span import Span
 from kvstore.timestamp import Timestamp
 
 ON_CONFLICT: Final[tuple[OnConflict, ...]] = ("overwrite", "error")
@@ -38,14 +54,17 @@ DUPLICATES: Final[tuple[Duplicates, ...]] = ("error", "last")
 EventsArgument = Annotated[
     list[Path],
     typer.Argument(
-        metavar="SOURCE", help="Files: .parquet, .csv, .arrow, .feather.", show_default=False
+        metavar="SOURCE",
+        help="Files: .parquet, .csv, .tsv, .jsonl, .arrow, .feather.",
+        show_default=False,
     ),
 ]
 SourcesArgument = Annotated[
     list[str],
     typer.Argument(
         metavar="SOURCE",
-        help="One staging directory or URL, or files: .parquet, .csv, .arrow, .feather.",
+        help="One staging directory or URL, or files: .parquet, .csv, .tsv, .jsonl, .arrow, "
+        ".feather; text also with .gz or .zst. - is stdin.",
         show_default=False,
     ),
 ]
@@ -68,6 +87,7 @@ OpOption = Annotated[
         show_default=False,
     ),
 ]
+STDIN: Final = Path("-")
 SinceOption = Annotated[
     str, typer.Option(metavar="TIME", help="The time from which the rows are complete.")
 ]
@@ -80,6 +100,17 @@ DuplicatesOption = Annotated[
 FileEncodingOption = Annotated[
     Encoding, typer.Option("--encoding", "-e", help="The encoding of keys and values in the files.")
 ]
+SyncOption = Annotated[
+    bool, typer.Option("--sync", help="Make a span equal to the files; write only differences.")
+]
+FormatOption = Annotated[
+    str | None,
+    typer.Option(
+        "--format",
+        help="The format of - : jsonl, csv, tsv, parquet, arrow, or csv.gz and the like.",
+        show_default=False,
+    ),
+]
 MoveOption = Annotated[
     bool, typer.Option("--move", help="Remove the staged files after adding them.")
 ]
@@ -90,56 +121,159 @@ seed_app = typer.Typer(add_completion=False)
 stagings_app = typer.Typer(add_completion=False)
 
 
-@app.command(name="import")
+_IMPORT_HELP: Final = """\
+Load many rows at once. All rows become visible at one time, which is printed.
+
+Rows are sorted first, in about 1 GB of memory; larger inputs are sorted on the
+store's disk. Importing a staging directory twice adds it once. Files of a URL are
+fetched first; a command that was stopped fetches the rest when it runs again.
+
+With --sync a span (--prefix, or --start and --end; by default all keys) has exactly the
+rows of the files afterwards: new and other values are put, missing keys deleted, and
+nothing is written where nothing differs. With --op each row is a put or a delete. Both
+write ordinary commits, of 16 MiB at most.
+
+\b
+Examples:
+  kvstore import flights.db staged/
+  kvstore import flights.db s3://bucket/staging/run-42
+  kvstore import flights.db 2013-*.parquet --key flight --value row
+  kvstore import new.db rows.csv --create --on-conflict error
+  zcat rows.jsonl.gz | kvstore import new.db - --format jsonl --create
+  kvstore import codes.db codes.csv --expires until
+  kvstore import codes.db codes.csv.zst --sync --prefix code/
+"""
+
+
+@app.command(name="import", help=_IMPORT_HELP)
 def import_(
     store: StoreArgument,
     sources: SourcesArgument,
     key: KeyOption = "key",
     value: ValueOption = "value",
     expires: ExpiresOption = None,
+    op: OpOption = None,
+    sync: SyncOption = False,
+    prefix: PrefixOption = None,
+    start: StartOption = None,
+    end: EndOption = None,
     on_conflict: OnConflictOption = "overwrite",
     duplicates: DuplicatesOption = "error",
+    format_: FormatOption = None,
     encoding: FileEncodingOption = Encoding.TEXT,
+    key_encoding: KeyEncodingOption = None,
+    value_encoding: ValueEncodingOption = None,
     move: MoveOption = False,
     create: CreateOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Load many rows at once. All rows become visible at one time, which is printed.
-
-    Rows are sorted first, in about 1 GB of memory; larger inputs are sorted on the
-    store's disk. Importing a staging directory twice adds it once. Files of a URL are
-    fetched first; a command that was stopped fetches the rest when it runs again.
-
-    \b
-    Examples:
-      kvstore import flights.db staged/
-      kvstore import flights.db s3://bucket/staging/run-42
-      kvstore import flights.db 2013-*.parquet --key flight --value row
-      kvstore import new.db rows.csv --create --on-conflict error
-      kvstore import new.db rows.csv --create -e hex
-      kvstore import codes.db codes.csv --expires until
-    """
+    """Take the options, and import by the way that they name."""
     conflict = one_of("--on-conflict", on_conflict, ON_CONFLICT)
     twice = one_of("--duplicates", duplicates, DUPLICATES)
+    notation = Encodings.of(encoding, key_encoding, value_encoding)
+    span = to_span(notation.key, start=start, end=end, prefix=prefix)
     staged = len(sources) == 1 and (is_url(sources[0]) or Path(sources[0]).is_dir())
-    if staged and expires is not None:
-        raise UsageError("--expires with a staging directory", "its rows have their times")
-    if staged and encoding is not Encoding.TEXT:
-        raise UsageError(f"--encoding {encoding.value} of a staging", "its rows are bytes")
-    files = [] if staged else [Path(source) for source in sources]
-    for file in files:
-        format_of(file)
-    with open_or_create(store, "rocksdb", create=create) as opened:
+    columns = {"key": key, "value": value, "expires": expires, "op": op}
+    if staged:
+        _require_plain(columns, notation, sync=sync)
+    _require_agreeing(columns, conflict, span, sync=sync)
+    with ExitStack() as stack:
+        files = [] if staged else stack.enter_context(_files(list(map(Path, sources)), format_))
+        progress = stack.enter_context(working(f"importing into {store}", quiet=as_json))
+        opened = stack.enter_context(open_or_create(store, "rocksdb", create=create))
         if staged:
-            with working(f"importing {sources[0]}") as progress:
-                manifest = staged_manifest(sources[0])
-                stamp = ingest(opened, sources[0], conflict, move, progress=progress)
+            manifest = staged_manifest(sources[0])
+            stamp = ingest(opened, sources[0], conflict, move, progress=progress)
+            _tell(manifest, stamp, as_json)
+            return
+        rows = told_rows(_decoded_files(files, columns, notation), progress)
+        if sync:
+            _tell_applied(sync_rows(opened, rows, span, twice), as_json)
+        elif op is not None:
+            _tell_applied(apply_rows(opened, rows), as_json)
         else:
-            with working(f"importing into {store}") as progress:
-                rows = _decoded(file_rows(files, key=key, value=value, expires=expires), encoding)
-                counted = told_rows(rows, progress)
-                manifest, stamp = import_rows(opened, counted, conflict, twice)
-    _tell(manifest, stamp, as_json)
+            _tell(*import_rows(opened, rows, conflict, twice), as_json)
+
+
+def _require_plain(columns: dict[str, str | None], notation: Encodings, *, sync: bool) -> None:
+    """Refuse the options that describe files, for a staging."""
+    if columns["expires"] is not None or columns["op"] is not None or sync:
+        raise UsageError("--expires, --op and --sync describe files", "a staging is added as it is")
+    if notation != (Encoding.TEXT, Encoding.TEXT):
+        raise UsageError("--encoding of a staging", "its rows are bytes")
+
+
+def _require_agreeing(
+    columns: dict[str, str | None], conflict: OnConflict, span: Span, *, sync: bool
+) -> None:
+    """Refuse options that contradict each other."""
+    has_op = columns["op"] is not None
+    if not sync and span != Span():
+        raise UsageError("a span goes with --sync", "pass --sync, or no span")
+    if (sync or has_op) and (columns["expires"] is not None or conflict == "error"):
+        raise UsageError(
+            "--sync and --op go without --expires and --on-conflict error", "leave one out"
+        )
+    if sync and has_op:
+        raise UsageError("--sync decides itself between put and delete", "leave --op out")
+
+
+@contextmanager
+def _files(sources: list[Path], format_: str | None) -> Iterator[list[Path]]:
+    """The files to read. Stdin becomes a file of a temporary directory for the time of the block:
+    rows are read twice, for the names of their columns first."""
+    known = [source for source in sources if source != STDIN]
+    for source in known:
+        format_of(source)
+    if len(known) == len(sources):
+        if format_ is not None:
+            raise UsageError("--format is for stdin", "files have it in their names")
+        yield sources
+        return
+    if format_ is None:
+        raise UsageError("stdin has no name that tells its format", "pass --format jsonl")
+    if sys.stdin is None:
+        raise UsageError("stdin is closed", "pipe the rows, or name a file")
+    with TemporaryDirectory(prefix="kvstore-import-") as directory:
+        copy = Path(directory) / f"stdin.{format_.lstrip('.')}"
+        format_of(copy)
+        with copy.open("wb") as file:
+            shutil.copyfileobj(sys.stdin.buffer, file, 1 << 20)
+        yield [copy if source == STDIN else source for source in sources]
+
+
+def export_keys(
+    store: Path,
+    path: Path,
+    as_of: str | None,
+    span: Span,
+    notation: Encodings,
+    *,
+    format_: str | None,
+    as_json: bool,
+) -> None:
+    """Write keys and values to a file, or to stdout where `path` is `-`."""
+    write = None if notation == (Encoding.TEXT, Encoding.TEXT) else _in_notation(notation)
+    if path == STDIN:
+        kind = format_of(Path(f"stdout.{(format_ or 'jsonl').lstrip('.')}"))
+        with open_read_only(store) as opened, opened.snapshot(to_time(as_of)) as snapshot:
+            batches = iter(snapshot.scan_batches(span.start, span.end))
+            write_rows(sys.stdout.buffer, kind, batches, write, lambda rows: None)
+        return
+    if format_ is not None:
+        raise UsageError("--format is for stdout", "files have it in their names")
+    with (
+        working(f"writing {path}", quiet=as_json) as progress,
+        open_read_only(store) as opened,
+        opened.snapshot(to_time(as_of)) as snapshot,
+    ):
+        report = export_rows(snapshot, path, span, write, progress=counting(progress, "rows"))
+    fields = {"as_of": iso(report.as_of), "rows": report.rows, "bytes": report.bytes}
+    print_figures(fields, as_json=as_json)
+
+
+def _in_notation(notation: Encodings) -> Callable[[bytes, str], str]:
+    return lambda raw, name: to_text(raw, notation.key if name == "key" else notation.value)
 
 
 @stagings_app.command(name="expire-stagings")
@@ -206,9 +340,10 @@ def seed_(
 
     with working(f"seeding {store}") as progress:
         events = file_events(sources, key=key, value=value, at=at, op=op)
+        both = Encodings(encoding, encoding)
         newest = seed(
             store,
-            counted(told_rows(_decoded(events, encoding), progress)),
+            counted(told_rows(_decoded(events, both, str(store)), progress)),
             key=key,
             value=value,
             at=at,
@@ -219,21 +354,41 @@ def seed_(
     print_figures({"newest": iso(newest), "rows": rows}, as_json=as_json)
 
 
-def _decoded(rows: Iterator[pa.RecordBatch], encoding: Encoding) -> Iterator[pa.RecordBatch]:
+def _decoded_files(
+    sources: list[Path], columns: dict[str, str | None], notation: Encodings
+) -> Iterator[pa.RecordBatch]:
+    """The rows of all files. A key or a value that is not in its notation is named by file and
+    row."""
+    for source in sources:
+        rows = file_rows([source], **{name: each for name, each in columns.items() if each})
+        yield from _decoded(rows, notation, str(source))
+
+
+def _decoded(
+    rows: Iterator[pa.RecordBatch], notation: Encodings, where: str
+) -> Iterator[pa.RecordBatch]:
     """Decode hex or base64 in the first two columns, keys and values. Text stays as it is, and so
     do nulls, which are refused later."""
-    if encoding is Encoding.TEXT:
+    if notation == (Encoding.TEXT, Encoding.TEXT):
         yield from rows
         return
+    first = 1
     for batch in rows:
         columns = [
-            pa.array(
-                (x and to_bytes(x.decode("latin-1"), encoding) for x in column.to_pylist()),
-                pa.binary(),
-            )
-            for column in batch.columns[:2]
+            pa.array(_cells(column, encoding, where, first), pa.binary())
+            for column, encoding in zip(batch.columns[:2], notation, strict=True)
         ]
         yield pa.RecordBatch.from_arrays([*columns, *batch.columns[2:]], schema=batch.schema)
+        first += batch.num_rows
+
+
+def _cells(column: pa.Array, encoding: Encoding, where: str, first: int) -> Iterator[bytes | None]:
+    number = first
+    try:
+        for number, raw in enumerate(column.to_pylist(), first):  # noqa: B007
+            yield None if raw is None else to_bytes(raw.decode("latin-1"), encoding)
+    except UsageError as error:
+        raise UsageError(f"{where}: row {number}: {error.what}", error.remedy) from error
 
 
 def told_rows(
@@ -258,3 +413,8 @@ def _tell(manifest: Manifest, stamp: Timestamp, as_json: bool) -> None:
         },
         as_json=as_json,
     )
+
+
+def _tell_applied(done: RowsApplied, as_json: bool) -> None:
+    stamp = None if done.timestamp is None else iso(done.timestamp)
+    print_figures({**done._asdict(), "timestamp": stamp}, as_json=as_json)

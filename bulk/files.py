@@ -1,5 +1,5 @@
-"""Reads Parquet, CSV, Arrow and Feather files: as keys and values, as events, or as rows of a
-table.
+"""Reads Parquet, CSV, TSV, JSON lines, Arrow and Feather files: as keys and values, as events, or
+as rows of a table. Text may be compressed by gzip or zstd.
 
 Files are read batch by batch, so a file need not fit in memory. Keys and values are binary or text;
 text becomes its UTF-8 bytes. Other types are refused, because a number has more than one text.
@@ -9,8 +9,9 @@ columns; a CSV file is read with these types.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+import io
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final, Literal, TypeAlias
 
@@ -19,20 +20,26 @@ import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 
+from bulk.json_lines import read_lines
 from kvstore.columns import decoded, require_time_type
 from kvstore.errors import StorageError, UsageError
 from kvstore.limits import ARROW_ROWS_MAX
 
-FileFormat: TypeAlias = Literal["parquet", "csv", "arrow"]
+FileFormat: TypeAlias = Literal["parquet", "csv", "tsv", "jsonl", "arrow"]
 
 _SUFFIXES: Final[dict[str, FileFormat]] = {
     ".parquet": "parquet",
     ".pq": "parquet",
     ".csv": "csv",
+    ".tsv": "tsv",
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
     ".arrow": "arrow",
     ".feather": "arrow",
     ".ipc": "arrow",
 }
+COMPRESSIONS: Final = {".gz": "gzip", ".zst": "zstd"}
+"""The compression of a file of text, by the last ending of its name."""
 _CSV_BLOCK_BYTES: Final = 8 << 20
 _AS_BYTES: Final = None
 """The types of columns that are read as bytes."""
@@ -41,27 +48,48 @@ _SCHEMA: Final = pa.schema([("key", pa.binary()), ("value", pa.binary())])
 
 def format_of(path: Path) -> FileFormat:
     """The format, by the ending of the file's name. Raises `UsageError`."""
-    found = _SUFFIXES.get(path.suffix.lower())
+    is_compressed = compression_of(path) is not None
+    found = _SUFFIXES.get((path.with_suffix("") if is_compressed else path).suffix.lower())
     if found is None:
         raise UsageError(f"{path}: unknown kind of file", f"name it one of {', '.join(_SUFFIXES)}")
+    if is_compressed and found not in ("csv", "tsv", "jsonl"):
+        raise UsageError(f"{path}: {found} has a compression of its own", "unpack the file")
     return found
 
 
+def compression_of(path: Path) -> str | None:
+    """The compression, by the last ending of the file's name."""
+    return COMPRESSIONS.get(path.suffix.lower())
+
+
+@contextmanager
+def _unpacked(path: Path) -> Iterator[pa.NativeFile]:
+    """The text of a file."""
+    with pa.input_stream(str(path), compression=compression_of(path)) as source:
+        yield source
+
+
 def file_rows(
-    paths: Iterable[Path], *, key: str, value: str, expires: str | None = None
+    paths: Iterable[Path],
+    *,
+    key: str,
+    value: str,
+    expires: str | None = None,
+    op: str | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """Yield batches with the binary columns `key` and `value`, from the named columns of each file,
-    and a column `expires` of times, if it is named.
+    """Yield batches with the binary columns `key` and `value`, from the named columns of each file.
+    If they are named, columns `expires` of times and `op` of text follow.
 
     Rows come in the order of the files and of the rows in them. A time that is text is as in
     `file_events`; an empty text is none. Raises `UsageError` if a file cannot be read, or lacks a
     column, or has a column of another type.
     """
-    names = _distinct(key, value) if expires is None else [*_distinct(key, value), expires]
-    if expires in (key, value):
-        raise UsageError(f"the column {expires} has times", "name a column for one thing only")
+    more = [name for name in (expires, op) if name is not None]
+    names = [*_distinct(key, value), *more]
+    if len(set(names)) < len(names):
+        raise UsageError(f"the columns {', '.join(names)}", "name a column for one thing only")
     for path in paths:
-        opener = {"parquet": _parquet, "csv": _csv, "arrow": _arrow}[format_of(path)]
+        opener = _opener(path)
         with _translated(path):
             for read in opener(path, names, _AS_BYTES):
                 batch = read.select(names)
@@ -72,6 +100,8 @@ def file_rows(
                 if expires is not None:
                     times = _expiries(_times(batch, expires, path, has_none=True), path, expires)
                     rows = rows.append_column("expires", times)
+                if op is not None:
+                    rows = rows.append_column("op", _binary(batch, op, path).cast(pa.string()))
                 yield rows
 
 
@@ -88,7 +118,7 @@ def file_events(
     if len(set(names)) < len(names):
         raise UsageError(f"the columns {', '.join(names)}", "name a column for one thing only")
     for path in paths:
-        opener = {"parquet": _parquet, "csv": _csv, "arrow": _arrow}[format_of(path)]
+        opener = _opener(path)
         with _translated(path):
             for read in opener(path, names, _AS_BYTES):
                 batch = read.select(names)
@@ -103,11 +133,34 @@ def file_events(
 def typed_batches(path: Path, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     """All columns of a file. `schema` gives the types of the columns of a CSV file. Raises as
     `file_rows`."""
-    opener = {"parquet": _parquet, "csv": _csv, "arrow": _arrow}[format_of(path)]
+    opener = _opener(path)
     with _translated(path):
         for batch in opener(path, None, schema):
             batch.validate(full=True)
             yield batch
+
+
+Opener: TypeAlias = "Callable[[Path, list[str] | None, pa.Schema | None], Iterator[pa.RecordBatch]]"
+
+
+def _opener(path: Path) -> Opener:
+    openers: dict[FileFormat, Opener] = {
+        "parquet": _parquet,
+        "csv": _csv,
+        "tsv": _csv,
+        "jsonl": _json_lines,
+        "arrow": _arrow,
+    }
+    return openers[format_of(path)]
+
+
+def _json_lines(
+    path: Path, wanted: list[str] | None, types: pa.Schema | None
+) -> Iterator[pa.RecordBatch]:
+    if wanted is None or types is not None:
+        raise UsageError(f"{path}: rows of a table have types", "write them as CSV or Parquet")
+    with _unpacked(path) as source:
+        yield from read_lines(io.BufferedReader(source), str(path), wanted)
 
 
 def _parquet(path: Path, wanted: list[str] | None, _: object) -> Iterator[pa.RecordBatch]:
@@ -117,9 +170,57 @@ def _parquet(path: Path, wanted: list[str] | None, _: object) -> Iterator[pa.Rec
 
 
 def _csv(path: Path, wanted: list[str] | None, types: pa.Schema | None) -> Iterator[pa.RecordBatch]:
+    try:
+        yield from _csv_batches(path, wanted, types)
+    except pa.ArrowInvalid:
+        _require_even_rows(path)
+        raise
+
+
+def _require_even_rows(path: Path) -> None:
+    """Raise `UsageError` that names the first row with more or fewer columns than the header.
+
+    Arrow numbers rows only where one thread reads, so the file is read again.
+    """
+
+    def refuse(row: pa_csv.InvalidRow) -> str:
+        # An error that a callback raises is printed rather than passed.
+        wrong.append(row)
+        return "skip"
+
+    wrong: list[pa_csv.InvalidRow] = []
+    read = pa_csv.ReadOptions(block_size=_CSV_BLOCK_BYTES, use_threads=False)
+    parse = pa_csv.ParseOptions(
+        newlines_in_values=True, delimiter=_delimiter(path), invalid_row_handler=refuse
+    )
+    with (
+        _unpacked(path) as source,
+        pa_csv.open_csv(source, read_options=read, parse_options=parse) as reader,
+        suppress(pa.ArrowInvalid, StopIteration),
+    ):
+        while not wrong:
+            reader.read_next_batch()
+    if wrong:
+        raise UsageError(
+            f"{path}: row {wrong[0].number} has {wrong[0].actual_columns} columns, and the header "
+            f"has {wrong[0].expected_columns}",
+            "correct the row; the header is row 1",
+        )
+
+
+def _delimiter(path: Path) -> str:
+    return "\t" if format_of(path) == "tsv" else ","
+
+
+def _csv_batches(
+    path: Path, wanted: list[str] | None, types: pa.Schema | None
+) -> Iterator[pa.RecordBatch]:
     read = pa_csv.ReadOptions(block_size=_CSV_BLOCK_BYTES)
-    parse = pa_csv.ParseOptions(newlines_in_values=True)
-    with pa_csv.open_csv(path, read_options=read, parse_options=parse) as reader:
+    parse = pa_csv.ParseOptions(newlines_in_values=True, delimiter=_delimiter(path))
+    with (
+        _unpacked(path) as source,
+        pa_csv.open_csv(source, read_options=read, parse_options=parse) as reader,
+    ):
         names = reader.schema.names
         _require_columns(path, names, wanted)
     if types is None:
@@ -132,9 +233,12 @@ def _csv(path: Path, wanted: list[str] | None, types: pa.Schema | None) -> Itera
     convert = pa_csv.ConvertOptions(
         column_types=chosen, include_columns=list(chosen), strings_can_be_null=False
     )
-    with pa_csv.open_csv(
-        path, read_options=read, parse_options=parse, convert_options=convert
-    ) as reader:
+    with (
+        _unpacked(path) as source,
+        pa_csv.open_csv(
+            source, read_options=read, parse_options=parse, convert_options=convert
+        ) as reader,
+    ):
         yield from reader
 
 
@@ -232,6 +336,8 @@ def _translated(path: Path) -> Iterator[None]:
     except FileNotFoundError as error:
         raise UsageError(f"{path} is not there", "check the path") from error
     except OSError as error:
+        if error.errno is None:  # the library that unpacks a file, rather than the system
+            raise UsageError(f"{path} cannot be unpacked: {error}", "check the file") from error
         raise StorageError(f"reading {path} failed: {error}", "look at the disk") from error
     except (pa.ArrowException, IndexError, OverflowError, UnicodeError) as error:
         raise UsageError(f"{path} cannot be read: {error}", "check the file") from error

@@ -13,7 +13,9 @@ from bulk.cli import (
     DUPLICATES,
     ON_CONFLICT,
     DuplicatesOption,
+    FormatOption,
     OnConflictOption,
+    export_keys,
     told_rows,
 )
 from bulk.files import format_of
@@ -21,7 +23,23 @@ from bulk.tables.cells import to_type, to_value
 from bulk.tables.exports import export_parquet
 from bulk.tables.options import ColumnsOption, NameArgument, facts_of, names_of
 from bulk.tables.rows import import_files
-from kvstore.cli.options import AsOfOption, JsonOption, StoreArgument, iso, one_of, to_time
+from kvstore.cli.options import (
+    AsOfOption,
+    Encoding,
+    EncodingOption,
+    Encodings,
+    EndOption,
+    JsonOption,
+    KeyEncodingOption,
+    PrefixOption,
+    StartOption,
+    StoreArgument,
+    ValueEncodingOption,
+    iso,
+    one_of,
+    to_span,
+    to_time,
+)
 from kvstore.cli.output import counting, print_figures, print_json, print_line, working
 from kvstore.cli.stores import open_to_write
 from kvstore.codec.tuples import desc
@@ -153,21 +171,55 @@ def build(
 
 def export(
     store: StoreArgument,
-    name: NameArgument,
-    path: Annotated[
-        Path, typer.Argument(metavar="FILE", help="The Parquet file.", show_default=False)
+    names: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="[TABLE] FILE",
+            help="A table, if its rows are wanted; the file. - is stdout.",
+            show_default=False,
+        ),
     ],
     as_of: AsOfOption = None,
     columns: ColumnsOption = None,
+    prefix: PrefixOption = None,
+    start: StartOption = None,
+    end: EndOption = None,
+    format_: FormatOption = None,
+    encoding: EncodingOption = Encoding.TEXT,
+    key_encoding: KeyEncodingOption = None,
+    value_encoding: ValueEncodingOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Write the rows of a table as typed Parquet, which DuckDB, Polars and pandas read.
+    """Write keys and values to a file that `kvstore import` reads, or a table as typed Parquet.
+
+    The name of the file tells the format: .jsonl, .csv, .tsv, .parquet, .arrow; text also with
+    .gz or .zst. Bytes that are not text need --encoding hex or base64 in CSV and TSV.
 
     \b
     Examples:
+      kvstore export flights.db flights.jsonl.zst
+      kvstore export flights.db aa.csv --prefix AA --as-of yesterday
+      kvstore export flights.db - --format jsonl | jq .key
       kvstore export city.db trips trips.parquet
-      kvstore export city.db trips trips.parquet --as-of 2026-01-31T00:00Z
     """
+    path = Path(names[-1])
+    if len(names) == 1:
+        if columns is not None:
+            raise UsageError("--columns are columns of a table", "name a table")
+        notation = Encodings.of(encoding, key_encoding, value_encoding)
+        span = to_span(notation.key, start=start, end=end, prefix=prefix)
+        export_keys(store, path, as_of, span, notation, format_=format_, as_json=as_json)
+        return
+    if len(names) > 2:
+        raise UsageError("export takes a table and a file", "name one file")
+    if (prefix, start, end, format_) != (None, None, None, None):
+        raise UsageError("a span and a format are for keys and values", "name no table")
+    _export_table(store, names[0], path, as_of, columns, as_json=as_json)
+
+
+def _export_table(
+    store: Path, name: str, path: Path, as_of: str | None, columns: str | None, *, as_json: bool
+) -> None:
     if path.suffix not in (".parquet", ".pq"):
         raise UsageError(f"{path} is no name of a Parquet file", "end it in .parquet")
     with (

@@ -388,3 +388,7 @@ TABLE_COLUMNS_MAX = 2000
 TABLE_LAYOUTS_MAX = 1000
 """Layouts that the rows of a table may have over its life: one for each column added, dropped or
 widened. A definition with all of them has 400 kB at eight columns. Rows name it in two bytes."""
+
+APPLY_BYTES_MAX = 16 << 20
+"""Bytes of the rows that `kvstore import --sync` and `--op` write as one commit. A commit travels
+to the owner of a store as one request, which has at most `SERVER_BODY_BYTES_MAX` bytes."""

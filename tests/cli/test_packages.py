@@ -19,6 +19,7 @@ def test_declared_commands_are_what_the_packages_have() -> None:
         "seed": "bulk.cli:seed_app",
         "table": "bulk.tables.cli:app",
         "export": "bulk.tables.cli:export_app",
+        "expire-stagings": "bulk.cli:stagings_app",
         "backup": "backup.cli:app",
     }
     assert bulk.cli.app is not backup.cli.app

@@ -1,0 +1,106 @@
+"""Reads and writes JSON lines: an object a line, with keys and values as fields.
+
+    {"key": "AA1", "value": "on time"}
+    {"key": {"base64": "a/8="}, "value": null}
+
+Bytes that are UTF-8 are text. Other bytes are an object `{"base64": "..."}`. `kvstore scan --json`
+and `kvstore export` print these lines.
+
+Invariants
+1. A line that is written and read again gives the same bytes.
+2. A row that cannot be read is refused by file and line.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from collections.abc import Iterator
+from typing import Any, BinaryIO, Final
+
+import pyarrow as pa
+
+from kvstore.errors import UsageError
+
+_ROWS: Final = 10_000
+_BYTES: Final = 8 << 20
+_LINE_BYTES_MAX: Final = 256 << 20
+"""More than the longest key and the longest value in base64."""
+
+
+def read_lines(file: BinaryIO, where: str, names: list[str]) -> Iterator[pa.RecordBatch]:
+    """Batches of binary columns: the fields `names` of each line. Raises `UsageError`."""
+    columns: list[list[bytes | None]] = [[] for _ in names]
+    size = 0
+    for number, line in enumerate(_lines(file, where), 1):
+        if not line.strip():
+            continue
+        fields = _object(line, f"{where}:{number}")
+        for name, column in zip(names, columns, strict=True):
+            if name not in fields:
+                raise UsageError(
+                    f"{where}:{number} has no field {name!r}", f"choose from {', '.join(fields)}"
+                )
+            column.append(_bytes(fields[name], f"{where}:{number}: field {name!r}"))
+        size += len(line)
+        if len(columns[0]) == _ROWS or size > _BYTES:
+            yield _batch(names, columns)
+            columns, size = [[] for _ in names], 0
+    yield _batch(names, columns)
+
+
+def line_of(fields: dict[str, bytes | None]) -> bytes:
+    """A row as a line, with its end."""
+    shown = {name: _text(raw) for name, raw in fields.items()}
+    return json.dumps(shown, ensure_ascii=False).encode() + b"\n"
+
+
+def _lines(file: BinaryIO, where: str) -> Iterator[bytes]:
+    number = 0
+    while line := file.readline(_LINE_BYTES_MAX):
+        number += 1
+        if len(line) == _LINE_BYTES_MAX and not line.endswith(b"\n"):
+            raise UsageError(f"{where}:{number} is longer than any row", "check the file")
+        yield line
+
+
+def _object(line: bytes, where: str) -> dict[str, Any]:
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{where} is not JSON: {error}", "write one object a line") from error
+    if not isinstance(found, dict):
+        raise UsageError(f"{where} is no object", "write one object a line")
+    return found
+
+
+def _bytes(field: Any, where: str) -> bytes | None:
+    if field is None:
+        return None
+    if isinstance(field, str):
+        try:
+            return field.encode()
+        except UnicodeEncodeError as error:
+            raise UsageError(f"{where} is not text: {error}", "write it as base64") from error
+    if isinstance(field, dict) and list(field) == ["base64"]:
+        try:
+            return base64.b64decode(field["base64"], validate=True)
+        except (binascii.Error, TypeError, ValueError) as error:
+            raise UsageError(f"{where} is not base64: {error}", "check the line") from error
+    kind = type(field).__name__
+    raise UsageError(f"{where} is of type {kind}", 'write text, or {"base64": "..."}')
+
+
+def _text(raw: bytes | None) -> str | dict[str, str] | None:
+    if raw is None:
+        return None
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        return {"base64": base64.b64encode(raw).decode()}
+
+
+def _batch(names: list[str], columns: list[list[bytes | None]]) -> pa.RecordBatch:
+    arrays = [pa.array(column, pa.binary()) for column in columns]
+    return pa.RecordBatch.from_arrays(arrays, names=names)
