@@ -18,7 +18,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # The time for which `make soak` fuzzes each format by coverage, where atheris installs.
 FUZZ_SECONDS := 60
 
-.PHONY: help setup test check lint types loops docs format demo demo-joins demo-tables bench bench-quick bench-growth year soak cluster spark-matrix sanitize azure clean
+.PHONY: help setup test check lint types loops docs format demo demo-joins demo-tables bench bench-quick bench-growth year soak cluster spark-matrix sanitize browser azure clean
 
 help:
 	@echo 'make setup        create $(VENV) with the pinned versions'
@@ -35,6 +35,7 @@ help:
 	@echo 'make soak         the long random tests, the fuzzers and the sanitizers: hours'
 	@echo 'make cluster      Spark on a master and two workers, with kills: some minutes'
 	@echo 'make spark-matrix run each release of PySpark in its own environment, by Spark Connect too'
+	@echo 'make browser      the page of a store in Chromium (Debian: chromium and chromium-driver)'
 	@echo 'make sanitize     run the compiled loops under the sanitizers of the C compiler'
 	@echo 'make azure        the tests that need an emulator of Azure, which npm fetches'
 	@echo 'make clean        remove everything that these targets made'
@@ -144,6 +145,10 @@ cluster: $(READY)
 
 spark-matrix: $(READY)
 	$(PY) -m tests.matrix $(VENV)/matrix
+
+# Chromium and its driver are Debian's packages. The tests name the missing one.
+browser: $(READY)
+	$(PYTEST) -m browser tests/browser
 
 sanitize: $(READY)
 	$(PY) -m tests.loops.sanitized

@@ -11,6 +11,7 @@ from itertools import chain
 from typing import Final
 
 from backup.collection import Collection
+from backup.overview import CollectionInfo
 from backup.shard import ShardBatch
 from kvstore.errors import KVStoreError
 from kvstore.server.page import (
@@ -62,6 +63,7 @@ def _blocks(place: str, collection: Collection, call: PageRequest) -> Iterator[P
         f"{info.url}: {info.rows:,} rows in {size(info.bytes)}. Any time from {moment(info.since)} "
         f"to {moment(info.upper)} can be restored. A disaster now would lose the last {age}."
     )
+    yield from _proofs(info)
     first = max(len(chains) - _CHAINS_SHOWN, 0)
     lanes = [
         Lane(f"Chain {number}", list(_stretches(windows, oldest, newest)))
@@ -77,13 +79,26 @@ def _blocks(place: str, collection: Collection, call: PageRequest) -> Iterator[P
             Cell(moment(window.upper), call.link("keys", at=str(int(window.upper) - 1))),
             Cell(f"{window.rows:,}"),
             Cell(size(window.bytes)),
+            Cell(moment(window.proven_at)),
         ]
         for window in reversed(found[-_WINDOWS_SHOWN:])
     ]
     count = f" ({_WINDOWS_SHOWN} of {len(found):,})" if len(found) > _WINDOWS_SHOWN else ""
-    columns = ("From (UTC)", "Up to (UTC)", "Rows", "Bytes")
+    columns = ("From (UTC)", "Up to (UTC)", "Rows", "Bytes", "Last proven (UTC)")
     caption = f"Windows, newest first{count}"
     yield Grid(caption, columns, rows, numbers=frozenset({2, 3}))
+
+
+def _proofs(info: CollectionInfo) -> Iterator[PageBlock]:
+    """The last proof of the newest chain: a drill that restored it."""
+    proof = info.proofs[-1] if info.proofs else None
+    if proof is None or proof.proven is None:
+        yield Text("No drill has proved that this collection restores.", is_warning=True)
+    else:
+        age = duration(info.proof_age_seconds * NS_PER_SECOND)
+        yield Text(f"A drill restored it as of {moment(proof.proven)}, {age} ago.")
+    if proof is not None and proof.problem:
+        yield Text(f"The newest drill failed: {proof.problem}", is_warning=True)
 
 
 def _stretches(windows: Sequence[ShardBatch], oldest: int, newest: int) -> Iterator[Stretch]:

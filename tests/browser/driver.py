@@ -54,6 +54,7 @@ class Browser:
                 "--disable-dev-shm-usage",
                 "--disable-gpu",
                 "--no-first-run",
+                "about:blank",
                 "--disable-background-networking",
                 f"--window-size={width},{height}",
                 f"--user-data-dir={self._directory}",
@@ -97,6 +98,15 @@ class Browser:
     def run(self, script: str, *arguments: object) -> Any:
         """The result of a function body in the page."""
         return self._ask("POST", "/execute/sync", {"script": script, "args": list(arguments)})
+
+    def later(self, condition: str) -> bool:
+        """Whether a condition holds, a tenth of a second later. False while a page loads."""
+        script = "const done = arguments[0]; setTimeout(() => done(true), 100);"
+        try:
+            self._ask("POST", "/execute/async", {"script": script, "args": []})
+            return bool(self.run(condition))
+        except AssertionError:  # the page went away meanwhile
+            return False
 
     def press(self, *keys: str) -> None:
         """Press and release keys, one after the other."""

@@ -257,6 +257,7 @@ def test_collections_show_coverage_and_one_failure_hides_no_other(
     main = person.text("collections")
     assert "covered from" in main
     assert "can be restored" in main
+    assert "No drill has proved" in main
     assert "none: " in main
 
 
