@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
-from datetime import timedelta
+from collections.abc import Callable
+from datetime import datetime, timedelta, timezone
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import pytest
 
 import bulk
 import kvstore
+from backup import Collection
 from bulk.definitions import EncodedBy
 from kvstore.span import Span
 from kvstore.tables.space import definition_key, is_entry, table_prefix
@@ -20,31 +23,38 @@ from kvstore.testing.seeds import seed_of
 pytestmark = [pytest.mark.usefixtures("each_engine"), pytest.mark.tiny_limits]
 
 SCHEMA = pa.schema([("id", pa.int64()), ("zone", pa.string()), ("n", pa.int32())])
-STEPS = 60
+READINGS = pa.schema([("id", pa.int64()), ("ts", pa.timestamp("us", "UTC")), ("value", pa.int64())])
+MINUTES = [datetime(2026, 1, 1, 0, minute, tzinfo=timezone.utc) for minute in range(5)]
+STEPS = 80
 SECOND = 10**9
+
+Row = dict[str, Any]
 
 
 class Model:
-    """Versions of rows, by key, and the columns of each time."""
+    """Versions of rows, by key, and the columns of each time. `key_of` makes a key that sorts as
+    the rows of the table do."""
 
-    def __init__(self, at: int) -> None:
-        self.versions: dict[int, list[tuple[int, dict[str, Any] | None, int]]] = {}
+    def __init__(self, at: int, schema: pa.Schema, key_of: Callable[[Row], Any]) -> None:
+        self.key_of = key_of
+        self.versions: dict[Any, list[tuple[int, Row | None, int]]] = {}
         self.reverted: dict[int, int] = {}
         self.columns: list[tuple[int, dict[str, tuple[str, Any]]]] = [
-            (at, {name: (name, None) for name in SCHEMA.names})
+            (at, {name: (name, None) for name in schema.names})
         ]
         self.made = 0
-        self.dues: dict[int, int] = {}
+        self.dues: dict[Any, int] = {}
         """When rows expire, by key. Each later write cancels it."""
 
     def columns_at(self, at: int) -> dict[str, tuple[str, Any]]:
         return next(columns for time, columns in reversed(self.columns) if time <= at)
 
-    def put(self, at: int, row: dict[str, Any], import_id: int = 0) -> None:
+    def put(self, at: int, row: Row, import_id: int = 0) -> None:
         columns = self.columns_at(at)
         stored = {columns[name][0]: value for name, value in row.items()}
-        self.dues.pop(row["id"], None)
-        self.versions.setdefault(row["id"], []).append((at, stored, import_id))
+        key = self.key_of(row)
+        self.dues.pop(key, None)
+        self.versions.setdefault(key, []).append((at, stored, import_id))
 
     def expire(self, now: int) -> list[int]:
         """Delete the rows that are due at `now`; returns the times."""
@@ -53,7 +63,7 @@ class Model:
             self.delete(at, key)
         return [at for at, _ in due]
 
-    def delete(self, at: int, key: int) -> None:
+    def delete(self, at: int, key: Any) -> None:
         self.dues.pop(key, None)
         self.versions.setdefault(key, []).append((at, None, 0))
 
@@ -73,7 +83,8 @@ class Model:
 
 
 class History:
-    """A store with a table, driven by a seed, beside its model."""
+    """A store with two tables, driven by a seed, beside their models. One has an index and is
+    altered, the other one has an event time."""
 
     def __init__(
         self, store: kvstore.Store, root: Path, rng: random.Random, clock: kvstore.ManualClock
@@ -81,7 +92,12 @@ class History:
         self.store, self.root, self.rng, self.clock = store, root, rng, clock
         self.table = store.table("t", SCHEMA, key="id", indexes={"by_zone": ["zone", "n"]})
         self.times = [int(store.sync() - 1)]
-        self.model = Model(self.times[0])
+        self.model = Model(self.times[0], SCHEMA, itemgetter("id"))
+        self.readings = store.table("readings", READINGS, key="id", event_time="ts")
+        self.known = Model(
+            self.times[0], READINGS, lambda row: (row["id"], MINUTES[-1] - row["ts"])
+        )
+        self.collection = Collection(root / "collection")
         self.imports: list[int] = []
         self.numbered = 0
 
@@ -97,9 +113,12 @@ class History:
             ["put"] * 4
             + ["expiring"] * 2
             + ["update", "delete", "batch", "txn", "load", "revert", "alter", "gc"]
+            + ["reading"] * 3
+            + ["unread", "load_readings"]
         )
         self.clock.advance(self.rng.randrange(3 * SECOND))
-        self.times += self.model.expire(self.clock.wall_ns())
+        for model in (self.model, self.known):
+            self.times += model.expire(self.clock.wall_ns())
         at = getattr(self, name)()
         self.times.append(int(at or self.store.sync() - 1))
 
@@ -160,8 +179,11 @@ class History:
 
     def load(self) -> Any:
         rows = {row["id"]: row for row in (self.row() for _ in range(4))}
-        codec = self.table.codec()
-        batch = pa.RecordBatch.from_pylist([*rows.values()], codec.definition.schema)
+        return self.imported(self.table, [*rows.values()], self.model)
+
+    def imported(self, table: kvstore.Table, rows: list[Row], model: Model) -> Any:
+        codec = table.codec()
+        batch = pa.RecordBatch.from_pylist(rows, codec.definition.schema)
         keys, values = codec.encode(batch)
         pairs = dict(zip(keys.to_pylist(), values.to_pylist(), strict=True))
         for index in codec.definition.indexes:
@@ -174,16 +196,43 @@ class History:
         imported.seal(tables=[EncodedBy.of(codec)])
         at = bulk.ingest(self.store, self.root / f"import-{self.numbered}")
         self.imports.append(imported.import_id)
-        for row in rows.values():
-            self.model.put(int(at), row, imported.import_id)
+        for row in rows:
+            model.put(int(at), row, imported.import_id)
         return at
+
+    # -- rows with an event time ------------------------------------------------------------
+
+    def new_reading(self) -> Row:
+        pick = self.rng
+        return {"id": pick.randrange(2), "ts": pick.choice(MINUTES), "value": pick.randrange(99)}
+
+    def reading(self) -> Any:
+        """A row that comes late, or restates an earlier one."""
+        row, due = self.new_reading(), kvstore.Timestamp(self.clock.wall_ns() + 4 * SECOND)
+        is_brief = self.rng.random() < 0.3
+        at = self.readings.put(row, expires=due if is_brief else None)
+        self.known.put(int(at or 0), row)
+        assert (self.readings.ttl(row["id"], row["ts"]) is not None) == is_brief
+        if is_brief:
+            self.known.dues[self.known.key_of(row)] = int(due)
+        return at
+
+    def unread(self) -> Any:
+        row = self.new_reading()
+        at = self.readings.delete(row["id"], row["ts"])
+        self.known.delete(int(at or 0), self.known.key_of(row))
+        return at
+
+    def load_readings(self) -> Any:
+        rows = {self.known.key_of(row): row for row in (self.new_reading() for _ in range(3))}
+        return self.imported(self.readings, [*rows.values()], self.known)
 
     def revert(self) -> Any:
         if not self.imports:
             return None
         import_id = self.imports.pop()
         at = self.store.revert_import(import_id)
-        self.model.reverted[import_id] = int(at)
+        self.model.reverted[import_id] = self.known.reverted[import_id] = int(at)
         return at
 
     def alter(self) -> Any:
@@ -209,13 +258,34 @@ class History:
         return None
 
     def check(self) -> None:
-        for at in self.rng.sample(self.times, min(3, len(self.times))) + self.times[-1:]:
+        times = self.rng.sample(self.times, min(3, len(self.times))) + self.times[-1:]
+        self.check_at(times, self.table, self.readings)
+
+    def check_at(self, times: list[int], table: kvstore.Table, readings: kvstore.Table) -> None:
+        for at in times:
             expected = self.model.rows(at)
-            assert list(self.table.rows(as_of=at)) == expected
+            assert list(table.rows(as_of=at)) == expected
             zone = self.rng.choice(["a", "b", "c", "d", None])
-            found = list(self.table.find("by_zone", zone, as_of=at))
+            found = list(table.find("by_zone", zone, as_of=at))
             wanted = [row for row in expected if row["zone"] == zone]
             assert found == sorted(wanted, key=lambda row: (row["n"], row["id"]))
+            known = self.known.rows(at)
+            assert list(readings.rows(as_of=at)) == known
+            number, upto = self.rng.randrange(2), self.rng.choice(MINUTES)
+            fitting = [row for row in known if row["id"] == number and row["ts"] <= upto]
+            newest = readings.latest(number, at=upto, known_at=kvstore.Timestamp(at))
+            assert newest == (fitting[0] if fitting else None)
+
+    def restore(self) -> None:
+        """A backup, and a restore of all that the collection has."""
+        self.collection.backup(self.store)
+        self.numbered += 1
+        place = self.root / f"restored-{self.numbered}"
+        self.collection.restore(place)
+        with kvstore.open(place, clock=self.clock) as restored:
+            kept = [time for time in self.times if restored.since <= time < restored.upper]
+            tables = restored.table("t"), restored.table("readings")
+            self.check_at(self.rng.sample(kept, min(6, len(kept))), *tables)
 
 
 def test_every_read_of_a_random_history_equals_the_model(tmp_path: Path, each_engine: str) -> None:
@@ -223,11 +293,14 @@ def test_every_read_of_a_random_history_equals_the_model(tmp_path: Path, each_en
     clock = kvstore.ManualClock(10**18)
     with kvstore.open(tmp_path / "store", durability="async", clock=clock) as store:
         history = History(store, tmp_path, rng, clock)
-        for _ in range(STEPS):
+        for number in range(STEPS):
             history.step()
             history.check()
+            if number == STEPS // 2:
+                history.restore()
         assert history.table.tidy() >= 0
         history.check()
+        history.restore()
 
 
 @pytest.mark.parametrize("reverted", ["before", "after"])
