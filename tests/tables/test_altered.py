@@ -16,7 +16,8 @@ import pytest
 
 import kvstore
 from kvstore import unique
-from kvstore.errors import NotUniqueError, TableAlteredError, UsageError
+from kvstore.errors import KVStoreError, NotUniqueError, TableAlteredError, UsageError
+from kvstore.tables.space import definition_key
 from kvstore.testing.bounds import bounds
 from kvstore.testing.seeds import seeded
 
@@ -69,6 +70,61 @@ def test_reads_while_a_table_is_altered_have_the_columns_of_some_time(
                 assert row["id"] == 1
         writer.join()
         assert table.get(1) == {"id": 1, "zone": "a"}
+
+
+def add_a_column(path: Path, engine: str, met: Any, found: Any) -> None:
+    """Add a column at the same moment as another process does; tell the error, None if there is
+    none."""
+    met.wait()
+    try:
+        with kvstore.open(path, engine) as store:
+            store.table("t").alter(add={"x": pa.int64()})
+    except KVStoreError as error:
+        found.put(type(error).__name__)
+    else:
+        found.put(None)
+
+
+def test_of_two_processes_that_alter_a_table_at_once_one_is_told_no(
+    spawn: Any, tmp_path: Path, each_engine: str
+) -> None:
+    path, met, found = tmp_path / "store", spawn.Barrier(2), spawn.Queue()
+    with kvstore.open(path, each_engine) as store:
+        store.table("t", SCHEMA, key="id").put({"id": 1, "zone": "a"})
+    children = [
+        spawn.Process(target=add_a_column, args=(path, each_engine, met, found)) for _ in range(2)
+    ]
+    for child in children:
+        child.start()
+    told = [found.get(timeout=300) for _ in children]
+    for child in children:
+        child.join()
+    assert told.count(None) == 1
+    assert {*told} <= {None, "LockedError", "UsageError"}
+    with kvstore.open(path, each_engine) as store:
+        assert store.table("t").get(1) == {"id": 1, "zone": "a", "x": None}
+        assert len(store.history(definition_key("t"))) == 2
+
+
+def alter_beside(path: Path, found: Any) -> None:
+    with kvstore.connect(path) as owner:
+        try:
+            owner.table("t").alter(add={"x": pa.int64()})
+        except UsageError as error:
+            found.put(str(error))
+
+
+def test_a_script_beside_the_owner_alters_no_table(
+    spawn: Any, tmp_path: Path, each_engine: str
+) -> None:
+    found = spawn.Queue()
+    with kvstore.open(tmp_path / "store", each_engine, control=True) as store:
+        store.table("t", SCHEMA, key="id")
+        child = spawn.Process(target=alter_beside, args=(tmp_path / "store", found))
+        child.start()
+        assert "use the table of the store" in found.get(timeout=300)
+        child.join()
+        assert len(store.history(definition_key("t"))) == 1
 
 
 ROWS = 15
