@@ -12,8 +12,11 @@ ROW_GROUP_BYTES_MAX = 16 << 20
 """Uncompressed bytes that are encoded, or read, at once, where values are large."""
 
 PART_BLOCK_BYTES = 3 << 19
-"""Uncompressed bytes of a row group. A reader of one key fetches a row group, and 2 MiB at most
-with the part's tail."""
+"""Bytes of a row group as it is stored, about. A reader of one key fetches a row group, and 2 MiB
+at most with the part's tail."""
+
+PART_BLOCK_DECODED_BYTES_MAX = 4 << 20
+"""Uncompressed bytes of a row group whose rows compress. A reader of one key decodes them all."""
 
 ROW_GROUPS_READ_MAX = 1 << 16
 """Row groups of a part that a reader accepts."""

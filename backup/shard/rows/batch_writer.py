@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from backup.shard.rows.beside import Beside
-from backup.shard.rows.part_writer import PartBuilder, block_count
+from backup.shard.rows.part_writer import PartBuilder, block_rows
 from backup.shard.rows.rules import (
     OP_DELETE_RANGE,
     Rule,
@@ -154,8 +154,9 @@ def _build_parts(
                     checks.rule, group, is_small=is_small, is_lowest=not checks.lower
                 )
             builder.nbytes += group.nbytes
-            builder.groups += block_count(group)
-            run(partial(_add, builder, checks, group))
+            size = block_rows(group)
+            builder.groups += -(-group.num_rows // size)
+            run(partial(_add, builder, checks, group, size))
             if builder.is_full:
                 run(partial(upload, builder))
                 builder = None
@@ -163,8 +164,8 @@ def _build_parts(
             run(partial(upload, builder))
 
 
-def _add(builder: PartBuilder, checks: _Checks, group: pa.RecordBatch) -> None:
-    builder.add_row_group(group, is_distinct=checks.require(group))
+def _add(builder: PartBuilder, checks: _Checks, group: pa.RecordBatch, size: int) -> None:
+    builder.add_row_groups(group, size=size, is_distinct=checks.require(group))
 
 
 def _at_once(call: Callable[[], None]) -> None:

@@ -43,6 +43,9 @@ _PLAIN, _PLAIN_DICTIONARY, _RLE, _BIT_PACKED, _RLE_DICTIONARY = 0, 2, 3, 4, 8
 _ENCODINGS = (_PLAIN, _PLAIN_DICTIONARY, _RLE, _BIT_PACKED, _RLE_DICTIONARY)
 _NUMBER_ENCODINGS = (_PLAIN, _PLAIN_DICTIONARY, _RLE_DICTIONARY)
 _DATA_PAGE, _DICTIONARY_PAGE = 0, 2
+_HEADER_BYTES = 256
+"""Bytes that nearly every header of a page fits into. To copy the bound for each page would take
+longer than to decode it."""
 
 
 class Chunk(NamedTuple):
@@ -206,7 +209,7 @@ def require_pages(chunk: Chunk, data: memoryview) -> None:
     """
     at = values = decoded = 0
     while values < chunk.rows:
-        fields, head = read_struct(bytes(data[at : at + PAGE_HEADER_BYTES_MAX]))
+        fields, head = _page_header(data, at)
         kind, size, compressed = (number(fields, field) for field in (1, 2, 3))
         begin, at = at, at + head + compressed
         _require(at <= len(data), "a page reaches beyond its column")
@@ -221,6 +224,14 @@ def require_pages(chunk: Chunk, data: memoryview) -> None:
             _require(kind == _DATA_PAGE, f"a page is of kind {kind}")
             values += _values(chunk, struct(fields, 5))
     _require(values == chunk.rows, "its pages have more values than rows")
+
+
+def _page_header(data: memoryview, at: int) -> tuple[Fields, int]:
+    """The header of the page that begins at `at`, and its length."""
+    try:
+        return read_struct(bytes(data[at : at + _HEADER_BYTES]))
+    except ValueError:  # cut short: it has keys in its statistics
+        return read_struct(bytes(data[at : at + PAGE_HEADER_BYTES_MAX]))
 
 
 def _require_dictionary(chunk: Chunk, fields: Fields, size: int) -> None:

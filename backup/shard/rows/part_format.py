@@ -4,7 +4,7 @@ File:
 
     columns    as the rule's schema says, sorted by its order (recorded as sorting columns);
                of versions also `until` (see below), from format 2 on
-    row group  about `PART_BLOCK_BYTES` before compression, which a reader of one key fetches; with
+    row group  about `PART_BLOCK_BYTES` as it is stored, which a reader of one key fetches; with
                min/max statistics of key, time and op
     pages      zstd at any level, each with a checksum; in a small part only pages of keys and
                values are compressed
