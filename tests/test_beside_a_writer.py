@@ -21,7 +21,7 @@ from kvstore.errors import NotYetWrittenError
 from kvstore.store import Store
 from kvstore.testing.model import state_after
 from kvstore.testing.seeds import seed_of
-from tests.harness.writer import KEYS, State, Writer, check, key
+from tests.harness.writer import KEYS, State, Writer, check, key, recent
 
 STATES = 40
 
@@ -72,7 +72,7 @@ def look(store: Store, rng: random.Random) -> list[tuple[int, State]]:
         store.get(b"k", as_of=newest + 1)
     seen = [(newest, rows)]
     if store.whole_since <= newest:
-        past = kvstore.Timestamp(rng.randint(store.whole_since, newest))
+        past = recent(rng, store.whole_since, newest)
         seen.append((past, dict(store.scan(as_of=past))))
         assert state_after(dict(seen[-1][1]), store.changes(past, order="time")) == rows
     return seen

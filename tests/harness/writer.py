@@ -16,6 +16,7 @@ from kvstore.testing.parts import parts_of
 from kvstore.timestamp import Timestamp
 
 KEYS = 60
+MINUTE_NS = 60 * 10**9
 State = dict[bytes, bytes]
 
 
@@ -94,7 +95,7 @@ class Writer:
 
     def revert_range(self) -> None:
         if self.store.whole_since < self.store.upper - 1:
-            to = Timestamp(self.rng.randint(self.store.whole_since, self.store.upper - 1))
+            to = recent(self.rng, self.store.whole_since, self.store.upper - 1)
             self.store.revert_range(*self.span(), to)
 
     def clear(self) -> bool:
@@ -106,14 +107,19 @@ class Writer:
     def upkeep(self) -> None:
         how = self.rng.randrange(4)
         if how == 0:
-            # A plain number near 1970 would be refused, because it looks like seconds.
-            before = Timestamp(self.rng.randint(self.store.since, self.store.upper))
+            before = recent(self.rng, self.store.since, self.store.upper)
             self.store.gc(before=before, compact=self.rng.random() < 0.5)
         elif how == 1:
             self.store.sync()
         else:
             for family in self.rng.sample(("data", "changes", "ranges", "meta"), 2):
                 parts_of(self.store).engine.compact(family)
+
+
+def recent(rng: random.Random, least: int, newest: int) -> Timestamp:
+    """A random time from `least` to `newest`, of the last minute: a store that has given up no
+    history is readable from 1970 on, and nothing happened then."""
+    return Timestamp(rng.randint(max(least, newest - MINUTE_NS), newest))
 
 
 def check(seen: list[tuple[int, State]], states: list[tuple[int, State]]) -> None:

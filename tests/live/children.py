@@ -15,7 +15,7 @@ import kvstore
 from kvstore import LiveReader
 from kvstore.errors import HistoryGoneError
 from kvstore.testing.model import state_after
-from tests.harness.writer import KEYS, State, Writer, key
+from tests.harness.writer import KEYS, State, Writer, key, recent
 
 ALL = [key(number) for number in range(KEYS)]
 
@@ -67,7 +67,7 @@ def read(place: Path, number: int, seed: int, pipe: Connection) -> None:
 def look(reader: LiveReader, rng: random.Random) -> Iterator[Seen]:
     """States that the reader shows, at its newest time and at a random older time."""
     newest = int(reader.upper) - 1
-    past = kvstore.Timestamp(rng.randint(min(reader.whole_since, newest), newest))
+    past = recent(rng, min(reader.whole_since, newest), newest)
     for at in {newest, past}:
         with suppress(HistoryGoneError):
             yield at, every_way(reader, at)
