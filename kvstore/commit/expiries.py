@@ -199,10 +199,13 @@ class Expiries:
         carried, _ = self._versions_of([carried_key(row.key) for row in rows], at)
         _, waiting = self._versions_of([waiting_key(row.due, row.key) for row in rows], at)
         _, newest = self._versions_of([row.key for row in rows], at)
-        leading = newest
-        if any(row.row for row in rows):
-            _, leading = self._versions_of([row.row or row.key for row in rows], at)
-        for row, due, *times in zip(rows, carried, waiting, newest, leading, strict=True):
+        led = leading = newest
+        if any(row.row for row in rows):  # an entry expires if its row does
+            leads = [row.row or row.key for row in rows]
+            _, leading = self._versions_of(leads, at)
+            records = [waiting_key(row.due, key) for row, key in zip(rows, leads, strict=True)]
+            _, led = self._versions_of(records, at)
+        for row, due, *times in zip(rows, carried, waiting, newest, leading, led, strict=True):
             is_latest = due is not None and decode_due(due, row.key) == row.due
             yield is_latest, len(set(times)) == 1
 

@@ -319,6 +319,12 @@ class Table:
         found: timedelta | None = rows.store.ttl(rows.codec(self.name).key.whole_key(key))
         return found
 
+    def persist(self, *key: Any) -> Timestamp | None:
+        """Cancel the expiry of a row and of its index entries; see `Store.persist`."""
+        rows = self._store_rows("kept")
+        found: Timestamp | None = rows.store.persist(rows.codec(self.name).key.whole_key(key))
+        return found
+
     def update(self, *key: Any, **columns: Any) -> Timestamp | None:
         """Set some columns of a row. Raises `UsageError` if there is no such row."""
         if not columns:

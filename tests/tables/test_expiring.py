@@ -161,6 +161,22 @@ def test_rows_that_are_restored_into_a_store_expire_with_their_entries(
         assert not other.verify().problems
 
 
+def test_a_row_that_is_kept_keeps_its_entries(
+    store: kvstore.Store, users: kvstore.Table, clock: kvstore.ManualClock
+) -> None:
+    users.put_batch([row(1, "a@x"), row(2, "b@x")], expires="+5s")
+    assert users.persist(1)
+    assert users.ttl(1) is None
+    assert users.persist(1) is None
+    assert users.persist(3) is None
+    clock.advance(6 * SECOND)
+    assert list(users.rows()) == list(users.find("mail")) == list(users.find("zone", "a"))
+    assert [each["id"] for each in users.rows()] == [1]
+    assert len(stored(store)) == 3
+    store.gc(before="now")
+    assert not store.verify().problems
+
+
 @pytest.mark.parametrize(
     ("given", "says"),
     [

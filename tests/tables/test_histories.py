@@ -277,7 +277,7 @@ class History:
             assert newest == (fitting[0] if fitting else None)
 
     def restore(self) -> None:
-        """A backup, and a restore of all that the collection has."""
+        """A backup, and a restore of the whole collection."""
         self.collection.backup(self.store)
         self.numbered += 1
         place = self.root / f"restored-{self.numbered}"
