@@ -13,6 +13,8 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from pyspark_kvstore.quiet import end_silently
+
 if TYPE_CHECKING:
     from spark_connector.source import KVStoreSource
 
@@ -45,3 +47,6 @@ class DefaultSource(DataSource):
         from spark_connector.source import KVStoreSource
 
         return KVStoreSource(self.options)
+
+
+end_silently()  # the search for formats imports this module, and calls nothing of it

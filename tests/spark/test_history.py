@@ -76,8 +76,6 @@ def test_an_error_of_a_read_has_no_stack(spark: SparkSession, store: Any, tmp_pa
 
 WORKER = """
 import os, traceback
-from spark_connector.reading.schema import CHANGES
-from spark_connector.source import KVStoreSource
 {step}
 try:
     raise {error}
@@ -87,13 +85,23 @@ except BaseException:
 """
 
 
-@pytest.mark.parametrize("step", ["schema()", "streamReader(CHANGES)"])
+SOURCE = """
+from spark_connector.reading.schema import CHANGES
+from spark_connector.source import KVStoreSource
+source = KVStoreSource({'path': '/nowhere', 'readChangeFeed': 'true'})
+"""
+
+
+@pytest.mark.parametrize(
+    "step",
+    ["import pyspark_kvstore", f"{SOURCE}source.schema()", f"{SOURCE}source.streamReader(CHANGES)"],
+    ids=["search", "schema", "stream"],
+)
 def test_a_worker_whose_socket_spark_has_closed_shows_nothing(step: str) -> None:
     """PySpark's daemon prints the error of a worker in this way."""
-    source = "KVStoreSource({'path': '/nowhere', 'readChangeFeed': 'true'})"
     for error, is_shown in (("BrokenPipeError(32)", False), ("ValueError('other')", True)):
         done = subprocess.run(
-            [sys.executable, "-c", WORKER.format(step=f"{source}.{step}", error=error)],
+            [sys.executable, "-c", WORKER.format(step=step, error=error)],
             env={**os.environ, "PYTHON_UNIX_DOMAIN_ENABLED": "True"},
             capture_output=True,
             text=True,
