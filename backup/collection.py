@@ -11,12 +11,13 @@ new full backup begins another *chain*; the old chain stays readable up to where
 
 from __future__ import annotations
 
+import logging
 import os
 from contextlib import nullcontext
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal
 
 import pyarrow as pa
 from typing_extensions import Unpack
@@ -49,6 +50,8 @@ from kvstore.joins import VALUE_COLUMNS, Join, OnGone, join
 from kvstore.span import Span
 from kvstore.store import Store
 from kvstore.timestamp import TimeLike, Timestamp, to_timestamp
+
+_LOG: Final = logging.getLogger("kvstore.backup")
 
 
 class Collection(CollectionContents):
@@ -156,9 +159,12 @@ class Collection(CollectionContents):
             raise UsageError("the token is empty", "name the backup, or pass no token")
         how = self._address, self._is_lasting, full, token, max_age, upload, progress
         if isinstance(store, Store):
-            return back_up(self._chains, Request(store, *how))
-        with as_store(store) as source:
-            return back_up(self._chains, Request(source, *how))
+            info = back_up(self._chains, Request(store, *how))
+        else:
+            with as_store(store) as source:
+                info = back_up(self._chains, Request(source, *how))
+        self._tell("backed up", **info._asdict())
+        return info
 
     def follow(
         self,
@@ -333,6 +339,7 @@ class Collection(CollectionContents):
         if newest is not None:
             newest.compact(full=True, merge=merge, progress=progress)
             newest.gc()
+            self._tell("compacted")
 
     def scrub(self, *, delete_orphans_older_than: timedelta | None = None) -> ScrubReport:
         """Name the blobs that are missing, have another size, or are orphans.
@@ -359,4 +366,13 @@ class Collection(CollectionContents):
         Raises `UsageError` unless exactly one of the two is given.
         """
         limit = expiry.limit_of(before, keep, self._clock)
-        return Timestamp(expiry.expire(self._chains, limit, progress))
+        since = Timestamp(expiry.expire(self._chains, limit, progress))
+        self._tell("expired", since=since)
+        return since
+
+    def _tell(self, event: str, **facts: object) -> None:
+        """Log an event of this collection, as `kvstore.notices` logs the events of a store."""
+        if _LOG.isEnabledFor(logging.INFO):
+            told = {"collection": self._address, **facts}
+            text = ", ".join(f"{name} {fact}" for name, fact in told.items())
+            _LOG.info("%s: %s", event, text, extra={"event": event, "facts": told})

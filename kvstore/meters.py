@@ -12,6 +12,8 @@ from __future__ import annotations
 from typing import Final
 
 from kvstore.clock import Durations
+from kvstore.limits import CONFLICTS_WARNED, FSYNC_WARNED_S
+from kvstore.notices import Burst
 
 FSYNC_BOUNDS_S: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0)
 """The upper bounds of the buckets of `fsyncs`, in seconds: from a fast SSD to a failing disk."""
@@ -26,19 +28,37 @@ class Meters:
         "collected_entries",
         "collections",
         "commits",
+        "conflict_burst",
         "conflicts",
         "fsyncs",
         "imports_added",
         "imports_reverted",
+        "slow_fsyncs",
+        "where",
     )
 
-    def __init__(self) -> None:
+    def __init__(self, where: str) -> None:
+        """`where` names the store in the log."""
+        self.where = where
         self.commits = 0
         self.changes = 0
         self.conflicts = 0
+        self.conflict_burst = Burst("kvstore.store", "many conflicts", CONFLICTS_WARNED)
+        self.slow_fsyncs = Burst("kvstore.store", f"fsync longer than {FSYNC_WARNED_S:g} s", 1)
         self.imports_added = 0
         self.imports_reverted = 0
         self.clears = 0
         self.collected_entries = 0
         self.collections = Durations((0.01, 0.1, 1.0, 10.0, 60.0, 600.0, 3600.0))
         self.fsyncs = Durations(FSYNC_BOUNDS_S)
+
+    def note_fsync(self, seconds: float) -> None:
+        """Count a fsync, and warn of one that took long."""
+        self.fsyncs.note(seconds)
+        if seconds > FSYNC_WARNED_S:
+            self.slow_fsyncs.count(store=self.where, took_s=round(seconds, 3))
+
+    def note_conflict(self) -> None:
+        """Count a conflict, and warn of many."""
+        self.conflicts += 1
+        self.conflict_burst.count(store=self.where)

@@ -7,6 +7,7 @@ import logging
 import os
 import secrets
 import shutil
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -36,6 +37,7 @@ from kvstore.loops import COMPILED
 from kvstore.meta import FORMAT, INDEX_FLOOR, SINCE, UPPER, Meta
 from kvstore.mvcc import RangeTombstone, Versions
 from kvstore.mvcc.write import stage_tombstones
+from kvstore.notices import notice
 from kvstore.replica import stage_replica, stored_policy
 from kvstore.scanners import SCANS_DIRECTORY
 from kvstore.store import Store
@@ -81,6 +83,7 @@ def open_as(
             'for a store in memory: kvstore.open(None, engine="memory")',
         )
     _tell_of_plain_loops()
+    began = time.perf_counter()
     directory = None if path is None else require_path(path)
     if clock is not None and not callable(getattr(clock, "wall_ns", None)):
         raise UsageError(f"clock={clock!r}", "pass a Clock, or an object with wall_ns()")
@@ -93,10 +96,24 @@ def open_as(
         store.upkeep.remove_leftovers()
         if gc is not None:
             store.upkeep.start_gc(gc)
+        _tell_of_opening(store, time.perf_counter() - began)
         return store
     except BaseException:
         opened.close()
         raise
+
+
+def _tell_of_opening(store: Store, seconds: float) -> None:
+    records = store.imports.all()
+    notice(
+        "kvstore.store",
+        "opened",
+        store=str(store.path or "in memory"),
+        since=str(store.since),
+        upper=str(store.upper),
+        imports_adding=sum(record.added is None for record in records),
+        seconds=round(seconds, 3),
+    )
 
 
 @cache

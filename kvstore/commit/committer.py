@@ -95,9 +95,9 @@ class Committer:
         self.recent = RecentCommits()
         self.frontiers = Frontiers(since=since, upper=upper)
         self.health = Health(self.frontiers, where)
-        self.meters = Meters()
+        self.meters = Meters(where)
         self.syncs = GroupSync(
-            self._engine, self.frontiers, self.health, self.meters.fsyncs, mark=mark
+            self._engine, self.frontiers, self.health, self.meters.note_fsync, mark=mark
         )
         self._mark = mark
         self._writes = Writes(versions, index, self.recent, self.health)

@@ -30,7 +30,6 @@ from contextlib import contextmanager
 from copy import copy
 from typing import Literal, TypeAlias
 
-from kvstore.clock import Durations
 from kvstore.commit.durable_mark import DurableMark
 from kvstore.commit.frontiers import Frontiers
 from kvstore.engine.api import Engine
@@ -123,15 +122,15 @@ class GroupSync:
         engine: Engine,
         frontiers: Frontiers,
         health: Health,
-        durations: Durations,
+        note: Callable[[float], None],
         *,
         mark: DurableMark | None = None,
     ) -> None:
-        """`durations` takes the seconds of each fsync."""
+        """`note` takes the seconds of each fsync."""
         self._engine = engine
         self._frontiers = frontiers
         self._health = health
-        self._durations = durations
+        self._note = note
         self.durable: int = frontiers.upper
         """Everything below it survives a crash."""
         self._mark = mark
@@ -171,7 +170,7 @@ class GroupSync:
         try:
             self._health.guarded(self._engine.sync)
             is_synced = True
-            self._durations.note(time.perf_counter() - began)
+            self._note(time.perf_counter() - began)
         finally:
             with self._lock:
                 if is_synced and not self._health.poison:

@@ -24,10 +24,11 @@ from kvstore.clears import Clear
 from kvstore.codec.keys import encode_range_key, span_bounds
 from kvstore.codec.ordered import escape
 from kvstore.engine.api import DATA, RANGES, WriteBatch
-from kvstore.errors import HistoryHeldError, UsageError
+from kvstore.errors import HistoryHeldError, UsageError, printable
 from kvstore.meta import UPPER, Meta
 from kvstore.mvcc import RangeTombstone
 from kvstore.mvcc.versions import stored_tombstones
+from kvstore.notices import notice
 from kvstore.parts import Parts
 from kvstore.span import Span
 from kvstore.timestamp import Timestamp
@@ -65,6 +66,14 @@ class Clearing:
             committer.meters.clears += 1
         if compact:
             self._engine.compact(DATA, *span_bounds(span.start, span.end))
+        notice(
+            "kvstore.gc",
+            "span cleared",
+            store=committer.where,
+            start=printable(span.start),
+            end=printable(span.end),
+            timestamp=str(timestamp),
+        )
         return timestamp
 
     def _require_unneeded(self, span: Span) -> None:

@@ -47,6 +47,7 @@ from kvstore.gc.search import Removal, garbage_in_spans, garbage_of_keys
 from kvstore.gc.settle import Settling
 from kvstore.limits import GC_KEYS_PER_STEP, GC_SPANS_PER_STEP, STALE_IMPORT_S
 from kvstore.meta import COLLECTED, INDEX_FLOOR, Meta
+from kvstore.notices import notice
 from kvstore.parts import Parts
 from kvstore.span import Span, merge_spans
 from kvstore.timestamp import NS_PER_SECOND, Timestamp
@@ -171,7 +172,7 @@ class Collector:
             meters = self._committer.meters
             meters.collections.note(seconds)
             meters.collected_entries += tally.versions + tally.ranges + tally.entries
-        return GcReport(
+        report = GcReport(
             since=since,
             previous=previous,
             versions=tally.versions,
@@ -183,6 +184,22 @@ class Collector:
             held_by=held_by,
             settled=tally.settled,
             tidied=tally.tidied,
+        )
+        self._tell(report)
+        return report
+
+    def _tell(self, report: GcReport) -> None:
+        notice(
+            "kvstore.gc",
+            "collected",
+            store=self._committer.where,
+            since=str(report.since),
+            versions=report.versions,
+            change_entries=report.change_entries,
+            imports=report.imports,
+            held_by=len(report.held_by),
+            lost_holds=[hold.name for hold in report.lost_holds],
+            seconds=round(report.seconds, 3),
         )
 
     def target(self, *, before: int | None, keep_s: float | None) -> int:

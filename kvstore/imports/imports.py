@@ -34,6 +34,7 @@ from kvstore.imports.record import (
     import_fields,
     import_name,
     read_import,
+    tell_of,
 )
 from kvstore.meta import Meta
 from kvstore.mvcc.expiry import EXPIRY
@@ -273,7 +274,8 @@ class Imports:
                 return record.added
             added = self._transition(record, OP_IMPORT, check)
             self._committer.meters.imports_added += 1
-            return added
+        tell_of("import added", record, added, self._committer.where)
+        return added
 
     def abort(self, import_id: int) -> bool:
         """Forget an import that was not added; its rows are removed. O(entries in its spans).
@@ -322,7 +324,8 @@ class Imports:
                 )
             reverted = self._transition(record, OP_REVERT, None)
             committer.meters.imports_reverted += 1
-            return reverted
+        tell_of("import reverted", record, reverted, committer.where)
+        return reverted
 
     # -- what GC asks -----------------------------------------------------------------------
 

@@ -29,6 +29,7 @@ from kvstore.codec.keys import encode_reference
 from kvstore.limits import SETTLE_BYTES_MAX, SETTLE_ROWS_MAX
 from kvstore.meta import optional_timestamp_of, span_of
 from kvstore.mvcc.version import Lifetime
+from kvstore.notices import notice
 from kvstore.span import Span
 from kvstore.timestamp import Timestamp
 
@@ -84,6 +85,19 @@ class ImportRecord:
         if self.added is None or self.added > since or self.reverted is not None:
             return False
         return self.is_small and not self.is_spent
+
+
+def tell_of(event: str, record: ImportRecord, timestamp: Timestamp, where: str) -> None:
+    """Log what became of an import of the store at `where`."""
+    notice(
+        "kvstore.imports",
+        event,
+        store=where,
+        import_id=f"{record.import_id:016x}",
+        timestamp=str(timestamp),
+        rows=record.rows,
+        bytes=record.size_bytes,
+    )
 
 
 def import_name(import_id: int) -> str:

@@ -389,6 +389,17 @@ TABLE_LAYOUTS_MAX = 1000
 """Layouts that the rows of a table may have over its life: one for each column added, dropped or
 widened. A definition with all of them has 400 kB at eight columns. Rows name it in two bytes."""
 
+WARNING_EVERY_S = 10.0
+"""Seconds for which a warning that could come with each call is not repeated: a log of a day then
+has 8,640 lines of it at most."""
+
+CONFLICTS_WARNED = 100
+"""Conflicts within `WARNING_EVERY_S` that are logged as a warning: the writers spend more time on
+repetitions than on commits of their own."""
+
+FSYNC_WARNED_S = 1.0
+"""A fsync that takes longer is logged as a warning. A disk in good health needs a hundredth."""
+
 APPLY_BYTES_MAX = 16 << 20
 """Bytes of the rows that `kvstore import --sync` and `--op` write as one commit. A commit travels
 to the owner of a store as one request, which has at most `SERVER_BODY_BYTES_MAX` bytes."""

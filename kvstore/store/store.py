@@ -84,6 +84,7 @@ from kvstore.meta import FORMAT, Meta
 from kvstore.metrics import Metric, metrics_of
 from kvstore.mvcc import Version, Versions, WriteSet
 from kvstore.mvcc.scan import first_rows
+from kvstore.notices import notice
 from kvstore.parts import Parts
 from kvstore.scanners import ParallelScan, Scanners, is_worth_workers
 from kvstore.snapshot import Snapshot
@@ -239,6 +240,7 @@ class Store:
         self._collector.require_outside()
         self._closed = True
         self._endings.close()
+        notice("kvstore.store", "closed", store=str(self.path or "in memory"))
 
     def __repr__(self) -> str:
         where = "in memory" if self.path is None else str(self.path)

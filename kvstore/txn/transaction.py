@@ -145,7 +145,7 @@ class Transactions:
         for commit in commits:
             where = reads.touched(commit.keys, commit.spans)
             if where is not None:
-                self._committer.meters.conflicts += 1
+                self._committer.meters.note_conflict()
                 raise ConflictError(read_at=read_at, written_at=commit.timestamp, where=where)
 
     def _let_go(self, pin: int) -> None:

@@ -35,7 +35,7 @@ class Rig:
         self.disk: Any = CountedSync()
         self.frontiers = Frontiers(since=0, upper=5)
         self.health = Health(self.frontiers, "the bench")
-        self.syncs = GroupSync(self.disk, self.frontiers, self.health, Durations((1.0,)))
+        self.syncs = GroupSync(self.disk, self.frontiers, self.health, Durations((1.0,)).note)
 
 
 @pytest.fixture
