@@ -63,6 +63,10 @@ class Weather:
         self.is_calm = True
         self._arrive(everything=True)
 
+    def turn(self, rates: FaultRates) -> None:
+        """From now on faults come at other rates."""
+        self._rates = rates
+
     def write(self, where: str, call: Callable[[], _T], *, torn: bool = False) -> _T:
         """Carry out a call that changes something, or not, or later."""
         self._step()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import multiprocessing
 import os
 import random
 import signal
+from collections.abc import Callable
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -14,9 +16,12 @@ import pytest
 
 import backup
 import kvstore
+from backup import FollowStatus
 from backup.shard import MemoryBlob, MemoryConsensus, Storage
 from backup.testing.faults import FaultRates, FaultyBlob, FaultyConsensus, Weather
 from kvstore.errors import UsageError
+from kvstore.storage.patience import Patience
+from kvstore.testing.bounds import bounds
 from kvstore.testing.seeds import seeded
 from tests.backup.histories import change
 
@@ -70,6 +75,61 @@ def test_a_bucket_that_fails_in_turn_loses_nothing(store: kvstore.Store) -> None
             change(store, pick, 5)
             assert follower.wait_until(store.upper - 1, WAIT_S)
     backup.Collection("faulty", storage=storage).verify("contents", store)
+
+
+ABSENT = FaultRates(refused=1.0, lost_reply=0.0, torn=0.0, delayed=0.0, stale=0.0)
+LOSSY = FaultRates(refused=0.05, lost_reply=0.2, torn=0.1, delayed=0.2, stale=0.0)
+CLEAR = FaultRates(refused=0.0, lost_reply=0.0, torn=0.0, delayed=0.0, stale=0.0)
+
+
+@pytest.mark.parametrize("rounds", [2, pytest.param(50, marks=pytest.mark.soak)])
+def test_a_writer_at_full_speed_beside_a_bucket_that_is_absent_and_lossy_in_turn(
+    store: kvstore.Store, rounds: int
+) -> None:
+    """At each moment the recovery point that is told can be restored, and the store keeps the
+    history after it."""
+    pick = seeded("KVSTORE_SEASONS_SEED")
+    weather = Weather(pick.randrange(1 << 30), CLEAR)
+    # Patience counts looks at its clock, so an absent bucket ends each attempt without a wait.
+    patience = Patience(40, pause=lambda _: None, monotonic=itertools.count().__next__)
+    place = Storage(MemoryBlob(patience=patience), MemoryConsensus())
+    faulty = Storage(FaultyBlob(place.blob, weather), FaultyConsensus(place.consensus, weather))
+    seen = backup.Collection("seasons", storage=place)
+
+    def write_until(is_done: Callable[[FollowStatus], bool]) -> FollowStatus:
+        while True:
+            change(store, pick, 1)
+            status = follower.status()
+            follower.require()
+            assert store.since <= status.upper
+            if is_done(status):
+                return status
+
+    with (
+        bounds(FOLLOW_PAUSE_S=0.001, FOLLOW_PAUSE_S_MAX=0.01),
+        backup.Collection("seasons", storage=faulty).follow(store, every=SOON) as follower,
+    ):
+        for _ in range(rounds):
+            for season in (CLEAR, ABSENT, LOSSY):
+                weather.turn(season)
+                last = follower.status()
+                if season is ABSENT:
+                    status = write_until(
+                        lambda now, last=last: (
+                            now.failures > last.failures + 1 and "refused" in now.last_error
+                        )
+                    )
+                    assert status.behind_seconds > 0
+                else:
+                    status = write_until(lambda now, last=last: now.windows > last.windows + 1)
+                assert seen.upper >= status.upper
+                assert len(seen.list()) <= 40
+        weather.turn(CLEAR)
+        assert follower.wait_until(store.put(b"last", b"1"), WAIT_S)
+    weather.calm()
+    seen.verify("contents", store)
+    assert seen.drill(seen.upper - 1, "contents", store).compared > 0
+    assert weather.faults > 0
 
 
 def test_a_failure_that_does_not_pass_ends_the_follower_and_is_raised(
