@@ -4,7 +4,7 @@ Floors, from the top:
 
     connecting            `kvstore.connect`: a URL or a path becomes a client
     asynchronous          the client for asyncio
-    async_capture async_snapshots    its calls of changes; its reads at one time
+    async_capture async_snapshots async_tables    its calls of changes, snapshots and tables
     threads               where its calls wait
     client
     snapshots upkeep      reads at one time; what the owner does for callers with the right `admin`

@@ -22,6 +22,7 @@ from kvstore.batch import Batch
 from kvstore.claims import HoldRecord
 from kvstore.client.async_capture import AsyncCapture
 from kvstore.client.async_snapshots import AsyncSnapshot
+from kvstore.client.async_tables import AsyncTable
 from kvstore.commit import Durability, Expires
 from kvstore.gc import GcReport
 from kvstore.metrics import Metric
@@ -49,6 +50,10 @@ class AsyncClient(AsyncCapture):
     async def metrics(self) -> Mapping[str, Metric]:
         """See `Store.metrics`."""
         return await self._run(self._client.metrics)
+
+    async def table(self, name: str, *new: Any, **made: Any) -> AsyncTable:
+        """See `Client.table`. The rows are awaited: `await table.put(row)`."""
+        return AsyncTable(await self._run(self._client.table, name, *new, **made), self._threads)
 
     async def tables(self) -> list[str]:
         """See `Store.tables`."""

@@ -7,6 +7,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import contextmanager, suppress
+from datetime import timedelta
 from typing import Any
 
 import pyarrow as pa
@@ -23,6 +24,39 @@ from kvstore.server.running import bound
 from kvstore.testing.forks import reap
 
 LOCAL = ListenAddress("127.0.0.1", 0)
+
+
+def test_coroutines_read_and_write_tables(store: kvstore.Store) -> None:
+    schema = pa.schema([("user", pa.int64()), ("plan", pa.string())])
+
+    async def run(url: str) -> None:
+        async with await connect_async(url) as client:
+            users = await client.table("users", schema, "user", {"by_plan": ["plan"]})
+            first = await users.put({"user": 1, "plan": "free"})
+            await users.put_batch([{"user": n, "plan": "paid"} for n in range(3)])
+            await users.put({"user": 7, "plan": "free"}, expires=timedelta(hours=1))
+            await users.update(2, plan="free")
+            left = await users.ttl(7)
+            assert left is not None
+            assert left > timedelta(minutes=59)
+            assert await users.get(1) == {"user": 1, "plan": "paid"}
+            assert await users.get(1, as_of=first, columns=["plan"]) == {"plan": "free"}
+            assert (await users.get_many([[0], [9]]))[1] is None
+            assert [row.timestamp for row in await users.history(1)][-1] == first
+            await users.delete(7)
+            found = [row async for row in users.find("by_plan", "free")]
+            assert [row["user"] for row in found] == [2]
+            rows = [batch async for batch in users.scan()]
+            assert sum(batch.num_rows for batch in rows) == 3
+            labels = pa.table({"user": [1], "ts": pa.array([first], pa.int64())})
+            joined = [batch async for batch in users.join(labels, "user")]
+            assert joined[0]["plan"].to_pylist() == ["free"]
+            changes = [batch async for batch in users.changes(0, images="post")]
+            assert sum(batch.num_rows for batch in changes) == 7
+            assert await client.tables() == ["users"]
+
+    with serving(app(store), LOCAL) as running:
+        asyncio.run(run(running.url))
 
 
 def test_coroutines_do_what_the_methods_do(store: kvstore.Store) -> None:

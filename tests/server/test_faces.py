@@ -18,6 +18,7 @@ _PART = "a part of the owner's process; the client has calls for its work"
 _ITS_OWN = "the client has this beside the names of `Store`"
 
 STORE_ALONE = {
+    "browsing": _PART,
     "feeds": _PART,
     "holds": _PART,
     "imports": _PART,
@@ -43,7 +44,6 @@ NOT_AWAITED = {
     "mapping": "a mapping of Python cannot be awaited",
     "release_lease": "for programs of this project",
     "rows": "for programs of this project",
-    "table": "rows of tables wait for an asyncio client of their own",
     "table_rows": "for programs of this project",
     "tasks": "the queue of tasks has a client without asyncio",
     "transaction": "`transact` runs the body in a thread: each read would be awaited otherwise",
