@@ -4,7 +4,7 @@
 
 Floors, from the top:
 
-    prometheus opentelemetry       what a collector of metrics takes
+    prometheus opentelemetry tracing    what a collector takes
     snapshot
     definitions
 """
