@@ -21,7 +21,6 @@ from backup.shard.rows.rules import AsOf, View, Window
 from backup.shard.rows.tally import Tally
 from backup.shard.snapshot import ShardSnapshot
 from bulk.sort import sorted_batches
-from kvstore.errors import UsageError
 from kvstore.mvcc.expiry import CARRIED, EXPIRY, carried_key, decode_waiting, waiting_from
 from kvstore.span import Span, prefix_end
 
@@ -35,13 +34,9 @@ def has_expiries(snapshot: ShardSnapshot, span: Span | None = None) -> bool:
     return found is not None and _any(snapshot.view(Window(-1, snapshot.as_of), found))
 
 
-def refuse_expiries(snapshot: ShardSnapshot, span: Span) -> None:
-    """Raise `UsageError` if a key in `span` expires, as of the time of a snapshot."""
-    if _any(snapshot.view(AsOf(snapshot.as_of), _carried_of(span))):
-        raise UsageError(
-            "the backup has keys that expire, whose times tasks of Spark leave out",
-            "restore into a new store, or with collection.restore_into",
-        )
+def some_expire(snapshot: ShardSnapshot, span: Span) -> bool:
+    """Whether keys in `span` may expire, as of the time of a snapshot."""
+    return _any(snapshot.view(AsOf(snapshot.as_of), _carried_of(span)))
 
 
 def with_expiries(

@@ -18,18 +18,21 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 if not __package__:
     del sys.path[0]  # see the package
 
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812  # Spark's habit
 
-from backup.expiring import refuse_expiries
+from backup.expiring import some_expire
 from backup.restore import Built, built_from, tables_in
 from backup.shard import ShardSnapshot, Split, Tally, View
 from kvstore.control.scripts import StoreOrClient, opened
 from kvstore.errors import UsageError
 from kvstore.errors.system import storage_errors
+from kvstore.mvcc.expiry import WAITING, Due, waiting_key
 from kvstore.span import Span
 from kvstore.timestamp import TimeLike, Timestamp
 from spark_connector.access import Access, Address
@@ -132,10 +135,33 @@ def restore_into(
                 f"the collection has table {tables[0].table!r}",
                 "restore into a new store, or with collection.restore_into, or pass a prefix",
             )
-        refuse_expiries(snapshot, Span() if prefix is None else Span.of_prefix(prefix))
-        reader = reader.option("versionAsOf", snapshot.as_of)
+        expiring = some_expire(snapshot, Span() if prefix is None else Span.of_prefix(prefix))
         with kept(snapshot):
-            return run_import(ImportRows(reader.load(found.url), "key", "value"), store)
+            if not expiring:
+                rows = reader.option("versionAsOf", snapshot.as_of).load(found.url)
+                return run_import(ImportRows(rows, "key", "value"), store)
+            feed = {**_NEWEST, "endingTimestamp": str(snapshot.as_of)}
+            records = spark.read.format(FORMAT).options(**found.as_options(), **feed)
+            records = records.options(prefix=WAITING.hex(), keyEncoding="hex")
+            rows = _expiring(reader.options(**feed).load(found.url), records.load(found.url))
+            return run_import(ImportRows(rows, "key", "value", expires="expires"), store)
+
+
+_NEWEST: Final = {"readChangeFeed": "true", "startingTimestamp": "0", "revisions": "latest"}
+"""The options of a read of the state, whose rows have the times of their versions."""
+
+
+def _expiring(rows: DataFrame, records: DataFrame) -> DataFrame:
+    """Rows with their due times in a column `expires`, from the `waiting` records with the same
+    times: see `kvstore.mvcc.expiry`. Costs a shuffle of both."""
+    at, key_at = len(WAITING) + 1, len(waiting_key(Due(0), b"")) + 1
+    dues = records.select(
+        F.expr(f"substring(key, {key_at})").alias("key"),
+        "_commit_version",
+        F.conv(F.hex(F.substring("key", at, 8)), 16, 10).cast("bigint").alias("expires"),
+    )
+    found = rows.join(dues, ["key", "_commit_version"], "left")
+    return found.select("key", "value", "expires")
 
 
 @reporting_errors

@@ -14,7 +14,7 @@ import pytest
 import bulk
 import kvstore
 from backup import Collection
-from kvstore import Store
+from kvstore import ManualClock, Store, Timestamp
 from kvstore.errors import CorruptionError, UsageError
 from spark_connector.jobs import backup, compact, restore, verify
 from tests.spark.frames import FAST_START
@@ -43,6 +43,35 @@ def test_restore_imports_the_state_at_a_time(
         with pytest.raises(UsageError, match="has table 't'"):
             restore.restore_into(spark, tmp_path / "c", other)
         assert restore.restore_into(spark, tmp_path / "c", other, prefix=b"01").rows == 10
+
+
+def test_restored_keys_expire_at_their_times(
+    spark: SparkSession, clock: ManualClock, tmp_path: Path
+) -> None:
+    start, hour = clock.wall_ns(), 3600 * 10**9
+    with kvstore.open(tmp_path / "store", durability="async", clock=clock) as store:
+        for number in range(20):
+            due = Timestamp(start + (number + 1) * hour)
+            store.put(b"%02d\x00\xff" % number, b"v", expires=due if number % 3 else None)
+        store.put(b"04\x00\xff", b"kept")
+        store.persist(b"05\x00\xff")
+        store.put(b"07\x00\xff", b"longer", expires=Timestamp(start + 40 * hour))
+        Collection(tmp_path / "c").backup(store)
+        with kvstore.open(tmp_path / "other", durability="async", clock=clock) as other:
+            restore.restore_into(spark, str(tmp_path / "c"), other)
+            for _ in range(6):
+                assert dict(other.scan()) == dict(store.scan())
+                clock.advance(8 * hour)
+            for number in range(20):
+                ours, theirs = (each.history(b"%02d\x00\xff" % number) for each in (store, other))
+                assert (ours[0].value is None) == (theirs[0].value is None)
+                assert ours[0].value or ours[0].timestamp == theirs[0].timestamp
+            assert not other.verify().problems
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock(1_700_000_000_000_000_000)
 
 
 def test_verify_reads_every_part_and_names_the_damaged(
