@@ -1,0 +1,17 @@
+"""A store stays within the memory that it was given: a whole life of one in 256 MiB."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.harness.contained import LIMIT_BYTES, live_contained
+
+
+@pytest.mark.parametrize(
+    "rows", [200_000, pytest.param(10_000_000, marks=pytest.mark.soak)], ids="{:,}".format
+)
+def test_a_store_lives_in_256_mib(tmp_path: Path, rows: int) -> None:
+    most, _ = live_contained(tmp_path / "store", rows)
+    assert most < LIMIT_BYTES
