@@ -28,9 +28,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from backup.drills import Drill, Drills, drills_of, with_drill
+from backup.instants import covers, gone
 from backup.shard import EMPTY, Blob, Cas, Shard, ShardBatch, ShardSnapshot, Storage, Versioned
 from backup.shard.state import witness
 from backup.shard.state.log import MissingShardError, StateLog
@@ -39,7 +41,6 @@ from kvstore.codec.json import read_object
 from kvstore.errors import (
     CorruptionError,
     FormatVersionError,
-    HistoryGoneError,
     LockedError,
     NotYetWrittenError,
     StatesLostError,
@@ -78,12 +79,14 @@ _NONE = CollectionRecord(0, "", "", ())
 
 
 class Chain(NamedTuple):
-    """Windows that join, oldest first: all commits of `[since, upper)`."""
+    """Windows that join, oldest first: all commits of `[since, upper)`. Below `since` the states at
+    the `kept` instants can be read, each of which may have labels."""
 
     name: str
     since: Timestamp
     upper: Timestamp
     batches: Sequence[ShardBatch]
+    kept: Mapping[int, tuple[str, ...]] = MappingProxyType({})
 
 
 class Chains:
@@ -247,7 +250,7 @@ class Chains:
             return None
         names = record.chains if name is None else (name,)
         found = [_chain(shard) for shard in map(self.find, names) if shard and shard.upper]
-        whole = [c for c in found if all(c.since <= time < c.upper for time in covering)]
+        whole = [c for c in found if all(covers(c, time) for time in covering)]
         return next(reversed(whole or found), None)
 
     @contextmanager
@@ -262,9 +265,9 @@ class Chains:
         at = newest.upper - 1 if as_of is None else as_of
         if at >= newest.upper:
             raise NotYetWrittenError(as_of=Timestamp(at), upper=Timestamp(newest.upper))
-        covering = [shard for shard in shards if shard.since <= at < shard.upper]
+        covering = [shard for shard in shards if covers(shard, at)]
         if not covering:
-            raise HistoryGoneError(as_of=Timestamp(at), since=Timestamp(newest.since))
+            raise gone(shards, at)
         with covering[-1].snapshot(at) as snapshot:
             yield covering[-1], snapshot
 
@@ -332,7 +335,8 @@ def no_backup(where: str) -> UsageError:
 
 def _chain(shard: Shard) -> Chain:
     state = shard.refresh()
-    return Chain(shard.name, Timestamp(state.since), Timestamp(state.upper), state.batches)
+    since, upper = Timestamp(state.since), Timestamp(state.upper)
+    return Chain(shard.name, since, upper, state.batches, state.kept)
 
 
 def _new_name(token: str | None = None) -> str:

@@ -40,6 +40,7 @@ from backup.shard import (
     merge_here,
 )
 from backup.shard.scrub import ScrubReport
+from backup.thinning import thinning_of
 from backup.uploads import Upload, upload_here
 from backup.verify import Depth, VerifyReport, verify_collection
 from backup.window import BackupInfo, Request, back_up
@@ -64,6 +65,7 @@ class Collection(CollectionContents):
     A failure of the storage that may pass (a timeout, an answer of 5xx, another script that was
     faster) is retried for `patience` seconds; any other failure is raised at once. A long wait is
     told to `on_wait` and to the log `kvstore.backup`; an exception from `on_wait` ends the wait.
+    Collections that share a `bandwidth` share its bytes a second.
 
     Every `progress` is called with the rows done so far; an exception from it calls the work off.
     """
@@ -132,6 +134,7 @@ class Collection(CollectionContents):
         max_age: timedelta | None = None,
         progress: OnProgress | None = None,
         upload: Upload = upload_here,
+        label: str | None = None,
     ) -> BackupInfo:
         """Append all commits of `store` since the last backup; the first backup is full.
 
@@ -140,7 +143,8 @@ class Collection(CollectionContents):
 
         The backup has everything that was committed before the call, and nothing that a crash can
         take back. A `token` names this backup: a script that repeats the call with the same token
-        makes one backup, as long as no compaction has merged it with others.
+        makes one backup, as long as no compaction has merged it with others. A `label` names the
+        newest instant of this backup, as `Collection.label` does.
 
         Between backups the store keeps its history, unless it falls further behind than `max_age`.
         Without `max_age` it keeps the history for ever, also where the collection was removed:
@@ -157,14 +161,19 @@ class Collection(CollectionContents):
         """
         if token is not None and not token:
             raise UsageError("the token is empty", "name the backup, or pass no token")
+        if label is not None:
+            expiry.require_free(self._chains, label, is_repeated=token is not None)
         how = self._address, self._is_lasting, full, token, max_age, upload, progress
         if isinstance(store, Store):
-            info = back_up(self._chains, Request(store, *how))
+            done = back_up(self._chains, Request(store, *how))
         else:
             with as_store(store) as source:
-                info = back_up(self._chains, Request(source, *how))
-        self._tell("backed up", **info._asdict())
-        return info
+                done = back_up(self._chains, Request(source, *how))
+        if label is not None:
+            expiry.label(self._chains, label, int(done.upper) - 1)
+            done = done._replace(labels=(label,))
+        self._tell("backed up", **done._asdict())
+        return done
 
     def follow(
         self,
@@ -357,18 +366,42 @@ class Collection(CollectionContents):
         before: TimeLike | None = None,
         *,
         keep: timedelta | None = None,
+        keep_within: timedelta | None = None,
+        hourly: int = 0,
+        daily: int = 0,
+        weekly: int = 0,
         progress: OnProgress | None = None,
     ) -> Timestamp:
         """Give up instants before `before`, or older than `keep`; returns the new `since`.
 
         Moves `since`, rewrites the parts that it has passed and frees the space. Instants from
-        `since` on stay restorable. A chain that a restore is reading stays until the next expiry.
-        Raises `UsageError` unless exactly one of the two is given.
+        `since` on stay restorable, and labelled ones. A chain that a restore is reading stays until
+        the next expiry.
+
+        `keep_within` thins: below that age only the states at the last `hourly` whole hours, the
+        last `daily` midnights and the last `weekly` midnights before Mondays (UTC) stay readable.
+        At any other instant a read raises `HistoryGoneError`, which names the nearest kept ones.
+        Raises `UsageError` unless exactly one of `before`, `keep` and `keep_within` is given.
         """
-        limit = expiry.limit_of(before, keep, self._clock)
-        since = Timestamp(expiry.expire(self._chains, limit, progress))
+        policy = thinning_of(keep_within, hourly=hourly, daily=daily, weekly=weekly)
+        request = expiry.request_of(before, keep, policy, self._clock)
+        since = Timestamp(expiry.expire(self._chains, request, progress))
         self._tell("expired", since=since)
         return since
+
+    def label(self, name: str, at: TimeLike | None = None) -> Timestamp:
+        """Name the instant `at` (default: the newest); returns it. `as_of=name` reads it from now
+        on, and no expiry gives it up until `unlabel`. Naming it twice does nothing more.
+
+        Raises `UsageError` if another instant has the label, or the name is a time; errors for an
+        instant that no chain covers are as in `restore`.
+        """
+        return expiry.label(self._chains, name, None if at is None else self._time(at))
+
+    def unlabel(self, name: str) -> Timestamp:
+        """Take a label away; returns its instant, which the next expiry may give up. Raises
+        `UsageError` if there is no such label."""
+        return expiry.unlabel(self._chains, name)
 
     def _tell(self, event: str, **facts: object) -> None:
         """Log an event of this collection, as `kvstore.notices` logs the events of a store."""

@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from backup.chains import Chain, Chains
+from backup.instants import labels_of, time_or_label
 from backup.place import CollectionPlace, find_place
 from backup.sealed import Secret
 from backup.shard import VERSIONS, Shard, ShardBatch, ShardPart, ShardSnapshot, Storage
@@ -18,8 +19,9 @@ from kvstore.clock import Clock, WallClock
 from kvstore.forks import own
 from kvstore.limits import RETRY_S
 from kvstore.storage.address import public_address
+from kvstore.storage.limited_blob import Bandwidth
 from kvstore.storage.patience import Patience, Waiting
-from kvstore.timestamp import TimeLike, Timestamp, to_timestamp
+from kvstore.timestamp import TimeLike, Timestamp
 
 
 class CollectionContents:
@@ -36,12 +38,15 @@ class CollectionContents:
         clock: WallClock | None = None,
         patience: float = RETRY_S,
         on_wait: Callable[[Waiting], None] | None = None,
+        bandwidth: Bandwidth | None = None,
     ) -> None:
         self.url = os.fspath(url)
         secret = Secret.given(passphrase, key_file)
         if storage is None:
             retries = Patience(patience, tell=on_wait)
-            found = find_place(self.url, secret, options=options, patience=retries)
+            found = find_place(
+                self.url, secret, options=options, patience=retries, bandwidth=bandwidth
+            )
         else:
             found = CollectionPlace(storage, secret, self.url)
         self._found, self._place = found, found.storage
@@ -74,6 +79,10 @@ class CollectionContents:
         """The `store_id` of the store that is backed up here; None for an empty collection."""
         record = self._chains.read()
         return None if record is None else record.source
+
+    def labels(self) -> dict[str, Timestamp]:
+        """The labels of instants. Each can be given where an `as_of` is asked for."""
+        return labels_of(self._chains.filled())
 
     def batches(self) -> Sequence[ShardBatch]:
         """The batches of the newest chain, oldest first, for readers of parts."""
@@ -119,4 +128,5 @@ class CollectionContents:
         return Chains(storage, self.url, self._clock)
 
     def _time(self, as_of: TimeLike) -> int:
-        return int(to_timestamp(as_of, name="as_of", now=self._clock.wall_ns))
+        """A time that a caller gave, or the instant of a label."""
+        return time_or_label(as_of, self.labels, name="as_of", now=self._clock.wall_ns)

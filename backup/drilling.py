@@ -23,6 +23,7 @@ from typing import Final, Literal, NamedTuple, TypeAlias
 
 from backup.chains import Chains, CollectionRecord, no_backup
 from backup.drills import Drill
+from backup.instants import covers, gone
 from backup.shard import Shard
 from backup.verify import Compared, fingerprint, require_equal
 from backup.version_rows import row_batches
@@ -149,8 +150,10 @@ def _instant(
     at = _random_instant(shards, least) if request.at is None else request.at
     if at >= shards[-1].upper:
         raise NotYetWrittenError(as_of=Timestamp(at), upper=Timestamp(shards[-1].upper))
-    covering = [shard for shard in shards if shard.since <= at < shard.upper]
-    if not covering or at < least:
+    covering = [shard for shard in shards if covers(shard, at)]
+    if not covering and at >= least:
+        raise gone(shards, at)
+    if at < least:
         since = max(shards[-1].since, least)
         raise HistoryGoneError(as_of=Timestamp(at), since=Timestamp(since))
     return covering[-1], at

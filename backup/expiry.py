@@ -1,5 +1,7 @@
 """Expiry of a collection: it gives up old history. Scrub: it looks through the blobs.
 
+Labelled instants, and the instants that a thinning policy chooses, stay readable below `since`.
+
 Expiry goes in an order that survives a kill at any step. The record of the collection first lists
 an ended chain as `dropping`, then its data is removed, then the record forgets it. The next expiry
 continues where a killed one stopped.
@@ -10,16 +12,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from datetime import timedelta
+from typing import NamedTuple
 
 from backup.chains import RETENTION, Chains, CollectionRecord
+from backup.instants import gone, labels_of, require_label
 from backup.shard import EMPTY, OnProgress, Shard
 from backup.shard.scrub import ScrubReport
+from backup.thinning import Thinning
 from backup.uploads import forget, pending_parts
 from kvstore.arguments import require_age
 from kvstore.clock import WallClock
 from kvstore.errors import StatesLostError, UpperMismatchError, UsageError
 from kvstore.storage.contract import Blob, sweep
-from kvstore.timestamp import NS_PER_SECOND, TimeLike, to_timestamp
+from kvstore.timestamp import NS_PER_SECOND, TimeLike, Timestamp, to_timestamp
 
 
 def ago(age: timedelta, clock: WallClock) -> int:
@@ -27,39 +32,64 @@ def ago(age: timedelta, clock: WallClock) -> int:
     return clock.wall_ns() - int(age.total_seconds() * NS_PER_SECOND)
 
 
-def limit_of(before: TimeLike | None, keep: timedelta | None, clock: WallClock) -> int:
-    """The time below which instants are given up. `UsageError` unless one of two is given."""
+class ExpiryRequest(NamedTuple):
+    """The instants to give up: those below `limit`, but `kept` ones and labelled ones."""
+
+    limit: int
+    kept: frozenset[int] = frozenset()
+
+
+def request_of(
+    before: TimeLike | None, keep: timedelta | None, policy: Thinning | None, clock: WallClock
+) -> ExpiryRequest:
+    """The request of a call. Raises `UsageError` unless one of three arguments is given."""
     age = require_age(keep, name="keep")
-    if (before is None) == (age is None):
-        raise UsageError("expire takes before= or keep=", "pass one of the two")
+    if sum(given is not None for given in (before, age, policy)) != 1:
+        raise UsageError("expire takes before=, keep= or keep_within=", "pass one of the three")
+    if policy is not None:
+        now_ns = clock.wall_ns()
+        return ExpiryRequest(policy.since(now_ns), frozenset(policy.instants(now_ns)))
     if age is not None:
-        return ago(age, clock)
+        return ExpiryRequest(ago(age, clock))
     assert before is not None
-    return int(to_timestamp(before, name="before", now=clock.wall_ns))
+    return ExpiryRequest(int(to_timestamp(before, name="before", now=clock.wall_ns)))
 
 
-def expire(chains: Chains, limit: int, progress: OnProgress | None) -> int:
-    """Give up instants before `limit`; returns the new `since`, 0 for an empty collection."""
+def expire(chains: Chains, request: ExpiryRequest, progress: OnProgress | None) -> int:
+    """Give instants up; returns the new `since`, 0 for an empty collection.
+
+    The kept instants are recorded first. So a kill leaves too much history at most, and the next
+    expiry continues.
+    """
     record = chains.read()
     shards = chains.filled(record)
     if record is None or not shards:
         return 0
     newest = shards[-1]
-    _drop_ended(chains, record, shards[:-1], limit)
-    target = min(limit, newest.upper - 1)
-    newest.expire_lapsed()
-    if target > newest.since:
-        newest.critical(RETENTION).downgrade(target)
-    newest.compact(full=True, progress=progress)
-    newest.gc()
+    for shard in shards:
+        first = min((p.time_min for b in shard.state.batches for p in b.parts), default=0)
+        shard.keep_instants(time for time in request.kept if time >= first)
+    _drop_ended(chains, record, shards[:-1], request.limit)
+    for shard in shards:
+        if shard is newest or shard.kept:
+            _give_up(shard, min(request.limit, shard.upper - 1), progress)
     return newest.refresh().since
+
+
+def _give_up(shard: Shard, target: int, progress: OnProgress | None) -> None:
+    """Move the `since` of a chain, and free the space of the history below it."""
+    shard.expire_lapsed()
+    if target > shard.since:
+        shard.critical(RETENTION).downgrade(target)
+    shard.compact(full=True, progress=progress)
+    shard.gc()
 
 
 def _drop_ended(
     chains: Chains, record: CollectionRecord, older: Sequence[Shard], limit: int
 ) -> None:
-    """Remove the chains that ended before `limit`."""
-    ended = {shard.name for shard in older if shard.upper <= limit}
+    """Remove the chains that ended before `limit` and keep no instant."""
+    ended = {shard.name for shard in older if shard.upper <= limit and not shard.kept}
     if ended:
         record = chains.drop(record, ended)
     destroyed = {name for name in record.dropping if _is_destroyed(chains, name)}
@@ -85,6 +115,45 @@ def _is_destroyed(chains: Chains, name: str) -> bool:
         return False  # a backup that began before is writing to it
     shard.finalise()
     return True
+
+
+def require_free(chains: Chains, name: str, *, is_repeated: bool) -> None:
+    """Raise `UsageError` if no new instant can get a label. A repeated backup may have given it."""
+    require_label(name)
+    other = labels_of(chains.filled()).get(name)
+    if other is not None and not is_repeated:
+        raise _taken(chains, name, other)
+
+
+def _taken(chains: Chains, name: str, other: int) -> UsageError:
+    return UsageError(
+        f"{chains.where} has the label {name!r} at {other}",
+        "drop it first (collection.unlabel), or take another name",
+    )
+
+
+def label(chains: Chains, name: str, at: int | None) -> Timestamp:
+    """See `Collection.label`."""
+    require_label(name)
+    known = labels_of(chains.filled())
+    with chains.snapshot(at) as (shard, snapshot):
+        instant = Timestamp(snapshot.as_of)
+        if known.get(name, instant) == instant and (found := shard.label(name, instant)).done:
+            return instant
+        other = known.get(name, instant)
+    if other == instant and found.instant is None:
+        raise gone(chains.filled(), instant)
+    raise _taken(chains, name, other)
+
+
+def unlabel(chains: Chains, name: str) -> Timestamp:
+    """See `Collection.unlabel`."""
+    for shard in chains.filled():
+        found = shard.drop_label(name)
+        if found.done and found.instant is not None:
+            return Timestamp(found.instant)
+    known = ", ".join(sorted(labels_of(chains.filled())))
+    raise UsageError(f"{chains.where} has no label {name!r}", f"its labels are {known or 'none'}")
 
 
 def scrub(chains: Chains, blob: Blob, before_ns: int | None) -> ScrubReport:

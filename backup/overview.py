@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 from backup.chains import Chains, CollectionRecord
 from backup.drills import newest_proof
+from backup.instants import labels_of
 from backup.shard import Shard, ShardBatch
 from backup.window import BackupInfo, info
 from kvstore.span import Span
@@ -35,7 +37,8 @@ class CollectionInfo(NamedTuple):
 
     `spans` has one span for each chain with keys. All keys of the chain lie in it; its ends are
     rounded outwards where keys are long. `recovery_point_age_seconds` is the age of the newest
-    instant that can be restored: a disaster now would lose all later commits.
+    instant that can be restored: a disaster now would lose all later commits. `kept` has the
+    instants below the `since` of their chain that can be read, `labels` the named instants.
     """
 
     url: str
@@ -48,6 +51,8 @@ class CollectionInfo(NamedTuple):
     bytes: int
     recovery_point_age_seconds: float
     spans: Sequence[Span]
+    labels: Mapping[str, Timestamp] = MappingProxyType({})
+    kept: Sequence[Timestamp] = ()
     proofs: Sequence[ChainProof] = ()
 
     @property
@@ -67,7 +72,9 @@ def listed(chains: Chains) -> list[BackupInfo]:
             low, high = max(batch.lower, state.since), batch.upper
             proof = newest_proof(drills, shard.name, lower=low, upper=high)
             at = None if proof is None else Timestamp(proof.drilled_at)
-            found.append(info(batch)._replace(lower=Timestamp(low), proven_at=at))
+            named = [time for time in sorted(state.kept) if batch.lower <= time < high]
+            names = tuple(label for time in named for label in state.kept[time])
+            found.append(info(batch)._replace(lower=Timestamp(low), proven_at=at, labels=names))
     return found
 
 
@@ -87,6 +94,8 @@ def overview(
         rows=sum(batch.rows for batch in batches),
         bytes=sum(batch.size for batch in batches),
         recovery_point_age_seconds=max(now_ns - upper, 0) / NS_PER_SECOND,
+        labels=labels_of(shards),
+        kept=[Timestamp(t) for shard in shards for t in shard.state.kept_below(shard.since)],
         spans=[span for shard in shards for span in _span(shard.state.batches)],
         proofs=[] if record is None else [_proof(record, shard, now_ns) for shard in shards],
     )

@@ -18,6 +18,7 @@ from kvstore.errors import NotAStoreError
 from kvstore.storage.cached_blob import CachedBlob
 from kvstore.storage.fetched_blob import FetchedBlob
 from kvstore.storage.kept_bytes import KeptBytes
+from kvstore.storage.limited_blob import Bandwidth, LimitedBlob
 from kvstore.storage.os_errors import not_done
 from kvstore.storage.patience import PATIENCE, Patience
 
@@ -34,6 +35,7 @@ def find_place(
     *,
     options: Mapping[str, Any] | None = None,
     patience: Patience = PATIENCE,
+    bandwidth: Bandwidth | None = None,
 ) -> CollectionPlace:
     """The storage that `url` names, decrypting if `secret` is given.
 
@@ -43,6 +45,8 @@ def find_place(
     plain = open_storage(url, patience=patience, **(options or {}))
     if isinstance(plain.blob, FileBlob):
         _require_ours(Path(plain.blob.root).parent)
+    if bandwidth is not None:
+        plain = Storage(LimitedBlob(plain.blob, bandwidth), plain.consensus)
     given = tuple(sorted((options or {}).items()))
     address = PlaceAddress(os.fspath(url), secret, given)
     return CollectionPlace(plain, secret, address.url, address)

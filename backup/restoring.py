@@ -141,4 +141,7 @@ def _view(shard: Shard, snapshot: ShardSnapshot, request: RestoreRequest) -> tup
             remedy=f"the first row of the collection is of {Timestamp(first)}: restore as of that "
             "time or later",
         )
-    return (Window(-1, at), shard.since) if request.history else (AsOf(at), at)
+    # Below `since` there are states at kept instants, and no history between them.
+    if request.history and at >= shard.since:
+        return Window(-1, at), shard.since
+    return AsOf(at), at

@@ -42,7 +42,8 @@ from kvstore.timestamp import Timestamp
 class BackupInfo(NamedTuple):
     """One backup, or several that compaction has merged: all versions in `[lower, upper)`.
 
-    `proven_at` is the time of the newest drill that proved an instant of the window.
+    `proven_at` is the time of the newest drill that proved an instant of the window. `labels` name
+    instants of the window.
     """
 
     lower: Timestamp
@@ -52,6 +53,7 @@ class BackupInfo(NamedTuple):
     parts: int
     seconds: float
     proven_at: Timestamp | None = None
+    labels: tuple[str, ...] = ()
 
 
 def info(batch: ShardBatch) -> BackupInfo:

@@ -3,7 +3,7 @@
 Floors, from the top:
 
     backups                 backups, standbys, upkeep
-    reading restores drills  commands that read a collection; restores; proofs
+    reading restores retention drills fleets  reads; restores; expiry and labels; proofs
     options figures         how a collection is opened; how backups are printed
 """
 

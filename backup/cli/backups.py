@@ -10,14 +10,15 @@ import sys
 from contextlib import ExitStack
 from datetime import timedelta
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import typer
 
 import backup
-from backup.cli import reading, restores
+from backup.cli import reading, restores, retention
 from backup.cli.drills import drill
 from backup.cli.figures import backup_figures, collection_figures
+from backup.cli.fleets import run_fleet
 from backup.cli.options import (
     PASSPHRASE,
     CollectionArgument,
@@ -35,11 +36,9 @@ from kvstore.cli.options import (
     Encoding,
     EncodingOption,
     JsonOption,
-    StoreArgument,
     iso,
     one_of,
     to_duration,
-    to_time,
 )
 from kvstore.cli.output import (
     counting,
@@ -89,26 +88,58 @@ MaxAgeOption = Annotated[
 ]
 
 
+OptionalStoreArgument = Annotated[
+    Path | None, typer.Argument(metavar="[STORE]", help="The store's directory.")
+]
+OptionalCollectionArgument = Annotated[
+    str | None, typer.Argument(metavar="[COLLECTION]", help="A path, s3://, gs:// or az:// URL.")
+]
+ConfigOption = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="Instead of STORE and COLLECTION: the stores that a TOML file names.",
+        show_default=False,
+    ),
+]
+LabelOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="Name the newest instant of this backup: --as-of takes the name.",
+        show_default=False,
+    ),
+]
+
+
+FullOption = Annotated[
+    bool, typer.Option("--full", help="Begin a new chain beside the present one.")
+]
+TokenOption = Annotated[
+    str | None,
+    typer.Option(
+        help="Name of this backup: a repeated run with it does nothing, until compaction."
+    ),
+]
+FollowOption = Annotated[
+    bool, typer.Option("--follow", "-f", help="Continue until interrupted (SIGINT, SIGTERM).")
+]
+EveryOption = Annotated[
+    str, typer.Option(metavar="AGE", help="With --follow: a backup this often at most.")
+]
+
+
 @app.command()
 def run(
-    store: StoreArgument,
-    collection: CollectionArgument,
-    full: Annotated[
-        bool, typer.Option("--full", help="Begin a new chain beside the present one.")
-    ] = False,
-    token: Annotated[
-        str | None,
-        typer.Option(
-            help="Name of this backup: a repeated run with it does nothing, until compaction."
-        ),
-    ] = None,
+    store: OptionalStoreArgument = None,
+    collection: OptionalCollectionArgument = None,
+    config: ConfigOption = None,
+    full: FullOption = False,
+    token: TokenOption = None,
+    label: LabelOption = None,
     max_age: MaxAgeOption = None,
-    follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Continue until interrupted (SIGINT, SIGTERM).")
-    ] = False,
-    every: Annotated[
-        str, typer.Option(metavar="AGE", help="With --follow: a backup this often at most.")
-    ] = "1s",
+    follow: FollowOption = False,
+    every: EveryOption = "1s",
     key_file: KeyFileOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -116,24 +147,47 @@ def run(
 
     A service may have the store open. It must listen: kvstore.open(path, control=True).
     With --follow the command waits for commits, and prints each backup. It merges
-    backups beside that, and tries passing failures again.
+    backups beside that, and tries passing failures again. With --config it backs up
+    many stores, and exits with 1 if one of them fails.
 
     \b
     Examples:
       kvstore backup run flights.db /backups/flights
       kvstore backup run flights.db s3://bucket/flights --token "$(date +%F)"
+      kvstore backup run flights.db /backups/flights --label before-migration
       kvstore backup run flights.db s3://bucket/flights --follow --every 10s
+      kvstore backup run --config backups.toml
     """
-    age = None if max_age is None else to_duration(max_age)
-    if follow:
-        if full or token is not None:
-            raise UsageError("--follow takes no --full and no --token", "run these once before")
-        _follow(store, open_collection(collection, key_file), age, every, as_json=as_json)
+    once = {"full": full, "token": token, "label": label}
+    if config is not None:
+        others = (store, collection, max_age, key_file, follow or None)
+        if any(once.values()) or any(given is not None for given in others):
+            raise UsageError("--config takes no other arguments", "write them into the file")
+        run_fleet(config, as_json=as_json)
         return
-    with working(f"backing up {store}", quiet=as_json) as progress, open_to_write(store) as opened:
-        info = open_collection(collection, key_file).backup(
-            opened, full=full, token=token, max_age=age, progress=counting(progress, "rows")
-        )
+    if store is None or collection is None:
+        raise UsageError("STORE or COLLECTION is missing", "give both, or --config FILE")
+    age = None if max_age is None else to_duration(max_age)
+    opened = open_collection(collection, key_file)
+    if follow and any(once.values()):
+        raise UsageError("--follow takes no --full, --token and --label", "run these once before")
+    if follow:
+        _follow(store, opened, age, every, as_json=as_json)
+    else:
+        _back_up(store, opened, age, once, as_json=as_json)
+
+
+def _back_up(
+    path: Path,
+    collection: Collection,
+    max_age: timedelta | None,
+    once: dict[str, Any],
+    *,
+    as_json: bool,
+) -> None:
+    with working(f"backing up {path}", quiet=as_json) as progress, open_to_write(path) as opened:
+        rows = counting(progress, "rows")
+        info = collection.backup(opened, max_age=max_age, progress=rows, **once)
     print_figures(backup_figures(info, as_json=as_json), as_json=as_json)
 
 
@@ -155,9 +209,12 @@ def list_(
         return
     figures = [backup_figures(info, as_json=False) for info in found]
     print_table(
-        ["from", "up to", "rows", "size", "parts", "proven"],
+        ["from", "up to", "rows", "size", "parts", "proven", "labels"],
         [
-            [f["lower"], f["upper"], f"{f['rows']:,}", f["bytes"], str(f["parts"]), f["proven_at"]]
+            [
+                *(f["lower"], f["upper"], f"{f['rows']:,}", f["bytes"], str(f["parts"])),
+                *(f["proven_at"], f["labels"]),
+            ]
             for f in figures
         ],
     )
@@ -240,33 +297,6 @@ def compact(
 
 
 @app.command()
-def expire(
-    collection: CollectionArgument,
-    keep: Annotated[
-        str | None,
-        typer.Option(metavar="AGE", help="Keep this long: 12h, 30d, 4w.", show_default=False),
-    ] = None,
-    before: Annotated[
-        str | None,
-        typer.Option(metavar="TIME", help="Give up instants before this time.", show_default=False),
-    ] = None,
-    key_file: KeyFileOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Give up old instants and free their space; prints the oldest instant that stays.
-
-    \b
-    Examples:
-      kvstore backup expire /backups/flights --keep 90d
-    """
-    age = None if keep is None else to_duration(keep)
-    with working(f"expiring {collection}", quiet=as_json) as progress:
-        rows = counting(progress, "rows")
-        since = open_existing(collection, key_file).expire(to_time(before), keep=age, progress=rows)
-    print_figures({"since": iso(since)}, as_json=as_json)
-
-
-@app.command()
 def scrub(
     collection: CollectionArgument,
     delete: Annotated[
@@ -300,6 +330,7 @@ def scrub(
 
 reading.register(app)
 restores.register(app)
+retention.register(app)
 app.command()(drill)
 
 

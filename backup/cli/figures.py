@@ -16,9 +16,11 @@ def backup_figures(info: BackupInfo, *, as_json: bool) -> dict[str, Any]:
     """The figures of a backup."""
     fields = {**info._asdict(), "lower": iso(info.lower), "upper": iso(info.upper)}
     fields["proven_at"] = _time(info.proven_at)
+    fields["labels"] = list(info.labels)
     if not as_json:
         fields["bytes"] = size_text(info.bytes)
         fields["proven_at"] = fields["proven_at"] or "never"
+        fields["labels"] = ", ".join(info.labels) or "none"
     return fields
 
 
@@ -29,6 +31,8 @@ def collection_figures(
     render = to_json if as_json else to_text
     spans = [(render(s.start, encoding), s.end and render(s.end, encoding)) for s in found.spans]
     fields = {**found._asdict(), "since": iso(found.since), "upper": iso(found.upper)}
+    fields["labels"] = {label: iso(at) for label, at in found.labels.items()}
+    fields["kept"] = [iso(at) for at in found.kept]
     age = found.proof_age_seconds
     del fields["proofs"]
     if as_json:
@@ -40,6 +44,9 @@ def collection_figures(
     del fields["recovery_point_age_seconds"]
     fields["recovery_point"] = f"{age_text(found.recovery_point_age_seconds)} old"
     fields["spans"] = ", ".join(f"[{start}, {end or 'end'})" for start, end in spans)
+    labels = [f"{label} ({iso(at)})" for label, at in found.labels.items()]
+    fields["labels"] = ", ".join(labels) or "none"
+    fields["kept"] = ", ".join(map(iso, found.kept)) or "none"
     for number, proof in enumerate(found.proofs, 1):
         name = "proof" if len(found.proofs) == 1 else f"proof of chain {number}"
         fields[name] = _proof_text(proof)

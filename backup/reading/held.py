@@ -29,6 +29,7 @@ class Held:
         state = shard.refresh()
         self.upper = state.upper
         self.since = state.since if self._lease is None else self._lease.since
+        self.kept = state.kept
         newest = self.upper - 1
         if self._lease is None:
             self.snapshot = snapshot_unheld(shard.log, newest)
@@ -52,6 +53,7 @@ class Held:
                 lease.downgrade_since(retention.since)
                 self.since = lease.since
         if state.upper == self.upper and state.batches == self.snapshot.batches:
+            self.kept = state.kept
             return self
         self._is_replaced = True
         self.close_if_left()

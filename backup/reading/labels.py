@@ -11,7 +11,7 @@ Invariants
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from typing import NamedTuple, Protocol
@@ -21,6 +21,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from backup.chains import Chains, no_backup
+from backup.instants import gone
 from backup.shard import Shard, ShardPart, ShardSnapshot
 from backup.shard.rows.part_reader import OpenedPart
 from kvstore.errors import HistoryGoneError, NotYetWrittenError, printable
@@ -49,6 +50,9 @@ class HeldChain(Protocol):
     @property
     def snapshot(self) -> ShardSnapshot: ...
 
+    @property
+    def kept(self) -> Mapping[int, tuple[str, ...]]: ...
+
 
 class _Held(NamedTuple):
     """See `HeldChain`."""
@@ -57,6 +61,7 @@ class _Held(NamedTuple):
     since: int
     upper: int
     snapshot: ShardSnapshot
+    kept: Mapping[int, tuple[str, ...]]
 
 
 class CollectionSide:
@@ -74,7 +79,10 @@ class CollectionSide:
             if not held:
                 raise no_backup(self._chains.where)
             # The window of a chain is read after its lease was taken, which keeps it.
-            every = [_Held(shard, shard.since, shard.upper, found) for shard, found in held.items()]
+            every = [
+                _Held(shard, shard.since, shard.upper, found, shard.kept)
+                for shard, found in held.items()
+            ]
             yield CollectionAnswers(every)
 
 
@@ -108,9 +116,10 @@ class CollectionAnswers:
         places: list[Numbers] = []
         times = np.full(len(lost), -1, np.int64)
         for held in reversed(self._held):
-            asked = np.flatnonzero(
-                lost & (labels.times >= held.since) & (labels.times < held.upper)
-            )
+            is_covered = labels.times >= held.since
+            if held.kept:
+                is_covered |= np.isin(labels.times, list(held.kept))
+            asked = np.flatnonzero(lost & is_covered & (labels.times < held.upper))
             if not len(asked):
                 continue
             lost[asked] = False
@@ -149,11 +158,14 @@ class CollectionAnswers:
 
     def _gone(self, labels: Asked, at: int) -> HistoryGoneError:
         since = Timestamp(self._held[-1].since)
+        nearest = gone(self._held, int(labels.times[at])).nearest
+        instants = f"one of the nearest kept instants, {' and '.join(map(str, nearest))}, "
         return HistoryGoneError(
             as_of=Timestamp(labels.times[at]),
             since=since,
             remedy=f"{_named(labels, at)}, asks for it: give a time from {since} on, "
-            "or pass on_gone='null'",
+            f"{instants if nearest else ''}or pass on_gone='null'",
+            nearest=nearest,
         )
 
 

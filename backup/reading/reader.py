@@ -21,6 +21,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
+from functools import partial
 from itertools import islice
 from typing import TypeVar
 
@@ -29,6 +30,7 @@ import pyarrow as pa
 from typing_extensions import Self
 
 from backup.chains import Chains, no_backup
+from backup.instants import covers, gone, labels_of, time_or_label
 from backup.reading.held import Held, hold_chain
 from backup.reading.labels import CollectionAnswers
 from backup.reading.rows import changes_of, rows_of, versions_of
@@ -59,7 +61,7 @@ from kvstore.storage.kept_bytes import KeptBytes
 from kvstore.tables import Table
 from kvstore.tables.catalogue import Catalogue
 from kvstore.tables.sources import SnapshotRows
-from kvstore.timestamp import TIMESTAMP_MAX, TimeLike, Timestamp, to_timestamp
+from kvstore.timestamp import TIMESTAMP_MAX, TimeLike, Timestamp
 
 _T = TypeVar("_T")
 
@@ -138,8 +140,8 @@ class CollectionReader:
             found = hold_chain(self._chains, name, held)
             if found is not None:
                 fresh.append(found)
-        for gone in known.values():
-            gone.leave()
+        for left in known.values():
+            left.leave()
         self._held = fresh
         if not fresh:
             raise no_backup(self._chains.where)
@@ -266,7 +268,8 @@ class CollectionReader:
             raise UsageError(f"since {low} is above upto {high}", "swap them")
         is_state = low == 0 and revisions == "latest"
         held = self._covering(high)
-        if not is_state and low < held.since:
+        is_between = revisions == "latest" and covers(held, low)  # two whole states
+        if not is_state and not is_between and low < held.since:
             raise HistoryGoneError(as_of=Timestamp(low), since=Timestamp(held.since))
         span = Span.of(start, end, prefix)
 
@@ -323,7 +326,8 @@ class CollectionReader:
         return self.held()[-1]
 
     def _time(self, time: TimeLike, name: str) -> int:
-        return int(to_timestamp(time, name=name, now=self._clock.wall_ns))
+        labels = partial(labels_of, self._held)
+        return time_or_label(time, labels, name=name, now=self._clock.wall_ns)
 
     def _at(self, as_of: TimeLike | None) -> int:
         return int(self.as_of) if as_of is None else self._time(as_of, "as_of")
@@ -333,9 +337,9 @@ class CollectionReader:
         newest = self._newest()
         if at >= newest.upper:
             raise NotYetWrittenError(as_of=Timestamp(at), upper=Timestamp(newest.upper))
-        found = [held for held in self._held if held.since <= at < held.upper]
+        found = [held for held in self._held if covers(held, at)]
         if not found:
-            raise HistoryGoneError(as_of=Timestamp(at), since=Timestamp(newest.since))
+            raise gone(self._held, at)
         return found[-1]
 
     @contextmanager

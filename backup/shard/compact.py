@@ -52,7 +52,9 @@ def merge_here(
     """Merge in this process. Streams: memory is bounded."""
     rule = RULES[log.state.rule]
     lower, upper = inputs[0].lower, inputs[-1].upper
-    rows = read_batches(log.blob, inputs, rule=rule, view=Compact(lower, since))
+    rows = read_batches(
+        log.blob, inputs, rule=rule, view=Compact(lower, since, log.state.kept_below(since))
+    )
     desc = BatchDesc(lower, upper, since)
     rows = tally.over(rows)
     return write_batch(log.blob, desc, rows, rule=rule, names=part_names(log.shard, log.clock))

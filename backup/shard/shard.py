@@ -15,7 +15,7 @@ history that its readers use, and it turns outcomes into errors sorted by what t
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Set
+from collections.abc import Iterable, Mapping, Set
 
 import pyarrow as pa
 
@@ -108,6 +108,12 @@ class Shard:
         """The frontier below which history is complete, as of the last refresh."""
         return self.state.upper
 
+    @property
+    def kept(self) -> Mapping[int, tuple[str, ...]]:
+        """The instants that stay readable below `since`, each with its labels, as of the last
+        refresh."""
+        return self.state.kept
+
     # -- writing -----------------------------------------------------------------------------
 
     def write_batch(
@@ -172,6 +178,21 @@ class Shard:
         """
         registered = self.log.apply(c.RegisterCritical(name)).outcome
         return Critical(self.log, name, since=registered.since, opaque=registered.opaque)
+
+    def keep_instants(self, instants: Iterable[int]) -> None:
+        """Keep these instants readable when `since` passes them, and the labelled ones; give up the
+        others that were kept. Instants that are not readable are left out."""
+        self.log.apply(c.KeepInstants(tuple(sorted({int(instant) for instant in instants}))))
+
+    def label(self, label: str, instant: int) -> c.Kept:
+        """Keep `instant`, and give it a label, which one instant of the shard has."""
+        found: c.Kept = self.log.apply(c.LabelInstant(label, int(instant))).outcome
+        return found
+
+    def drop_label(self, label: str) -> c.Kept:
+        """Take a label away. Its instant is kept until `keep_instants` chooses others."""
+        found: c.Kept = self.log.apply(c.DropLabel(label)).outcome
+        return found
 
     # -- maintenance -------------------------------------------------------------------------
 

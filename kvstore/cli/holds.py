@@ -6,12 +6,14 @@ from typing import Annotated
 
 import typer
 
-from kvstore.claims import HoldRecord
+from kvstore.claims import BACKUP, HoldRecord
 from kvstore.cli.completion import names_of
 from kvstore.cli.options import LISTED_MAX, JsonOption, ListLimitOption, StoreArgument, iso
 from kvstore.cli.output import note, print_figures, print_json, print_list, shown
 from kvstore.cli.stores import open_to_write
+from kvstore.limits import HOLD_LOOK_S
 from kvstore.opening import open_read_only
+from kvstore.storage.address import is_gone
 from kvstore.timestamp import NS_PER_SECOND
 
 app = typer.Typer(
@@ -27,6 +29,8 @@ def list_holds(
 ) -> None:
     """List the holds of a store: the purpose and place of each, and the time of its last move.
 
+    A hold whose collection of backups is gone is told, with the command that drops it.
+
     \b
     Examples:
       kvstore holds list flights.db
@@ -34,8 +38,19 @@ def list_holds(
     """
     with open_read_only(store) as opened:
         found = [_hold_fields(record) for record in opened.holds.all()]
+    for fields in found:
+        fields["gone"] = fields["kind"] == BACKUP and is_gone(
+            str(fields["address"]), seconds=HOLD_LOOK_S
+        )
     columns = ["name", "kind", "address", "timestamp", "owner", "moved_at", "max_age_seconds"]
     print_list(found, columns, limit, as_json=as_json)
+    for fields in found:
+        if fields["gone"]:
+            note(
+                f"hold {fields['name']} keeps history for backups that are gone: nothing is at "
+                f"{fields['address']}; look whether its disk is mounted, or drop the hold: "
+                f"kvstore holds drop {store} {fields['name']}"
+            )
 
 
 @app.command(name="drop")

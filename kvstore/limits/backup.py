@@ -180,6 +180,19 @@ FOLLOW_PAUSE_S = 0.5
 FOLLOW_PAUSE_S_MAX = 30.0
 """The longest such pause: how long a bucket may be back before a follower notices."""
 
+LABEL_CHARS_MAX = 100
+"""Characters of the label of an instant, which is a part of the state of a collection."""
+
+KEPT_INSTANTS_MAX = 10_000
+"""Instants that a thinning policy may keep: each takes 30 bytes of the state of a collection."""
+
+FLEET_CONCURRENCY_MAX = 64
+"""Stores of a fleet that are backed up at once: each takes the memory of a backup."""
+
+HOLD_LOOK_S = 5.0
+"""How long `kvstore holds list` waits for a storage that fails, to tell whether backups are
+gone."""
+
 WORKERS_MAX = 64
 """Processes of one restore or backup. More processes than cores gain nothing, and each takes
 200 MB."""

@@ -4,7 +4,7 @@ Floors, from the top:
 
     address                           the storage that a URL names
     file_blob file_consensus memory object_store
-    fetched_blob                      a blob whose parts are fetched once, by all processes
+    fetched_blob limited_blob         parts that are fetched once; bytes at a bounded rate
     below cached_blob                 a part of a blob; a blob whose ranges are kept on this machine
     contract                          blobs and consensus
     kept_bytes                        bytes in memory or in a directory, up to a bound

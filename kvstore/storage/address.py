@@ -14,7 +14,7 @@ import os
 from typing import Any
 from urllib.parse import unquote, urlsplit, urlunsplit
 
-from kvstore.errors import UsageError
+from kvstore.errors import KVStoreError, UsageError
 from kvstore.storage.below import BlobBelow
 from kvstore.storage.contract import Blob, Storage
 from kvstore.storage.file_blob import FileBlob
@@ -47,6 +47,18 @@ def open_storage(
         fresh = Storage(MemoryBlob(), MemoryConsensus())
         return _memories.setdefault(text.rstrip("/"), fresh)
     return Storage(*open_object_store(text, patience=patience, **options))
+
+
+def is_gone(url: str, *, seconds: float) -> bool | None:
+    """Whether nothing is left of a storage at `url`; None where that is not known: it is in the
+    memory of a process, or does not answer within `seconds`."""
+    if url.startswith("memory:"):
+        return None
+    try:
+        found = open_storage(url, patience=Patience(seconds))
+        return found.blob.patience.over(lambda: next(iter(found.blob.list()), None)) is None
+    except KVStoreError:
+        return None
 
 
 def open_blob(

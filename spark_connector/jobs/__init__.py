@@ -5,6 +5,6 @@ would hide the package `backup`. So a job that is run as a file takes its folder
 
 Floors, from the top:
 
-    backup compact restore verify    one job each
+    backup compact fleet restore verify    one job each
     command copies tasks             what all jobs share
 """

@@ -46,6 +46,7 @@ class CompactTask:
     span: Span
     inputs: tuple[ShardBatch, ...]
     since: int
+    kept: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +61,9 @@ class SparkMerge:
         self, log: StateLog, inputs: tuple[ShardBatch, ...], since: int, tally: Tally
     ) -> ShardBatch:
         count = task_count(self.spark, sum(batch.size for batch in inputs), self.tasks)
+        kept = log.state.kept_below(since)
         spans = split_batches(log.blob, inputs, count, rule=log.state.rule)
-        work = [CompactTask(self.access, log.shard, span, inputs, since) for span in spans]
+        work = [CompactTask(self.access, log.shard, span, inputs, since, kept) for span in spans]
         merged = run_tasks(
             self.spark,
             work,
@@ -82,7 +84,7 @@ def merge_parts(task: CompactTask) -> ShardBatch:
         blob,
         task.inputs,
         rule=VERSIONS,
-        view=Compact(lower, task.since),
+        view=Compact(lower, task.since, task.kept),
         span=task.span,
         whole=Span(),
     )

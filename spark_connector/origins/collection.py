@@ -23,6 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from typing_extensions import Self
 
+from backup.instants import covers, gone
 from backup.shard import OP_DELETE_RANGE, OP_PUT, ShardBatch, ShardPart
 from backup.version_rows import range_rows
 from kvstore.changes import Change
@@ -65,12 +66,17 @@ class CollectionOrigin:
             raise UsageError(f"{place.path} holds {what}", "run a backup first, and read again")
         self.place = place._replace(chain=chain.name)
         self._chain = chain
+        self._since = int(chain.since)
+        if len(covering) == 1 and covering[0] < chain.since and chain.kept:
+            if not covers(chain, covering[0]):
+                raise gone([chain], covering[0])
+            self._since = covering[0]  # a kept instant
         self._opened: dict[str, list[Group]] = {}
 
     def frontiers(self, reaching: int = 0) -> OriginFrontiers:
         source = self._collection.source
         assert source is not None, "a collection with a chain has a source"
-        return OriginFrontiers(self._chain.since, self._chain.upper, source)
+        return OriginFrontiers(self._since, self._chain.upper, source)
 
     def narrow(self, span: Span) -> Span:
         if span.plain() == span:

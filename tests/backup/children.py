@@ -99,6 +99,10 @@ def expire(collection: Collection, store: kvstore.Store, place: Path) -> None:
     collection.expire(before=expiry(collection))
 
 
+def thin(collection: Collection, store: kvstore.Store, place: Path) -> None:
+    collection.expire(before=collection.upper - 1)
+
+
 def expiry(collection: Collection) -> kvstore.Timestamp:
     """An instant in the middle of the newest chain, at which all older chains have ended."""
     batches = collection.batches()
@@ -121,6 +125,7 @@ ACTIONS: dict[str, Callable[[Collection, kvstore.Store, Path], None]] = {
     "begin_again": begin_again,
     "compact": compact,
     "expire": expire,
+    "thin": thin,
     "restore": restore,
     "restore_into": restore_into,
 }
@@ -149,4 +154,6 @@ def prepare(place: Path, seed: int, *, backups: int, chains: int, changes: int) 
         for number in range(backups * chains):
             change(store, pick, changes)
             collection.backup(store, full=number > 0 and number % backups == 0)
+            if number == 0 and chains == 1:
+                collection.label("kept")
         change(store, pick, changes)

@@ -127,7 +127,9 @@ def sound(store: kvstore.Store, collection: Collection, pick: random.Random) -> 
     collection.verify(depth="checksums")
     collection.verify(depth="contents", store=store)
     since = collection.since
-    at = kvstore.Timestamp(pick.randrange(since, collection.upper))
+    rows = [part for batch in collection.batches() for part in batch.parts]
+    first = min((part.time_min for part in rows), default=0)
+    at = kvstore.Timestamp(pick.randrange(max(since, first), collection.upper))
     assert store.path is not None
     path = store.path.with_name(f"restored-{at}")
     assert collection.restore(path, as_of=at) == at

@@ -55,6 +55,37 @@ def test_backups_are_run_listed_verified_and_restored(run: Run, tmp_path: Path) 
     run("backup", "restore", place, tmp_path / "x", "--as-of", "2100-01-01T00:00Z", code=4)
 
 
+def test_labels_and_fleets_on_the_command_line(run: Run, tmp_path: Path) -> None:
+    store, place = tmp_path / "s.db", tmp_path / "b"
+    run("put", store, "a", "1", "--create")
+    assert told(run("backup", "run", store, place, "--json", "--label", "first"))["labels"]
+    run("put", store, "a", "2")
+    run("backup", "run", store, place)
+    assert run("backup", "get", place, "a", "--as-of", "first").stdout == "1\n"
+    run("backup", "restore", place, tmp_path / "then", "--as-of", "first")
+    assert run("get", tmp_path / "then", "a").stdout == "1\n"
+    run("backup", "expire", place, "--keep-within", "0s", "--daily", "2")
+    shown = told(run("backup", "show", place, "--json"))
+    assert list(shown["labels"]) == ["first"]
+    assert shown["labels"]["first"] in shown["kept"]
+    assert "first" in run("backup", "list", place).stdout
+    instant = told(run("backup", "label", place, "first", "--drop", "--json"))["timestamp"]
+    assert instant == shown["labels"]["first"]
+    run("backup", "get", place, "a", "--as-of", "first", code=2)
+    config = tmp_path / "backups.toml"
+    tables = [
+        f"[stores.{name}]\npath = '{name}.db'\ncollection = 'fleet/{name}'" for name in ("s", "no")
+    ]
+    config.write_text("\n".join(tables))
+    if sys.version_info >= (3, 11):
+        found = run("backup", "run", "--config", config, "--json", code=1)
+        rows = {line["store"]: line for line in map(json.loads, found.stdout.split("\n")[:-1])}
+        assert (rows["s"]["ok"], rows["no"]["ok"]) == (True, False)
+        assert "no" in found.stderr
+    run("backup", "run", "--config", config, store, code=2)
+    run("backup", "run", code=2)
+
+
 def test_a_drill_exits_with_0_on_a_proof_only(run: Run, tmp_path: Path) -> None:
     store, place = tmp_path / "s", tmp_path / "b"
     with kvstore.open(store) as opened:

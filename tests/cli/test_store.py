@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -224,6 +225,23 @@ def test_gc_names_who_keeps_history_and_what_lets_it_go(run: Run, path: Path) ->
     assert "held by  backup hold 'old one'" in run("stats", path).stdout
     (figures,) = lines(run("stats", path, "--json"))
     assert len(figures["held_by"]) == figures["holds"] == 1
+
+
+def test_a_hold_whose_backups_are_gone_is_told_with_the_command_that_drops_it(
+    run: Run, path: Path, tmp_path: Path
+) -> None:
+    place = tmp_path / "backups"
+    run("backup", "run", path, place)
+    (there,) = lines(run("holds", "list", path, "--json"))
+    assert there["gone"] is False
+    shutil.rmtree(place)
+    told = run("holds", "list", path, "--json")
+    (gone,) = lines(told)
+    assert gone["gone"] is True
+    command = f"kvstore holds drop {path} {gone['name']}"
+    assert command in " ".join(told.stderr.split())
+    run(*command.split()[1:])
+    assert lines(run("holds", "list", path, "--json")) == []
 
 
 def test_holds_are_listed_and_dropped(run: Run, path: Path) -> None:

@@ -6,12 +6,14 @@
 A rule gets *windows*: sorted record batches, in key order, in which no key is cut in two. A `Fold`
 turns each window into the rows of one *view*:
 
-    Compact(lower, since)   the rows that replace the batches from `lower` on for readers >= since
+    Compact(lower, since, kept)   the rows that replace the batches from `lower` on, for readers at
+                            or above `since` and at the `kept` instants below it
     AsOf(as_of)             the state at `as_of`
     Window(since, upto)     the changes in (since, upto]; since = -1 is from the beginning
 
 Invariants
-1. For every as_of >= since, AsOf(as_of) of the compacted rows is AsOf(as_of) of the rows.
+1. For every as_of >= since, and for every kept one, AsOf(as_of) of the compacted rows is
+   AsOf(as_of) of the rows.
 2. For every window with s >= since, likewise (for `diffs`: with times advanced to since).
 3. A fold gives no more rows than it gets. It costs O(rows) in Arrow and numpy, without Python code
    per row; each range tombstone costs two binary searches in each window that it covers.
@@ -64,10 +66,12 @@ is absent."""
 
 @dataclass(frozen=True, slots=True)
 class Compact:
-    """The view that compaction writes. `lower`: where the merged batches begin."""
+    """The view that compaction writes. `lower`: where the merged batches begin. `kept`: instants
+    below `since`, ascending. The rule `diffs` knows no kept instants."""
 
     lower: int
     since: int
+    kept: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,6 +208,8 @@ class _VersionsFold:
     def __init__(self, view: Compact | AsOf) -> None:
         self._at = view.since if isinstance(view, Compact) else view.as_of
         self._compact = view if isinstance(view, Compact) else None
+        self._bounds = np.array([*getattr(view, "kept", ()), self._at], np.int64)
+        """The times at which the state must stay as it is."""
         self._ranges: list[Range] = []
 
     def __call__(self, window: Sorted) -> pa.RecordBatch:
@@ -214,16 +220,20 @@ class _VersionsFold:
         points = ops != OP_DELETE_RANGE
         if not points.all():
             self._collect(window, keys, times, np.flatnonzero(reached & ~points))
-        newest = _first_of_each_key(keys, reached & points)
+        # A row is read at the first bound at or above its time, and at later ones.
+        place = np.searchsorted(self._bounds, times) if len(self._bounds) > 1 else None
+        newest = _first_of_each_key(keys, reached & points, place)
         if self._ranges:
-            newest &= ~(self._cover(keys) > times)
+            newest &= ~self._covered(keys, times, place)
             self._forget_below(keys[-1].as_py())
         compact = self._compact
         if compact is None:
             return window.keep(newest & (ops == OP_PUT))
-        # Nothing older lies below the first batch, so a delete there needs no tombstone.
+        # Nothing older lies below the first batch and bound, so a delete there needs no tombstone.
         if compact.lower == 0:
-            return window.keep((newest & (ops == OP_PUT)) | ~reached)
+            later = False if place is None else ~points & (place > 0)
+            deletes = False if place is None else newest & (place > 0)
+            return window.keep((newest & (ops == OP_PUT)) | deletes | later | ~reached)
         return window.keep(newest | ~reached | ~points)
 
     def _collect(self, window: Sorted, keys: pa.Array, times: Longs, rows: Longs) -> None:
@@ -231,13 +241,17 @@ class _VersionsFold:
         ends = window.column("end_key").take(pa.array(rows)).to_pylist()
         self._ranges.extend(map(Range, starts, ends, times[rows].tolist()))
 
-    def _cover(self, keys: pa.Array) -> Longs:
-        """For each key the newest range tombstone over it, -1 for none."""
-        cover = np.full(len(keys), -1, dtype=np.int64)
+    def _covered(self, keys: pa.Array, times: Longs, place: Longs | None) -> Bools:
+        """Whether a range tombstone that is newer than the row covers it at its bound."""
+        covered = np.zeros(len(keys), dtype=np.bool_)
+        last = len(self._bounds) - 1
         for start, end, timestamp in self._ranges:
             low, high = lower_bound(keys, start), lower_bound(keys, end)
-            np.maximum(cover[low:high], timestamp, out=cover[low:high])
-        return cover
+            hidden = times[low:high] < timestamp
+            if place is not None:
+                hidden &= self._bounds[np.minimum(place[low:high], last)] >= timestamp
+            covered[low:high] |= hidden
+        return covered
 
     def _forget_below(self, key: bytes) -> None:
         self._ranges = [r for r in self._ranges if r.end > key]
@@ -331,9 +345,12 @@ def lower_bound(keys: pa.Array, key: bytes) -> int:
     return bisect.bisect_left(range(len(keys)), key, key=lambda i: keys[i].as_py())
 
 
-def _first_of_each_key(keys: pa.Array, chosen: Bools) -> Bools:
-    """Mark the first of the `chosen` rows of each key. Rows of a key are adjacent."""
+def _first_of_each_key(keys: pa.Array, chosen: Bools, place: Longs | None = None) -> Bools:
+    """Mark the first of the `chosen` rows of each key, and of each place in it. Rows of a key are
+    adjacent, and in it rows of a place."""
     same = same_as_previous(keys)
+    if place is not None:
+        same[1:] &= place[1:] == place[:-1]
     if not same.any():
         return chosen
     if chosen.all():

@@ -5,7 +5,7 @@ Floors, from the top:
     witness
     log                 the state made to last, and the loop that carries out commands
     machine             what each command does, decided without touching anything
-    holding merging
+    holding keeping merging
     codec commands
     state
 """

@@ -12,8 +12,9 @@ Both are an envelope around JSON, which stays readable in an editor when somethi
                   "set": {section: {key: value}}, "drop": {section: [key]}}
 
 A *section* is a flat mapping: `head` for the scalars, and one for each mapping of the state;
-batches are keyed by their lower bound. A diff names the newest rollup of the state it leads to,
-so a reader that knows only the head can find that rollup.
+batches are keyed by their lower bound. A rollup has a section `kept` only if it has entries. A diff
+names the newest rollup of the state it leads to, so a reader that knows only the head can find that
+rollup.
 
 `link` and `chain` make the diffs a chain: a diff that was changed, left out, or taken from another
 history of the same shard does not link to its neighbours. A shard whose states have no `chain`
@@ -66,6 +67,7 @@ DIFF = b"KVSD"
 _TEXTS = ("shard", "rule", "hostname")
 _NUMBERS = ("seqno", "version", "walltime_ns", "last_gc", "tombstone_seqno", "since", "upper")
 _SCALARS = (*_TEXTS, *_NUMBERS)
+_OPTIONAL: Mapping[str, dict[str, Any]] = {"kept": {}}  # a rollup has it only with entries
 
 Sections = dict[str, dict[str, Any]]
 
@@ -89,6 +91,7 @@ def encode_state(state: ShardState) -> bytes:
     body: dict[str, Any] = {
         name: {key: _ENCODERS[name](value) for key, value in section.items()}
         for name, section in _sections(state).items()
+        if section or name not in _OPTIONAL
     }
     if state.chain:
         body["chain"] = state.chain
@@ -98,9 +101,10 @@ def encode_state(state: ShardState) -> bytes:
 def decode_state(data: bytes, *, where: str) -> ShardState:
     """Read a rollup. Raises `FormatVersionError` or `CorruptionError` naming `where`."""
     body = _open(ROLLUP, data, where=where)
+    found = JsonObject({**_OPTIONAL, **body}, where=where)
     with _strictly(where, "not a shard's rollup"):
         sections: Sections = {
-            name: {key: decode(value) for key, value in body.field(name, dict).items()}
+            name: {key: decode(value) for key, value in found.field(name, dict).items()}
             for name, decode in _DECODERS.items()
         }
         chain = body.text("chain") if "chain" in body else ""
@@ -244,7 +248,7 @@ def _section(state: ShardState, name: str) -> dict[str, Any]:
             return {str(batch.lower): batch for batch in state.batches}
         case "slots":
             return {str(lower): upper for lower, upper in state.slots}
-        case "rollups" | "schemas":
+        case "rollups" | "schemas" | "kept":
             return {str(number): value for number, value in getattr(state, name).items()}
     return dict(getattr(state, name))
 
@@ -269,6 +273,7 @@ def _assemble(sections: Sections, *, where: str) -> ShardState:
         critical=sections["critical"],
         writers=sections["writers"],
         schemas=_by_number(sections["schemas"]),
+        kept=_by_number(sections["kept"]),
     )
     if head.keys() - set(_SCALARS):
         raise ValueError(f"unknown fields {sorted(head.keys() - set(_SCALARS))}")
@@ -376,9 +381,15 @@ def _count(value: object) -> int:
 
 
 def _counts(values: Any, count: int) -> list[int]:
-    if type(values) is not list or len(values) != count:
+    if len(_listed(values)) != count:
         raise ValueError(f"{values!r:.40} is no list of {count}")
     return [_count(value) for value in values]
+
+
+def _listed(values: Any) -> list[Any]:
+    if type(values) is not list:
+        raise ValueError(f"{values!r:.40} is no list")
+    return values
 
 
 def _scalar(value: object) -> object:
@@ -421,6 +432,7 @@ _ENCODERS: dict[str, Callable[[Any], Any]] = {
     "critical": lambda hold: [hold.since, hold.opaque.hex()],
     "writers": lambda writer: [writer.token, writer.upper, writer.heartbeat_ns],
     "schemas": lambda columns: [[col.name, col.type, col.nullable] for col in columns],
+    "kept": list,
 }
 
 _DECODERS: dict[str, Callable[[Any], Any]] = {
@@ -432,6 +444,7 @@ _DECODERS: dict[str, Callable[[Any], Any]] = {
     "critical": _decode_critical,
     "writers": _decode_writer,
     "schemas": lambda value: tuple(_decode_column(column) for column in value),
+    "kept": lambda labels: tuple(map(_named, _listed(labels))),
 }
 
 _PART_FIELDS = frozenset(field.name for field in fields_of(ShardPart))

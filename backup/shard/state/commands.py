@@ -162,6 +162,36 @@ class ExpireCritical:
 
 
 @dataclass(frozen=True, slots=True)
+class KeepInstants:
+    """Keep the readable ones of these instants. Other instants without a label are kept no more."""
+
+    instants: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LabelInstant:
+    """Keep an instant, and give it the label."""
+
+    label: str
+    instant: int
+
+
+@dataclass(frozen=True, slots=True)
+class DropLabel:
+    """Take the label from its instant, which is kept until other instants are chosen."""
+
+    label: str
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """`done`: the command was carried out. `instant`: the instant that has the label, if any."""
+
+    done: bool
+    instant: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class ReaderRegistered:
     """The `since` at which the reader starts, and the version that it holds."""
 
@@ -308,6 +338,9 @@ Command = (
     | RegisterCritical
     | CompareAndDowngrade
     | ExpireCritical
+    | KeepInstants
+    | LabelInstant
+    | DropLabel
     | RequestMerge
     | ApplyMerge
     | AddRollup

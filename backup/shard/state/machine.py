@@ -20,7 +20,7 @@ from dataclasses import replace
 from typing import Any
 
 from backup.shard.state import commands as c
-from backup.shard.state import holding, merging
+from backup.shard.state import holding, keeping, merging
 from backup.shard.state.merging import add_slot, covering, plan_merge
 from backup.shard.state.state import (
     EMPTY,
@@ -45,9 +45,10 @@ def apply(state: ShardState, command: c.Command) -> tuple[ShardState, Any]:
 def snapshot(state: ShardState, as_of: int) -> tuple[ShardBatch, ...]:
     """The batches that make up the shard at `as_of`; some have later updates too.
 
-    Raises `HistoryGoneError` below `since`, `NotYetWrittenError` at or above `upper` (wait).
+    Raises `HistoryGoneError` below `since`, except at kept instants, and `NotYetWrittenError` at or
+    above `upper` (wait).
     """
-    if as_of < state.since:
+    if as_of < state.since and as_of not in state.kept:
         raise HistoryGoneError(as_of=as_of, since=state.since)
     if as_of >= state.upper:
         raise NotYetWrittenError(as_of=as_of, upper=state.upper)
@@ -179,8 +180,8 @@ def _finalise(state: ShardState, command: c.Finalise) -> tuple[ShardState, Any]:
     if state.since != EMPTY or state.upper != EMPTY:
         return state, c.Finalised(False, None)
     full = [i for i, batch in enumerate(state.batches) if batch.parts or batch.meta]
-    if state.leased or state.critical or state.writers or state.slots:
-        cleared = state.next(leased={}, critical={}, writers={}, slots=())
+    if state.leased or state.critical or state.writers or state.slots or state.kept:
+        cleared = state.next(leased={}, critical={}, writers={}, slots=(), kept={})
         return cleared, c.Finalised(False, len(full) + 1)
     if full:
         blank = replace(state.batches[full[0]], parts=(), meta=())
@@ -202,6 +203,9 @@ _HANDLERS: dict[type, Callable[[ShardState, Any], tuple[ShardState, Any]]] = {
     c.RegisterCritical: holding.register_critical,
     c.CompareAndDowngrade: holding.compare_and_downgrade,
     c.ExpireCritical: holding.expire_critical,
+    c.KeepInstants: keeping.keep_instants,
+    c.LabelInstant: keeping.label_instant,
+    c.DropLabel: keeping.drop_label,
     c.RequestMerge: merging.request_merge,
     c.ApplyMerge: merging.apply_merge,
     c.AddRollup: _add_rollup,

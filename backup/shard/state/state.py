@@ -15,6 +15,7 @@ Invariants (`ShardState.check` walks them)
 3. `since` is never above the time that a reader or a critical hold keeps, unless the reader or the
    hold came later.
 4. Every rollup named is at or below `seqno`.
+5. Every kept instant is below `upper`. Each was readable when it became kept.
 """
 
 from __future__ import annotations
@@ -166,6 +167,8 @@ class ShardState:
     critical: Mapping[str, CriticalHold] = field(default_factory=dict)
     writers: Mapping[str, LastAppend] = field(default_factory=dict)
     schemas: Mapping[int, tuple[SchemaColumn, ...]] = field(default_factory=dict)
+    kept: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+    """Instants that stay readable when `since` passes them, each with its labels."""
     chain: str = field(default="", compare=False)
     """The digest of the step that led here. Each step names the digest of the step before, so this
     one covers all steps. Empty in shards whose steps name no digests."""
@@ -181,6 +184,14 @@ class ShardState:
         It only grows: a new reader holds the version it was registered in.
         """
         return min((reader.seqno for reader in self.leased.values()), default=self.seqno)
+
+    def is_readable(self, time: int) -> bool:
+        """Whether the state at a time can be read: from `since` on, or at a kept instant."""
+        return time < self.upper and (time >= self.since or time in self.kept)
+
+    def kept_below(self, since: int) -> tuple[int, ...]:
+        """The kept instants below a time, ascending."""
+        return tuple(sorted(time for time in self.kept if time < since))
 
     @property
     def gc_target(self) -> int | None:
@@ -242,6 +253,8 @@ class ShardState:
             return f"its batches end at {edge}, and upper is {self.upper}"
         if not all({low, high} <= edges and low < high for low, high in self.slots):
             return f"the slots {self.slots} are not between batches"
+        if any(not 0 <= time < self.upper for time in self.kept):
+            return f"it keeps an instant at or above {self.upper}"
         if not 0 <= self.since <= EMPTY:
             return f"since is {self.since}"
         if any(seqno > self.seqno for seqno in self.rollups):

@@ -1,0 +1,105 @@
+"""Fleets: many stores from one file, within bounds; a store that fails stops no other one."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+import backup
+import kvstore
+from backup.fleet import Fleet, FleetStore, back_up_fleet, read_fleet
+from kvstore.errors import UsageError
+from kvstore.storage.limited_blob import Bandwidth, LimitedBlob
+from kvstore.storage.memory import MemoryBlob
+
+needs_toml = pytest.mark.skipif(sys.version_info < (3, 11), reason="tomllib came with 3.11")
+
+
+def config(place: Path, *names: str, top: str = "concurrency = 2") -> Path:
+    tables = [f"[stores.{n}]\npath = '{n}.db'\ncollection = 'backups/{n}'" for n in names]
+    file = place / "backups.toml"
+    file.write_text("\n".join([top, *tables]))
+    return file
+
+
+def stores(place: Path, *names: str) -> None:
+    for name in names:
+        with kvstore.open(place / f"{name}.db", durability="async") as store:
+            store.put(b"name", name.encode())
+
+
+@needs_toml
+def test_a_bad_store_does_not_stop_the_others(tmp_path: Path) -> None:
+    stores(tmp_path, "one", "two", "three")
+    (tmp_path / "two.db" / "CURRENT").write_bytes(b"damaged")
+    fleet = read_fleet(config(tmp_path, "one", "two", "missing", "three"))
+    found = {outcome.name: outcome for outcome in back_up_fleet(fleet)}
+    assert {name for name, outcome in found.items() if outcome.info is not None} == {"one", "three"}
+    assert all(found[name].error for name in ("two", "missing"))
+    assert not (tmp_path / "missing.db").exists()
+    for name in ("one", "three"):
+        with backup.Collection(tmp_path / "backups" / name).open() as reader:
+            assert reader.get(b"name") == name.encode()
+
+
+@needs_toml
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("", "names no stores"),
+        ("[stores", "is no TOML"),
+        ("fast = 1\n[stores.a]\npath = 'a'\ncollection = 'b'", "unknown fields: fast"),
+        ("bandwidth = '5 lightyears'\n[stores.a]\npath = 'a'\ncollection = 'b'", "bandwidth="),
+        ("concurrency = 0\n[stores.a]\npath = 'a'\ncollection = 'b'", "concurrency=0"),
+        ("[stores.a]\npath = 'a'", "store a lacks"),
+        ("[stores.a]\npath = 'a'\ncollection = 'b'\nkey = 'c'", "unknown fields key"),
+        ("[stores.a]\npath = 'a'\ncollection = 'b'\nmax_age = 'long'", "is no age"),
+        ("[stores.a]\npath = 3\ncollection = 'b'", "no text"),
+        (
+            "[stores.a]\npath = 'a'\ncollection = 'c'\n[stores.b]\npath = 'b'\ncollection = 'c'",
+            "several stores",
+        ),
+    ],
+)
+def test_a_mistake_in_the_file_is_named(tmp_path: Path, text: str, problem: str) -> None:
+    (tmp_path / "backups.toml").write_text(text)
+    with pytest.raises(UsageError, match=problem):
+        read_fleet(tmp_path / "backups.toml")
+
+
+def test_a_missing_passphrase_fails_its_store_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stores(tmp_path, "one", "two")
+    monkeypatch.delenv("FLEET_SECRET", raising=False)
+    fleet = Fleet(
+        tuple(
+            FleetStore(n, str(tmp_path / f"{n}.db"), str(tmp_path / n), passphrase_env=secret)
+            for n, secret in (("one", "FLEET_SECRET"), ("two", None))
+        ),
+        bandwidth=10**9,
+    )
+    found = {outcome.name: outcome for outcome in back_up_fleet(fleet)}
+    assert "FLEET_SECRET" in found["one"].error
+    assert found["two"].info is not None
+
+
+def test_bytes_pass_at_the_shared_rate() -> None:
+    now, pauses = [0.0], []
+
+    def pause(seconds: float) -> None:
+        pauses.append(seconds)
+        now[0] += seconds
+
+    bandwidth = Bandwidth(100, pause=pause, monotonic=lambda: now[0])
+    one, other = (LimitedBlob(MemoryBlob(), bandwidth) for _ in range(2))
+    one.put("a", bytes(300))
+    other.put("b", bytes(200))
+    assert one.get("a") == bytes(300)
+    assert other.get_range("b", start=0, length=50) == bytes(50)
+    assert pauses == [3.0, 2.0, 3.0]
+    now[0] = 100.0
+    one.put("c", b"later")
+    assert len(pauses) == 3
