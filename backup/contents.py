@@ -17,7 +17,6 @@ from backup.shard import VERSIONS, Shard, ShardBatch, ShardPart, ShardSnapshot, 
 from backup.shard.rows.part_reader import fault_of, open_part
 from kvstore.clock import Clock, WallClock
 from kvstore.forks import own
-from kvstore.limits import RETRY_S
 from kvstore.storage.address import public_address
 from kvstore.storage.limited_blob import Bandwidth
 from kvstore.storage.patience import Patience, Waiting
@@ -36,7 +35,7 @@ class CollectionContents:
         options: Mapping[str, Any] | None = None,
         storage: Storage | None = None,
         clock: WallClock | None = None,
-        patience: float = RETRY_S,
+        patience: float | None = None,
         on_wait: Callable[[Waiting], None] | None = None,
         bandwidth: Bandwidth | None = None,
     ) -> None:
