@@ -435,6 +435,12 @@ class ReaderSnapshot:
         """See `CollectionReader.get_many`."""
         return self._reader.get_many(keys, self.as_of)
 
+    def scan(
+        self, start: bytes, end: bytes | None, *, reverse: bool
+    ) -> Iterator[tuple[bytes, bytes]]:
+        """See `CollectionReader.scan`."""
+        return self._reader.scan(start, end, as_of=self.as_of, reverse=reverse)
+
     def scan_batches(
         self,
         start: bytes | None = None,

@@ -188,6 +188,9 @@ def test_a_table_is_read_with_the_columns_of_its_time(
         assert rows_in(reader.table("people")) == rows_in(table)
         assert rows_in(reader.table("people", at)) == [{"id": 1, "name": "Ada"}]
         assert reader.table("people").get(2) == table.get(2)
+        for name in ("Ada", "Grace", "none"):
+            found = reader.table("people").find("by_name", name)
+            assert list(found) == list(table.find("by_name", name))
         assert list(reader.scan()) == [(b"plain", b"1")]
         with pytest.raises(UsageError, match="no table"):
             reader.table("cities")
