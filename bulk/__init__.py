@@ -3,6 +3,7 @@
 from bulk.ingest import ingest
 from bulk.manifest import Manifest
 from bulk.part import Part, PartWriter
+from bulk.pushes import Puller, Push, Pushes, PushStatus, StoreStatus, pull, shard_of
 from bulk.seed import seed
 from bulk.staged import Import
 from bulk.stages import StageTimes
@@ -18,9 +19,16 @@ __all__ = [
     "Manifest",
     "Part",
     "PartWriter",
+    "Push",
+    "PushStatus",
+    "Puller",
+    "Pushes",
     "StageTimes",
+    "StoreStatus",
     "expire_stagings",
     "ingest",
+    "pull",
     "read_manifest",
     "seed",
+    "shard_of",
 ]

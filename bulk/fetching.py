@@ -17,11 +17,13 @@ from __future__ import annotations
 
 import os
 import shutil
+import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -30,8 +32,9 @@ from bulk.manifest import Manifest
 from bulk.part import Part
 from bulk.sst import UNFINISHED_SUFFIX
 from kvstore.digest import RunningDigest
-from kvstore.errors import OutOfSpaceError
+from kvstore.errors import OutOfSpaceError, UsageError
 from kvstore.errors.system import storage_errors
+from kvstore.imports import INGEST_DIRECTORY
 from kvstore.journal import OS_FILES
 from kvstore.limits import FETCH_SPARE_BYTES, OBJECT_PIECE_BYTES, OBJECT_PIECES_AT_ONCE
 
@@ -158,3 +161,33 @@ class Fetch:
     def _told(self) -> None:
         seconds = max(time.perf_counter() - self._began, 1e-9)
         self._tell(Fetched(self._done, self._total, self._fetched / seconds))
+
+
+@contextmanager
+def fetched_to(store: Path | None, manifest: Manifest) -> Iterator[Path]:
+    """The directory for the files of an import, in the directory of a store.
+
+    It stays after a failure that may pass, so that nothing is fetched twice.
+    """
+    if store is None:
+        path = Path(tempfile.mkdtemp(prefix="kvstore-fetched-"))
+    else:
+        path = store / INGEST_DIRECTORY / f"{manifest.import_id:016x}.fetched"
+    try:
+        yield path
+    except UsageError:  # the same files are refused again
+        shutil.rmtree(path, ignore_errors=True)
+        raise
+    except BaseException:
+        if store is None:
+            shutil.rmtree(path, ignore_errors=True)
+        raise
+    shutil.rmtree(path, ignore_errors=True)
+
+
+def as_fetched(directory: Path, manifest: Manifest) -> Iterator[Part]:
+    """The parts with the times and inodes of their files here, whose digests were compared."""
+    for part in manifest.parts:
+        with storage_errors(str(directory / part.name)):
+            found = os.stat(directory / part.name)
+        yield replace(part, mtime_ns=found.st_mtime_ns, inode=found.st_ino)

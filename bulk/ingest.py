@@ -36,9 +36,8 @@ from bulk.bucket import Bucket
 from bulk.conflicts import require_no_live_keys
 from bulk.contents import FILES_AT_ONCE, require_disjoint, require_rows, require_told
 from bulk.definitions import require_definitions
-from bulk.fetching import fetch
+from bulk.fetching import as_fetched, fetch, fetched_to
 from bulk.manifest import Manifest
-from bulk.part import Part
 from bulk.stages import StageTimes
 from bulk.staging import Identity, open_staged, opened_path, read_manifest, require_unaltered
 from bulk.uniques import required_unique
@@ -53,6 +52,7 @@ from kvstore.errors import (
 )
 from kvstore.errors.system import storage_errors
 from kvstore.imports import INGEST_DIRECTORY, ImportRecord, Imports
+from kvstore.mvcc import WriteSet
 from kvstore.mvcc.expiry import EXPIRY, require_record
 from kvstore.span import Span, merge_spans
 from kvstore.store import Store
@@ -119,6 +119,22 @@ def ingest(
         return _ingest_fetched(into, place, manifest, how)
 
 
+def ingest_pushed(
+    store: Store,
+    bucket: Bucket,
+    manifest: Manifest,
+    after: WriteSet,
+    *,
+    tell: Callable[[str], None],
+    times: StageTimes,
+) -> Timestamp:
+    """Add an import of a bucket, and right after it the writes `after`, as one step. The caller has
+    checked the manifest. Raises as `ingest`."""
+    how = _How("overwrite", False, False, None, tell, times, after)
+    with store.imports.alone(manifest.import_id, adding=True):
+        return _ingest_fetched(store, bucket, manifest, how)
+
+
 class _How(NamedTuple):
     """The choices of a call of `ingest`."""
 
@@ -128,6 +144,7 @@ class _How(NamedTuple):
     check: Callable[[], None] | None
     tell: Callable[[str], None]
     times: StageTimes
+    after: WriteSet | None = None
 
 
 def _require_size(manifest: Manifest, max_bytes: int | None, where: object) -> None:
@@ -139,49 +156,21 @@ def _require_size(manifest: Manifest, max_bytes: int | None, where: object) -> N
 
 
 def _ingest_fetched(store: Store, bucket: Bucket, manifest: Manifest, how: _How) -> Timestamp:
-    """Fetch an import and add it. What can be refused by the manifest is refused first."""
+    """Fetch an import and add it. The manifest is checked first."""
     record = record_of(manifest)
     known = store.imports.find(record)
     if known is None or known.added is None:
         _checks_of_tables(store, record, manifest, bucket.where, how.check)
-        with _fetched_to(store, manifest) as directory:
+        with fetched_to(store.path, manifest) as directory:
             with how.times.stage("fetch"):
                 fetch(bucket, manifest, directory, lambda done: how.tell(str(done)))
-            here = replace(manifest, parts=tuple(_as_fetched(directory, manifest)))
+            here = replace(manifest, parts=tuple(as_fetched(directory, manifest)))
             added = _ingest(store, directory, here, record, how._replace(move=False))
     else:
         added = known.added
     if how.move:
         bucket.remove()
     return added
-
-
-@contextmanager
-def _fetched_to(store: Store, manifest: Manifest) -> Iterator[Path]:
-    """The directory for the files of an import. It stays after a failure that may pass, so that
-    nothing is fetched twice."""
-    if store.path is None:
-        path = Path(tempfile.mkdtemp(prefix="kvstore-fetched-"))
-    else:
-        path = store.path / INGEST_DIRECTORY / f"{manifest.import_id:016x}.fetched"
-    try:
-        yield path
-    except UsageError:  # the same files are refused again
-        shutil.rmtree(path, ignore_errors=True)
-        raise
-    except BaseException:
-        if store.path is None:
-            shutil.rmtree(path, ignore_errors=True)
-        raise
-    shutil.rmtree(path, ignore_errors=True)
-
-
-def _as_fetched(directory: Path, manifest: Manifest) -> Iterator[Part]:
-    """The parts with the times and inodes of their files here, whose digests were compared."""
-    for part in manifest.parts:
-        with storage_errors(str(directory / part.name)):
-            found = os.stat(directory / part.name)
-        yield replace(part, mtime_ns=found.st_mtime_ns, inode=found.st_ino)
 
 
 def require_on_conflict(given: str) -> None:
@@ -198,7 +187,7 @@ def _ingest(
     how: _How,
 ) -> Timestamp:
     """Add the import `record`, whose files lie in `directory` as `manifest` tells."""
-    on_conflict, move, thorough, check, tell, times = how
+    on_conflict, move, thorough, check, tell, times, after = how
     known = store.imports.find(record)
     if known is not None and known.added is not None:
         if move:
@@ -233,7 +222,7 @@ def _ingest(
             tell("link")
             store.imports.link(files)
         tell("add")
-        stamp = store.imports.add(record.import_id, check=_all(checks))
+        stamp = store.imports.add(record.import_id, check=_all(checks), after=after)
     with suppress(OSError):  # `ignore_errors` does not cover a look at the directory
         shutil.rmtree(incoming, ignore_errors=True)
     if move:

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any
 
 from bulk.addresses import Staging, staging_place
-from bulk.bucket import BucketUrl
+from bulk.bucket import Bucket
 from bulk.building import BucketPlace, BuildingPlace, DirectoryPlace
 from bulk.definitions import EncodedBy
 from bulk.manifest import Manifest
@@ -35,11 +35,11 @@ class Import:
         assert store.count(as_of=stamp) == 1000
     """
 
-    def __init__(self, place: Path | BucketUrl, import_id: int, max_bytes: int | None) -> None:
-        self.staging: Path | str = place if isinstance(place, Path) else place.url
+    def __init__(self, place: Path | Bucket, import_id: int, max_bytes: int | None) -> None:
+        self.staging: Path | str = place if isinstance(place, Path) else place.where
         self.import_id = import_id
         self._build: BuildingPlace = (
-            DirectoryPlace(place) if isinstance(place, Path) else BucketPlace(place.open())
+            DirectoryPlace(place) if isinstance(place, Path) else BucketPlace(place)
         )
         self._max_bytes = max_bytes
         self._writers: list[PartWriter] = []
@@ -70,6 +70,13 @@ class Import:
             import_id = secrets.randbits(63) or 1
         if type(import_id) is not int or not 0 < import_id <= IMPORT_ID_MAX:
             raise UsageError(f"import id {import_id!r}", "ids are integers, 1 to 2**63 - 1")
+        return cls.begin_at(
+            place if isinstance(place, Path) else place.open(), import_id, max_bytes
+        )
+
+    @classmethod
+    def begin_at(cls, place: Path | Bucket, import_id: int, max_bytes: int | None) -> Import:
+        """Begin an import at a place that is open. Otherwise as `create`."""
         made = cls(place, import_id, max_bytes)
         made._build.begin(import_id)
         return made

@@ -1,7 +1,8 @@
 """The keys that belong to tables and to expiries, and older stores whose users have keys there.
 
 The reserved keys lie above all other keys (`RESERVED` in kvstore.span): the definitions of tables
-first, then the records of expiries, then rows. So two seeks tell what a store has among them.
+first, then the positions of `kvstore.positions`, the records of expiries, and rows. So three seeks
+tell what a store has among them.
 
 Invariants
 1. Without tables and expiries every span is left as it is, and costs nothing.
@@ -23,6 +24,9 @@ from kvstore.span import RESERVED, Span
 CATALOGUE: Final = RESERVED + b"\x00kvstore.tables\x00"
 """The definitions of tables have keys that begin with this."""
 
+POSITIONS: Final = RESERVED + b"\x00p"
+"""The positions of consumers of other places have keys that begin with this."""
+
 FIRST_ROW: Final = RESERVED + b"\x01"
 """The rows of tables, and the entries of their indexes, begin here."""
 
@@ -34,6 +38,7 @@ class Reserve:
 
     has_tables = False
     has_expiries = False
+    has_positions = False
     write_set: type[WriteSet] = WriteSet
     """The kind of write sets that collect plain writes to the store."""
 
@@ -42,13 +47,19 @@ class Reserve:
         self.look()
 
     def look(self) -> None:
-        """Find out which keys lie among the reserved ones. One seek, and one more if there is
+        """Find out which keys lie among the reserved ones. One seek, and two more if there is
         any."""
         first = self._first(RESERVED)
         self.has_tables = first.startswith(escape(CATALOGUE))
         self.has_expiries = bool(first) and self._first(EXPIRY).startswith(escape(EXPIRY))
-        is_taken = bool(first) and not first.startswith((escape(CATALOGUE), escape(EXPIRY)))
+        self.has_positions = bool(first) and self._first(POSITIONS).startswith(escape(POSITIONS))
+        ours = tuple(map(escape, (CATALOGUE, POSITIONS, EXPIRY)))
+        is_taken = bool(first) and not first.startswith(ours)
         self.write_set = OpenWriteSet if is_taken else WriteSet
+
+    def note_positions(self) -> None:
+        """Leave the positions out of plain reads, before the first one shows."""
+        self.has_positions = True
 
     def note_expiries(self) -> None:
         """Leave the records of expiries out of plain reads, before the first one shows."""
@@ -71,7 +82,8 @@ class Reserve:
 
     def narrow(self, span: Span) -> Span:
         """The span without the keys of tables and expiries, unless it begins among them."""
-        return span.plain() if self.has_tables or self.has_expiries else span
+        is_used = self.has_tables or self.has_expiries or self.has_positions
+        return span.plain() if is_used else span
 
     def require_importable(self, span: Span, *, is_encoded: bool, has_expiries: bool) -> None:
         """See `Layout.require_importable`."""

@@ -6,6 +6,7 @@ from spark_connector.joins.join import lookup_join, point_in_time_join
 from spark_connector.loading.changes import apply_changes
 from spark_connector.loading.keys import tuple_key
 from spark_connector.loading.load import ImportReport, bulk_import, run_import, stage_import
+from spark_connector.loading.push import PushReport, push, shard_of
 from spark_connector.loading.rows import ImportRows, sorted_rows
 from spark_connector.loading.sink import batch_importer
 from spark_connector.reading.history import history
@@ -18,18 +19,21 @@ from spark_connector.source import register
 __all__ = [
     "ImportReport",
     "ImportRows",
+    "PushReport",
     "apply_changes",
     "batch_importer",
     "bulk_import",
     "history",
     "lookup_join",
     "point_in_time_join",
+    "push",
     "read_collection",
     "read_where",
     "register",
     "run_import",
     "seed",
     "session",
+    "shard_of",
     "sorted_rows",
     "stage_import",
     "tuple_key",

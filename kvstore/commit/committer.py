@@ -20,7 +20,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 from kvstore.changes.capture import Begun, Capture
 from kvstore.changes.index import ChangeIndex, FullEntry
@@ -30,6 +30,7 @@ from kvstore.commit.durable_mark import DurableMark
 from kvstore.commit.expiries import NEVER, Expiries
 from kvstore.commit.frontiers import Frontiers, require_readable
 from kvstore.commit.policy import OPEN, Policy
+from kvstore.commit.stage import CommitNote, Stage, Staged, each
 from kvstore.commit.writes import Writes
 from kvstore.engine.api import WriteBatch
 from kvstore.forks import own
@@ -41,27 +42,8 @@ from kvstore.mvcc.write import WriteSet
 from kvstore.recent import RecentCommits
 from kvstore.timestamp import TimeLike, Timestamp, to_timestamp
 
-Staged: TypeAlias = "tuple[int, Callable[[], None]]"
-"""The events that a commit adds to the change index, and the call that shows the commit to
-readers."""
-
-Stage: TypeAlias = "Callable[[WriteBatch, Timestamp, tuple[int, int]], Staged]"
-"""Adds a commit's entries, tagged with its changeset, to an engine batch."""
-
 Count: TypeAlias = "tuple[Begun, int, int]"
 """A commit that was begun, the events it adds to the change index, and the `upper` above it."""
-
-
-class CommitNote(Protocol):
-    """A record that a commit carries, and a check that may call the commit off."""
-
-    def check(self) -> None:
-        """Runs under the lock, before every other check."""
-        ...
-
-    def stage(self, batch: WriteBatch, timestamp: Timestamp) -> Callable[[], None]:
-        """Add the record to the engine batch of the commit; returns what publishes it."""
-        ...
 
 
 class Committer:
@@ -120,24 +102,36 @@ class Committer:
         check: Callable[[], None] | None = None,
         note: CommitNote | None = None,
     ) -> Timestamp:
-        """Commit a write set. `check` runs under the lock, before anything is written, and may
-        raise to call the commit off. `note` adds a record to the commit."""
+        """Commit a write set. `check` runs under the lock first, and may raise to call the commit
+        off. `note` adds a record to the commit."""
         writes.seal()
-
-        def stage_writes(batch: WriteBatch, timestamp: Timestamp, tag: tuple[int, int]) -> Staged:
-            due = None if writes.expiring is None else writes.schedule(timestamp)
-            events, full = self._writes.stage(batch, writes, timestamp, tag)
-            publish = partial(self._writes.publish, ((timestamp, writes),), full)
-            if due is not None:
-                self.expiries.begin()
-                publish = partial(_each, (publish, partial(self.expiries.add, due)))
-            if note is not None:
-                publish = partial(_each, (publish, note.stage(batch, timestamp)))
-            return events, publish
-
         if note is not None:
-            check = note.check if check is None else partial(_each, (note.check, check))
-        return self.commit_staged(stage_writes, durability=durability, check=check)
+            check = note.check if check is None else partial(each, (note.check, check))
+        stage = partial(self._stage_writes, writes, note)
+        return self.commit_staged(stage, durability=durability, check=check)
+
+    def stage_of(self, writes: WriteSet) -> Stage:
+        """The stage that adds a write set to the batch of a commit."""
+        writes.seal()
+        return partial(self._stage_writes, writes, None)
+
+    def _stage_writes(
+        self,
+        writes: WriteSet,
+        note: CommitNote | None,
+        batch: WriteBatch,
+        timestamp: Timestamp,
+        tag: tuple[int, int],
+    ) -> Staged:
+        due = None if writes.expiring is None else writes.schedule(timestamp)
+        events, full = self._writes.stage(batch, writes, timestamp, tag)
+        publish = partial(self._writes.publish, ((timestamp, writes),), full)
+        if due is not None:
+            self.expiries.begin()
+            publish = partial(each, (publish, partial(self.expiries.add, due)))
+        if note is not None:
+            publish = partial(each, (publish, note.stage(batch, timestamp)))
+        return events, publish
 
     def commit_staged(
         self,
@@ -235,6 +229,14 @@ class Committer:
             self.expiries.write_step(timestamp)
             timestamp = self._timeline.next()
         return timestamp
+
+    def next_times(self, count: int) -> list[Timestamp]:
+        """As `_next`, for commits that go together: no delete is due between them."""
+        while True:
+            first = self._next()
+            times = [first, *(self._timeline.next() for _ in range(count - 1))]
+            if times[-1] < self.expiries.next_at:
+                return times
 
     # -- records and time -------------------------------------------------------------------
 
@@ -442,9 +444,3 @@ class Committer:
         """Raise as `Health.require`, and `UsageError` where nothing may be committed."""
         self.health.require()
         self.policy.require_commits()
-
-
-def _each(calls: Sequence[Callable[[], None]]) -> None:
-    """Make the calls, one after the other."""
-    for call in calls:
-        call()

@@ -38,9 +38,10 @@ from kvstore.errors import UsageError
 from kvstore.gc import GcReport
 from kvstore.holds import Hold, Holds
 from kvstore.imports import ImportRecord, Imports, import_fields, read_import
+from kvstore.imports.imports import Check
 from kvstore.limits import CONTROL_LEASE_S
 from kvstore.meta import Meta
-from kvstore.mvcc import Versions
+from kvstore.mvcc import Versions, WriteSet
 from kvstore.protocol import to_json
 from kvstore.store import Store
 from kvstore.tables.sources import StoreRows
@@ -259,9 +260,12 @@ class ImportsBeside(Imports):
         """Note the files. The owner takes them in `add`."""
         self._files = [f"{file.parent.name}/{file.name}" for file in files]
 
-    def add(self, import_id: int, *, check: Callable[[], None] | None = None) -> Timestamp:
+    def add(
+        self, import_id: int, *, check: Check = None, after: WriteSet | None = None
+    ) -> Timestamp:
         """See `Imports.add`. `check` is a `NoneCame`, which the owner makes again."""
         assert check is None or isinstance(check, NoneCame)
+        assert after is None
         found = self.owner.work(
             "add_import",
             None,
@@ -276,8 +280,9 @@ class ImportsBeside(Imports):
         found = self.owner.work("abort_import", None, import_id=f"{import_id:016x}")
         return bool(found["aborted"])
 
-    def revert(self, import_id: int) -> Timestamp:
+    def revert(self, import_id: int, *, after: WriteSet | None = None) -> Timestamp:
         """See `Imports.revert`."""
+        assert after is None
         return self.owner.revert_import(import_id)
 
 

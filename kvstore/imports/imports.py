@@ -16,13 +16,13 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from threading import get_ident
-from typing import Final
+from typing import Final, TypeAlias
 
 from kvstore.changes.entry import OP_IMPORT, OP_REVERT
 from kvstore.changes.index import ChangeIndex
 from kvstore.codec.keys import TAIL_BYTES, TOMBSTONE, VALUE, span_bounds
 from kvstore.codec.ordered import frame, unframe_all
-from kvstore.commit import Committer, Staged
+from kvstore.commit import Committer, Staged, commit_together
 from kvstore.engine.api import DATA, WriteBatch, chunks
 from kvstore.engine.loose import LOOSE_ONCE, LooseFile, LooseReader
 from kvstore.errors import CorruptionError, HistoryGoneError, ImportRefusedError, UsageError
@@ -39,9 +39,11 @@ from kvstore.imports.record import (
 from kvstore.meta import Meta
 from kvstore.mvcc.expiry import EXPIRY
 from kvstore.mvcc.versions import Versions
+from kvstore.mvcc.write import WriteSet
 from kvstore.span import Span
 from kvstore.timestamp import Timestamp
 
+Check: TypeAlias = "Callable[[], None] | None"
 INGEST_DIRECTORY: Final = "ingest"
 """The directory to which `bulk.ingest` brings files before RocksDB takes them. After a crash the
 files stay there."""
@@ -250,10 +252,7 @@ class Imports:
             self._engine.ingest(files)
 
     def is_linked(self, record: ImportRecord) -> bool:
-        """Whether the files of an import are in the engine.
-
-        They enter it all or none, so the first row answers for all.
-        """
+        """Whether the files of an import are in the engine: all are, if the first row is."""
         return bool(record.spans) and self.has_row(record, record.spans[0].start)
 
     def has_row(self, record: ImportRecord, key: bytes) -> bool:
@@ -261,18 +260,19 @@ class Imports:
         stem = frame(key) + record.reference
         return any(self._engine.get(DATA, stem + kind) is not None for kind in (VALUE, TOMBSTONE))
 
-    def add(self, import_id: int, *, check: Callable[[], None] | None = None) -> Timestamp:
-        """Make a linked import visible at one new timestamp, durably. Returns the stamp.
-
-        `check` runs under the commit lock, and calls the import off by raising an error.
-        """
+    def add(
+        self, import_id: int, *, check: Check = None, after: WriteSet | None = None
+    ) -> Timestamp:
+        """Make a linked import visible at one new timestamp, durably. Returns the stamp. `check`
+        runs under the commit lock, and calls the import off by raising an error. The writes `after`
+        come right after the import: readers see both or none, also after a crash."""
         with self._committer.lock:
             record = self.get(import_id)
             if record is None or import_id in self._aborting:
                 raise UsageError(f"import {import_id} was aborted meanwhile", "ingest it again")
             if record.added is not None:
                 return record.added
-            added = self._transition(record, OP_IMPORT, check)
+            added = self._transition(record, OP_IMPORT, check, after)
             self._committer.meters.imports_added += 1
         tell_of("import added", record, added, self._committer.where)
         return added
@@ -295,9 +295,11 @@ class Imports:
                 return False
             return self._abort(import_id)
 
-    def revert(self, import_id: int) -> Timestamp:
+    def revert(self, import_id: int, *, after: WriteSet | None = None) -> Timestamp:
         """Hide an import from now on: the rows that it covered show again. One record, whatever its
         size.
+
+        `after` is as in `add`.
 
         Raises `UsageError` on an unknown import, `HistoryGoneError` if it was added at or below
         `since`: the state just before it may be gone. Reverting twice returns the first time.
@@ -322,7 +324,7 @@ class Imports:
                     remedy=f"import {import_id} was added at {record.added}, and what it "
                     "covered may be gone: delete its keys instead",
                 )
-            reverted = self._transition(record, OP_REVERT, None)
+            reverted = self._transition(record, OP_REVERT, None, after)
             committer.meters.imports_reverted += 1
         tell_of("import reverted", record, reverted, committer.where)
         return reverted
@@ -369,7 +371,7 @@ class Imports:
     # -- inside -----------------------------------------------------------------------------
 
     def _transition(
-        self, record: ImportRecord, op: int, check: Callable[[], None] | None
+        self, record: ImportRecord, op: int, check: Check, after: WriteSet | None
     ) -> Timestamp:
         def stage(batch: WriteBatch, timestamp: Timestamp, changeset: tuple[int, int]) -> Staged:
             if op == OP_IMPORT:
@@ -391,6 +393,9 @@ class Imports:
 
             return 1, publish
 
+        if after is not None:
+            stages = [stage, self._committer.stage_of(after)]
+            return commit_together(self._committer, self._engine, stages, check=check)[0]
         return self._committer.commit_staged(stage, durability="sync", check=check)
 
     def _abort(self, import_id: int) -> bool:

@@ -118,6 +118,18 @@ OBJECT_PIECES_AT_ONCE = 8
 FETCH_SPARE_BYTES = 64 << 20
 """Bytes that stay free on a disk to which an import is fetched: RocksDB needs room for its log."""
 
+ORPHAN_S = 86_400.0
+"""Seconds after which a push that was begun and never sealed is given up: its job was killed."""
+
+PULL_EVERY_S = 5.0
+"""Seconds between two looks of a store for a new push, one small request each."""
+
+PULL_PAUSE_S_MAX = 60.0
+"""The longest pause, in seconds, of a store whose bucket fails."""
+
+PUSH_POLL_S = 0.5
+"""Seconds between two looks of a job that waits for stores."""
+
 UPLOADS_AT_ONCE = 2
 """Files of an import that are sent at once, and that wait on the local disk meanwhile."""
 

@@ -86,6 +86,7 @@ from kvstore.mvcc import Version, Versions, WriteSet
 from kvstore.mvcc.scan import first_rows
 from kvstore.notices import notice
 from kvstore.parts import Parts
+from kvstore.positions import Positions
 from kvstore.scanners import ParallelScan, Scanners, is_worth_workers
 from kvstore.snapshot import Snapshot
 from kvstore.span import Span, one_span, require_key
@@ -164,6 +165,7 @@ class Store:
         self._scanners = Scanners()
         self._tasks = LazyTasks(path, committer, clock)
         self.imports, self.holds = parts.imports, parts.holds
+        self.positions = Positions(versions, committer, parts.reserve)
         self.feeds = Feeds(parts, self._history, self._changesets)
         self.replication = Replication(parts, self._history)
         self.layout = Layout(engine, parts.reserve)

@@ -2,7 +2,7 @@
 
 Floors, from the top:
 
-    sink changes     micro-batches of a stream; the changes of another store
+    push sink changes    micro-batches of a stream; the changes of another store
     load             a DataFrame as one import
     build writer     files built by tasks: by our sort, or from rows that Spark has sorted
     tables           the rows of a table

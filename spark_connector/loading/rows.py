@@ -157,12 +157,21 @@ class ImportRows:
         else:
             # Without a count, adaptive execution would merge all partitions into one.
             parted = rows.repartitionByRange(count, KEY)
+        return parted.sortWithinPartitions(F.col(KEY), *self.last_first()).drop(
+            *self.order_columns()
+        )
+
+    def last_first(self) -> list[Column]:
+        """The order of the rows of one key, of which the first is kept. Empty without an order."""
         if self.order_by is None:
-            return parted.sortWithinPartitions(KEY)
+            return []
         # Their contents decide between rows of equal order, because arrival differs between runs.
         names = [_ORDER, VALUE] if self.op is None else [_ORDER, OP, VALUE]
-        last_first = [F.col(name).desc() for name in names]
-        return parted.sortWithinPartitions(F.col(KEY), *last_first).drop(_ORDER)
+        return [F.col(name).desc() for name in names]
+
+    def order_columns(self) -> list[str]:
+        """The columns that only decide the order."""
+        return [] if self.order_by is None else [_ORDER]
 
 
 def sorted_rows(

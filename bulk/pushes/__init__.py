@@ -1,0 +1,23 @@
+"""Pushes: one job builds imports in a bucket, and any number of stores take them, in order.
+
+    <root>/root.json                             the identity of the root
+    <root>/log/<20 digits>.json                  the log: pushes, reverts, expiries
+    <root>/imports/<job>/<shard, 4 digits>/      one staged import (`bulk.bucket`)
+    <root>/status/<name>/<20 digits>.json        the report of one store; the highest number counts
+
+Floors, from the top:
+
+    cli
+    pull                     a store takes the pushes
+    pushes                   a job makes them; a person reverts and expires them
+    statuses log             reports of stores; the order of events
+    sharding                 the shard of a key
+"""
+
+from bulk.pushes.log import Push
+from bulk.pushes.pull import Puller, pull
+from bulk.pushes.pushes import Pushes, PushStatus
+from bulk.pushes.sharding import shard_of
+from bulk.pushes.statuses import StoreStatus
+
+__all__ = ["Puller", "Push", "PushStatus", "Pushes", "StoreStatus", "pull", "shard_of"]

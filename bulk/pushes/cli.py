@@ -1,0 +1,155 @@
+"""`kvstore push`: a store pulls from a bucket; pushes are listed, reverted and expired."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from typing import Annotated
+
+import typer
+
+from bulk.pushes.pull import Puller
+from bulk.pushes.pushes import Pushes
+from kvstore.cli.options import JsonOption, StoreArgument, iso, to_duration
+from kvstore.cli.output import note, print_figures, print_list, working
+from kvstore.cli.stores import open_or_create
+
+app = typer.Typer(
+    add_completion=False, no_args_is_help=True, help="Take loads from a bucket, in order."
+)
+
+UrlArgument = Annotated[
+    str,
+    typer.Argument(metavar="URL", help="The root of the pushes.", show_default=False),
+]
+NumberArgument = Annotated[
+    int, typer.Argument(metavar="PUSH", help="The number of a push.", show_default=False)
+]
+_LISTED = ["push", "at", "state", "shards", "rows", "bytes"]
+_STATUS = ["name", "shard", "state", "at", "error"]
+
+
+@app.command(name="pull")
+def pull_(
+    store: StoreArgument,
+    url: UrlArgument,
+    name: Annotated[str, typer.Option(help="The name of this store in the statuses.")],
+    shard: Annotated[int, typer.Option(help="The shard that this store takes.")] = 0,
+    every: Annotated[str, typer.Option(metavar="AGE", help="The pause between two looks.")] = "5s",
+    once: Annotated[bool, typer.Option("--once", help="Take what is there, and end.")] = False,
+    create: Annotated[
+        bool, typer.Option("--create", help="Create a store that does not exist.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Keep a store up to the pushes below a URL, until a signal. A push that does not fit
+    is refused, with the reason in its status, and the next one is taken.
+
+    \b
+    Examples:
+      kvstore push pull flights.db s3://bucket/pushes --name eu-1
+      kvstore push pull flights.db s3://bucket/pushes --name eu-1 --shard 2 --once
+    """
+    pause = to_duration(every).total_seconds()
+    with open_or_create(store, "rocksdb", create=create) as opened:
+        puller = Puller(opened, Pushes(url), name=name, shard=shard, every=pause)
+        if once:
+            with working(f"pulling {url}"):
+                while puller.step():
+                    pass
+        else:
+            note(f"{store} follows {url} as {name}")
+            with puller:
+                puller.start()
+                _wait_for_signal()
+        position = puller.status
+    pushes = position["pushes"]
+    states = [told["state"] for told in pushes.values()]
+    figures = {state: states.count(state) for state in ("added", "reverted", "refused")}
+    print_figures({"events": position["log"], **figures}, as_json=as_json)
+
+
+@app.command(name="list")
+def list_(url: UrlArgument, limit: int = 100, as_json: JsonOption = False) -> None:
+    """List the pushes below a URL, newest first.
+
+    \b
+    Examples:
+      kvstore push list s3://bucket/pushes
+    """
+    found = [
+        {
+            "push": push.number,
+            "at": iso(push.at),
+            "state": push.state,
+            "shards": push.shards,
+            "rows": push.rows,
+            "bytes": push.size_bytes,
+        }
+        for push in reversed(Pushes(url).list())
+    ]
+    print_list(found, _LISTED, limit, as_json=as_json)
+
+
+@app.command(name="status")
+def status_(url: UrlArgument, push: NumberArgument, as_json: JsonOption = False) -> None:
+    """Show what each store has done with a push.
+
+    \b
+    Examples:
+      kvstore push status s3://bucket/pushes 7
+    """
+    found = [
+        {
+            "name": each.name,
+            "shard": each.shard,
+            "state": each.state,
+            "at": None if each.at is None else iso(each.at),
+            "error": each.error,
+            "seconds": dict(each.seconds),
+        }
+        for each in Pushes(url).status(push).stores
+    ]
+    print_list(found, _STATUS, max(len(found), 1), as_json=as_json)
+
+
+@app.command(name="revert")
+def revert_(url: UrlArgument, push: NumberArgument) -> None:
+    """Take a push back on every store that pulls from a URL.
+
+    \b
+    Examples:
+      kvstore push revert s3://bucket/pushes 7
+    """
+    Pushes(url).revert(push)
+
+
+@app.command(name="expire")
+def expire_(
+    url: UrlArgument,
+    keep: Annotated[str, typer.Option(help="Newest pushes to keep, or an age: 5, 7d.")],
+    as_json: JsonOption = False,
+) -> None:
+    """Remove the files of old pushes. Stores that have added them keep their rows.
+
+    \b
+    Examples:
+      kvstore push expire s3://bucket/pushes --keep 5
+    """
+    with working(f"looking through {url}"):
+        gone = Pushes(url).expire(keep=int(keep) if keep.isdigit() else to_duration(keep))
+    print_figures(
+        {"pushes": len(gone), "bytes": sum(push.size_bytes for push in gone)}, as_json=as_json
+    )
+
+
+def _wait_for_signal() -> None:
+    stopped = threading.Event()
+
+    def on_signal(*_: object) -> None:
+        # In a thread: the handler may have interrupted a holder of the lock that `set` needs.
+        threading.Thread(target=stopped.set).start()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, on_signal)
+    stopped.wait()

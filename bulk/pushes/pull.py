@@ -1,0 +1,324 @@
+"""`pull` brings a store up to the pushes of a root, in a thread of its own.
+
+    look for the next event -> fetch its import -> add it and move the position -> report
+
+Invariants
+1. The position moves in the step that adds or reverts a push (`kvstore.positions`). So each push is
+   added once, also after kills, and a store that is put back from a backup takes what it lacks.
+2. A push that this store refuses changes nothing but the position, and the next push is taken.
+3. A failure that may pass, or a bucket without permission, moves nothing: it is logged and tried
+   again after a pause.
+4. The thread ends with the `with` block, also in the middle of a fetch, which continues later.
+"""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, Final
+
+from bulk.addresses import Staging
+from bulk.ingest import ingest_pushed
+from bulk.manifest import Manifest
+from bulk.pushes.log import EXPIRE, PUSH, REVERT, Push, PushEvent
+from bulk.pushes.pushes import Pushes
+from bulk.pushes.statuses import PUSHES_TOLD, require_name
+from bulk.stages import StageTimes
+from kvstore.arguments import require_count, require_seconds
+from kvstore.background import Failures
+from kvstore.clock import Clock
+from kvstore.errors import (
+    AccessDeniedError,
+    BusyError,
+    ClosedError,
+    CorruptionError,
+    ForkedError,
+    HistoryGoneError,
+    ImportRefusedError,
+    KVStoreError,
+    OutOfSpaceError,
+    UsageError,
+)
+from kvstore.limits import PULL_EVERY_S, PULL_PAUSE_S_MAX
+from kvstore.store import Store
+from kvstore.timestamp import Timestamp
+
+_ENDS: Final = (ClosedError, ForkedError)
+_REFUSALS: Final = (UsageError, OutOfSpaceError, CorruptionError, HistoryGoneError)
+
+
+class _Stopped(Exception):  # noqa: N818  # a signal to the thread itself
+    """The puller was closed during a fetch."""
+
+
+def pull(
+    store: Store,
+    url: Staging,
+    *,
+    name: str,
+    shard: int = 0,
+    every: float | None = None,
+    options: Mapping[str, Any] | None = None,
+    patience: float | None = None,
+) -> Puller:
+    """Keep `store` up to the pushes below `url`, until the puller is closed.
+
+    `name` names the store in the statuses, and `shard` is the shard that it takes. The bucket is
+    looked at every `every` seconds, one request each, and the store needs room for one push.
+    `options` and `patience` are as in `bulk.Import.create`. Use it as a context manager. Raises
+    `UsageError` at once for a bad argument or URL; later failures are logged, and told by `status`.
+    """
+    pushes = Pushes(url, options=options, patience=patience)
+    puller = Puller(store, pushes, name=name, shard=shard, every=every)
+    puller.start()
+    return puller
+
+
+class Puller:
+    """The worker of one store. `pull` starts it; `step` does one step in the thread of a caller."""
+
+    def __init__(
+        self,
+        store: Store,
+        pushes: Pushes,
+        *,
+        name: str,
+        shard: int = 0,
+        every: float | None = None,
+    ) -> None:
+        self.name = require_name(name)
+        self.shard = require_count(shard, name="shard", least=0)
+        self._every = PULL_EVERY_S if every is None else require_seconds(every, name="every")
+        self._store, self._pushes = store, pushes
+        self._failures = Failures("kvstore.pull", Clock())
+        self._stop = threading.Event()
+        self._moved = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._root: str | None = None
+        self._reported = 0
+        self._is_told = False
+        self._spent: dict[str, dict[str, float]] = {}
+        """The seconds of the stages of the push that was taken last."""
+
+    # -- the worker -------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread = threading.Thread(target=self._run, name="kvstore-pull", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop, and wait for the thread. A fetch ends at its next piece. Repeatable."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def __enter__(self) -> Puller:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def wait(self, number: int, *, timeout: float | None = None) -> None:
+        """Wait until this store has taken or refused a push. Raises `BusyError` at the timeout."""
+
+        def has_passed() -> bool:
+            return str(number) in self._fields()["pushes"]
+
+        with self._moved:
+            if not self._moved.wait_for(has_passed, timeout):
+                raise BusyError(f"push {number} is", waited_s=timeout or 0.0)
+
+    @property
+    def status(self) -> dict[str, Any]:
+        """The position, what became of the last pushes, and the failures that were tried again."""
+        return {**self._fields(), **self._failures.figures("pull")}
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            try:
+                did = self.step()
+                self._failures.succeeded()
+                pause = 0.0 if did else self._every
+            except (_Stopped, *_ENDS):
+                return
+            except KVStoreError as error:
+                self._failures.note(f"pulling {self._pushes.where}", error)
+                pause = self._failures.delay_s(self._every, PULL_PAUSE_S_MAX)
+            self._stop.wait(pause)
+
+    # -- one step ---------------------------------------------------------------------------
+
+    def step(self) -> bool:
+        """Take the next event of the log. False if there is none: one request then."""
+        if not self._is_told:
+            self._report()
+        fields = self._fields()
+        event = self._pushes.log.event(fields["log"] + 1)
+        if event is None:
+            return False
+        if event.kind == PUSH:
+            assert event.push is not None
+            self._take(event.push, fields)
+        elif event.kind == REVERT:
+            self._revert(event, fields)
+        else:
+            self._move(fields, event.number)
+        with self._moved:
+            self._moved.notify_all()
+        self._report()
+        return True
+
+    def _take(self, push: Push, fields: dict[str, Any]) -> None:
+        times = StageTimes()
+        try:
+            manifest = self._checked(push, fields)
+            after = self._next(fields, push.number, "added", import_id=manifest.import_id)
+            after["shards"] = push.shards
+            bucket = self._pushes.bucket(push.job, self.shard)
+            made = self._store.positions.moving(self._position, after)
+            ingest_pushed(self._store, bucket, manifest, made, tell=self._tell, times=times)
+        except (AccessDeniedError, *_ENDS):
+            raise
+        except _REFUSALS as error:
+            self._refuse(push, fields, error)
+            return
+        spent = {stage: round(seconds, 3) for stage, seconds in times.seconds.items()}
+        self._spent = {str(push.number): spent}
+        if self._fields()["log"] == fields["log"]:  # it was added by hand before
+            self._store.positions.move(self._position, after)
+
+    def _checked(self, push: Push, fields: dict[str, Any]) -> Manifest:
+        """The manifest of this store's shard. Raises an error that refuses the push."""
+        known = fields["shards"]
+        if self.shard >= push.shards or known not in (None, push.shards):
+            taken = f"shard {self.shard}" + ("" if known is None else f" of {known}")
+            raise UsageError(
+                f"push {push.number} has {push.shards} shards, and this store takes {taken}",
+                "push with the same number of shards, or fill a new store",
+            )
+        bucket, sealed = self._pushes.bucket(push.job, self.shard), push.imports[self.shard]
+        try:
+            manifest = bucket.manifest()
+        except ImportRefusedError as error:
+            if self._is_expired(push, fields["log"]):
+                raise bucket.refusal("its files were expired") from error
+            raise
+        if (manifest.import_id, manifest.checksum) != (sealed.import_id, sealed.checksum):
+            raise bucket.refusal("another import lies there than was pushed")
+        return manifest
+
+    def _is_expired(self, push: Push, position: int) -> bool:
+        later = self._pushes.log.events(position + 2)
+        return any(event.kind == EXPIRE and event.number == push.number for event in later)
+
+    def _refuse(self, push: Push, fields: dict[str, Any], error: KVStoreError) -> None:
+        """Take back a half-added import, and pass the push."""
+        if self.shard < push.shards:
+            known = self._store.imports.get(push.imports[self.shard].import_id)
+            if known is not None and known.added is None:
+                self._store.imports.abort(known.import_id)
+        self._move(fields, push.number, "refused", error=f"{type(error).__name__}: {error}")
+
+    def _revert(self, event: PushEvent, fields: dict[str, Any]) -> None:
+        told = fields["pushes"].get(str(event.number), {})
+        if told.get("state") != "added":
+            self._move(fields, event.number)
+            return
+        import_id = told["import"]
+        after = self._next(fields, event.number, "reverted", import_id=import_id)
+        made = self._store.positions.moving(self._position, after)
+        try:
+            self._store.imports.revert(import_id, after=made)
+        except _ENDS:
+            raise
+        except (UsageError, HistoryGoneError) as error:
+            problem = f"revert refused: {type(error).__name__}: {error}"
+            self._move(fields, event.number, "added", error=problem, import_id=import_id)
+            return
+        if self._fields()["log"] == fields["log"]:  # it was reverted by hand before
+            self._store.positions.move(self._position, after)
+
+    def _tell(self, _: str) -> None:
+        if self._stop.is_set():
+            raise _Stopped
+
+    # -- the position -----------------------------------------------------------------------
+
+    @property
+    def _position(self) -> str:
+        if self._root is None:
+            self._root = self._pushes.log.root_id()
+        return f"pushes/{self._root}/{self.shard}"
+
+    def _fields(self) -> dict[str, Any]:
+        found = self._store.positions.get(self._position)
+        if found is None:
+            return {"log": 0, "shards": None, "pushes": {}}
+        return {
+            "log": found.integer("log"),
+            "shards": found.optional("shards", int),
+            "pushes": found.field("pushes", dict),
+        }
+
+    def _next(
+        self,
+        fields: dict[str, Any],
+        number: int,
+        state: str | None = None,
+        *,
+        error: str = "",
+        import_id: int | None = None,
+    ) -> dict[str, Any]:
+        """The position behind the next event, which is about push `number`."""
+        pushes = dict(fields["pushes"])
+        if state is not None:
+            pushes[str(number)] = {"state": state, "error": error[:500], "import": import_id}
+            for old in sorted(pushes, key=int)[:-PUSHES_TOLD]:
+                del pushes[old]
+        return {"log": fields["log"] + 1, "shards": fields["shards"], "pushes": pushes}
+
+    def _move(
+        self, fields: dict[str, Any], number: int, state: str | None = None, **told: Any
+    ) -> None:
+        after = self._next(fields, number, state, **told)
+        self._store.positions.move(self._position, after)
+
+    # -- the report -------------------------------------------------------------------------
+
+    def _report(self) -> None:
+        """Put the status. A failure that may pass is tried again at the next step."""
+        self._is_told = False
+        fields = self._fields()
+        pushes = {
+            number: {
+                "state": told["state"],
+                "error": told["error"],
+                "at": self._at(told),
+                "seconds": self._spent.get(number, {}),
+            }
+            for number, told in fields["pushes"].items()
+        }
+        path = self._store.path
+        status = {
+            "shard": self.shard,
+            "position": fields["log"],
+            "told": Clock().wall_ns(),
+            "free": None if path is None else shutil.disk_usage(path).free,
+            "pushes": pushes,
+        }
+        if not self._reported:
+            self._reported = self._pushes.statuses.names().get(self.name, 0)
+        self._reported = self._pushes.statuses.write(self.name, status, after=self._reported)
+        self._is_told = True
+
+    def _at(self, told: dict[str, Any]) -> Timestamp | None:
+        """When a push was added or reverted; None where this store has forgotten it."""
+        known = None if told["import"] is None else self._store.imports.get(told["import"])
+        if known is None:
+            return None
+        return known.added if told["state"] == "added" else known.reverted

@@ -1,0 +1,297 @@
+"""`Pushes` is the side of the job, and of the person who reverts a push or expires old ones."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+import time
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Literal, NamedTuple
+
+from bulk.addresses import Staging
+from bulk.bucket import BEGUN_NAME, Bucket, BucketUrl
+from bulk.manifest import Manifest
+from bulk.part import Part, PartWriter
+from bulk.pushes.log import EXPIRE, PUSH, REVERT, Push, PushEvent, PushLog, import_path
+from bulk.pushes.sharding import SHARDS_MAX
+from bulk.pushes.statuses import Statuses, StoreStatus
+from bulk.staged import Import
+from kvstore.arguments import require_count, require_path, require_seconds
+from kvstore.clock import Clock
+from kvstore.codec.keys import IMPORT_ID_MAX
+from kvstore.errors import BusyError, ImportRefusedError, UsageError
+from kvstore.limits import ORPHAN_S, PUSH_POLL_S
+from kvstore.storage.address import open_blob, public_address
+from kvstore.storage.below import BlobBelow
+from kvstore.storage.patience import Patience
+from kvstore.timestamp import NS_PER_SECOND
+
+
+class PushStatus(NamedTuple):
+    """A push, and its state on each store."""
+
+    push: Push
+    stores: tuple[StoreStatus, ...]
+
+
+@dataclass(frozen=True)
+class PushesPlace:
+    """The root of pushes: a URL that backups take, or a directory that all machines share."""
+
+    url: BucketUrl
+
+    def open(self) -> tuple[Any, str]:
+        """The blobs below the root, and its name in errors."""
+        url = self.url
+        blob = open_blob(url.url, patience=Patience(url.patience_s), **url.options)
+        return blob, public_address(url.url)
+
+
+class Pushes:
+    """The pushes below `url`: a URL that backups take, or a path that all machines see.
+
+    `options` and `patience` are for object stores, as in `bulk.Import.create`.
+
+    Example:
+
+        pushes = bulk.Pushes("pushes")
+        with pushes.begin() as building:
+            with building.writer() as writer:
+                writer.put(b"UA/1545", b"late")
+            push = building.seal()
+        with bulk.pull(store, "pushes", name="eu-1") as puller:
+            puller.wait(push.number)
+        assert store.get(b"UA/1545") == b"late"
+    """
+
+    def __init__(
+        self,
+        url: Staging,
+        *,
+        options: Mapping[str, Any] | None = None,
+        patience: float | None = None,
+    ) -> None:
+        self.place = root_place(url, options, patience)
+        blob, where = self.place.open()
+        self._blob, self.where = blob, where
+        self.log = PushLog(blob, where)
+        self.statuses = Statuses(blob)
+
+    # -- making -----------------------------------------------------------------------------
+
+    def begin(self, shards: int = 1, *, max_bytes: int | None = None) -> BuildingPush:
+        """Begin a push of `shards` imports. Its number is taken when it is sealed."""
+        require_count(shards, name="shards", most=SHARDS_MAX)
+        return BuildingPush(self, shards, max_bytes)
+
+    def seal(self, job: str, manifests: Sequence[Manifest]) -> Push:
+        """Put a push of sealed imports at the end of the log. A job is put once."""
+        imports = [
+            {
+                "import_id": f"{each.import_id:016x}",
+                "checksum": each.checksum,
+                "rows": each.rows,
+                "bytes": each.size_bytes,
+            }
+            for each in manifests
+        ]
+        at = Clock().wall_ns()
+
+        def fields(events: list[PushEvent]) -> dict[str, Any] | None:
+            if any(event.push is not None and event.push.job == job for event in events):
+                return None  # an earlier attempt, whose answer was lost
+            number = 1 + sum(event.kind == PUSH for event in events)
+            return {"kind": PUSH, "push": number, "job": job, "at": at, "imports": imports}
+
+        self.log.append(fields)
+        return next(push for push in self.list() if push.job == job)
+
+    # -- looking ----------------------------------------------------------------------------
+
+    def list(self) -> list[Push]:
+        """All pushes, oldest first. Costs a get for each event."""
+        return _pushes(self.log.events())
+
+    def status(self, number: int) -> PushStatus:
+        """The push, and its state on each store. Raises `UsageError` for a number of no push."""
+        push = _require(self.list(), number)
+        return PushStatus(push, tuple(self.statuses.of_push(number)))
+
+    def wait(
+        self,
+        number: int,
+        names: Collection[str],
+        *,
+        until: Literal["added", "reverted"] = "added",
+        timeout: float | None = None,
+    ) -> PushStatus:
+        """Wait until the stores `names` have added a push, or have reverted it. Returns the
+        statuses of all stores.
+
+        Raises `ImportRefusedError` as soon as one of them has refused it, with its reason, and
+        `BusyError` after `timeout` seconds. The push stays, and other stores take it.
+        """
+        seconds = None if timeout is None else require_seconds(timeout, name="timeout")
+        began = time.monotonic()
+        push = _require(self.list(), number)
+        while True:
+            found = self.statuses.of_push(number)
+            states = {each.name: each for each in found if each.name in names}
+            for each in states.values():
+                if each.state == "refused":
+                    where = f"{self.where}, push {number}"
+                    problem = f"store {each.name} has refused it: {each.error}"
+                    raise ImportRefusedError(where, problem, "see to that store, and push again")
+            missing = sorted(
+                name
+                for name in names
+                if name not in states or states[name].state not in (until, "reverted")
+            )
+            if not missing:
+                return PushStatus(push, tuple(found))
+            if seconds is not None and time.monotonic() - began >= seconds:
+                what = f"push {number}, which {', '.join(missing)} lacks, is"
+                raise BusyError(what, waited_s=seconds)
+            time.sleep(PUSH_POLL_S)
+
+    # -- taking back ------------------------------------------------------------------------
+
+    def revert(self, number: int) -> None:
+        """Take a push back on every store, in the order of the log. One small object.
+
+        Reverting twice does nothing more. Raises `UsageError` for a number of no push.
+        """
+        self._append(REVERT, number)
+
+    def expire(self, *, keep: int | timedelta) -> Sequence[Push]:
+        """Remove the files of old pushes: all but the newest `keep`, or all older than `keep`.
+
+        Returns the pushes that were expired. Stores that have added them keep their rows. The
+        status of a store that has not tells it, and the store takes the next push. Files of jobs
+        that were killed go after a day.
+        """
+        pushes = [push for push in self.list() if push.state != "expired"]
+        if isinstance(keep, timedelta):
+            oldest = Clock().wall_ns() - int(keep.total_seconds() * NS_PER_SECOND)
+            old = [push for push in pushes if push.at <= oldest]
+        else:
+            require_count(keep, name="keep", least=0)
+            old = pushes[: max(len(pushes) - keep, 0)]
+        for push in old:
+            self._append(EXPIRE, push.number)
+            for shard in range(push.shards):
+                self.bucket(push.job, shard).remove()
+        self._remove_orphans()
+        return old
+
+    def _remove_orphans(self) -> None:
+        """Remove the files of jobs that were killed before they sealed a push. Costs a list."""
+        known = {push.job for push in self.list()}
+        oldest = Clock().wall_ns() - int(ORPHAN_S * NS_PER_SECOND)
+        listed = self._blob.patience.over(lambda: [*self._blob.list("imports/")])
+        for found in listed:
+            parts = found.name.split("/")
+            if len(parts) == 4 and parts[3] == BEGUN_NAME and parts[1] not in known:
+                bucket = self.bucket(parts[1], int(parts[2]))
+                begun = bucket.begun_ns()
+                if begun is not None and begun <= oldest:
+                    bucket.remove()
+
+    def bucket(self, job: str, shard: int) -> Bucket:
+        """The place of a shard's import."""
+        path = import_path(job, shard)
+        return Bucket(BlobBelow(self._blob, path), f"{self.where}/{path}")
+
+    def _append(self, kind: str, number: int) -> None:
+        fields = {
+            "kind": kind,
+            "push": number,
+            "job": secrets.token_hex(16),
+            "at": Clock().wall_ns(),
+        }
+
+        def once(events: list[PushEvent]) -> dict[str, Any] | None:
+            _require(_pushes(events), number)
+            is_done = any(event.kind == kind and event.number == number for event in events)
+            return None if is_done else fields
+
+        self.log.append(once)
+
+
+class BuildingPush:
+    """A push that is being built, for a `with` statement. `Pushes.begin` makes it."""
+
+    def __init__(self, pushes: Pushes, shards: int, max_bytes: int | None) -> None:
+        self.job = secrets.token_hex(16)
+        self._pushes = pushes
+        self.imports = [
+            Import.begin_at(
+                pushes.bucket(self.job, shard), import_id_of(self.job, shard), max_bytes
+            )
+            for shard in range(shards)
+        ]
+        self._is_sealed = False
+
+    def writer(self, shard: int = 0, *, compression: str = "lz4") -> PartWriter:
+        """A writer of one more part of a shard: see `bulk.Import.writer`. The caller puts the keys
+        of the shard alone, as `shard_of` tells."""
+        return self.imports[shard].writer(compression=compression)
+
+    def seal(self, parts: Sequence[Sequence[Part]] | None = None) -> Push:
+        """Seal all imports, and put the push at the end of the log: stores take it from then on.
+
+        `parts` are the parts of each shard that other processes have sent. Raises as `Import.seal`.
+        """
+        sent = parts or [()] * len(self.imports)
+        manifests = [each.seal(found) for each, found in zip(self.imports, sent, strict=True)]
+        push = self._pushes.seal(self.job, manifests)
+        self._is_sealed = True
+        return push
+
+    def __enter__(self) -> BuildingPush:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if not self._is_sealed:
+            for shard, each in enumerate(self.imports):
+                each.discard()
+                self._pushes.bucket(self.job, shard).remove()
+
+
+def import_id_of(job: str, shard: int) -> int:
+    """The import id of a shard of a push: 63 bits of a SHA-256."""
+    digest = hashlib.sha256(f"{job}/{shard}".encode()).digest()
+    return int.from_bytes(digest[:8], "big") % IMPORT_ID_MAX + 1
+
+
+def root_place(
+    url: Staging, options: Mapping[str, Any] | None, patience: float | None
+) -> PushesPlace:
+    """The root of pushes that `url` names. Raises `UsageError`."""
+    if isinstance(url, BucketUrl):
+        return PushesPlace(url)
+    text = str(url)
+    if "://" not in text:
+        text = str(require_path(text, name="url"))
+    return PushesPlace(BucketUrl(text, options or {}, patience))
+
+
+def _pushes(events: Any) -> list[Push]:
+    """The pushes of a log, oldest first, each with its state."""
+    found: dict[int, Push] = {}
+    for event in events:
+        if event.push is not None:
+            found[event.number] = event.push
+        elif event.number in found:
+            state = "reverted" if event.kind == REVERT else "expired"
+            found[event.number] = found[event.number]._replace(state=state)
+    return list(found.values())
+
+
+def _require(pushes: Sequence[Push], number: int) -> Push:
+    for push in pushes:
+        if push.number == number:
+            return push
+    raise UsageError(f"there is no push {number!r}", "see Pushes.list()")

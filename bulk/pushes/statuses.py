@@ -1,0 +1,118 @@
+"""Reports of the stores of a root: one small object for each store, replaced by its next number.
+
+    status/<name>/<20 digits>.json := {"format": 1, "name", "shard", "position", "told": ns, "free",
+        "pushes": {"<push>": {"state", "at": ns, "error", "seconds": {stage: s}}}}
+
+`position` counts the events of the log that the store has passed. The states of a push are added,
+reverted and refused; `error` says why it was refused. A status has the last `PUSHES_TOLD` pushes.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any, Final, NamedTuple
+
+from kvstore.codec.json import JsonObject, read_object
+from kvstore.errors import UsageError
+from kvstore.storage.contract import FAILURES, Blob, put_first
+from kvstore.timestamp import Timestamp
+
+PUSHES_TOLD: Final = 100
+"""Pushes that a status names: a job waits for one of the newest."""
+
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_BYTES_MAX: Final = 1 << 20
+_FORMAT: Final = 1
+
+
+class StoreStatus(NamedTuple):
+    """The state of one push on one store.
+
+    `state` is added, reverted, refused, or waiting where the store has not come to the push. `at`
+    is the stamp at which it was added or reverted. `seconds` has the seconds of each stage.
+    """
+
+    name: str
+    shard: int
+    state: str
+    at: Timestamp | None
+    error: str
+    seconds: Mapping[str, float]
+
+
+def require_name(name: object) -> str:
+    """`name`, if it can name a store. Raises `UsageError`."""
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise UsageError(f"name={name!r}", "use letters, digits, . _ and -, 100 at most")
+    return name
+
+
+class Statuses:
+    """The statuses below one root."""
+
+    def __init__(self, blob: Blob) -> None:
+        self._blob = blob
+
+    def names(self) -> dict[str, int]:
+        """The stores that have reported, each with the number of its last report. Costs a list."""
+        found: dict[str, int] = {}
+        for each in self._blob.patience.over(lambda: [*self._blob.list("status/")]):
+            parts = each.name.removesuffix(".json").split("/")
+            if len(parts) == 3 and parts[2].isdigit():
+                found[parts[1]] = max(found.get(parts[1], 0), int(parts[2]))
+        return found
+
+    def read(self, name: str, number: int) -> JsonObject | None:
+        """A report; None if a newer one has replaced it."""
+        path, read = _path(name, number), self._blob.get_range
+        data = self._blob.patience.over(lambda: read(path, start=0, length=_BYTES_MAX))
+        return None if data is None else read_object(data, where=path)
+
+    def of_push(self, push: int) -> list[StoreStatus]:
+        """The state of a push on each store, by name. Costs a list, and a get for each store."""
+        found = []
+        for name in sorted(self.names()):
+            fields = self.newest(name)
+            if fields is not None:
+                found.append(_status(name, fields, push))
+        return found
+
+    def newest(self, name: str) -> JsonObject | None:
+        """The last report of a store."""
+        while (number := self.names().get(name)) is not None:
+            fields = self.read(name, number)
+            if fields is not None:
+                return fields
+        return None
+
+    def write(self, name: str, fields: Mapping[str, Any], *, after: int) -> int:
+        """Report under the next number above `after`, and remove the report before. Returns the
+        number. Costs a put and a delete."""
+        data = json.dumps({"format": _FORMAT, "name": name, **fields}, sort_keys=True).encode()
+        number = after + 1
+        while not put_first(self._blob, _path(name, number), data):
+            number += 1
+        with suppress(*FAILURES):  # the highest number counts
+            self._blob.delete(_path(name, number - 1))
+        return number
+
+
+def _path(name: str, number: int) -> str:
+    return f"status/{name}/{number:020d}.json"
+
+
+def _status(name: str, fields: JsonObject, push: int) -> StoreStatus:
+    told = fields.field("pushes", dict).get(str(push))
+    shard = fields.integer("shard")
+    if not isinstance(told, dict):
+        return StoreStatus(name, shard, "waiting", None, "", {})
+    each = JsonObject(told, where=fields.where)
+    at = each.optional("at", int)
+    seconds = each.field("seconds", dict)
+    state = each.text("state")
+    return StoreStatus(
+        name, shard, state, None if at is None else Timestamp(at), each.text("error"), seconds
+    )

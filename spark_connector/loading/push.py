@@ -1,0 +1,188 @@
+"""A DataFrame as a push: one job builds a shard for each group of stores, in a bucket.
+
+    shuffle to ranges of (shard, key) -> one file for each shard in a range, sent -> one log entry
+
+Each store takes the push by itself (`bulk.pull`), so the job needs no store.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F  # noqa: N812  # as every Spark program has it
+
+from bulk.bucket import BucketUrl
+from bulk.part import Part
+from bulk.pushes import Push, Pushes, StoreStatus
+from bulk.pushes.log import import_path
+from bulk.pushes.pushes import import_id_of
+from bulk.sort import Duplicates
+from bulk.stages import StageTimes
+from spark_connector.access import Access, Address, staging_at
+from spark_connector.loading.build import Made, sent_part
+from spark_connector.loading.columns import Columns
+from spark_connector.loading.progress import Progress, watched
+from spark_connector.loading.results import RESULT, as_batches, results
+from spark_connector.loading.rows import KEY, ImportRows, without_repeats
+
+_SHARD: Final = "kvstore_shard"
+
+
+@dataclass(frozen=True, slots=True)
+class PushReport:
+    """The result of one push. `stages` has the seconds of compute, write and upload, summed over
+    tasks. `stores` has what each store has done, if the job waited."""
+
+    push: Push
+    build_seconds: float
+    wait_seconds: float = 0.0
+    stages: Mapping[str, float] = field(default_factory=dict, compare=False)
+    stores: tuple[StoreStatus, ...] = ()
+
+    @property
+    def number(self) -> int:
+        """The number of the push."""
+        return self.push.number
+
+    @property
+    def rows(self) -> int:
+        """Rows of all shards."""
+        return self.push.rows
+
+
+def shard_of(key: Column | str, shards: int) -> Column:
+    """The shard of each key, as `bulk.shard_of` tells it: a column of integers."""
+    column = F.col(key) if isinstance(key, str) else key
+    return (F.crc32(column.cast("binary")) % F.lit(shards)).cast("int")
+
+
+def push(
+    df: DataFrame,
+    url: Address,
+    *,
+    key: Columns,
+    value: Column | str,
+    shards: int = 1,
+    wait_for: Collection[str] = (),
+    timeout: float | None = None,
+    op: Column | str | None = None,
+    duplicates: Duplicates = "error",
+    order_by: Column | str | None = None,
+    expires: Column | str | None = None,
+    partitions: int | None = None,
+    max_bytes: int | None = None,
+    progress: Progress | None = None,
+) -> PushReport:
+    """Push `df` to all stores that pull from `url`: a URL that backups take, or a path that Spark's
+    machines and the stores share. Returns a report with the number of the push.
+
+    With several `shards`, each store takes one: `shard_of` tells which keys it gets. The job waits
+    until the stores `wait_for` have added the push; see `Pushes.wait` for what it raises then. The
+    other parameters are as in `stage_import`. Nothing is pushed if the job fails or is killed; the
+    files of a killed job stay until `Pushes.expire` removes them.
+    """
+    rows = ImportRows(df, key, value, op, partitions, None, duplicates, order_by, expires)
+    rows.require_order()
+    rows.require_size(max_bytes)
+    place = _root(url)
+    pushes = Pushes(place)
+    began, times = time.perf_counter(), StageTimes()
+    with pushes.begin(shards, max_bytes=max_bytes) as building:
+        task = _sender(place, building.job, keeps_first=order_by is not None)
+        with watched(df.sparkSession, progress):
+            ordered = _by_shard(rows, shards).mapInArrow(task, RESULT)
+            made = results(pushes.where, ordered, "building a push in")
+        pushed = building.seal(_parts(made, shards, times))
+    built = time.perf_counter()
+    waited = pushes.wait(pushed.number, wait_for, timeout=timeout) if wait_for else None
+    stores = () if waited is None else waited.stores
+    return PushReport(
+        pushed,
+        round(built - began, 3),
+        round(time.perf_counter() - built, 3),
+        {stage: round(spent, 3) for stage, spent in times.seconds.items()},
+        stores,
+    )
+
+
+def _root(url: Address) -> BucketUrl:
+    place = staging_at(url)
+    if isinstance(place, BucketUrl):
+        return place
+    return BucketUrl(str(place), url.bucket_options() if isinstance(url, Access) else {})
+
+
+def _by_shard(rows: ImportRows, shards: int) -> DataFrame:
+    """The rows with their shard, partitioned by ranges of (shard, key), and sorted so."""
+    chosen = rows.chosen()
+    with_shard = chosen.withColumn(_SHARD, shard_of(KEY, shards))
+    parted = with_shard.repartitionByRange(rows.file_count(), _SHARD, KEY)
+    return parted.sortWithinPartitions(_SHARD, KEY, *rows.last_first()).drop(*rows.order_columns())
+
+
+def _sender(
+    place: BucketUrl, job: str, *, keeps_first: bool
+) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """The task that writes the rows of each shard in its range into one part, and sends it."""
+
+    def build(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        def work() -> list[tuple[int, Made]]:
+            found = []
+            for shard, rows in _shards(iter(batches)):
+                kept = without_repeats(rows) if keeps_first else rows
+                target = place.below(import_path(job, shard))
+                [made] = sent_part(target, import_id_of(job, shard), kept)
+                found.append((shard, made))
+            return found
+
+        return as_batches(work)
+
+    return build
+
+
+def _shards(
+    batches: Iterator[pa.RecordBatch],
+) -> Iterator[tuple[int, Iterator[pa.RecordBatch]]]:
+    """The rows of each shard, without the column of the shard. Each must be read to its end before
+    the next."""
+    left: list[pa.RecordBatch] = []
+
+    def rows_of(shard: int) -> Iterator[pa.RecordBatch]:
+        for batch in chain(left[:1], batches):
+            left.clear()
+            shards = batch.column(_SHARD)
+            count = pc.sum(pc.equal(shards, shard)).as_py() or 0
+            if count:
+                yield batch.slice(0, count).drop_columns([_SHARD])
+            if count < batch.num_rows:
+                left.append(batch.slice(count))
+                return
+
+    while True:
+        if not left:
+            first = next((batch for batch in batches if batch.num_rows), None)
+            if first is None:
+                return
+            left.append(first)
+        shard = left[0].column(_SHARD)[0].as_py()
+        yield shard, rows_of(shard)
+
+
+def _parts(
+    made: Iterable[tuple[int, Made]], shards: int, times: StageTimes
+) -> Sequence[Sequence[Part]]:
+    """The parts of each shard. Adds the seconds of the tasks to `times`."""
+    parts: list[list[Part]] = [[] for _ in range(shards)]
+    for shard, (part, seconds) in made:
+        for stage, spent in seconds.items():
+            times.add(stage, spent)
+        if part is not None:
+            parts[shard].append(part)
+    return parts

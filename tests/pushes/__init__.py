@@ -1,0 +1,1 @@
+"""Pushes: one job, many stores."""

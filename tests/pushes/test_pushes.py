@@ -1,0 +1,326 @@
+"""Pushes: each store takes each push once, in order, and takes it back."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from pathlib import Path
+from zlib import crc32
+
+import pytest
+
+import bulk
+import kvstore
+from backup import Collection
+from backup.testing.faults import FaultRates, FaultyBlob, Weather
+from bulk.pushes import Pushes
+from bulk.pushes.pull import Puller
+from kvstore.errors import BusyError, ImportRefusedError, UsageError
+from kvstore.storage import address
+from kvstore.storage.memory import MemoryBlob
+from kvstore.storage.patience import Patience
+from kvstore.testing.bounds import bounds
+from kvstore.testing.seeds import seed_of
+
+_numbers = itertools.count()
+Rows = Mapping[bytes, bytes]
+
+
+@pytest.fixture
+def pushes() -> Pushes:
+    return Pushes(f"memory://pushes-{os.getpid()}-{next(_numbers)}/root")
+
+
+def push(pushes: Pushes, rows: Rows, *, shards: int = 1) -> bulk.Push:
+    with pushes.begin(shards) as building:
+        for shard in range(shards):
+            with building.writer(shard) as writer:
+                for key in sorted(rows):
+                    if bulk.shard_of(key, shards) == shard:
+                        writer.put(key, rows[key])
+        return building.seal()
+
+
+def generation(number: int, rows: int = 30) -> dict[bytes, bytes]:
+    return {b"%03d" % key: b"v%d" % number for key in range(number, rows + number)}
+
+
+def drain(puller: Puller) -> None:
+    while puller.step():
+        pass
+
+
+def test_stores_take_pushes_in_order_and_take_them_back(pushes: Pushes) -> None:
+    with (
+        kvstore.open(None, engine="memory") as one,
+        kvstore.open(None, engine="memory") as two,
+    ):
+        pullers = [Puller(one, pushes, name="eu-1"), Puller(two, pushes, name="eu-2")]
+        first = push(pushes, generation(0))
+        drain(pullers[0])
+        assert dict(one.scan()) == generation(0)
+        second = push(pushes, generation(1))
+        assert (first.number, second.number) == (1, 2)
+        for puller in pullers:
+            drain(puller)
+        both = generation(0) | generation(1)
+        assert dict(one.scan()) == dict(two.scan()) == both
+
+        pushes.revert(2)
+        pushes.revert(2)
+        for puller in pullers:
+            drain(puller)
+        assert dict(one.scan()) == dict(two.scan()) == generation(0)
+        found = pushes.status(2)
+        assert found.push.state == "reverted"
+        assert [(each.name, each.state) for each in found.stores] == [
+            ("eu-1", "reverted"),
+            ("eu-2", "reverted"),
+        ]
+        [record] = [r for r in one.imports.all() if r.reverted is not None]
+        assert record.added is not None
+        assert record.reverted is not None
+        assert dict(one.scan(as_of=record.reverted - 1)) == both
+        assert found.stores[0].at == record.reverted
+        assert one.verify().problems == ()
+
+
+def test_a_position_is_hidden_and_changes_are_those_of_the_rows(pushes: Pushes) -> None:
+    with kvstore.open(None, engine="memory") as store:
+        push(pushes, {b"a": b"1"})
+        drain(Puller(store, pushes, name="s"))
+        assert list(store.scan()) == [(b"a", b"1")]
+        assert [change.key for change in store.changes(0, None)] == [b"a"]
+        assert store.count() == 1
+
+
+def test_each_key_goes_to_the_store_of_its_shard(pushes: Pushes) -> None:
+    rows = generation(0, 200)
+    push(pushes, rows, shards=3)
+    found: list[dict[bytes, bytes]] = []
+    for shard in range(3):
+        with kvstore.open(None, engine="memory") as store:
+            drain(Puller(store, pushes, name=f"s{shard}", shard=shard))
+            found.append(dict(store.scan()))
+            assert all(crc32(key) % 3 == shard for key in found[-1])
+    assert {key: value for each in found for key, value in each.items()} == rows
+    assert sum(map(len, found)) == len(rows)
+
+
+def alter(pushes: Pushes, job: str) -> None:
+    blob = pushes.bucket(job, 0).blob
+    name = next(each.name for each in blob.list() if each.name.startswith("part-"))
+    data = blob.get(name)
+    assert data is not None
+    blob.delete(name)
+    blob.put(name, data[:-1] + bytes([data[-1] ^ 1]))
+
+
+def lose(pushes: Pushes, job: str) -> None:
+    pushes.bucket(job, 0).remove()
+
+
+def swap(pushes: Pushes, job: str) -> None:
+    pushes.bucket(job, 0).remove()
+    made = bulk.Import.begin_at(pushes.bucket(job, 0), 77, None)
+    with made.writer() as writer:
+        writer.put(b"foreign", b"row")
+    made.seal()
+
+
+@pytest.mark.parametrize(
+    ("harm", "reason"),
+    [(alter, "was altered"), (lose, "nothing is there"), (swap, "than was pushed")],
+)
+def test_a_push_that_is_not_as_it_was_sealed_is_refused_and_blocks_nothing(
+    pushes: Pushes, harm: Callable[[Pushes, str], None], reason: str
+) -> None:
+    harm(pushes, push(pushes, generation(0)).job)
+    push(pushes, {b"next": b"one"})
+    with kvstore.open(None, engine="memory") as store:
+        puller = Puller(store, pushes, name="s")
+        drain(puller)
+        assert dict(store.scan()) == {b"next": b"one"}
+        [told] = pushes.status(1).stores
+        assert told.state == "refused"
+        assert reason in told.error
+        assert len(store.imports.all()) == 1
+        with pytest.raises(ImportRefusedError, match=reason):
+            pushes.wait(1, ["s"], timeout=1)
+        assert pushes.wait(2, ["s"], timeout=1).stores[0].state == "added"
+
+
+def test_another_number_of_shards_and_a_full_disk_are_refused(
+    pushes: Pushes, tmp_path: Path
+) -> None:
+    push(pushes, {b"a": b"1"}, shards=2)
+    push(pushes, {b"a": b"2"})
+    push(pushes, {b"a": b"3"}, shards=2)
+    shard = bulk.shard_of(b"a", 2)
+    with kvstore.open(tmp_path / "store") as store:
+        puller = Puller(store, pushes, name="s", shard=shard)
+        assert puller.step()
+        assert puller.step()
+        with bounds(FETCH_SPARE_BYTES=1 << 60):
+            assert puller.step()
+        assert store.get(b"a") == b"1"
+    assert "1 shards, and this store takes" in pushes.status(2).stores[0].error
+    assert "OutOfSpaceError" in pushes.status(3).stores[0].error
+
+
+def test_a_push_that_was_expired_is_told_and_the_next_one_taken(pushes: Pushes) -> None:
+    for number in range(3):
+        push(pushes, generation(number))
+    assert [each.number for each in pushes.expire(keep=1)] == [1, 2]
+    assert pushes.expire(keep=timedelta(days=1)) == []
+    with kvstore.open(None, engine="memory") as store:
+        drain(Puller(store, pushes, name="late"))
+        assert dict(store.scan()) == generation(2)
+    assert "expired" in pushes.status(1).stores[0].error
+    assert [each.state for each in pushes.list()] == ["expired", "expired", "sealed"]
+
+
+def test_a_push_that_was_not_sealed_is_no_push(pushes: Pushes) -> None:
+    with pushes.begin() as building, building.writer() as writer:
+        writer.put(b"a", b"1")
+    assert pushes.list() == []
+    assert [*address.open_blob(pushes.where).list("imports/")] == []
+    with pytest.raises(UsageError, match="no push 1"):
+        pushes.revert(1)
+
+
+def test_two_jobs_at_once_take_two_numbers(pushes: Pushes) -> None:
+    numbers: list[int] = []
+    ready = threading.Barrier(4)
+
+    def job(number: int) -> None:
+        with pushes.begin() as building:
+            with building.writer() as writer:
+                writer.put(b"%d" % number, b"v")
+            ready.wait()
+            numbers.append(building.seal().number)
+
+    threads = [threading.Thread(target=job, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(numbers) == [1, 2, 3, 4]
+    with kvstore.open(None, engine="memory") as store:
+        drain(Puller(store, pushes, name="s"))
+        assert store.count() == 4
+
+
+def test_a_store_that_is_put_back_takes_what_it_lacks_and_nothing_twice(
+    pushes: Pushes, tmp_path: Path
+) -> None:
+    push(pushes, {b"a": b"1", b"b": b"1"})
+    with kvstore.open(tmp_path / "store") as store:
+        puller = Puller(store, pushes, name="s")
+        drain(puller)
+        store.put(b"a", b"live")
+        Collection(tmp_path / "backups").backup(store)
+        push(pushes, {b"b": b"2"})
+        drain(puller)
+        state = dict(store.scan())
+    Collection(tmp_path / "backups").restore(tmp_path / "restored")
+    with kvstore.open(tmp_path / "restored") as store:
+        assert dict(store.scan()) == {b"a": b"live", b"b": b"1"}
+        drain(Puller(store, pushes, name="s"))
+        assert dict(store.scan()) == state == {b"a": b"live", b"b": b"2"}
+
+
+def test_a_worker_waits_is_waited_for_and_ends(pushes: Pushes, tmp_path: Path) -> None:
+    with kvstore.open(tmp_path / "store") as store:
+        with bulk.pull(store, pushes.place.url, name="eu-1", every=0.01) as puller:
+            with pytest.raises(BusyError):
+                pushes.wait(push(pushes, {b"a": b"1"}).number, ["eu-9"], timeout=0)
+            puller.wait(1, timeout=60)
+            found = pushes.wait(1, ["eu-1"], timeout=60)
+            assert set(found.stores[0].seconds) == {"fetch", "check", "add"}
+        before = threading.active_count()
+        puller.close()
+        assert threading.active_count() <= before
+        assert store.get(b"a") == b"1"
+
+
+def test_a_bucket_that_fails_and_loses_answers_doubles_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seed = seed_of("KVSTORE_PUSHES_SEED", None)
+    patience = Patience(600, pause=lambda _: None)
+    blob = FaultyBlob(MemoryBlob(patience=patience), Weather(seed, FaultRates()))
+    monkeypatch.setattr("bulk.pushes.pushes.open_blob", lambda *_, **__: blob)
+    pushes = Pushes("memory://faulty/root")
+    model: dict[bytes, bytes] = {}
+    with kvstore.open(None, engine="memory") as store:
+        puller = Puller(store, pushes, name="s")
+        for number in range(6):
+            made = push(pushes, generation(number))
+            assert made.number == number + 1
+            model |= generation(number)
+            drain(puller)
+            assert dict(store.scan()) == model
+        pushes.revert(6)
+        drain(puller)
+        states = [pushes.status(number).stores[0].state for number in range(1, 7)]
+        assert states == ["added"] * 5 + ["reverted"]
+        assert len(store.imports.all()) == 6
+
+
+def kills(tmp_path: Path, count: int) -> None:
+    seed = seed_of("KVSTORE_PULLER_SEED", None)
+    pick = random.Random(seed)
+    pushes = Pushes(str(tmp_path / "root"))
+    model: dict[bytes, bytes] = {}
+    landed = 0
+    for number in range(count):
+        push(pushes, generation(number, 400))
+        model |= generation(number, 400)
+        if number and pick.random() < 0.3:
+            pushes.revert(number)
+        with subprocess.Popen(
+            [sys.executable, "-m", "tests.pushes.puller", str(tmp_path / "store"), pushes.where],
+            stdout=subprocess.PIPE,
+            text=True,
+        ) as child:
+            assert child.stdout is not None
+            assert child.stdout.readline() == "ready\n"
+            time.sleep(pick.uniform(0, 0.15))  # the moment of the kill
+            child.send_signal(signal.SIGKILL)
+        with kvstore.open(tmp_path / "store") as store:
+            landed += store.positions.get(f"pushes/{pushes.log.root_id()}/0") is not None
+            assert store.verify().problems == ()
+    with (
+        kvstore.open(tmp_path / "store") as store,
+        kvstore.open(None, engine="memory") as plain,
+    ):
+        drain(Puller(store, pushes, name="killed"))
+        drain(Puller(plain, pushes, name="spared"))
+        assert dict(store.scan()) == dict(plain.scan())
+        records = [r for r in store.imports.all() if r.added is not None]
+        assert len(records) == count
+        assert sorted(r.added or 0 for r in records) == [
+            r.added for r in sorted(records, key=lambda r: _number_of(pushes, r.import_id))
+        ]
+
+
+def _number_of(pushes: Pushes, import_id: int) -> int:
+    return next(p.number for p in pushes.list() if p.imports[0].import_id == import_id)
+
+
+def test_a_puller_that_is_killed_takes_each_push_once(tmp_path: Path) -> None:
+    kills(tmp_path, 2)
+
+
+@pytest.mark.soak
+def test_pullers_that_are_killed_take_each_push_once(tmp_path: Path) -> None:
+    kills(tmp_path, 60)

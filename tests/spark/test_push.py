@@ -1,0 +1,73 @@
+"""A DataFrame as a push: its shards hold its rows once, and a waiting job hears from its stores."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import pytest
+from obstore.store import ObjectStore
+
+import bulk
+import kvstore
+from kvstore.errors import BusyError, UsageError
+from spark_connector import push, shard_of
+from spark_connector.access import Access
+from tests.shard.conftest import s3_bucket, s3_server
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+__all__ = ["s3_bucket", "s3_server"]
+pytestmark = pytest.mark.spark
+
+
+def frame(spark: SparkSession, rows: int = 2000) -> DataFrame:
+    return spark.range(0, rows, 1, 4).selectExpr("printf('k%06d', id) AS k", "CONCAT('v', id) AS v")
+
+
+def test_a_push_reaches_the_stores_of_its_shards(
+    spark: SparkSession, s3_server: str, s3_bucket: Callable[[], ObjectStore]
+) -> None:
+    bucket = s3_bucket().config["bucket"]  # type: ignore[attr-defined]
+    url = Access(f"s3://{bucket}/pushes", endpoint=s3_server, region="us-east-1")
+    options = {"endpoint": s3_server, "region": "us-east-1"}
+    model = {b"k%06d" % n: b"v%d" % n for n in range(2000)}
+    with (
+        kvstore.open(None, engine="memory") as one,
+        kvstore.open(None, engine="memory") as two,
+        bulk.pull(one, url.url, name="eu-1", shard=0, every=0.05, options=options),
+        bulk.pull(two, url.url, name="eu-2", shard=1, every=0.05, options=options),
+    ):
+        report = push(
+            frame(spark),
+            url,
+            key="k",
+            value="v",
+            shards=2,
+            partitions=3,
+            wait_for=["eu-1", "eu-2"],
+            timeout=300,
+        )
+        assert (report.number, report.rows) == (1, 2000)
+        assert {each.name: each.state for each in report.stores} == {
+            "eu-1": "added",
+            "eu-2": "added",
+        }
+        assert set(report.stages) == {"compute", "write", "upload"}
+        found = [dict(store.scan()) for store in (one, two)]
+        assert found[0] | found[1] == model
+        assert all(bulk.shard_of(key, 2) == at for at in range(2) for key in found[at])
+
+    pushes = bulk.Pushes(url.url, options=options)
+    twice = frame(spark, 10).union(frame(spark, 1))
+    with pytest.raises(UsageError, match="k000000"):
+        push(twice, url, key="k", value="v", shards=2, partitions=2)
+    assert len(pushes.list()) == 1
+    with pytest.raises(BusyError, match="eu-9"):
+        pushes.wait(1, ["eu-9"], timeout=0)
+
+
+def test_shards_are_the_same_in_spark_and_in_python(spark: SparkSession) -> None:
+    rows = frame(spark, 500).select("k", shard_of("k", 7).alias("shard")).collect()
+    assert all(row.shard == bulk.shard_of(row.k.encode(), 7) for row in rows)
