@@ -91,7 +91,14 @@ def open_as(
         raise UsageError(f"options={options!r}", 'pass Options, for engine="rocksdb" only')
     opened = _open_engine(directory, engine, create=create, knobs=options or DEFAULTS)
     try:
-        store = assemble(face, directory, opened, durability=durability, clock=clock or Clock())
+        store = assemble(
+            face,
+            directory,
+            opened,
+            durability=durability,
+            clock=clock or Clock(),
+            knobs=options or DEFAULTS,
+        )
         store.upkeep.merge_files()
         store.upkeep.remove_leftovers()
         if gc is not None:
@@ -209,6 +216,7 @@ def assemble(
     durability: Durability,
     clock: WallClock,
     read_only: bool = False,
+    knobs: Options = DEFAULTS,
 ) -> AnyStore:
     """A store over an open engine, of the class `face`."""
     meta = Meta(engine)
@@ -228,7 +236,7 @@ def assemble(
             mark = DurableMark(path)
         capture = open_domain(engine, index, since=since, upper=upper)
     committer = Committer(
-        versions := Versions(engine),
+        versions := Versions(engine, cache_bytes=knobs.value_cache()),
         index,
         Timeline(clock, last=upper - 1),
         capture,

@@ -1,4 +1,5 @@
-"""The keys and spans of recent commits, kept in memory while a transaction is open.
+"""What the latest commits wrote: told to the cache of newest values, and kept in memory while a
+transaction is open.
 
 A transaction must learn whether another commit wrote the keys that it has read. The change index
 could tell, at the cost of reads; this table answers from memory. While nobody watches, the table is
@@ -9,15 +10,17 @@ Invariants
    below `floor` asks the change index.
 2. It holds at most `RECENT_KEYS_MAX` keys and spans, or one commit. The oldest leave first.
 3. The commit lock guards it.
+4. Every commit that may change a value is added, whatever wrote it: the cache is exact only then.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from kvstore.limits import RECENT_KEYS_MAX
+from kvstore.loops import NewestValues
 
 
 class Touched(NamedTuple):
@@ -31,7 +34,8 @@ class Touched(NamedTuple):
 class RecentCommits:
     """The table of one store."""
 
-    def __init__(self) -> None:
+    def __init__(self, newest: NewestValues) -> None:
+        self._newest = newest
         self.commits: deque[Touched] = deque()
         self._size = 0
         self.watchers = 0
@@ -53,14 +57,16 @@ class RecentCommits:
     def add(
         self,
         timestamp: int,
-        keys: Collection[bytes],
+        points: Mapping[bytes, bytes | None],
         spans: Sequence[tuple[bytes, bytes | None]] = (),
     ) -> None:
-        """Note a commit. Free while nobody watches, else O(keys)."""
+        """Note a commit that the engine holds and no reader sees yet. O(points), which are looked
+        up in the cache."""
+        self._newest.note(timestamp, points, spans)
         if not self.watchers:
             return
-        self.commits.append(Touched(timestamp, frozenset(keys), tuple(spans)))
-        self._size += len(keys) + len(spans)
+        self.commits.append(Touched(timestamp, frozenset(points), tuple(spans)))
+        self._size += len(points) + len(spans)
         while self._size > RECENT_KEYS_MAX and len(self.commits) > 1:
             oldest = self.commits.popleft()
             self._size -= len(oldest.keys) + len(oldest.spans)

@@ -148,7 +148,7 @@ class Replica:
                 self._reads.raise_index_floor(upto)
                 self._versions.publish_ranges(list(tombstones))
                 self._reserve.look()
-                committer.recent.add(upto, (), [(b"", None)])  # any key may be in the files
+                committer.recent.add(upto, {}, [(b"", None)])  # any key may be in the files
 
             committer.write_commits(batch, publish, Timestamp(upto + 1))
             committer.adopt(replica_policy(self._committer.where, source))

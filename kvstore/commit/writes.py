@@ -49,6 +49,6 @@ class Writes:
         for timestamp, writes in commits:
             if writes.ranges:
                 tombstones += writes.tombstones(timestamp)
-            self._recent.add(timestamp, writes.points.keys(), writes.ranges)
+            self._recent.add(timestamp, writes.points, writes.ranges)
         if tombstones:
             self._versions.publish_ranges(tombstones)

@@ -105,7 +105,7 @@ class Clearing:
             fragments = self._versions.view.fragments
             if fragments:
                 self._versions.publish_fragments(fragments.clearing(*bounds))
-            self._committer.recent.add(timestamp, (), [bounds])
+            self._committer.recent.add(timestamp, {}, [bounds])
 
         return publish
 

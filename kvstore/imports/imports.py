@@ -389,7 +389,7 @@ class Imports:
                 shown = {**self._versions.view.stamps, record.reference: changed.lifetime}
                 self._versions.publish_stamps(shown)
                 spans = [(span.start, span.end) for span in record.spans]
-                self._committer.recent.add(timestamp, (), spans)
+                self._committer.recent.add(timestamp, {}, spans)
 
             return 1, publish
 

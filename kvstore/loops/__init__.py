@@ -7,7 +7,7 @@
     elements   columns as keys that sort as their rows do
     floors     the greatest live key at or below a place
     live       the entries of a pass over `data` that a read sees
-    lookup     the value of one key, or of many
+    lookup     the value of one key, or of many; the newest values, kept
     matches    the rows of columns that answer labels
     rows       columns as the values of a table's rows
     single     keys of single rows, and rows as dicts
@@ -34,6 +34,7 @@ from kvstore.loops.chosen import (
     LiveColumns,
     LiveRows,
     Lookup,
+    NewestValues,
     PointRead,
     Puts,
     Readers,
@@ -85,6 +86,7 @@ __all__ = [
     "LiveColumns",
     "LiveRows",
     "Lookup",
+    "NewestValues",
     "PointRead",
     "Puts",
     "Readers",

@@ -25,7 +25,7 @@ from kvstore.loops.plain import (
     writes,
 )
 
-REVISION: Final = 18
+REVISION: Final = 19
 """Add one with each change of a name, an argument or a meaning in the loops. `compiled/shared.pxi`
 holds the same number. A checkout that was updated and not compiled again then runs plain loops."""
 
@@ -87,6 +87,7 @@ LiveRows = live.LiveRows
 collect = live.collect
 
 Lookup = lookup.Lookup
+NewestValues = lookup.NewestValues
 PointRead = lookup.PointRead
 Readers = lookup.Readers
 find_among = lookup.find_among

@@ -28,7 +28,7 @@ from kvstore.codec.keys import (
 from kvstore.codec.ordered import frame
 from kvstore.engine.api import DATA, RANGES, Cursor, Engine, pairs
 from kvstore.limits import REBUILD_FRAGMENTS_FROM, SCAN_CHUNK
-from kvstore.loops import LiveRows, Lookup
+from kvstore.loops import LiveRows, Lookup, NewestValues
 from kvstore.mvcc.diff import Difference, differences, stored_keys
 from kvstore.mvcc.export import VersionColumns, version_columns
 from kvstore.mvcc.fragments import Fragments, RangeTombstone
@@ -68,9 +68,14 @@ class ReadView(NamedTuple):
 class Versions:
     """Versioned keys over an engine. Knows no clock; the caller serialises the publishing."""
 
-    def __init__(self, engine: Engine, *, stamps: Stamps | None = None) -> None:
+    def __init__(
+        self, engine: Engine, *, stamps: Stamps | None = None, cache_bytes: int = 0
+    ) -> None:
+        """`cache_bytes` bounds the cache of newest values, which needs `newest.note` of each
+        commit."""
         self.engine = engine
-        self.lookup = Lookup(engine, self._get_slowly)
+        self.newest = NewestValues(cache_bytes)
+        self.lookup = Lookup(engine, self._get_slowly, self.newest)
         self.get = self.lookup.get
         """The value of a key at a time, None where it is absent or deleted. One seek."""
         stored = starmap(decode_range, pairs(engine.cursor(RANGES)))

@@ -13,7 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 from hypothesis import strategies as st
-from hypothesis.stateful import invariant, rule
+from hypothesis.stateful import rule
 
 from kvstore.testing.histories import StoreMachine
 from kvstore.testing.strategies import KEYS, keys, values
@@ -30,7 +30,6 @@ lives = st.integers(1, 3).map(lambda us: timedelta(microseconds=us))
 class ExpiringMachine(StoreMachine):
     """Adds puts that expire, and every operation on them."""
 
-    @invariant()
     def settle(self) -> None:
         """Write the due deletes. A key that is due within the next rule is due now instead."""
         self.store.get(b"")

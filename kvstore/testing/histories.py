@@ -25,7 +25,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 import kvstore
 from kvstore.errors import (
@@ -69,6 +69,19 @@ class StoreMachine(RuleBasedStateMachine):
     def open_store(self) -> Store:
         """Open the store of this history: at first, and after each restart."""
         return kvstore.open(self.place / "store", durability="async", clock=self.clock)
+
+    @invariant()
+    def newest(self) -> None:
+        """Compare the newest state with the model after each rule: as it is stored, and as `get`
+        keeps it in memory from the second read of a key on."""
+        self.settle()
+        state = self.model.state(TIMESTAMP_MAX)
+        expected = [state.get(key) for key in KEYS]
+        assert [self.store.get(key) for key in KEYS] == expected
+        assert self.store.get_many(KEYS) == expected
+
+    def settle(self) -> None:
+        """Write what is due by now, in the store and in the model."""
 
     def check(self) -> None:
         """Compare all of the store with the model, at the end of the history."""

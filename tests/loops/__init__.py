@@ -13,15 +13,18 @@ from kvstore.codec.keys import VALUE, encode_suffix
 from kvstore.codec.ordered import frame
 from kvstore.loops.chosen import TWINS
 
+NEWEST = "kvstore.loops.plain.newest"
+
 
 def public_names(module: Any) -> dict[str, Any]:
     """The functions and classes that a module of the loops defines, without the names that it
-    imports. `take_bounds` has no plain twin, because plain loops read the limits themselves."""
+    imports. `take_bounds` has no plain twin, because plain loops read the limits themselves.
+    `newest` has no twin either: its class belongs to `lookup`, whose compiled half includes it."""
     return {
         name: found
         for name, found in vars(module).items()
         if callable(found)
-        and getattr(found, "__module__", None) == module.__name__
+        and getattr(found, "__module__", None) in (module.__name__, NEWEST)
         and not name.startswith("_")
         and name != "take_bounds"
     }

@@ -13,6 +13,7 @@ include "shared.pxi"
 include "imports.pxi"
 include "order.pxi"
 include "reader.pxi"
+include "newest.pxi"
 
 from kvstore.limits import KEY_BYTES_MAX
 from kvstore.timestamp import OTHER_UNITS_MAX as _OTHER_UNITS_MAX
@@ -87,16 +88,18 @@ cdef class Lookup:
     cdef object _engine, _slowly
     cdef Readers _readers       # whose `find` is the engine's, or None: saves a call of 50 ns
     cdef _Imports _imports
+    cdef NewestValues _newest   # None where none is kept
     cdef object _limits
     cdef Py_ssize_t _depth
     cdef int64_t _as_of         # the time of the last look-up
     cdef bytes _rest            # the terminator and the suffix of that time
 
-    def __cinit__(self, engine, slowly):
+    def __cinit__(self, engine, slowly, NewestValues newest=None):
         owner = getattr(engine.find, "__self__", None)
         self._engine = engine
         self._slowly = slowly
         self._readers = owner if isinstance(owner, Readers) else None
+        self._newest = newest if newest is not None and newest.most else None
         self._as_of = 0
         self._rest = TERMINATOR + _keys.encode_suffix(0)
         self.show(([], [UNLIMITED]), 0, {})
@@ -111,7 +114,18 @@ cdef class Lookup:
     def get(self, bytes key not None, int64_t as_of):
         return self._value(key, as_of)
 
-    cdef object _value(self, bytes key, int64_t as_of):
+    cdef inline object _value(self, bytes key, int64_t as_of):
+        cdef NewestValues newest = self._newest
+        if newest is None:
+            return self._searched(key, as_of)
+        value = newest._at(key, as_of)
+        if value is None:
+            value = self._searched(key, as_of)
+            if type(value) is bytes:
+                newest._offer(key, <bytes>value, as_of)
+        return value
+
+    cdef object _searched(self, bytes key, int64_t as_of):
         # Take all three at once: making `rest` may run the collector, and so another thread.
         cdef object limits = self._limits
         cdef Py_ssize_t depth = self._depth

@@ -6,14 +6,14 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes
 from cpython.list cimport PyList_GET_ITEM, PyList_GET_SIZE
 from cpython.tuple cimport PyTuple_GET_ITEM, PyTuple_GET_SIZE
 from libc.stdint cimport int32_t, int64_t, uint64_t
-from libc.stdlib cimport free, malloc, realloc
+from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memchr, memcmp, memcpy, memset
 
 from kvstore.codec import keys as _keys
 from kvstore.codec import ordered as _ordered
 from kvstore.loops import contract as _contract
 
-REVISION = 18                   # as in kvstore/loops/chosen.py
+REVISION = 19                   # as in kvstore/loops/chosen.py
 
 cdef enum:
     INVISIBLE = -1              # stands for a time, and is older than every time

@@ -3,5 +3,5 @@
 Floors, from the top:
 
     elements floors live lookup matches rows single timed writes
-    buffers columns labels parts
+    buffers columns labels newest parts
 """

@@ -24,6 +24,7 @@ from kvstore.codec.keys import (
 from kvstore.codec.ordered import TERMINATOR, escape
 from kvstore.limits import KEY_BYTES_MAX
 from kvstore.loops.contract import ABSENT, Absent, Found, Frontiers, LimitNode, Seeker
+from kvstore.loops.plain.newest import NewestValues
 from kvstore.timestamp import OTHER_UNITS_MAX, Timestamp
 
 
@@ -73,12 +74,18 @@ class Lookup:
 
     `engine` lends the readers. `slowly` answers two questions that one search cannot: whether a
     range tombstone above the time of the read hides one below it, and what a key has where imports
-    and range tombstones meet.
+    and range tombstones meet. `newest` keeps the values of keys that are asked for again.
     """
 
-    def __init__(self, engine: Any, slowly: Callable[[bytes, int], bytes | None]) -> None:
+    def __init__(
+        self,
+        engine: Any,
+        slowly: Callable[[bytes, int], bytes | None],
+        newest: NewestValues | None = None,
+    ) -> None:
         self._engine = engine
         self._slowly = slowly
+        self._newest = newest if newest is not None and newest.most else None
         self.show(([], [UNLIMITED]), 0, {})
 
     def show(self, limits: LimitNode, depth: int, stamps: Mapping[bytes, tuple[int, int]]) -> None:
@@ -87,6 +94,17 @@ class Lookup:
 
     def get(self, key: bytes, as_of: int) -> bytes | None:
         """The value of `key` at `as_of`, None where it is absent or deleted."""
+        newest = self._newest
+        if newest is None:
+            return self._searched(key, as_of)
+        value = newest.get(key, as_of)
+        if value is None:
+            value = self._searched(key, as_of)
+            if type(value) is bytes:
+                newest.keep(key, value, as_of)
+        return value
+
+    def _searched(self, key: bytes, as_of: int) -> bytes | None:
         limits, depth, stamps = self._view
         engine, rest = self._engine, TERMINATOR + encode_suffix(as_of)
         if stamps and (depth or limits[0]):
