@@ -42,7 +42,7 @@ class Raw(BackedUp):
     def fill(self) -> Work:
         def work() -> int:
             self.close()
-            self.db = _opened(self.fresh("db"))
+            self.db = opened_raw(self.fresh("db"))
             keys, values = self.data.keys, self.data.values
             for at in range(0, len(keys), _FILL_ROWS):
                 self._write(keys[at : at + _FILL_ROWS], values[at : at + _FILL_ROWS])
@@ -70,7 +70,7 @@ class Raw(BackedUp):
         def work() -> int:
             file = scratch / "rows.sst"
             _write_sorted(file, keys, values)
-            db = _opened(target)
+            db = opened_raw(target)
             _ingest(db, [file])
             db.close()
             return len(keys)
@@ -94,7 +94,7 @@ class Raw(BackedUp):
     def _ingesting(self, file: Path) -> Work:
         if self.taking is not None:
             self.taking.close()
-        self.taking = _opened(self.fresh("ingest"))
+        self.taking = opened_raw(self.fresh("ingest"))
 
         def work() -> int:
             _ingest(self.taking, [file])
@@ -255,7 +255,7 @@ class Raw(BackedUp):
                 for key, value in zip(*columns, strict=True):
                     writer[key] = value
             writer.finish()
-            db = _opened(target)
+            db = opened_raw(target)
             _ingest(db, [sst])
             db.close()
             return self.data.rows
@@ -278,7 +278,7 @@ class Raw(BackedUp):
         self.db.write(batch)
 
 
-def _opened(path: Path) -> rocks.Rdict:
+def opened_raw(path: Path) -> rocks.Rdict:
     options = family_options("data", rocks.Cache(BLOCK_CACHE_BYTES))
     options.create_if_missing(True)
     options.set_max_background_jobs(2)

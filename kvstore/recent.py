@@ -1,5 +1,5 @@
-"""What the latest commits wrote: told to the cache of newest values, and kept in memory while a
-transaction is open.
+"""The writes of the latest commits. The cache of newest values is told of them, and memory keeps
+them while a transaction is open.
 
 A transaction must learn whether another commit wrote the keys that it has read. The change index
 could tell, at the cost of reads; this table answers from memory. While nobody watches, the table is

@@ -34,6 +34,13 @@ JOINS = {
     "polars": "benchmarks.joins:JoinPolars",
     "pandas": "benchmarks.joins:JoinPandas",
 }
+YCSB = {
+    "store": "benchmarks.ycsb:OursYcsb",
+    "raw": "benchmarks.ycsb:RawYcsb",
+    "lmdb": "benchmarks.ycsb:LmdbYcsb",
+    "plyvel": "benchmarks.ycsb:PlyvelYcsb",
+    "sqlite3": "benchmarks.ycsb:SqliteYcsb",
+}
 ROWS = {
     "table": "benchmarks.rows:TableRows",
     "bytes": "benchmarks.rows:ByteRows",

@@ -11,6 +11,7 @@ from benchmarks.workloads.spark import spark
 from benchmarks.workloads.table import line_of, lines
 from benchmarks.workloads.upkeep import beside, collections, ending, flat, flushed, served
 from benchmarks.workloads.writing import committing, expiring, loading
+from benchmarks.workloads.ycsb import ycsb
 
 
 def scenes(size: Size) -> list[Scene]:
@@ -44,6 +45,7 @@ def scenes(size: Size) -> list[Scene]:
         ),
         Scene([Stage((fill, settle, Call("scan")), beside_ranges(size))]),
         Scene([Stage((fill, settle, Call("scan")), expiring(size))]),
+        Scene([Stage((Call("ycsb_fill"),), ycsb(size))]),
         Scene([Stage((fill, settle, *windows), flat(size))]),
         Scene([Stage((), flushed(size))]),
         Scene([Stage((fill, loaded, warm_up, change), collections(size))], is_quick=False),

@@ -52,6 +52,16 @@ scan-100-ranges     rows beside 100 range tombstones, against none
 arrow-1-range       Arrow batches beside 1 range tombstone, against none
 arrow-100-ranges    Arrow batches beside 100 range tombstones, against none
 
+YCSB
+ycsb-a...           half reads, half updates of zipfian keys, one call each; no write waits for the
+                    disk; the store has a cache of newest values for a tenth of the rows; a peer's
+                    name ends the name of the row, and without one the baseline is raw rocksdict
+ycsb-b...           95 % reads, 5 % updates
+ycsb-c...           reads only
+ycsb-d...           95 % reads of the newest rows, 5 % inserts
+ycsb-e...           95 % scans of up to 100 rows, 5 % inserts
+ycsb-f...           half reads, half reads that are followed by a write
+
 Tables
 rows-load           load typed rows of 8 columns with two indexes from Parquet, against a load of as
                     many rows as bytes

@@ -60,6 +60,7 @@ _GAUGES: Final = (
     ("files", "", "The sorted files.", ("family",)),
     ("entries", "", "The entries, estimated.", ("family",)),
     ("cache_bytes", "bytes", "The bytes in the block cache.", ()),
+    ("value_cache_bytes", "bytes", "The bytes in the cache of newest values.", ()),
     ("pending_compaction_bytes", "bytes", "The bytes that compaction has yet to rewrite.", ()),
     ("compactions_running", "", "The compactions under way.", ()),
     ("flushes_running", "", "The flushes under way.", ()),
@@ -74,6 +75,8 @@ _COUNTERS: Final = (
     ("imports_reverted_total", "", "Imports that were reverted.", ()),
     ("clears_total", "", "Spans that were destroyed.", ()),
     ("collected_entries_total", "", "Entries that garbage collection removed.", ()),
+    ("value_cache_hits_total", "", "Reads of one key that the cache answered.", ()),
+    ("value_cache_misses_total", "", "Reads of one key that it did not answer.", ()),
     ("background_failures_total", "", "Failures of work in the background.", ("work",)),
 )
 

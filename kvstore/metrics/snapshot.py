@@ -80,6 +80,10 @@ def _values(parts: Parts, stats: Mapping[str, Any]) -> Iterator[_Value]:
     yield "imports", ("added",), stats["imports"] - adding
     yield "cleared_spans", (), stats["clears"]
     yield "range_fragments", (), stats["range_fragments"]
+    newest = parts.versions.newest
+    yield "value_cache_bytes", (), newest.size
+    yield "value_cache_hits_total", (), newest.hits
+    yield "value_cache_misses_total", (), newest.misses
     for work in ("gc", "tasks"):
         yield "background_failures_total", (work,), stats[f"{work}_failures"]
     for family in FAMILIES:

@@ -94,9 +94,9 @@ def test_a_counter_counts_what_its_name_says(store: Store, name: str) -> None:
     assert value(store, name) == before + count
 
 
-def test_reads_move_no_counter(store: Store) -> None:
+def test_reads_move_the_counters_of_the_value_cache_alone(store: Store) -> None:
     def counted() -> dict[str, object]:
-        found = store.metrics().values()
+        found = [each for each in store.metrics().values() if "value_cache" not in each.name]
         return {each.name: dict(each.values) for each in found if each.definition.kind != "gauge"}
 
     before = counted()
@@ -104,6 +104,18 @@ def test_reads_move_no_counter(store: Store) -> None:
     list(store.scan())
     store.get_many([b"k", b"none"])
     assert counted() == before
+
+
+def test_the_value_cache_counts_the_reads_that_it_answers(store: Store) -> None:
+    store.put(b"k", b"v")
+    before = [value(store, f"value_cache_{name}_total") for name in ("hits", "misses")]
+    for _ in range(5):
+        assert store.get(b"k") == b"v"
+    after = [value(store, f"value_cache_{name}_total") for name in ("hits", "misses")]
+    assert [one - other for one, other in zip(after, before, strict=True)] == [4, 1]
+    assert value(store, "value_cache_bytes") > 0
+    store.delete(b"k")
+    assert value(store, "value_cache_bytes") == 0
 
 
 def test_collections_count_the_entries_that_they_removed(store: Store, clock: ManualClock) -> None:

@@ -22,6 +22,7 @@ cdef Py_ssize_t LARGEST_PART = _newest._LARGEST_PART
 @cython.final
 cdef class _Kept:
     cdef bytes key, value       # the value is None once it has left
+    cdef Py_ssize_t place
     cdef int64_t since
     cdef uint64_t spans
     cdef bint is_used
@@ -32,7 +33,7 @@ cdef class NewestValues:
     cdef readonly Py_ssize_t most, size
     cdef readonly uint64_t hits, misses
     cdef dict _kept             # key: `_Kept`
-    cdef list _ring, _spans
+    cdef list _ring, _free, _spans
     cdef Py_ssize_t _hand
     cdef uint64_t _spans_noted
     cdef int64_t _touched
@@ -43,6 +44,7 @@ cdef class NewestValues:
         self.most = most
         self._kept = {}
         self._ring = []
+        self._free = []
         self._spans = []
         self._touched = _TIMESTAMP_MAX
 
@@ -74,7 +76,7 @@ cdef class NewestValues:
             written = <dict?>points
             while PyDict_Next(written, &place, &key, &value):
                 self._replace(<object>key, <object>value, timestamp)
-            self._make_room()
+            self._make_room(0)
 
     cdef inline object _at(self, bytes key, int64_t as_of):
         """The value of `key` at `as_of`, None where it is not kept."""
@@ -98,15 +100,22 @@ cdef class NewestValues:
         cdef _Kept kept
         if as_of < self._touched or weight > self.most // LARGEST_PART:
             return 0
-        if PyDict_GetItemWithError(self._kept, key) is not NULL or not self._is_asked_again(key):
+        if PyDict_GetItemWithError(self._kept, key) is not NULL:
             return 0
+        if self.size + weight > self.most and not self._is_asked_again(key):
+            return 0
+        self._make_room(weight)
         kept = _Kept.__new__(_Kept)
         kept.key, kept.value, kept.since = key, value, as_of
         kept.spans = self._spans_noted
+        if PyList_GET_SIZE(self._free):
+            kept.place = <Py_ssize_t>self._free.pop()
+            self._ring[kept.place] = kept
+        else:
+            kept.place = PyList_GET_SIZE(self._ring)
+            self._ring.append(kept)
         self._kept[key] = kept
-        self._ring.append(kept)
         self.size += weight
-        self._make_room()
         return 0
 
     cdef int _replace(self, object key, object value, int64_t timestamp) except -1:
@@ -161,30 +170,23 @@ cdef class NewestValues:
         if kept.value is not None:
             self.size -= PyBytes_GET_SIZE(kept.key) + PyBytes_GET_SIZE(kept.value) + ENTRY_BYTES
             kept.value = None
+            self._ring[kept.place] = None
+            self._free.append(kept.place)
             del self._kept[kept.key]
         return 0
 
-    cdef int _make_room(self) except -1:
+    cdef int _make_room(self, Py_ssize_t weight) except -1:
         cdef list ring = self._ring
-        cdef Py_ssize_t read, write = 0
         cdef _Kept kept
-        if PyList_GET_SIZE(ring) > 2 * len(self._kept) + SPANS_MAX:
-            for read in range(PyList_GET_SIZE(ring)):
-                kept = <_Kept>PyList_GET_ITEM(ring, read)
-                if kept.value is not None:
-                    ring[write] = kept
-                    write += 1
-            del ring[write:]
-        while self.size > self.most:
+        while self.size + weight > self.most:
             if self._hand >= PyList_GET_SIZE(ring):
                 self._hand = 0
-            kept = <_Kept>PyList_GET_ITEM(ring, self._hand)
-            if kept.is_used and kept.value is not None:
-                kept.is_used = False
-                self._hand += 1
+            kept = <_Kept>PyList_GET_ITEM(ring, self._hand)  # None where a place is free
+            self._hand += 1
+            if kept is None:
                 continue
-            self._drop(kept)
-            last = ring.pop()
-            if last is not kept:
-                ring[self._hand] = last
+            if kept.is_used:
+                kept.is_used = False
+            else:
+                self._drop(kept)
         return 0

@@ -24,7 +24,7 @@ from kvstore.codec.keys import (
 from kvstore.codec.ordered import TERMINATOR, escape
 from kvstore.limits import KEY_BYTES_MAX
 from kvstore.loops.contract import ABSENT, Absent, Found, Frontiers, LimitNode, Seeker
-from kvstore.loops.plain.newest import NewestValues
+from kvstore.loops.plain.newest import NewestValues as NewestValues
 from kvstore.timestamp import OTHER_UNITS_MAX, Timestamp
 
 
