@@ -236,7 +236,11 @@ def assemble(
             mark = DurableMark(path)
         capture = open_domain(engine, index, since=since, upper=upper)
     committer = Committer(
-        versions := Versions(engine, cache_bytes=knobs.value_cache()),
+        versions := Versions(
+            engine,
+            # Nobody tells a live reader which keys a commit of the writer has changed.
+            cache_bytes=0 if policy.is_live else knobs.value_cache(),
+        ),
         index,
         Timeline(clock, last=upper - 1),
         capture,

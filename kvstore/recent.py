@@ -34,8 +34,10 @@ class Touched(NamedTuple):
 class RecentCommits:
     """The table of one store."""
 
-    def __init__(self, newest: NewestValues) -> None:
+    def __init__(self, newest: NewestValues, upper: int) -> None:
+        """All commits so far lie below `upper`."""
         self._newest = newest
+        newest.note(upper - 1, {}, ())
         self.commits: deque[Touched] = deque()
         self._size = 0
         self.watchers = 0

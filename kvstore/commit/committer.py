@@ -74,7 +74,7 @@ class Committer:
         self.durability = require_durability(durability)
         self.policy = policy
         self.lock = threading.RLock()
-        self.recent = RecentCommits(versions.newest)
+        self.recent = RecentCommits(versions.newest, upper)
         self.frontiers = Frontiers(since=since, upper=upper)
         self.health = Health(self.frontiers, where)
         self.meters = Meters(where)
@@ -86,8 +86,6 @@ class Committer:
         self.expiries = Expiries(versions, self.frontiers, timeline, self.apply)
         self._is_committing = False
         self.where = where
-        if not policy.is_live:  # else another process commits, and values that are kept grow old
-            versions.newest.note(upper - 1, {}, ())
         own(self, where)
 
     def fork_parts(self) -> Iterable[object]:
