@@ -70,6 +70,7 @@ $(READY): pyproject.toml constraints.txt $(wildcard kvstore/loops/compiled/*.p*)
 	  || echo 'setup: Cython does not install here, so loops will run in Python'; \
 	PYTHONWARNINGS=ignore $(PY) -m pip install -q --disable-pip-version-check --no-build-isolation \
 	  -c constraints.txt -e '.[spark,server,demo,dev,docs]'; \
+	$(PY) -m compileall -q kvstore bulk backup spark_connector pyspark_kvstore; \
 	touch $(READY)
 
 test: $(READY)

@@ -1,0 +1,123 @@
+"""The command in a pseudo-terminal: progress, colours, width, escapes, Ctrl-C of the keyboard.
+
+In a pipe the same commands print results alone.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import pty
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+import kvstore
+
+ROOT = Path(__file__).parents[2]
+COMMAND = [sys.executable, "-m", "kvstore.cli"]
+ENVIRONMENT = {
+    **os.environ,
+    "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]),
+    "TERM": "xterm",
+    "COLUMNS": "50",
+}
+INTERRUPT = b"\x03"
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    with kvstore.open(tmp_path / "s") as store:
+        store.put_many((b"%05d" % number, b"v" * 20) for number in range(2000))
+        store.put(b"hostile", b"\x1b[31mred\x07")
+        store.hold("a hold with a long name " * 4, at="now")
+    return tmp_path / "s"
+
+
+@contextmanager
+def in_terminal(*words: str) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+    """A command with a terminal of its own, and the end of the terminal that a person has."""
+    ours, theirs = pty.openpty()
+    try:
+        with subprocess.Popen(
+            [*COMMAND, *words],
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+            env=ENVIRONMENT,
+            start_new_session=True,
+            preexec_fn=_own_terminal,
+        ) as child:
+            os.close(theirs)
+            try:
+                yield child, ours
+            finally:
+                child.kill()
+    finally:
+        os.close(ours)
+
+
+def _own_terminal() -> None:
+    import fcntl
+    import signal
+    import termios
+
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+
+def shown(ours: int) -> bytes:
+    """Everything that a command shows until it ends."""
+    found = b""
+    while True:
+        try:
+            piece = os.read(ours, 65536)
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            return found  # the last process has closed the terminal
+        if not piece:
+            return found
+        found += piece
+
+
+def test_a_terminal_shows_progress_and_a_pipe_does_not(path: Path) -> None:
+    with in_terminal("verify", str(path)) as (child, ours):
+        screen = shown(ours)
+        assert child.wait() == 0
+    assert b"reading" in screen
+    assert b"\x1b[" in screen  # the spinner turns in its line
+    piped = subprocess.run(
+        [*COMMAND, "verify", str(path)], env=ENVIRONMENT, capture_output=True, check=True
+    )
+    assert piped.stderr == b""
+    assert b"\x1b" not in piped.stdout
+
+
+def test_a_table_is_as_wide_as_the_terminal_and_values_cannot_change_it(path: Path) -> None:
+    with in_terminal("holds", "list", str(path)) as (child, ours):
+        screen = shown(ours)
+        assert child.wait() == 0
+    assert b"\x1b[1m" in screen  # the names of columns
+    plain = re.sub(r"\x1b\[\d*m", "", screen.decode())
+    assert max(map(len, plain.splitlines())) <= 50
+    with in_terminal("get", str(path), "hostile") as (child, ours):
+        screen = shown(ours)
+        assert child.wait() == 0
+    assert screen == b"\\x1b[31mred\\x07\r\n"
+
+
+def test_ctrl_c_from_the_keyboard_ends_a_command_that_follows(path: Path) -> None:
+    with in_terminal("changes", str(path), "--follow") as (child, ours):
+        screen = b""
+        while b'"hostile"' not in screen:
+            screen += os.read(ours, 65536)
+        os.write(ours, INTERRUPT)
+        screen = shown(ours)
+        assert child.wait() == 130
+    assert b"Traceback" not in screen
