@@ -16,7 +16,7 @@ import kvstore
 from backup import Collection
 from kvstore import ManualClock, Store, Timestamp
 from kvstore.errors import CorruptionError, UsageError
-from spark_connector.jobs import backup, compact, restore, verify
+from spark_connector.jobs import backup, compact, fleet, restore, verify
 from tests.spark.frames import FAST_START
 
 if TYPE_CHECKING:
@@ -241,3 +241,24 @@ def test_jobs_explain_themselves(job: object, capsys: pytest.CaptureFixture[str]
         job.main(["--help"])  # type: ignore[attr-defined]
     assert ended.value.code == 0
     assert "collection" in capsys.readouterr().out
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="tomllib came with 3.11")
+def test_a_fleet_is_backed_up_by_tasks_and_a_bad_store_stops_no_other(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    for name in ("one", "two"):
+        with kvstore.open(tmp_path / f"{name}.db", durability="async") as store:
+            store.put(b"name", name.encode())
+    tables = [
+        f"[stores.{name}]\npath = '{name}.db'\ncollection = 'fleet/{name}'"
+        for name in ("one", "missing", "two")
+    ]
+    config = tmp_path / "backups.toml"
+    config.write_text("\n".join(["concurrency = 2", "bandwidth = '1GB'", *tables]))
+    found = fleet.fleet(spark, config)
+    assert [(each.name, each.info is not None) for each in found] == [
+        ("one", True), ("missing", False), ("two", True),
+    ]  # fmt: skip
+    with Collection(tmp_path / "fleet" / "two").open() as reader:
+        assert reader.get(b"name") == b"two"
