@@ -20,6 +20,7 @@ def test_declared_commands_are_what_the_packages_have() -> None:
         "table": "bulk.tables.cli:app",
         "export": "bulk.tables.cli:export_app",
         "expire-stagings": "bulk.cli:stagings_app",
+        "push": "bulk.pushes.cli:app",
         "backup": "backup.cli:app",
     }
     assert bulk.cli.app is not backup.cli.app
