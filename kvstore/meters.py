@@ -52,11 +52,9 @@ class Meters:
         self.collections = Durations((0.01, 0.1, 1.0, 10.0, 60.0, 600.0, 3600.0))
         self.fsyncs = Durations(FSYNC_BOUNDS_S)
 
-    def note_fsync(self, seconds: float) -> None:
-        """Count a fsync, and warn of one that took long."""
-        self.fsyncs.note(seconds)
-        if seconds > FSYNC_WARNED_S:
-            self.slow_fsyncs.count(store=self.where, took_s=round(seconds, 3))
+    def warn_of_fsync(self, seconds: float) -> None:
+        """Warn of a fsync that took long."""
+        self.slow_fsyncs.count(store=self.where, took_s=round(seconds, 3))
 
     def note_conflict(self) -> None:
         """Count a conflict, and warn of many."""

@@ -78,9 +78,7 @@ class Committer:
         self.frontiers = Frontiers(since=since, upper=upper)
         self.health = Health(self.frontiers, where)
         self.meters = Meters(where)
-        self.syncs = GroupSync(
-            self._engine, self.frontiers, self.health, self.meters.note_fsync, mark=mark
-        )
+        self.syncs = GroupSync(self._engine, self.frontiers, self.health, self.meters, mark=mark)
         self._mark = mark
         self._writes = Writes(versions, index, self.recent, self.health)
         self.expiries = Expiries(versions, self.frontiers, timeline, self.apply)

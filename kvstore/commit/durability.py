@@ -40,7 +40,8 @@ from kvstore.errors import (
     PoisonedError,
     UsageError,
 )
-from kvstore.limits import GROUP_COMMIT_WAIT_S_MAX
+from kvstore.limits import FSYNC_WARNED_S, GROUP_COMMIT_WAIT_S_MAX
+from kvstore.meters import Meters
 
 Durability: TypeAlias = Literal["sync", "group", "async"]
 DURABILITIES = ("sync", "group", "async")
@@ -122,15 +123,15 @@ class GroupSync:
         engine: Engine,
         frontiers: Frontiers,
         health: Health,
-        note: Callable[[float], None],
+        meters: Meters,
         *,
         mark: DurableMark | None = None,
     ) -> None:
-        """`note` takes the seconds of each fsync."""
+        """`meters` count each fsync."""
         self._engine = engine
         self._frontiers = frontiers
         self._health = health
-        self._note = note
+        self._meters = meters
         self.durable: int = frontiers.upper
         """Everything below it survives a crash."""
         self._mark = mark
@@ -170,7 +171,10 @@ class GroupSync:
         try:
             self._health.guarded(self._engine.sync)
             is_synced = True
-            self._note(time.perf_counter() - began)
+            took = time.perf_counter() - began
+            self._meters.fsyncs.note(took)
+            if took > FSYNC_WARNED_S:
+                self._meters.warn_of_fsync(took)
         finally:
             with self._lock:
                 if is_synced and not self._health.poison:

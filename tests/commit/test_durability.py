@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from kvstore.clock import Durations
 from kvstore.commit import require_durability
 from kvstore.commit.durability import GroupSync, Health
 from kvstore.commit.frontiers import Frontiers
 from kvstore.errors import PoisonedError, StorageError, UsageError
+from kvstore.meters import Meters
 from kvstore.timestamp import Timestamp
 
 
@@ -35,7 +35,7 @@ class Rig:
         self.disk: Any = CountedSync()
         self.frontiers = Frontiers(since=0, upper=5)
         self.health = Health(self.frontiers, "the bench")
-        self.syncs = GroupSync(self.disk, self.frontiers, self.health, Durations((1.0,)).note)
+        self.syncs = GroupSync(self.disk, self.frontiers, self.health, Meters("a store"))
 
 
 @pytest.fixture

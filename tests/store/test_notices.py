@@ -97,7 +97,7 @@ def test_a_slow_fsync_is_warned_of(
 ) -> None:
     store.put(b"k", b"v", durability="sync")
     assert [each for each in caplog.records if each.levelno == logging.WARNING] == []
-    monkeypatch.setattr("kvstore.meters.FSYNC_WARNED_S", 0.0)
+    monkeypatch.setattr("kvstore.commit.durability.FSYNC_WARNED_S", 0.0)
     store.put(b"k", b"v", durability="sync")
     store.put(b"k", b"v", durability="sync")
     warnings = [each for each in caplog.records if each.levelno == logging.WARNING]
