@@ -134,12 +134,8 @@ class CollectionReader:
         record = self._chains.read()
         names = () if record is None else record.chains
         known = {held.shard.name: held for held in self._held}
-        fresh: list[Held] = []
-        for name in names:
-            held = known.pop(name, None)
-            found = hold_chain(self._chains, name, held)
-            if found is not None:
-                fresh.append(found)
+        holding = (hold_chain(self._chains, name, known.pop(name, None)) for name in names)
+        fresh = [held for held in holding if held is not None]
         for left in known.values():
             left.leave()
         self._held = fresh
