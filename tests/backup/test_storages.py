@@ -94,14 +94,14 @@ def test_a_collection_lives_its_life(opened: Opener, store: kvstore.Store, tmp_p
     assert len(collection.list()) == 4
     assert collection.list()[0].lower == 0
     collection.verify(depth="contents", store=store)
-    upto = collection.upper - 1
-    restores(collection, store, pick.randrange(collection.since, upto), tmp_path / "one")
+    first, upto = collection.list()[0].upper - 1, collection.upper - 1
+    restores(collection, store, pick.randrange(first, upto), tmp_path / "one")
     rows = [pair for rows in collection.scan_batches() for pair in _pairs(rows)]
     assert rows == list(store.scan(as_of=kvstore.Timestamp(upto)))
 
     collection.compact()
     assert len(opened().list()) == 1
-    restores(collection, store, pick.randrange(collection.since, upto), tmp_path / "two")
+    restores(collection, store, pick.randrange(first, upto), tmp_path / "two")
 
     middle = (collection.since + upto) // 2
     assert opened().expire(before=kvstore.Timestamp(middle)) == middle

@@ -1,12 +1,8 @@
-"""A process that pulls, to be killed: `python -m tests.pushes.puller STORE URL`.
-
-It prints a line when it is ready, and then pulls until it is killed.
-"""
+"""A process that pulls until it is killed."""
 
 from __future__ import annotations
 
-import sys
-import time
+from multiprocessing.connection import Connection
 
 import kvstore
 from bulk.pushes import Pushes
@@ -14,14 +10,11 @@ from bulk.pushes.pull import Puller
 from kvstore.testing.bounds import bounds
 
 
-def main(path: str, url: str) -> None:
+def pull_on(path: str, url: str, said: Connection) -> None:
+    """Look at the pushes at `url` again and again. `said` gets "begun" before each look, and
+    afterwards "taken" or "idle"."""
     with bounds(OBJECT_PIECE_BYTES=256, OBJECT_PIECES_AT_ONCE=2), kvstore.open(path) as store:
         puller = Puller(store, Pushes(url), name="killed")
-        print("ready", flush=True)
         while True:
-            if not puller.step():
-                time.sleep(0.01)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2])
+            said.send("begun")
+            said.send("taken" if puller.step() else "idle")

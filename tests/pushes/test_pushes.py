@@ -5,14 +5,11 @@ from __future__ import annotations
 import itertools
 import os
 import random
-import signal
-import subprocess
-import sys
 import threading
-import time
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 from zlib import crc32
 
 import pytest
@@ -28,7 +25,9 @@ from kvstore.storage import address
 from kvstore.storage.memory import MemoryBlob
 from kvstore.storage.patience import Patience
 from kvstore.testing.bounds import bounds
+from kvstore.testing.kills import run_until_killed
 from kvstore.testing.seeds import seed_of
+from tests.pushes.puller import pull_on
 
 _numbers = itertools.count()
 Rows = Mapping[bytes, bytes]
@@ -276,28 +275,23 @@ def test_a_bucket_that_fails_and_loses_answers_doubles_nothing(
         assert len(store.imports.all()) == 6
 
 
-def kills(tmp_path: Path, count: int) -> None:
-    seed = seed_of("KVSTORE_PULLER_SEED", None)
-    pick = random.Random(seed)
+def kills(tmp_path: Path, spawn: Any, hits: int) -> None:
+    """Kill pullers until `hits` of them were in the midst of a push."""
+    pick = random.Random(seed_of("KVSTORE_PULLER_SEED", None))
     pushes = Pushes(str(tmp_path / "root"))
-    model: dict[bytes, bytes] = {}
-    landed = 0
-    for number in range(count):
-        push(pushes, generation(number, 400))
-        model |= generation(number, 400)
-        if number and pick.random() < 0.3:
-            pushes.revert(number)
-        with subprocess.Popen(
-            [sys.executable, "-m", "tests.pushes.puller", str(tmp_path / "store"), pushes.where],
-            stdout=subprocess.PIPE,
-            text=True,
-        ) as child:
-            assert child.stdout is not None
-            assert child.stdout.readline() == "ready\n"
-            time.sleep(pick.uniform(0, 0.15))  # the moment of the kill
-            child.send_signal(signal.SIGKILL)
-        with kvstore.open(tmp_path / "store") as store:
-            landed += store.positions.get(f"pushes/{pushes.log.root_id()}/0") is not None
+    store_at = str(tmp_path / "store")
+    count = hit = 0
+    while hit < hits:
+        push(pushes, generation(count, 400))
+        if count and pick.random() < 0.3:
+            pushes.revert(count)
+        count += 1
+        assert count < 10 * hits, f"{hit} of {count} kills hit"
+        said = run_until_killed(
+            spawn, pull_on, (store_at, pushes.where), lambda said: bool(said), pick.uniform(0, 0.05)
+        )
+        hit += said[-1] == "begun" and "idle" not in said
+        with kvstore.open(store_at) as store:
             assert store.verify().problems == ()
     with (
         kvstore.open(tmp_path / "store") as store,
@@ -317,10 +311,10 @@ def _number_of(pushes: Pushes, import_id: int) -> int:
     return next(p.number for p in pushes.list() if p.imports[0].import_id == import_id)
 
 
-def test_a_puller_that_is_killed_takes_each_push_once(tmp_path: Path) -> None:
-    kills(tmp_path, 2)
+def test_a_puller_that_is_killed_takes_each_push_once(tmp_path: Path, spawn: Any) -> None:
+    kills(tmp_path, spawn, 2)
 
 
 @pytest.mark.soak
-def test_pullers_that_are_killed_take_each_push_once(tmp_path: Path) -> None:
-    kills(tmp_path, 60)
+def test_pullers_that_are_killed_take_each_push_once(tmp_path: Path, spawn: Any) -> None:
+    kills(tmp_path, spawn, 60)

@@ -19,6 +19,7 @@ _ITS_OWN = "the client has this beside the names of `Store`"
 
 STORE_ALONE = {
     "browsing": _PART,
+    "positions": _PART,
     "feeds": _PART,
     "holds": _PART,
     "imports": _PART,

@@ -61,7 +61,10 @@ KEEPING = {"hold", "drop_hold", "gc", "clear_range", "checkpoint", "verify", "st
     {"metrics"}
 )
 TABLES = {"table", "tables"}
-OBJECTS = {"imports", "holds", "feeds", "replication", "layout", "requests", "upkeep", "tasks"}
+OBJECTS = {
+    *("imports", "holds", "feeds", "replication", "layout", "browsing", "positions", "requests"),
+    *("upkeep", "tasks"),
+}
 
 FACE = FRONTIERS.union(
     LIFE, READS, WRITES, TRANSACTIONS, CHANGES, CAPTURE, UNDOING, KEEPING, TABLES, OBJECTS
