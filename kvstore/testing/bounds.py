@@ -65,7 +65,6 @@ TINY: Final[Mapping[str, int]] = {
     "SCAN_PART_BYTES": 10,
     "SCAN_PARTS_AHEAD_MAX": 1,
     "IDLE_READERS_MAX": 1,
-    "VALUE_CACHE_BYTES": 6000,
     "SMALL_FILES_MAX": 2,
     "SORTED_CHANGES_MAX": 2,
     "SORTED_CHANGES_BYTES_MAX": 3,

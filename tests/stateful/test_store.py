@@ -41,7 +41,10 @@ class WholeMachine(ExpiringMachine):
     engine = "rocksdb"
 
     def open_store(self) -> Store:
-        return kvstore.open(self.place / "store", self.engine, durability="async", clock=self.clock)
+        how: Any = {"durability": "async", "clock": self.clock}
+        if self.limits and self.engine == "rocksdb":
+            how["options"] = kvstore.Options(value_cache_bytes=6000)  # of newest values
+        return kvstore.open(self.place / "store", self.engine, **how)
 
     def check(self) -> None:
         check_fragments(parts_of(self.store).versions.view.fragments)
