@@ -75,11 +75,11 @@ class Changesets:
     def _drain(self, timeout: float) -> Timestamp:
         """Hold new changesets back until the open ones have ended. The caller has the lock."""
         self.forcing += 1
-        before = self._capture.quiet
         try:
             committer = self._committer
+            # `quiet` stays the same where the open changesets end without a change.
             if not self._turn.wait_for(
-                lambda: self._capture.quiet != before or not committer.frontiers.is_sound, timeout
+                lambda: self._capture.is_quiescent or not committer.frontiers.is_sound, timeout
             ):
                 raise BusyError(f"{len(self._capture.open)} changesets", waited_s=timeout)
         finally:

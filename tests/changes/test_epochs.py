@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextvars
 import os
 import signal
 import subprocess
@@ -264,6 +265,23 @@ def test_forcing_quiescence_waits_for_open_changesets_and_holds_new_ones_back(
         assert store.get(b"b", as_of=quiet) == b"1"
         assert store.get(b"late", as_of=quiet) is None
         assert quiet + 1 in {epoch.closed_at for epoch in check(store) if epoch.quiescent}
+
+
+def test_forced_quiescence_comes_when_a_changeset_ends_without_a_write(tmp_path: Path) -> None:
+    with kvstore.open(tmp_path / "s", durability="async") as store:
+        reached: list[int] = []
+        changeset = store.changeset()
+        with changeset:
+            outside = contextvars.Context()
+            forcing = threading.Thread(
+                target=lambda: reached.append(outside.run(store.force_quiescence, timeout=60))
+            )
+            forcing.start()
+            while not parts_of(store).changesets.forcing:
+                pass
+        forcing.join(120)
+        assert reached == [store.upper - 1]
+        assert changeset.events == 0
 
 
 def test_forcing_quiescence_is_content_with_a_recent_one(tmp_path: Path) -> None:
