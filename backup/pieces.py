@@ -247,11 +247,9 @@ def build_piece(blob: Blob, task: PieceTask, tell: TellRows) -> RestoredPiece:
     files: list[PieceFile] = []
     tombstones: list[RangeTombstone] = []
     for built in built_from(rows, folder):
-        for path in built.files:
-            with storage_errors(str(path)), path.open("rb") as file:
-                found = fsync_and_digest(file)
+        for path, written in zip(built.files, built.written, strict=True):
             name = f"{folder.name}/{path.name}"
-            files.append(PieceFile(name, path.stat().st_size, found))
+            files.append(PieceFile(name, written.size_bytes, written.digest))
         tombstones += built.tombstones
     piece = RestoredPiece(task.since, tally.rows, tuple(files), tuple(tombstones))
     with storage_errors(str(folder)):

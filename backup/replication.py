@@ -191,7 +191,7 @@ def _ingest(target: Store, replica: Replica, rows: SourceWindow) -> None:
     building = Path(tempfile.mkdtemp(prefix=f".{target.path.name}.taking-", dir=place))
     try:
         tombstones: list[RangeTombstone] = []
-        files = version_files(building, rows.batches, tombstones)
+        files = (path for path, _ in version_files(building, rows.batches, tombstones))
         replica.ingest(files, lambda: tombstones, rows.upper)
     finally:
         shutil.rmtree(building, ignore_errors=True)

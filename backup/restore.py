@@ -21,7 +21,7 @@ from backup.version_rows import data_entries, range_rows
 from bulk.definitions import EncodedBy, require_definitions
 from bulk.ingest import staging_beside
 from bulk.places import appearing
-from bulk.sst import SstFile
+from bulk.sst import SstFile, Written
 from kvstore.limits import RESTORE_FILE_BYTES
 from kvstore.mvcc import RangeTombstone
 from kvstore.opening import building
@@ -33,10 +33,12 @@ from kvstore.timestamp import Timestamp
 
 
 class Built(NamedTuple):
-    """Range tombstones, and SSTs of point versions that overlap no other SST of the restore."""
+    """Range tombstones, and SSTs of point versions that overlap no other SST of the restore, with
+    the sizes and digests of these files."""
 
     files: Sequence[Path]
     tombstones: Sequence[RangeTombstone]
+    written: Sequence[Written] = ()
 
 
 class Build(Protocol):
@@ -53,8 +55,8 @@ class Build(Protocol):
 def built_from(batches: Iterable[pa.RecordBatch], directory: Path) -> Iterator[Built]:
     """Write sorted rows as SSTs, one at a time."""
     tombstones: list[RangeTombstone] = []
-    for file in version_files(directory, batches, tombstones):
-        yield Built([file], tombstones.copy())
+    for file, written in version_files(directory, batches, tombstones):
+        yield Built([file], tombstones.copy(), [written])
         tombstones.clear()
     yield Built([], tombstones)
 
@@ -78,8 +80,8 @@ def restore_store(
     with appearing(path, task="restore") as directory:
         place = directory / "store"
         with building(place, since=since, newest=as_of, replica_of=replica_of) as builder:
-            for files, tombstones in build(directory):
-                builder.add(files, tombstones)
+            for built in build(directory):
+                builder.add(built.files, built.tombstones)
 
 
 class Rows(Protocol):
@@ -141,7 +143,7 @@ def _write(staged: bulk.Import, batches: Iterable[pa.RecordBatch]) -> None:
 
 def version_files(
     directory: Path, batches: Iterable[pa.RecordBatch], tombstones: list[RangeTombstone]
-) -> Iterator[Path]:
+) -> Iterator[tuple[Path, Written]]:
     """Write the point versions as SSTs, one by one; range tombstones are added to `tombstones`."""
     file: SstFile | None = None
     path = directory
@@ -154,9 +156,13 @@ def version_files(
                 file = SstFile(path)
             file.add(keys, values)
         if file is not None and file.size_bytes >= RESTORE_FILE_BYTES:
-            file.finish()
+            yield path, _finished(file)
             file = None
-            yield path
     if file is not None:
-        file.finish()
-        yield path
+        yield path, _finished(file)
+
+
+def _finished(file: SstFile) -> Written:
+    written = file.finish()
+    assert written is not None, "a file is begun with its first row"
+    return written

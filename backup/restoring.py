@@ -118,8 +118,8 @@ def _restore_in(
         since = max(piece.since for piece in pieces)
         with building(directory / "store", since=since, newest=snapshot.as_of) as builder:
             add_pieces(directory, builder, pieces)
-            for files, tombstones in expiries_outside(snapshot, view, span, directory, tally):
-                builder.add(files, tombstones)
+            for built in expiries_outside(snapshot, view, span, directory, tally):
+                builder.add(built.files, built.tombstones)
     return Restored.of(snapshot.as_of, since, sum(piece.rows for piece in pieces))
 
 

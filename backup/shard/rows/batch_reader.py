@@ -53,7 +53,8 @@ def read_batches(
     `CorruptionError`.
     """
     span = span or Span()
-    runs = [run for batch in batches for run in _runs(batch, view, span)]
+    # Newest first: the merge then finds the versions of a key in their order.
+    runs = [run for batch in batches for run in _runs(batch, view, span)][::-1]
     sources = [
         (
             chain.from_iterable(

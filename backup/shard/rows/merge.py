@@ -23,7 +23,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from backup.shard.rows.rules import Rule, Sorted, lower_bound
+from backup.shard.rows.rules import Rule, Sorted, column_numpy, lower_bound, same_as_previous
 from kvstore.arrow import key_words
 
 _Indexes: TypeAlias = npt.NDArray[np.int64]
@@ -45,7 +45,8 @@ def merge_sorted(
     """Yield the rows of all sources, in order, in windows that hold whole keys.
 
     A source buffers its share, and the rest of the batch that completes it; or all rows of one key
-    if they are more.
+    if they are more. The order of the sources decides nothing but the cost: see
+    `_are_versions_in_order`.
     """
     pending = [_Source(source, share) for source, share in sources]
     while True:
@@ -71,6 +72,7 @@ class _Source:
         self._batches = batches
         self._share = share
         self.chunks: list[pa.RecordBatch] = []
+        self._rows = self._nbytes = 0
         self.done = False
 
     @property
@@ -88,11 +90,11 @@ class _Source:
                 self.done = True
             elif batch.num_rows:
                 self.chunks.append(batch)
+                self._rows += batch.num_rows
+                self._nbytes += batch.nbytes
 
     def _has_share(self) -> bool:
-        rows = sum(int(chunk.num_rows) for chunk in self.chunks)
-        nbytes = sum(int(chunk.nbytes) for chunk in self.chunks)
-        return rows >= self._share.rows or nbytes >= self._share.nbytes
+        return self._rows >= self._share.rows or self._nbytes >= self._share.nbytes
 
     def take_below(self, bound: bytes | None) -> list[pa.RecordBatch]:
         """Cut off the rows below `bound`; all of them if it is None."""
@@ -106,6 +108,9 @@ class _Source:
                 self.chunks[0] = chunk.slice(count)
                 break
             del self.chunks[0]
+        # Here and not for each fill: `nbytes` of a slice takes 10 us.
+        self._rows = sum(int(chunk.num_rows) for chunk in self.chunks)
+        self._nbytes = sum(int(chunk.nbytes) for chunk in self.chunks)
         return taken
 
 
@@ -141,9 +146,28 @@ def _break_ties(
     tied[:-1] |= same
     places = np.flatnonzero(tied)
     rows = order[places]
+    if _are_versions_in_order(batch, rows, same[places[1:] - 1], rule):
+        return order
     columns = batch.select([name for name, _ in rule.order]).take(pa.array(rows))
     order[places] = rows[pc.sort_indices(columns, sort_keys=list(rule.order)).to_numpy()]
     return order
+
+
+def _are_versions_in_order(
+    batch: pa.RecordBatch, rows: _Indexes, is_tied: npt.NDArray[np.bool_], rule: Rule
+) -> bool:
+    """Whether each of `rows` that is tied with the row before it is an older version of its key.
+
+    That is so where the sources come newest first, and keys differ within eight bytes of their
+    common prefix. The look takes a third of the time of the sort.
+    """
+    if rule.order[1] != (rule.time_column, "descending"):
+        return False
+    times = column_numpy(batch, rule.time_column)[rows]
+    if not (times[1:] < times[:-1])[is_tied].all():
+        return False
+    keys = batch.column(0).take(pa.array(rows))
+    return bool(same_as_previous(keys)[1:][is_tied].all())
 
 
 def _whole_keys(chunks: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
