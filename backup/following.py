@@ -1,7 +1,8 @@
 """Continuous backups: window after window while a store is written, and merges beside them.
 
     windows    wait for a commit -> one backup (`backup.window`) -> wait for the rest of `every`
-    merges     wait for a window -> merge the batches of one tier -> look again
+    merges     wait for a window -> merge the batches of the small tiers -> look again
+    large      wait for a window -> merge the batches of the large tiers -> look again
 
 Each backup survives a kill at any step, and so does each merge. So a follower that was killed needs
 no state of its own: the next one continues from the collection.
@@ -11,7 +12,8 @@ Invariants
    collection.
 2. A failure that may pass ends no follower: it is logged with the recovery point, and tried again
    after a pause. Every other failure ends the follower, and is raised to its owner.
-3. Merges run in a thread of their own, one tier at a time, and never delay a window by a lock.
+3. Merges run in two threads of their own, one tier at a time, and never delay a window by a lock.
+   A small merge never waits for a large one, so batches stay few while a large one runs.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from typing import Final, NamedTuple, TypeAlias
 
 from typing_extensions import Self
@@ -26,6 +29,7 @@ from typing_extensions import Self
 from backup.chains import Chains
 from backup.shard import Shard
 from backup.shard.compact import merge_slot
+from backup.shard.state.merging import Slot
 from backup.window import BackupInfo, Request, back_up
 from kvstore.arguments import require_age
 from kvstore.background import Failures
@@ -33,7 +37,13 @@ from kvstore.clock import WallClock
 from kvstore.control.scripts import StoreOrClient, as_store, client_of
 from kvstore.errors import ForkedError, KVStoreError, RetryableError, StorageError
 from kvstore.forks import own
-from kvstore.limits import CONTROL_POLL_S, FOLLOW_PAUSE_S, FOLLOW_PAUSE_S_MAX
+from kvstore.limits import (
+    CONTROL_POLL_S,
+    FOLLOW_PAUSE_S,
+    FOLLOW_PAUSE_S_MAX,
+    SMALL_MERGE_BYTES_MAX,
+    SMALL_MERGE_ROWS_MAX,
+)
 from kvstore.store import Store
 from kvstore.timestamp import NS_PER_SECOND, Timestamp
 
@@ -100,7 +110,11 @@ class Follower:
         self._error: BaseException | None = None
         self._threads = [
             threading.Thread(target=work, name=f"kvstore-follow-{name}", daemon=True)
-            for name, work in (("windows", self._follow), ("merges", self._merge))
+            for name, work in (
+                ("windows", self._follow),
+                ("merges", partial(self._merge, is_large=False)),
+                ("large", partial(self._merge, is_large=True)),
+            )
         ]
         own(self, "the follower of a store")
         for thread in self._threads:
@@ -223,7 +237,7 @@ class Follower:
 
     # -- merges -----------------------------------------------------------------------------
 
-    def _merge(self) -> None:
+    def _merge(self, *, is_large: bool) -> None:
         """Merge whenever a window was appended. A failure is tried again with the next one."""
         chains, seen = self._chains(), 0
         while not self._stop.is_set():
@@ -231,7 +245,7 @@ class Follower:
             try:
                 shard = chains.newest()
                 if shard is not None:
-                    self._merge_tiers(shard)
+                    self._merge_tiers(shard, is_large=is_large)
                 self._merge_failures.succeeded()
             except BaseException as error:  # noqa: BLE001  # it must not end in silence
                 self._merge_failures.note("a merge of backups", error)
@@ -243,10 +257,20 @@ class Follower:
             self._moved.wait_for(lambda: self._windows > seen or self._stop.is_set())
             return self._windows
 
-    def _merge_tiers(self, shard: Shard) -> None:
-        shard.expire_lapsed()
+    def _merge_tiers(self, shard: Shard, *, is_large: bool) -> None:
+        if not is_large:
+            shard.expire_lapsed()
         for slot in shard.refresh().slots:
             if self._stop.is_set():
                 return
-            merge_slot(shard.log, slot)
-        shard.collect_if_due()
+            if _is_large(shard, slot) is is_large:
+                merge_slot(shard.log, slot)
+        if not is_large:
+            shard.collect_if_due()
+
+
+def _is_large(shard: Shard, slot: Slot) -> bool:
+    """Whether a merge of `slot` takes so long that small merges must not wait for it."""
+    found = [b for b in shard.state.batches if slot[0] <= b.lower and b.upper <= slot[1]]
+    size, rows = sum(batch.size for batch in found), sum(batch.rows for batch in found)
+    return size > SMALL_MERGE_BYTES_MAX or rows > SMALL_MERGE_ROWS_MAX

@@ -192,6 +192,13 @@ FOLLOW_PAUSE_S = 0.5
 FOLLOW_PAUSE_S_MAX = 30.0
 """The longest such pause: how long a bucket may be back before a follower notices."""
 
+SMALL_MERGE_BYTES_MAX = 16 << 20
+"""Bytes of parts that a follower merges in the thread for small merges: half a second. A larger
+merge runs beside them."""
+
+SMALL_MERGE_ROWS_MAX = 1 << 17
+"""Rows of such a merge: the bound that counts where rows are small, or compress well."""
+
 LABEL_CHARS_MAX = 100
 """Characters of the label of an instant, which is a part of the state of a collection."""
 

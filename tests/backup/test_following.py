@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import random
 import signal
+import threading
 from collections.abc import Callable
 from datetime import timedelta
 from multiprocessing.connection import Connection
@@ -60,6 +61,54 @@ def test_batches_stay_few_while_windows_come(
         while len(collection.list()) > 12:
             assert follower.wait_until(store.put(b"more", b"windows"), WAIT_S)
         assert follower.status().windows >= 40
+    collection.verify("contents", store)
+
+
+class HeldBlob(MemoryBlob):
+    """A memory in which the writing of a large part waits until `free` is set."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self._size = size
+        self.held, self.free = threading.Event(), threading.Event()
+
+    def put(self, name: str, data: bytes, *, durable: bool = True) -> None:
+        if len(data) >= self._size:
+            self.held.set()
+            assert self.free.wait(WAIT_S)
+        super().put(name, data, durable=durable)
+
+
+def test_batches_stay_few_while_a_large_merge_runs(store: kvstore.Store) -> None:
+    place = Storage(HeldBlob(100_000), MemoryConsensus())
+    collection = backup.Collection("held", storage=place)
+    blob = place.blob
+    assert isinstance(blob, HeldBlob)
+    pick = random.Random(9)
+
+    def window(rows: int) -> None:
+        with store.batch() as batch:
+            for _ in range(rows):
+                batch.put(pick.randbytes(8), pick.randbytes(80))
+        assert follower.wait_until(store.upper - 1, WAIT_S)
+
+    with (
+        bounds(SMALL_MERGE_ROWS_MAX=400),
+        collection.follow(store, every=SOON) as follower,
+    ):
+        try:
+            while not blob.held.is_set():
+                window(500)
+            before = len(collection.list())
+            for _ in range(60):
+                window(1)
+            for _ in range(60):  # the merges of the last windows may be under way
+                if len(collection.list()) <= before + 12:
+                    break
+                window(1)
+            assert len(collection.list()) <= before + 12
+        finally:
+            blob.free.set()
     collection.verify("contents", store)
 
 
