@@ -16,9 +16,10 @@ import typer
 from bulk.applying import RowsApplied, apply_rows, sync_rows
 from bulk.exports import export_rows, write_rows
 from bulk.files import file_events, file_rows, format_of
-from bulk.ingest import OnConflict, ingest
+from bulk.ingest import ingest
 from bulk.loading import import_rows
 from bulk.manifest import Manifest
+from bulk.remote import OnConflict
 from bulk.seed import seed
 from bulk.sort import Duplicates
 from bulk.stagings import expire_stagings, staged_manifest

@@ -29,15 +29,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final, Literal, NamedTuple, TypeAlias
+from typing import Any, Final
 
 from bulk.addresses import Staging, staging_place
-from bulk.bucket import Bucket
+from bulk.bucket import Bucket, BucketUrl
 from bulk.conflicts import require_no_live_keys
 from bulk.contents import FILES_AT_ONCE, require_disjoint, require_rows, require_told
 from bulk.definitions import require_definitions
 from bulk.fetching import as_fetched, fetch, fetched_to
 from bulk.manifest import Manifest
+from bulk.remote import How, OnConflict, ingest_there
 from bulk.stages import StageTimes
 from bulk.staging import Identity, open_staged, opened_path, read_manifest, require_unaltered
 from bulk.uniques import required_unique
@@ -57,8 +58,6 @@ from kvstore.mvcc.expiry import EXPIRY, require_record
 from kvstore.span import Span, merge_spans
 from kvstore.store import Store
 from kvstore.timestamp import Timestamp
-
-OnConflict: TypeAlias = Literal["overwrite", "error"]
 
 _COPY_INSTEAD: Final = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP)
 """Failures of a link after which a copy may succeed: the file system has no links, or source and
@@ -83,23 +82,25 @@ def ingest(
 ) -> Timestamp:
     """Add a sealed import to `store`. Returns the timestamp at which all its rows became visible.
 
-    For a client (`kvstore.connect(path)`) this process checks and brings the files, and the owner
-    of the store adds them. Adding the same import again returns the first timestamp.
-    `on_conflict="error"` looks up each key, and raises `KeyConflictError` with the first live keys.
-    Files are linked, or copied from another file system. `move` removes the files from
-    `staging` after they were added; it removes a symbolic link, not the file behind it. `thorough`
-    is for files from a stranger: it reads each file, compares its digest and checks each row.
-    A row of a table with the values of another row in a unique index raises `NotUniqueError`.
-    `check` runs first, and under the commit lock just before the rows become visible; it calls the
-    import off by raising an error. A client takes none, and no rows of tables.
-    `progress` is called with the name of each step before the step. An exception that it raises
-    stops the import, and a later call continues it.
+    For a client by path this process checks and brings the files, and the owner of the store adds
+    them. For a client of an address the server fetches and adds the import, from below the places
+    of `kvstore serve --imports-from`; it takes no `check` and no `options`.
+
+    Adding the same import again returns the first timestamp. `on_conflict="error"` looks up
+    each key, and raises `KeyConflictError` with the first live keys. Files are linked, or copied
+    from another file system. `move` removes the files from `staging` after they were added; it
+    removes a symbolic link, not the file behind it. `thorough` is for files from a stranger: it
+    reads each file, compares its digest and checks each row. A row of a table with the values of
+    another row in a unique index raises `NotUniqueError`. `check` runs first, and under the commit
+    lock just before the rows become visible; it calls the import off by raising an error. A client
+    takes none, and no rows of tables. `progress` is called with the name of each step before the
+    step. An exception that it raises stops the import, and a later call continues it.
 
     `staging` may be a URL that backups take, such as `s3://bucket/staging/run-42`. Its files are
     fetched to the store's directory first, in bounded memory, and each digest is compared; the
-    store needs room for them. A call after a kill fetches what is missing. `move` removes the
-    objects. `max_bytes` refuses a larger import before anything is fetched. `times` takes the
-    seconds of the stages. `options` and `patience` are as in `Import.create`.
+    store needs room for them. A call after a kill fetches the rest. `move` removes the objects.
+    `max_bytes` refuses a larger import before anything is fetched. `times` takes the seconds of the
+    stages. `options` and `patience` are as in `Import.create`.
 
     Raises `ImportRefusedError` if a file is missing, altered, truncated or of another import, or if
     its bounds or rows differ from the manifest, or if a table of its rows was altered since they
@@ -108,8 +109,16 @@ def ingest(
     """
     require_on_conflict(on_conflict)
     tell = progress or (lambda step: None)
-    how = _How(on_conflict, move, thorough, check, tell, times or StageTimes())
+    how = How(on_conflict, move, thorough, check, tell, times or StageTimes())
     found = staging_place(staging, options, patience)
+    if not isinstance(store, Store) and store.path is None:
+        return ingest_there(store, found, max_bytes, how)
+    return _ingest_here(store, found, max_bytes, how)
+
+
+def _ingest_here(
+    store: StoreOrClient, found: Path | BucketUrl, max_bytes: int | None, how: How
+) -> Timestamp:
     place = found if isinstance(found, Path) else found.open()
     manifest = read_manifest(place) if isinstance(place, Path) else place.manifest()
     _require_size(manifest, max_bytes, place)
@@ -130,21 +139,9 @@ def ingest_pushed(
 ) -> Timestamp:
     """Add an import of a bucket, and right after it the writes `after`, as one step. The caller has
     checked the manifest. Raises as `ingest`."""
-    how = _How("overwrite", False, False, None, tell, times, after)
+    how = How("overwrite", False, False, None, tell, times, after)
     with store.imports.alone(manifest.import_id, adding=True):
         return _ingest_fetched(store, bucket, manifest, how)
-
-
-class _How(NamedTuple):
-    """The choices of a call of `ingest`."""
-
-    on_conflict: OnConflict
-    move: bool
-    thorough: bool
-    check: Callable[[], None] | None
-    tell: Callable[[str], None]
-    times: StageTimes
-    after: WriteSet | None = None
 
 
 def _require_size(manifest: Manifest, max_bytes: int | None, where: object) -> None:
@@ -155,7 +152,7 @@ def _require_size(manifest: Manifest, max_bytes: int | None, where: object) -> N
         )
 
 
-def _ingest_fetched(store: Store, bucket: Bucket, manifest: Manifest, how: _How) -> Timestamp:
+def _ingest_fetched(store: Store, bucket: Bucket, manifest: Manifest, how: How) -> Timestamp:
     """Fetch an import and add it. The manifest is checked first."""
     record = record_of(manifest)
     known = store.imports.find(record)
@@ -184,7 +181,7 @@ def _ingest(
     directory: Path,
     manifest: Manifest,
     record: ImportRecord,
-    how: _How,
+    how: How,
 ) -> Timestamp:
     """Add the import `record`, whose files lie in `directory` as `manifest` tells."""
     on_conflict, move, thorough, check, tell, times, after = how

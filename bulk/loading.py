@@ -8,8 +8,9 @@ from typing import Final
 import pyarrow as pa
 
 from bulk.definitions import EncodedBy
-from bulk.ingest import OnConflict, ingest, staging_beside
+from bulk.ingest import ingest, staging_beside
 from bulk.manifest import Manifest
+from bulk.remote import OnConflict
 from bulk.sort import Duplicates, sorted_batches
 from bulk.staged import Import
 from kvstore.errors import KeyOrderError, NotUniqueError, TableAlteredError, UsageError, printable

@@ -17,7 +17,8 @@ from functools import partial
 from pathlib import Path
 from typing import Final, cast
 
-from bulk.ingest import OnConflict, ingest
+from bulk.ingest import ingest
+from bulk.remote import OnConflict
 from bulk.staging import read_manifest
 from kvstore.codec.json import JsonObject
 from kvstore.control.scripts import StoreOrClient

@@ -17,9 +17,9 @@ import pyarrow as pa
 
 from bulk.definitions import EncodedBy
 from bulk.files import typed_batches
-from bulk.ingest import OnConflict
 from bulk.loading import import_rows
 from bulk.manifest import Manifest
+from bulk.remote import OnConflict
 from bulk.sort import Duplicates
 from kvstore.arrow import ROWS_SCHEMA
 from kvstore.errors import UsageError, printable

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeAlias
 
 import typer
 
@@ -16,6 +16,17 @@ from kvstore.cli.options import StoreArgument
 from kvstore.cli.output import print_line
 from kvstore.cli.stores import open_here, open_to_own
 from kvstore.errors import UsageError
+
+ImportPlaces: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="PLACE",
+        help="A URL or directory; clients may have imports below it added. May be repeated.",
+    ),
+]
+CertificateFile: TypeAlias = Annotated[
+    Path | None, typer.Option(help="The certificate chain of the server (PEM).")
+]
 
 
 def serve(
@@ -27,10 +38,9 @@ def serve(
         Path | None,
         typer.Option(help="A file of tokens: rights, an optional key prefix, secret; one a line."),
     ] = None,
-    tls_cert: Annotated[
-        Path | None, typer.Option(help="The certificate chain of the server (PEM).")
-    ] = None,
+    tls_cert: CertificateFile = None,
     tls_key: Annotated[Path | None, typer.Option(help="The key of the certificate (PEM).")] = None,
+    imports_from: ImportPlaces = None,
     readers: Annotated[
         int, typer.Option(help="Processes that follow the store and answer reads.", min=0)
     ] = 0,
@@ -51,18 +61,22 @@ def serve(
       kvstore serve flights.db --listen 0.0.0.0:7447 --token-file tokens \\
         --tls-cert server.pem --tls-key server.key
       kvstore serve flights.db --readers 4
+      kvstore serve flights.db --imports-from s3://bucket/staging
     """
     # Imported here: other commands start without the packages of a server.
     from kvstore.server import ListenAddress, app, read_tokens, server_tls
     from kvstore.server import serve as serve_app
+    from kvstore.server.added import VERBS, added
 
     tls = None if tls_cert is None or tls_key is None else server_tls(tls_cert, tls_key)
     if tls is None and (tls_cert or tls_key):
         raise UsageError("--tls-cert and --tls-key come together", "pass both, or none")
     tokens = None if token_file is None else read_tokens(token_file)
     address = ListenAddress.parse(listen)
+    verbs = added(VERBS, "imports")(imports_from or [])
     with _ended_by_signals() as ending, open_to_own(store, "rocksdb", create=create) as opened:
-        serve_app(app(opened, tokens), address, tls=tls, ready=_say_where, readers=readers)
+        served = app(opened, tokens, verbs=verbs)
+        serve_app(served, address, tls=tls, ready=_say_where, readers=readers)
         ending()
 
 

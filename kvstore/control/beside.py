@@ -292,7 +292,8 @@ def beside(owner: Client) -> Iterator[StoreBeside]:
     if owner.path is None:
         raise UsageError(
             f"{owner!r} reaches a store whose files are elsewhere",
-            "run this on the machine of the store, with kvstore.connect(path)",
+            "run this on the machine of the store, with kvstore.connect(path); "
+            "a sealed import at a URL is added by bulk.ingest",
         )
     durable = owner.sync()
     with opening.read_as(StoreBeside, owner.path) as opened:

@@ -18,8 +18,9 @@ from pyspark.sql import Column, DataFrame
 import bulk
 from bulk.bucket import BucketUrl
 from bulk.definitions import EncodedBy
-from bulk.ingest import OnConflict, require_on_conflict
+from bulk.ingest import require_on_conflict
 from bulk.manifest import Manifest
+from bulk.remote import OnConflict
 from bulk.sort import Duplicates
 from bulk.tables import key_text
 from kvstore.control.scripts import StoreOrClient, as_store

@@ -15,7 +15,7 @@ from typing import NoReturn
 
 from pyspark.sql import Column, DataFrame
 
-from bulk.ingest import OnConflict
+from bulk.remote import OnConflict
 from bulk.sort import Duplicates
 from kvstore.codec.keys import IMPORT_ID_MAX
 from kvstore.control.scripts import StoreOrClient

@@ -7,10 +7,9 @@ takes what a person named on the command line, and returns a `Section`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib.metadata import entry_points
 from typing import Final
 
-from kvstore.errors import UsageError
+from kvstore.server.added import PAGES, added
 from kvstore.server.page.activity import ACTIVITY
 from kvstore.server.page.claims import FEEDS, HOLDS
 from kvstore.server.page.figures import METRICS
@@ -21,14 +20,10 @@ from kvstore.server.page.tables import TABLE, TABLES
 from kvstore.server.page.versions import KEY
 
 SECTIONS: Final = (KEYS, KEY, ACTIVITY, TABLES, TABLE, IMPORTS, REVERT, FEEDS, HOLDS, METRICS)
-GROUP: Final = "kvstore.pages"
 
 
 def added_section(name: str, places: Sequence[str]) -> Section:
     """The section `name` of another package, about `places`. Raises `UsageError` where no installed
     package has it."""
-    for entry in entry_points(group=GROUP):
-        if entry.name == name:
-            made: Section = entry.load()(places)
-            return made
-    raise UsageError(f"no package adds the section {name!r}", "install this project again")
+    section: Section = added(PAGES, name)(places)
+    return section

@@ -44,6 +44,6 @@ KEY, VALUE, TIME = "bytes", "bytes", "time"
 SPAN: Mapping[str, str] = {"start": "bytes", "end": "bytes", "prefix": "bytes"}
 
 
-def described(run: _Run) -> str:
+def described(run: Callable[..., Answer]) -> str:
     """The text of a verb: the docstring of its function, on one line."""
     return " ".join((run.__doc__ or "").split())

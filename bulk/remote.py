@@ -1,0 +1,64 @@
+"""The choices of a call that adds an import, and the call that a client's server carries out.
+
+The rows travel from the staging place to the server, and not through the client. `bulk.served` is
+the verb of the server.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias
+
+from bulk.bucket import BucketUrl
+from bulk.stages import StageTimes
+from kvstore.errors import UsageError
+from kvstore.mvcc import WriteSet
+from kvstore.timestamp import Timestamp
+
+if TYPE_CHECKING:
+    from kvstore.client import Client
+
+NAME: Final = "ingest"
+OnConflict: TypeAlias = Literal["overwrite", "error"]
+
+
+class How(NamedTuple):
+    """The choices of a call of `bulk.ingest`."""
+
+    on_conflict: OnConflict
+    move: bool
+    thorough: bool
+    check: Callable[[], None] | None
+    tell: Callable[[str], None]
+    times: StageTimes
+    after: WriteSet | None = None
+
+
+def ingest_there(
+    client: Client,
+    place: Path | BucketUrl,
+    max_bytes: int | None,
+    how: How,
+) -> Timestamp:
+    """Have the server of `client` add the import at `place`. Raises as `bulk.ingest`, and
+    `UsageError` for a check and for options of an object store."""
+    staging = str(place)
+    if isinstance(place, BucketUrl):
+        staging = place.url
+        if place.options or place.patience_s is not None:
+            raise UsageError(f"options for {staging} have no effect at a server", "pass none")
+    if how.check is not None:
+        raise UsageError("check has no effect at a server", "look at the store before the call")
+    done = client.work(
+        NAME,
+        lambda steps: how.tell(f"step {steps} of the server"),
+        staging=staging,
+        on_conflict=how.on_conflict,
+        move=how.move,
+        thorough=how.thorough,
+        max_bytes=max_bytes,
+    )
+    for stage, seconds in done["seconds"].items():
+        how.times.add(stage, seconds)
+    return Timestamp(done["timestamp"])

@@ -1,0 +1,111 @@
+"""Imports that a server fetches and adds at the word of a client: the verb of the server.
+
+    kvstore serve flights.db --imports-from s3://bucket/staging        the server
+    bulk.ingest(kvstore.connect("https://..."), "s3://bucket/staging/run-42")
+
+The rows travel from the staging place to the server, and not through the client.
+
+Invariants
+1. A server reads below the places that its operator named, and nowhere else. It reaches them with
+   its own credentials, so a client sends none.
+2. A client that goes away stops the import at its next step, and a later call continues it. Adding
+   the same import again returns the first timestamp.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from bulk.addresses import staging_place
+from bulk.bucket import BucketUrl
+from bulk.ingest import ingest, require_on_conflict
+from bulk.remote import NAME
+from bulk.stages import StageTimes
+from kvstore.arguments import is_url
+from kvstore.errors import AccessDeniedError
+from kvstore.server.access import ADMIN
+from kvstore.server.invocation import Invocation
+from kvstore.server.verbs import Answer, Verb, described, told
+
+
+def import_verbs(
+    places: Sequence[str], *, options: Mapping[str, Any] | None = None
+) -> Sequence[Verb]:
+    """The verbs of a server that takes imports from below `places`: URLs, or directories of its
+    machine. `options` go to the object store. Pass the verbs to `kvstore.server.app(verbs=)`.
+
+    Raises `UsageError` for a place that is neither.
+    """
+    allowed = [_Allowed(place, options or {}) for place in places]
+    parameters = {"staging": "text", "on_conflict": "text", "move": "flag", "thorough": "flag"}
+    run = partial(_ingest, allowed)
+    return [Verb(NAME, ADMIN, run, described(_ingest), {**parameters, "max_bytes": "count"})]
+
+
+class _Allowed:
+    """A place below which a server reads imports."""
+
+    def __init__(self, place: str, options: Mapping[str, Any]) -> None:
+        found = staging_place(place, options if _is_bucket(place) else None)
+        self._place = found if isinstance(found, BucketUrl) else Path(os.path.realpath(found))
+
+    def staging(self, given: str) -> Path | BucketUrl | None:
+        """The staging place that `given` names; None if it does not lie below this place."""
+        if isinstance(self._place, Path):
+            if is_url(given):
+                return None
+            path = Path(os.path.realpath(given))
+            return path if path.is_relative_to(self._place) else None
+        root = f"{self._place.url.rstrip('/')}/"
+        steps = given.removeprefix(root).split("/")
+        # An object store may read a backslash or an escape as a step of the path.
+        is_below = given.startswith(root) and not {"", ".", ".."}.intersection(steps)
+        if not is_below or any(character in given for character in "\\%?#"):
+            return None
+        return self._place.below("/".join(steps))
+
+
+def _is_bucket(place: str) -> bool:
+    return is_url(place) and not place.startswith("file:")
+
+
+def _ingest(allowed: Sequence[_Allowed], call: Invocation) -> Answer:
+    """Fetch the sealed import at `staging`, a URL or a directory below the places that the server
+    was started with, and add it. Answers with rows of progress, then the timestamp at which its
+    rows became visible, and the seconds of each stage."""
+    given = call.text("staging") or ""
+    on_conflict: Any = call.text("on_conflict") or "overwrite"
+    require_on_conflict(on_conflict)
+    place = next((found for each in allowed if (found := each.staging(given))), None)
+    if place is None:
+        raise AccessDeniedError(
+            f"staging={given!r}",
+            "the server takes no imports from there",
+            "stage below a place of `kvstore serve --imports-from`",
+        )
+    move, thorough = call.flag("move"), call.flag("thorough")
+    max_bytes, times, steps = call.count("max_bytes"), StageTimes(), 0
+
+    def work(tell: Callable[[int], None]) -> Mapping[str, Any]:
+        def step(_: str) -> None:
+            nonlocal steps
+            steps += 1
+            tell(steps)
+
+        stamp = ingest(
+            call.store,
+            place,
+            on_conflict,
+            move,
+            thorough=thorough,
+            max_bytes=max_bytes,
+            times=times,
+            progress=step,
+        )
+        return {"timestamp": int(stamp), "seconds": dict(times.seconds)}
+
+    return told(work)
