@@ -1,6 +1,7 @@
 """The records of expiries in a backup: `kvstore.mvcc.expiry` has their keys.
 
-They are ordinary rows of a collection. A restore of a few keys reads the records of these keys from
+They are ordinary rows of a collection. A read of changes meets the records of the window by key,
+beside the changes. A restore of a few keys reads the records of these keys from
 where they lie, beside the rows. A restore into a live store reads the time of each key from the
 records, because the import that it makes has records of its own.
 """
@@ -9,7 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Final
 
 import numpy as np
@@ -17,12 +21,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from backup.restore import Build, Built, Rows, built_from
-from backup.shard.rows.rules import AsOf, View, Window
+from backup.shard.rows.rules import OP_PUT, AsOf, View, Window
 from backup.shard.rows.tally import Tally
 from backup.shard.snapshot import ShardSnapshot
 from bulk.sort import sorted_batches
-from kvstore.mvcc.expiry import CARRIED, EXPIRY, carried_key, decode_waiting, waiting_from
-from kvstore.span import Span, prefix_end
+from kvstore.changes import Change
+from kvstore.changes.change import ExpiringChange
+from kvstore.mvcc.expiry import EXPIRY, carried_of, decode_waiting, waiting_from
+from kvstore.span import Span
 
 _RECORDS = Span.of_prefix(EXPIRY)
 
@@ -36,7 +42,7 @@ def has_expiries(snapshot: ShardSnapshot, span: Span | None = None) -> bool:
 
 def some_expire(snapshot: ShardSnapshot, span: Span) -> bool:
     """Whether keys in `span` may expire, as of the time of a snapshot."""
-    return _any(snapshot.view(AsOf(snapshot.as_of), _carried_of(span)))
+    return _any(snapshot.view(AsOf(snapshot.as_of), carried_of(span)))
 
 
 def with_expiries(
@@ -72,7 +78,7 @@ def _with_expiries(snapshot: ShardSnapshot, span: Span, scratch: Path) -> Iterat
     """The live rows in `span` by key, each with its time in a column `expires` and the row with
     which it expires in `expires_with`, null where it has none. The records are sorted in bounded
     memory, on disk if they are many: in `scratch`."""
-    records = sorted_batches(_dues(snapshot, span), scratch)
+    records = sorted_batches(_dues(snapshot, AsOf(snapshot.as_of), span), scratch)
     ahead = pa.Table.from_batches([], _DUES)
     for batch in snapshot.read(span):
         if not batch.num_rows:
@@ -101,10 +107,11 @@ _DUES: Final = pa.schema(
 which an index entry expires."""
 
 
-def _dues(snapshot: ShardSnapshot, span: Span) -> Iterator[pa.RecordBatch]:
-    for batch in snapshot.read(waiting_from(0)):
+def _dues(snapshot: ShardSnapshot, view: View, span: Span) -> Iterator[pa.RecordBatch]:
+    for batch in snapshot.view(view, waiting_from(0)):
+        put = batch.filter(pc.equal(batch.column("op"), OP_PUT))
         keys, times, values = (
-            batch.column(name).to_pylist() for name in ("key", "timestamp", "value")
+            put.column(name).to_pylist() for name in ("key", "timestamp", "value")
         )
         found = map(decode_waiting, keys, values)
         rows = [
@@ -118,6 +125,36 @@ def _dues(snapshot: ShardSnapshot, span: Span) -> Iterator[pa.RecordBatch]:
                 for column, field in zip(zip(*rows, strict=True), _DUES, strict=True)
             ]
             yield pa.RecordBatch.from_arrays(columns, schema=_DUES)
+
+
+def with_dues(
+    snapshot: ShardSnapshot, changes: Iterator[Change], view: View, span: Span
+) -> Iterator[Change]:
+    """`changes` of keys in `span`, in their order, with the due times that the records of `view`
+    have. The records are sorted in bounded memory, on disk if they are many."""
+    with TemporaryDirectory(prefix="kvstore-dues-") as scratch:
+        sorted_dues = sorted_batches(_dues(snapshot, view, span), Path(scratch))
+        records = _by_key(sorted_dues)
+        key, dues = next(records, _NO_DUES)
+        for change in changes:
+            while key is not None and key < change.key:
+                key, dues = next(records, _NO_DUES)
+            due = dues.get(change.timestamp) if key == change.key and change.op == "put" else None
+            yield change if due is None else ExpiringChange.of(change, due)
+
+
+_NO_DUES: Final[tuple[bytes | None, dict[int, int]]] = (None, {})
+
+
+def _by_key(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[bytes | None, dict[int, int]]]:
+    """Each key of sorted records, with the due times of its versions by their timestamps."""
+    rows = (
+        row
+        for batch in batches
+        for row in zip(*(batch.column(name).to_pylist() for name in _DUES.names[:3]), strict=True)
+    )
+    for key, found in groupby(rows, key=itemgetter(0)):
+        yield key, {timestamp: due for _, timestamp, due in found}
 
 
 def _expires(rows: pa.RecordBatch, records: pa.Table) -> dict[str, pa.Array]:
@@ -142,16 +179,11 @@ def _versions(rows: pa.RecordBatch | pa.Table) -> pa.Array:
 
 
 def _records(snapshot: ShardSnapshot, view: View, span: Span) -> Iterator[pa.RecordBatch]:
-    yield from snapshot.view(view, _carried_of(span))
+    yield from snapshot.view(view, carried_of(span))
     for batch in snapshot.view(view, waiting_from(0)):
         keys = batch.column("key").to_pylist()
         wanted = pa.array([decode_waiting(key).key in span for key in keys], pa.bool_())
         yield batch.filter(wanted)
-
-
-def _carried_of(span: Span) -> Span:
-    end = prefix_end(CARRIED) if span.end is None else carried_key(span.end)
-    return Span(carried_key(span.start), end)
 
 
 def _any(batches: Iterable[pa.RecordBatch]) -> bool:

@@ -20,6 +20,7 @@ from kvstore.changes.change import Change
 from kvstore.changes.columns import ColumnReader, record_batch_reader
 from kvstore.changes.event import Event, Expand, Images, require_expand, require_images
 from kvstore.changes.expand import EventReader, Wanted
+from kvstore.changes.expiring import DueTimes
 from kvstore.changes.windows import ChangeReader, Order, Revisions, require_choices
 from kvstore.parts import Parts
 from kvstore.span import Span
@@ -36,7 +37,8 @@ class History:
         versions, index = parts.versions, parts.index
         self._reads, self._narrow = parts.reads, parts.reserve.narrow
         self._changes = ChangeReader(versions, index, parts.imports.rows_in)
-        self.event_reader = EventReader(versions, index, self._changes)
+        self.dues = DueTimes(versions, lambda: parts.reserve.has_expiries)
+        self.event_reader = EventReader(versions, index, self._changes, self.dues)
         self.column_reader = ColumnReader(versions, index, self.event_reader)
 
     def changes(
@@ -47,25 +49,30 @@ class History:
         span: Span,
         revisions: Revisions = "all",
         order: Order = "key",
+        with_dues: bool = False,
     ) -> Iterator[Change]:
-        """See `Store.changes`."""
+        """See `Store.changes`. The due times of changes are read only `with_dues`."""
         require_choices(revisions, order)
         reads = self._reads
         low, high = reads.window(since, upto)
         needed = high if low == 0 and revisions == "latest" else low
         reads.require_kept(span, needed)
-        return reads.pinned(
-            span,
-            needed,
-            lambda: self._changes.changes(
+
+        def found() -> Iterator[Change]:
+            changes = self._changes.changes(
                 span,
                 since=low,
                 upto=high,
                 revisions=revisions,
                 order=order,
                 index_floor=reads.indexed_since,
-            ),
-        )
+            )
+            if not with_dues:
+                return changes
+            as_of = high if revisions == "latest" else None
+            return self.dues.of_changes(changes, span, as_of=as_of)
+
+        return reads.pinned(span, needed, found)
 
     def kept(self, upto: TimeLike) -> Iterator[Change]:
         """Everything up to `upto` that is kept, by key: one pass over the store."""

@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from backup.expiring import has_expiries
+from backup.expiring import has_expiries, with_dues
 from backup.restore import tables_in
 from backup.shard import OP_DELETE_RANGE, OP_PUT, AsOf, Shard, ShardPart, ShardSnapshot, Window
 from backup.shard.rows.part_reader import OpenedPart
@@ -89,11 +89,27 @@ def changes_of(
     latest: bool,
     opened: Callable[[ShardPart], OpenedPart],
 ) -> Iterator[Change]:
-    """The changes of `(since, upto]` by key, as `kvstore.mvcc.diff` defines them."""
+    """The changes of `(since, upto]` by key, as `kvstore.mvcc.diff` defines them, with the times at
+    which their values expire."""
     if since >= upto:
-        return
+        return iter(())
     # A window from 0 begins before all time: a store may have been given commits at 0 and below 1.
     window = Window(since or -1, upto)
+    found = _changes_of(snapshot, span, window, latest=latest, opened=opened)
+    if not has_expiries(snapshot):
+        return found
+    return with_dues(snapshot, found, AsOf(upto) if latest else window, span)
+
+
+def _changes_of(
+    snapshot: ShardSnapshot,
+    span: Span,
+    window: Window,
+    *,
+    latest: bool,
+    opened: Callable[[ShardPart], OpenedPart],
+) -> Iterator[Change]:
+    since, upto = max(window.since, 0), window.upto
     fragments = Fragments.of(
         (start, end, time)
         for start, end, time in snapshot.range_tombstones(window, span, opened=opened)

@@ -5,7 +5,7 @@ Floors, from the top:
     columns          changes as Arrow batches
     expand           index rows as events; imports and ranges as keys
     capture windows  epochs as commits close them; the changes of a window
-    audit index      events against epochs; the index in the engine
+    audit index expiring  events against epochs; the index in the engine; due times
     epoch event generation
     entry            the bytes of one commit in one stream
     change changeset lz4 sequencer stream

@@ -9,6 +9,7 @@
     pre, post  binary, nullable        the key's value before and after, where asked for
     changeset  fixed binary (16)       domain u64 and serial u64, big-endian
     stream     fixed binary (16)       the stream's id
+    expires    int64, nullable         nanoseconds; the time at which the value of a put expires
 
 The batch of a large entry uses the entry's own buffers for keys and values. It copies nothing, and
 reading 10,000 changes of one commit costs 0.2 ms. Small entries are gathered into batches of a few
@@ -60,6 +61,7 @@ CHANGES_SCHEMA: Final = pa.schema(
         pa.field("post", pa.binary()),
         pa.field("changeset", pa.binary(CHANGESET_BYTES), nullable=False),
         pa.field("stream", pa.binary(STREAM_ID_BYTES), nullable=False),
+        pa.field("expires", pa.int64()),
     ]
 )
 
@@ -76,6 +78,7 @@ class ColumnReader:
         self._versions = versions
         self._index = index
         self._events = events
+        self._dues = events.dues
 
     def batches(
         self, wanted: Wanted, *, since: int, upto: int, schema: pa.Schema = CHANGES_SCHEMA
@@ -87,14 +90,20 @@ class ColumnReader:
         """
         pending: list[Event] = []
         size, taken = 0, 0
+        with_dues = "expires" in schema.names and self._dues.may_be_in(wanted.span)
+
+        def gathered() -> pa.RecordBatch:
+            events = self._dues.of_events(iter(pending), wanted.span) if with_dues else pending
+            return from_events(list(events), schema)
+
         for commit in self._index.read(since=since, upto=upto, select=wanted.select):
             first = 0 if commit.chunk == 0 else taken
             taken = first + commit.entry.count
             if is_whole(commit.entry):
                 if pending:
-                    yield from_events(pending, schema)
+                    yield gathered()
                     pending, size = [], 0
-                batch = self._whole(commit, first, wanted, schema)
+                batch = self._whole(commit, first, wanted, schema, with_dues=with_dues)
                 if wanted.images.startswith("pre") and "pre" in schema.names:
                     yield from self._with_pre(batch, commit.timestamp)
                 else:
@@ -104,10 +113,10 @@ class ColumnReader:
                 pending.append(event)
                 size += sum(map(len, filter(None, (event.key, *event[5:8]))))
                 if len(pending) >= ARROW_ROWS_MAX or size >= ARROW_BYTES_MAX:
-                    yield from_events(pending, schema)
+                    yield gathered()
                     pending, size = [], 0
         if pending:
-            yield from_events(pending, schema)
+            yield gathered()
 
     def few(self, *, since: int, upto: int) -> list[pa.RecordBatch] | None:
         """All changes in `(since, upto]` as versions, in time order; None if they are too large for
@@ -123,7 +132,7 @@ class ColumnReader:
         return held
 
     def _whole(
-        self, commit: Commit, first: int, wanted: Wanted, schema: pa.Schema
+        self, commit: Commit, first: int, wanted: Wanted, schema: pa.Schema, *, with_dues: bool
     ) -> pa.RecordBatch:
         """The batch of an entry without imports, reverts and range deletes, over its own
         buffers."""
@@ -150,10 +159,17 @@ class ColumnReader:
             "post": lambda: values if wanted.images.endswith("post") else none,
             "changeset": lambda: _ids(pack_changeset(entry.changeset) * entry.count, entry.count),
             "stream": lambda: _ids(commit.stream * entry.count, entry.count),
+            "expires": lambda: pa.nulls(entry.count, pa.int64()),
         }
         arrays = [columns[name]() for name in schema.names]
         batch = pa.RecordBatch.from_arrays(arrays, schema=schema)
-        return batch if wanted.span == Span() else _within(batch, wanted.span)
+        batch = batch if wanted.span == Span() else _within(batch, wanted.span)
+        return self._with_dues(batch, commit.timestamp) if with_dues else batch
+
+    def _with_dues(self, batch: pa.RecordBatch, at: int) -> pa.RecordBatch:
+        """The batch of puts and deletes of the commit at `at`, with the due times of the puts."""
+        keys = batch.column("key").to_pylist()
+        return _with(batch, "expires", pa.array(self._dues.of_keys(keys, at), pa.int64()))
 
     def _with_large(self, values: pa.Array, keys: pa.Array, places: list[int], at: int) -> pa.Array:
         """The values of an entry; values that the entry lacks are read from the versions."""
@@ -172,10 +188,10 @@ class ColumnReader:
             images.append(image)
             size += len(image or b"")
             if size >= ARROW_BYTES_MAX:
-                yield _with_images(batch.slice(first, len(images)), images)
+                yield _with(batch.slice(first, len(images)), "pre", pa.array(images, pa.binary()))
                 first, size, images = first + len(images), 0, []
         if images:
-            yield _with_images(batch.slice(first), images)
+            yield _with(batch.slice(first), "pre", pa.array(images, pa.binary()))
 
 
 def record_batch_reader(batches: Iterator[pa.RecordBatch]) -> pa.RecordBatchReader:
@@ -201,6 +217,7 @@ def from_events(events: list[Event], schema: pa.Schema = CHANGES_SCHEMA) -> pa.R
         pa.array([event.post for event in events], pa.binary()),
         _ids(b"".join(pack_changeset(event.changeset) for event in events), len(events)),
         _ids(b"".join(event.stream for event in events), len(events)),
+        pa.array([event.expires for event in events], pa.int64()),
     ]
     batch = pa.RecordBatch.from_arrays(columns, schema=CHANGES_SCHEMA)
     return batch if schema is CHANGES_SCHEMA else batch.select(schema.names)
@@ -225,9 +242,10 @@ def _values(entry: ChangeEntry, codes: np.ndarray[Any, Any], *, all_puts: bool) 
     return wrapped(entry.value_offsets, entry.values, entry.count, valid)
 
 
-def _with_images(batch: pa.RecordBatch, images: list[bytes | None]) -> pa.RecordBatch:
+def _with(batch: pa.RecordBatch, name: str, column: pa.Array) -> pa.RecordBatch:
+    """The batch with another column of this name."""
     columns = batch.columns
-    columns[batch.schema.get_field_index("pre")] = pa.array(images, pa.binary())
+    columns[batch.schema.get_field_index(name)] = column
     return pa.RecordBatch.from_arrays(columns, schema=batch.schema)
 
 

@@ -45,7 +45,8 @@ class Event(NamedTuple):
     range delete share its number. `end_of_batch` marks the last event of the commit that this
     reader gets. For whole imports and reverts `key` is the import's id (8 bytes, big-endian).
     `value` is the value of a put. `pre` and `post` are the key's values before and after the
-    commit; None if there was no value, or if the reader did not ask for the image.
+    commit; None if there was no value, or if the reader did not ask for the image. `expires` is an
+    attribute beside the fields: the time at which the value of a put expires.
     """
 
     timestamp: Timestamp
@@ -60,6 +61,11 @@ class Event(NamedTuple):
     stream: bytes
     end_of_batch: bool
 
+    @property
+    def expires(self) -> Timestamp | None:
+        """The time at which the value of a put expires, as the put set it; None if it stays."""
+        return None
+
     def rows(self) -> Iterator[tuple[Operation, bytes, bytes | None]]:
         """The event as rows of code, key and value: preimage if any, change, postimage if any."""
         if self.pre is not None:
@@ -67,6 +73,28 @@ class Event(NamedTuple):
         yield self.op, self.key, self.value
         if self.post is not None:
             yield Operation.POSTIMAGE, self.key, self.post
+
+
+class ExpiringEvent(Event):
+    """The event of a put whose value expires. Its due time is no field, so that the tuple has the
+    fields of every `Event`, and compares as one."""
+
+    _due: int
+
+    @classmethod
+    def of(cls, event: Event, due: int) -> ExpiringEvent:
+        """`event`, whose value expires at `due`."""
+        made = cls(*event)
+        made._due = due
+        return made
+
+    @property
+    def expires(self) -> Timestamp:
+        """The time at which the value expires."""
+        return Timestamp(self._due)
+
+    def __repr__(self) -> str:
+        return f"{super().__repr__()[:-1]}, expires={self.expires!r})"
 
 
 def require_images(images: str) -> Images:

@@ -19,6 +19,7 @@ from kvstore.changes.change import Change
 from kvstore.changes.changeset import ChangesetId
 from kvstore.changes.entry import OP_DELETE, OP_DELETE_RANGE, OP_IMPORT, OP_PUT, OP_REVERT
 from kvstore.changes.event import Event, Expand, Images, Operation
+from kvstore.changes.expiring import DueTimes
 from kvstore.changes.index import ChangeIndex, Commit, PlacedRow, Select, placed
 from kvstore.changes.windows import ChangeReader
 from kvstore.loops import tuples
@@ -40,10 +41,13 @@ class Wanted:
 class EventReader:
     """Reads events from an index and the versions beside it."""
 
-    def __init__(self, versions: Versions, index: ChangeIndex, changes: ChangeReader) -> None:
+    def __init__(
+        self, versions: Versions, index: ChangeIndex, changes: ChangeReader, dues: DueTimes
+    ) -> None:
         self._versions = versions
         self._index = index
         self._changes = changes
+        self.dues = dues
 
     def events(self, wanted: Wanted, *, since: int, upto: int) -> Iterator[Event]:
         """Events in `(since, upto]` in time order; the events of a commit in the order it made
@@ -62,7 +66,7 @@ class EventReader:
                 for _, commit in groupby(chunks, key=itemgetter(0)):
                     yield self._of_commit(commit, wanted)
 
-        return chain.from_iterable(pieces())
+        return self.dues.of_events(chain.from_iterable(pieces()), wanted.span)
 
     def _of_commit(self, chunks: Iterator[Commit], wanted: Wanted) -> Iterator[Event]:
         """The events of one commit, which lies in one stream.
@@ -85,7 +89,8 @@ class EventReader:
         return _marked(self.of_rows(rows(), wanted))
 
     def of_rows(self, rows: Iterable[PlacedRow], wanted: Wanted) -> Iterator[Event]:
-        """The events of rows of the index, without marks at the ends of commits.
+        """The events of rows of the index, without marks at the ends of commits and without due
+        times.
 
         Hot: a put or delete takes the short way (4 us against 9).
         """

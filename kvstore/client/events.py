@@ -8,11 +8,11 @@ from typing import Any, Final
 import pyarrow as pa
 
 from kvstore.changes import Change
-from kvstore.changes.change import Op
+from kvstore.changes.change import ExpiringChange, Op
 from kvstore.changes.changeset import ChangesetId
 from kvstore.changes.columns import CHANGES_SCHEMA
 from kvstore.changes.entry import OP_DELETE, OP_DELETE_RANGE, OP_PUT
-from kvstore.changes.event import Event, Operation
+from kvstore.changes.event import Event, ExpiringEvent, Operation
 from kvstore.timestamp import Timestamp
 
 _OPS: Final[dict[int, Op]] = {
@@ -20,14 +20,15 @@ _OPS: Final[dict[int, Op]] = {
     OP_DELETE: "delete",
     OP_DELETE_RANGE: "delete_range",
 }
-_CHANGE: Final = ("timestamp", "op", "key", "end_key", "value")
+_CHANGE: Final = ("timestamp", "op", "key", "end_key", "value", "expires")
 _EVENT: Final = tuple(CHANGES_SCHEMA.names)
 
 
 def changes_of(batches: Iterable[pa.RecordBatch]) -> Iterator[Change]:
     """The changes of batches, in their order."""
-    for timestamp, op, key, end_key, value in _rows(batches, _CHANGE):
-        yield Change(Timestamp(timestamp), _OPS[op], key, end_key, value)
+    for timestamp, op, key, end_key, value, due in _rows(batches, _CHANGE):
+        change = Change(Timestamp(timestamp), _OPS[op], key, end_key, value)
+        yield change if due is None else ExpiringChange.of(change, due)
 
 
 def events_of(batches: Iterable[pa.RecordBatch], *, is_cut: bool = False) -> Iterator[Event]:
@@ -44,13 +45,20 @@ def events_of(batches: Iterable[pa.RecordBatch], *, is_cut: bool = False) -> Ite
 
 def _rows(batches: Iterable[pa.RecordBatch], names: Iterable[str]) -> Iterator[tuple[Any, ...]]:
     for batch in batches:
-        yield from zip(*(batch.column(name).to_pylist() for name in names), strict=True)
+        yield from zip(*(_column(batch, name) for name in names), strict=True)
+
+
+def _column(batch: pa.RecordBatch, name: str) -> list[Any]:
+    if name == "expires" and name not in batch.schema.names:  # from a server that does not tell it
+        return [None] * batch.num_rows
+    found: list[Any] = batch.column(name).to_pylist()
+    return found
 
 
 def _event(row: tuple[Any, ...], *, is_last: bool) -> Event:
-    time, sequence, op, key, end_key, value, pre, post, changeset, stream = row
+    time, sequence, op, key, end_key, value, pre, post, changeset, stream, due = row
     domain, serial = int.from_bytes(changeset[:8], "big"), int.from_bytes(changeset[8:], "big")
-    return Event(
+    event = Event(
         Timestamp(time),
         sequence,
         Operation(op),
@@ -63,3 +71,4 @@ def _event(row: tuple[Any, ...], *, is_last: bool) -> Event:
         stream,
         is_last,
     )
+    return event if due is None else ExpiringEvent.of(event, due)

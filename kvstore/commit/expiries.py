@@ -23,16 +23,17 @@ Invariants
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextvars import Context
 from datetime import timedelta
+from functools import partial
 from typing import Final, Protocol, TypeAlias
 
 from kvstore.clock import Timeline
 from kvstore.commit.frontiers import Frontiers
 from kvstore.errors import UsageError
-from kvstore.limits import EXPIRY_READ_BYTES, EXPIRY_STEP_KEYS
+from kvstore.limits import EXPIRY_STEP_KEYS
+from kvstore.mvcc.dues import dues_at, versions_of
 from kvstore.mvcc.expiry import (
     Due,
     WaitingKey,
@@ -42,7 +43,6 @@ from kvstore.mvcc.expiry import (
     waiting_from,
     waiting_key,
 )
-from kvstore.mvcc.lookup import SearchBounds
 from kvstore.mvcc.versions import Versions
 from kvstore.mvcc.write import OpenWriteSet, WriteSet
 from kvstore.timestamp import TIMESTAMP_MAX, TimeLike, ahead_of, to_timestamp
@@ -195,57 +195,31 @@ class Expiries:
     def _carried(self, rows: Sequence[WaitingKey]) -> Iterable[tuple[bool, bool]]:
         """For each of `rows`: whether it is the latest expiry of its key, and whether the key
         expires by it."""
-        at = self._frontiers.upper - 1
-        carried, _ = self._versions_of([carried_key(row.key) for row in rows], at)
-        _, waiting = self._versions_of([waiting_key(row.due, row.key) for row in rows], at)
-        _, newest = self._versions_of([row.key for row in rows], at)
+        at = [self._frontiers.upper - 1] * len(rows)
+        find = partial(versions_of, self._versions, at=at)
+        carried, _ = find(carried_key(row.key) for row in rows)
+        _, waiting = find(waiting_key(row.due, row.key) for row in rows)
+        _, newest = find(row.key for row in rows)
         led = leading = newest
         if any(row.row for row in rows):  # an entry expires if its row does
             leads = [row.row or row.key for row in rows]
-            _, leading = self._versions_of(leads, at)
-            records = [waiting_key(row.due, key) for row, key in zip(rows, leads, strict=True)]
-            _, led = self._versions_of(records, at)
+            _, leading = find(leads)
+            _, led = find(waiting_key(row.due, key) for row, key in zip(rows, leads, strict=True))
         for row, due, *times in zip(rows, carried, waiting, newest, leading, led, strict=True):
             is_latest = due is not None and decode_due(due, row.key) == row.due
             yield is_latest, len(set(times)) == 1
 
-    def _versions_of(self, keys: list[bytes], at: int) -> tuple[list[bytes | None], list[int]]:
-        """The value of each key as of `at`, with its time: None and -1 where the key is absent."""
-        times = array("q", [at]) * len(keys)
-        bounds = SearchBounds(bytes_max=EXPIRY_READ_BYTES)
-        found = self._versions.get_timed(keys, times, bounds)
-        if found is not None:
-            return found.values, found.times.tolist()
-        half = len(keys) // 2  # a single key has no bound
-        first, second = self._versions_of(keys[:half], at), self._versions_of(keys[half:], at)
-        return first[0] + second[0], first[1] + second[1]
-
     # -- the expiries of single keys ---------------------------------------------------------
 
     def have_passed(self, keys: list[bytes], at: int, now: int) -> list[bool]:
-        """Whether each of `keys`, as it is as of `at`, expires at or below `now`. Two look-ups a
-        key, and a third one for a key that expires."""
-        carried, recorded = self._versions_of([carried_key(key) for key in keys], at)
-        _, written = self._versions_of(keys, at)
-        found = [False] * len(keys)
-        for place, value in enumerate(carried):
-            if value is not None and recorded[place] == written[place]:
-                due = self.of(keys[place], at)
-                found[place] = due is not None and due.time <= now
-        return found
+        """Whether each of `keys`, as it is as of `at`, expires at or below `now`. A look-up a key,
+        and three more for a key that expires."""
+        dues = dues_at(self._versions, keys, at)
+        return [due is not None and due.time <= now for due in dues]
 
     def of(self, key: bytes, at: int) -> Due | None:
         """The time at which `key` expires, as of `at`; None if it does not, or is absent."""
-        times = array("q", [at, at])
-        found = self._versions.get_timed([carried_key(key), key], times)
-        assert found is not None, "no bound was given"
-        carried, written = found.values[0], found.times[1]
-        if carried is None or found.times[0] != written:
-            return None
-        due = decode_due(carried, key)
-        waiting = self._versions.get_timed([waiting_key(due, key)], times[:1])
-        assert waiting is not None, "no bound was given"
-        return due if waiting.times[0] == written else None
+        return dues_at(self._versions, [key], at)[0]
 
     def _show(self, next_at: int) -> None:
         self.next_at = next_at

@@ -6,6 +6,8 @@
 
     op     "r" a row of the state | "c" a key that was absent before | "u" a put | "d" a delete
 
+The source of a row that expires also has `"expires_ns"`, the time at which it does.
+
 `before` needs a feed with `images="pre"`; without it `before` is null, and no put is a "c". Bytes
 are written as in `kvstore.feeds.lines`.
 """
@@ -45,17 +47,20 @@ def _envelope(event: Event, name: str, *, is_state: bool, has_before: bool) -> d
         op = "r"
     elif event.op == Operation.ROW_DELETE:
         op = "d"
+    source = {
+        "connector": "kvstore",
+        "name": name,
+        "ts_ns": int(event.timestamp),
+        "seq": event.sequence,
+        "snapshot": "true" if is_state else "false",
+    }
+    if event.expires is not None:
+        source["expires_ns"] = int(event.expires)
     return {
         "key": as_text(event.key),
         "before": as_text(event.pre),
         "after": as_text(event.value if event.post is None else event.post),
         "op": op,
         "ts_ms": event.timestamp // 1_000_000,
-        "source": {
-            "connector": "kvstore",
-            "name": name,
-            "ts_ns": int(event.timestamp),
-            "seq": event.sequence,
-            "snapshot": "true" if is_state else "false",
-        },
+        "source": source,
     }

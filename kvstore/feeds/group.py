@@ -46,7 +46,7 @@ class Feeds:
         self._history = history
         self._events = history.event_reader
         self._changesets = changesets
-        self._state = StateReader(parts.versions, parts.index.generations.at)
+        self._state = StateReader(parts.versions, parts.index.generations.at, history.dues)
 
     def open(
         self,

@@ -3,6 +3,8 @@
     {"timestamp": "2013-01-01T05:00:00.000000001Z", "seq": 0, "op": "update", "key": "AA1",
      "value": "on time", "changeset": "<domain>.<serial>", "stream": "...", "end_of_batch": true}
 
+A put whose value expires has `"expires": "2013-01-01T06:00:00.000000000Z"` at the end.
+
 Bytes that are valid UTF-8 become text, and other bytes an object `{"base64": "..."}`. Fields
 without a value are left out. Each event is one line.
 """
@@ -19,7 +21,7 @@ from kvstore.changes.change import Change, Op
 from kvstore.changes.event import Event, Expand, Images, Operation
 from kvstore.feeds.feed import FeedBatch
 from kvstore.span import Span
-from kvstore.timestamp import TimeLike
+from kvstore.timestamp import TimeLike, Timestamp
 
 
 class Follows(Protocol):
@@ -81,6 +83,7 @@ def restored_json_lines(changes: Iterable[Change], images: Images) -> Iterator[s
                     "key": as_text(change.key),
                     "end_key": as_text(change.end_key),
                     "value": None if images == "none" else as_text(change.value),
+                    "expires": as_time(change.expires),
                 }
             )
 
@@ -99,6 +102,7 @@ def json_line(event: Event) -> str:
         "changeset": f"{event.changeset.domain:016x}.{event.changeset.serial:016x}",
         "stream": event.stream.hex(),
         "end_of_batch": event.end_of_batch,
+        "expires": as_time(event.expires),
     }
     return _line(fields)
 
@@ -116,6 +120,11 @@ _OPERATIONS: dict[Op, Operation] = {
     "delete": Operation.ROW_DELETE,
     "delete_range": Operation.RANGE_DELETE,
 }
+
+
+def as_time(time: Timestamp | None) -> str | None:
+    """A time as a field of a line."""
+    return None if time is None else str(time)
 
 
 def as_text(raw: bytes | None) -> str | dict[str, str] | None:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from kvstore.changes.changeset import ChangesetId
 from kvstore.changes.event import Event, Operation
 from kvstore.changes.expand import Wanted
+from kvstore.changes.expiring import DueTimes
 from kvstore.changes.generation import Generation
 from kvstore.mvcc import Versions
 from kvstore.span import Span
@@ -31,11 +32,14 @@ class StateReader:
 
     versions: Versions
     generation: Callable[[int], Generation]
+    dues: DueTimes
 
     def events(self, wanted: Wanted, at: Timestamp, first: bytes) -> Iterator[Event]:
         """The live rows of `wanted` at the time `at`, from the key `first` on."""
         span = wanted.span.intersect(first, None)
-        return iter(()) if span is None else self._events(wanted, at, span)
+        if span is None:
+            return iter(())
+        return self.dues.of_events(self._events(wanted, at, span), span, as_of=at)
 
     def _events(self, wanted: Wanted, at: Timestamp, span: Span) -> Iterator[Event]:
         found = self.generation(at)

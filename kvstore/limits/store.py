@@ -286,6 +286,9 @@ EXPIRY_STEP_KEYS = 1024
 EXPIRY_READ_BYTES = 16 << 20
 """Bytes of values that are read at once to find the times of versions that may expire."""
 
+DUE_ROWS_MAX = 1024
+"""Changes that are read ahead at once to find when they expire, in 2 ms."""
+
 SETTLE_ROWS_MAX = 4096
 """Rows up to which an import settles. Its keys are read when it is added, in 2 ms at most. A larger
 import keeps its record: at most one for each 4096 rows that a store has taken."""

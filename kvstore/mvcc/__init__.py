@@ -2,6 +2,7 @@
 
 Floors, from the top:
 
+    dues              the times at which versions expire
     versions          the face of the package
     export
     diff imported lookup scan write

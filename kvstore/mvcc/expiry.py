@@ -31,7 +31,7 @@ from typing import Final, NamedTuple
 
 from kvstore.errors import CorruptionError
 from kvstore.limits import KEY_BYTES_MAX
-from kvstore.span import RESERVED, Span
+from kvstore.span import RESERVED, Span, prefix_end
 
 EXPIRY: Final = RESERVED + b"\x00x"
 """All records of expiries have keys that begin with this."""
@@ -79,6 +79,13 @@ def decode_due(value: bytes, key: bytes) -> Due:
 def carried_key(key: bytes) -> bytes:
     """The key of the record that tells when `key` expires."""
     return CARRIED + key
+
+
+def carried_of(span: Span) -> Span:
+    """The `carried` records of the keys in `span`. A key that expires is shorter than the longest
+    bound of a span, so a bound that is cut off divides such keys as the whole one does."""
+    end = prefix_end(CARRIED) if span.end is None else carried_key(span.end)[:KEY_BYTES_MAX]
+    return Span(carried_key(span.start)[:KEY_BYTES_MAX], end)
 
 
 def waiting_key(due: Due, key: bytes) -> bytes:

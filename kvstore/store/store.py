@@ -816,9 +816,10 @@ class Store:
 
         `revisions="latest"` gives the last change of each key only. From the beginning of time
         (`since=0`) that is the state at `upto`, without deletions. `order` is `"key"` (the changes
-        of a key oldest first) or `"time"`. Costs what changed, and for each import in the window a
-        pass over the spans of its files. Raises `HistoryGoneError` if `since` is below the
-        `since` of the store: take a full read instead.
+        of a key oldest first) or `"time"`. `expires` of a change tells when the value of a put
+        expires. With `revisions="latest"` it is the due time as of `upto`. Costs what changed, and
+        for each import in the window a pass over the spans of its files. Raises `HistoryGoneError`
+        if `since` is below the `since` of the store: take a full read instead.
 
         Example:
 
@@ -827,7 +828,9 @@ class Store:
             assert [change.value for change in store.changes(since=seen)] == [b"new"]
         """
         span = self._parts.reserve.narrow(Span.of(start, end, prefix))
-        return self._history.changes(since, upto, span=span, revisions=revisions, order=order)
+        return self._history.changes(
+            since, upto, span=span, revisions=revisions, order=order, with_dues=True
+        )
 
     def events(
         self,
@@ -843,7 +846,8 @@ class Store:
         `images` is `"none"` (keys only), `"delta"` (the new values), `"pre"`, `"post"` or
         `"pre+post"` (the values of the key before and after, at the cost of a look-up each).
         `expand` turns imports and reverts (`"imports"`) and range deletes too (`"all"`) into events
-        of their keys; `"none"` gives each as one event. Raises `HistoryGoneError` if history or the
+        of their keys; `"none"` gives each as one event. `expires` of an event tells when the value
+        of a put expires; `persist` is no event. Raises `HistoryGoneError` if history or the
         change index begins above `since`, `NotYetWrittenError` if `since` lies in the future.
         """
         return self._history.events(since, upto, span, images, expand)

@@ -54,6 +54,7 @@ TINY: Final[Mapping[str, int]] = {
     "ARROW_BYTES_MAX": 100,
     "VERSIONS_PASSED_MAX": 1,
     "STEPS_BEFORE_SEEK": 1,
+    "DUE_ROWS_MAX": 2,
     "JOIN_ROWS_FIRST": 2,
     "JOIN_ROWS_MAX": 3,
     "JOIN_COLUMNS_ROWS_MAX": 2,

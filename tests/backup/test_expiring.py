@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from datetime import timedelta
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,6 +14,7 @@ import backup
 import bulk
 import kvstore
 from backup import Collection
+from backup.reading.reader import CollectionReader
 from kvstore import ManualClock, Store, Timestamp
 from kvstore.testing.model import state_after
 from kvstore.testing.seeds import seeded
@@ -131,6 +133,15 @@ def test_a_time_that_has_passed_deletes_a_restored_row_right_after_it(
         assert other.verify().problems == ()
 
 
+def due_times(reader: Store | CollectionReader, marks: list[int]) -> list[tuple[Any, ...]]:
+    """The changes between the first and the last mark, and the latest ones up to each mark, with
+    their due times."""
+    found = list(reader.changes(marks[0], marks[-1]))
+    for mark in marks:
+        found += reader.changes(marks[0], mark, revisions="latest")
+    return [(*change, change.expires) for change in found]
+
+
 def test_every_copy_agrees_on_keys_of_puts_and_of_imports_that_expire(
     tmp_path: Path, clock: ManualClock
 ) -> None:
@@ -146,6 +157,7 @@ def test_every_copy_agrees_on_keys_of_puts_and_of_imports_that_expire(
         for step in range(6):
             for key in pick.sample(keys, 4):
                 store.put(key, b"%d" % step, expires=pick.choice([None, LIFE, 3 * LIFE]))
+            store.persist(pick.choice(keys))
             load = bulk.Import.create(tmp_path / f"staged-{step}")
             with load.writer() as writer:
                 for key in sorted(pick.sample(keys, 6)):
@@ -167,11 +179,16 @@ def test_every_copy_agrees_on_keys_of_puts_and_of_imports_that_expire(
         states = {at: dict(store.scan(as_of=at)) for at in marks}
         for before, after in pairwise(marks):
             assert state_after(states[before], store.changes(before, after)) == states[after]
+        due = due_times(store, marks)
+        assert 0 < sum(expires is not None for *_, expires in due) < len(due)
+        with made.open() as reader:
+            assert due_times(reader, marks) == due
         store.checkpoint(tmp_path / "checkpoint")
         made.restore(tmp_path / "restored")
         with live:
             live.wait_beyond(marks[-1], timeout=60)
             assert {at: dict(live.scan(as_of=at)) for at in marks} == states
+            assert due_times(live, marks) == due
         store.gc(before=marks[3])
         kept = {at: state for at, state in states.items() if at >= store.since}
         assert {at: dict(store.scan(as_of=at)) for at in kept} == kept
@@ -180,6 +197,7 @@ def test_every_copy_agrees_on_keys_of_puts_and_of_imports_that_expire(
     for name in ("replica", "checkpoint", "restored"):
         with kvstore.open_read_only(tmp_path / name) as copy:
             assert {at: dict(copy.scan(as_of=at)) for at in marks} == states, name
+            assert due_times(copy, marks) == due
             for before, after in pairwise(marks):
                 assert state_after(states[before], copy.changes(before, after)) == states[after]
     with kvstore.open(tmp_path / "restored", durability="async", clock=clock) as restored:

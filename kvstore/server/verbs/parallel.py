@@ -23,7 +23,7 @@ import pyarrow as pa
 
 from kvstore.arrow import binary_array
 from kvstore.changes import Change
-from kvstore.changes.columns import VERSION_CHANGES_SCHEMA
+from kvstore.changes.columns import CHANGES_SCHEMA, VERSION_CHANGES_SCHEMA
 from kvstore.changes.entry import OP_DELETE, OP_DELETE_RANGE, OP_PUT
 from kvstore.claims import READER
 from kvstore.errors import RetryableError, UsageError
@@ -42,6 +42,7 @@ from kvstore.server.verbs.verb import SPAN, Answer, Verb, described
 from kvstore.timestamp import TIMESTAMP_MAX, to_timestamp
 
 _LEASE: Final = "reader/"
+_DUE_CHANGES_SCHEMA: Final = VERSION_CHANGES_SCHEMA.append(CHANGES_SCHEMA.field("expires"))
 _OPS: Final = {"put": OP_PUT, "delete": OP_DELETE, "delete_range": OP_DELETE_RANGE}
 
 
@@ -103,7 +104,7 @@ def files(call: Invocation) -> Answer:
 def versions(call: Invocation) -> Answer:
     """The puts and deletes of the window (since, upto], by key, oldest first. With `ranges` its
     range deletes alone, each cut to the span. With `order`, which is `key` or `time`, all changes
-    in this order, range deletes included. `revisions` is `all` or `latest`."""
+    in this order, range deletes and due times included. `revisions` is `all` or `latest`."""
     since, upto = call.time("since"), call.time("upto")
     if since is None:
         raise UsageError("argument 'since' is missing", "pass a time; 0 for all changes")
@@ -119,7 +120,8 @@ def versions(call: Invocation) -> Answer:
         changes = store.changes(since, upto, span.start, span.end, revisions, order or "key")
         if not order:
             changes = (change for change in changes if change.op != "delete_range")
-    return pa.RecordBatchReader.from_batches(VERSION_CHANGES_SCHEMA, _batches(changes))
+    schema = _DUE_CHANGES_SCHEMA if order else VERSION_CHANGES_SCHEMA
+    return pa.RecordBatchReader.from_batches(schema, _batches(changes, schema))
 
 
 def join(call: Invocation) -> Answer:
@@ -175,7 +177,7 @@ def _lease_name(call: Invocation) -> str:
     return _LEASE + name
 
 
-def _batches(changes: Iterable[Change]) -> Iterator[pa.RecordBatch]:
+def _batches(changes: Iterable[Change], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     """Changes as record batches, bounded in rows and bytes."""
     rows: list[Change] = []
     size = 0
@@ -183,13 +185,13 @@ def _batches(changes: Iterable[Change]) -> Iterator[pa.RecordBatch]:
         rows.append(change)
         size += len(change.key) + len(change.value or b"")
         if len(rows) >= SERVER_STREAM_ROWS or size >= ARROW_BYTES_MAX:
-            yield _batch(rows)
+            yield _batch(rows, schema)
             rows, size = [], 0
     if rows:
-        yield _batch(rows)
+        yield _batch(rows, schema)
 
 
-def _batch(rows: list[Change]) -> pa.RecordBatch:
+def _batch(rows: list[Change], schema: pa.Schema) -> pa.RecordBatch:
     times, ops, keys, ends, values = zip(*rows, strict=True)
     columns = [
         binary_array(keys),
@@ -197,8 +199,9 @@ def _batch(rows: list[Change]) -> pa.RecordBatch:
         pa.array([_OPS[op] for op in ops], pa.uint8()),
         pa.array(values, pa.binary()),
         pa.array(ends, pa.binary()),
+        pa.array([change.expires for change in rows], pa.int64()),
     ]
-    return pa.RecordBatch.from_arrays(columns, schema=VERSION_CHANGES_SCHEMA)
+    return pa.RecordBatch.from_arrays(columns[: len(schema)], schema=schema)
 
 
 def _answered(
