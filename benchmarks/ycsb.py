@@ -49,7 +49,7 @@ GROWING: Final = frozenset("de")
 SKEW: Final = 0.99
 SCAN_ROWS_MAX: Final = 100
 CACHED_PART: Final = 10
-CACHED_ROW_BYTES: Final = 450
+CACHED_ROW_BYTES: Final = 276
 _FILL_ROWS: Final = 10_000
 _SEED: Final = 20_264
 

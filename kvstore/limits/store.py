@@ -132,9 +132,11 @@ INFO_LOG_BYTES_MAX = 1 << 20
 BLOCK_CACHE_BYTES = 512 << 20
 """RocksDB's cache of uncompressed blocks: gets run 1.6 times as fast as with its default, 8 MiB."""
 
-VALUE_CACHE_BYTES = 0
-"""The cache of newest values, unless a store is opened with one: none. It answers a get of a hot
-key in a tenth of the time of a look-up. Gets of keys in no order take an eighth longer with it."""
+
+VALUE_CACHE_BYTES = 32 << 20
+"""The cache of newest values, unless a store is opened with another size: some 120,000 small
+values. Gets of zipfian keys take half their time with it; gets of keys in no order take no longer.
+"""
 
 PASSING_CACHE_BYTES = 32 << 20
 """The same cache of a read-only store, which many processes at once read in long passes."""

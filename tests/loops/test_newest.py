@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import gc
+import itertools
+import random
 from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstore.loops.plain.newest import ENTRY_BYTES, SPANS_MAX
+from kvstore.loops.plain.newest import ENTRY_BYTES, REPLACED_MAX, ROUND, SAMPLE, SPANS_MAX
 from tests.loops import both
 
 KEYS = [b"", b"\x00", b"a", b"a\x00", b"b", b"\xff"]
@@ -157,3 +159,55 @@ def test_a_value_larger_than_a_part_of_the_cache_is_not_kept(loops: Any) -> None
     newest.note(1, {b"small": bytes(ROOM)}, ())  # a later value may be larger
     assert newest.size <= ROOM
     assert newest.get(b"small", 1) in (None, bytes(ROOM))
+
+
+@both
+@given(seed=st.integers(0, 2**32))
+def test_a_table_of_many_keys_grows_and_shrinks_and_stays_exact(loops: Any, seed: int) -> None:
+    pick = random.Random(seed)
+    newest = loops.NewestValues(200 * (ENTRY_BYTES + 60))
+    timeline = Timeline(newest)
+    names = [pick.randbytes(pick.choice((3, 16, 32, 33, 70))) for _ in range(400)]
+    for _ in range(30):
+        for key in pick.choices(names, k=pick.choice((5, 100))):
+            timeline.read(key, 0)
+            timeline.read(key, pick.choice((0, 1)))
+        written = pick.choices(names, k=pick.choice((1, 20, REPLACED_MAX + 1, 300)))
+        size = pick.choice((0, 10, 10, 500))
+        deleted = pick.random() < 0.3
+        timeline.commit({key: None if deleted else pick.randbytes(size) for key in written}, [])
+        assert 0 <= newest.size <= newest.most
+    for key in names:
+        timeline.read(key, 0)
+
+
+@both
+def test_a_full_cache_without_hits_rests_and_wakes_by_its_sample(loops: Any) -> None:
+    newest = loops.NewestValues(ROOM)
+    newest.note(0, {}, ())
+    warm(newest, {b"%04d" % row: b"1" for row in range(20)}, 0)
+    asked = (b"%d" % row for row in itertools.count())
+    for key in itertools.islice(asked, 2 * ROUND):
+        assert newest.get(key, 0) is None
+    sampled = next(key for key in asked if not hash(key) & SAMPLE)
+    other = next(key for key in asked if hash(key) & SAMPLE)
+    warm(newest, {other: b"1", sampled: b"1"}, 0)
+    assert (newest.get(other, 0), newest.get(sampled, 0)) == (None, b"1")
+    newest.note(1, {sampled: b"2"}, ())
+    for _ in range(ROUND):
+        assert newest.get(sampled, 1) == b"2"  # commits are heard in any case
+    warm(newest, {other: b"1"}, 1)
+    assert newest.get(other, 1) == b"1"
+    assert newest.hits + newest.misses == 3 * ROUND + 3
+
+
+@both
+def test_a_commit_of_many_keys_removes_their_values(loops: Any) -> None:
+    newest = loops.NewestValues(ROOM)
+    newest.note(0, {}, ())
+    warm(newest, {b"a": b"1", b"b": b"1"}, 0)
+    written = {b"%04d" % row: b"2" for row in range(REPLACED_MAX)}
+    newest.note(1, written | {b"a": b"2"}, ())
+    assert newest.get(b"a", 1) is None
+    warm(newest, {b"a": b"2"}, 1)
+    assert newest.get(b"a", 1) == b"2"

@@ -1,58 +1,97 @@
 # Included by lookup: the class of `kvstore.loops.plain.newest`, which explains it.
 #
+# The values lie in one table of slots, a cache line each. A key begins its search at the slot that
+# its hash tells, and takes the next free one (linear probing). A byte beside each slot has some bits
+# of the hash, so a search that finds nothing mostly reads no slot: these bytes stay in the
+# processor's cache, and the slots do not.
+#
+#     tag   := 0 where the slot is free, DEAD where its value is not the newest, else some bits of the
+#              hash and USED
+#     slot  := value | since | spans | hash u32 | bytes of the key u32 | key, or the object of a long key
+#
 # 1. No step between a look at `_touched` and the end of `keep`, or within `note`, allocates an object
 #    that the collector tracks: no finalizer runs there, and no other thread.
+# 2. A slot with a value owns it, and owns the object of a long key.
+# 3. No free slot lies between the first slot of a key and its own. At most three quarters of the
+#    slots are taken, so each search ends.
+# 4. The upper half of the hash is spread over the slots in its own order. So a hand at a part of the
+#    table stays at this part when the table grows.
 
-from cpython.dict cimport PyDict_GetItemWithError, PyDict_Next
+from cpython.dict cimport PyDict_Next
 from cpython.object cimport PyObject, PyObject_Hash
-from libc.stdint cimport uint32_t
+from cpython.ref cimport Py_DECREF, Py_INCREF
+from libc.stdint cimport uint8_t, uint32_t
 
 from kvstore.loops.plain import newest as _newest
 from kvstore.timestamp import TIMESTAMP_MAX as _TIMESTAMP_MAX
 
+cdef extern from "<stdlib.h>":
+    void *aligned_alloc(size_t, size_t) nogil
+
 cdef enum:
     SPANS_MAX = 64
+    INLINE = 32                 # bytes of a key that fit into its slot
+    DEAD = 0x7F
+    USED = 0x80                 # the flag of a tag: used since the hand came by
+    SLOTS_LEAST = 64
+    ROUND = 4096
+    LEAST_HITS = 256
+    SAMPLE = 0xF << 27          # bits of a hash that neither the tag nor the first slot tells
+    REPLACED_MAX = 64
 
-assert SPANS_MAX == _newest.SPANS_MAX
+assert SPANS_MAX == _newest.SPANS_MAX and REPLACED_MAX == _newest.REPLACED_MAX and ROUND == _newest.ROUND
+assert LEAST_HITS == _newest.LEAST_HITS and SAMPLE == _newest.SAMPLE
 
 cdef Py_ssize_t ENTRY_BYTES = _newest.ENTRY_BYTES
 cdef Py_ssize_t LARGEST_PART = _newest._LARGEST_PART
 
+cdef union KeyPart:
+    unsigned char inlined[INLINE]
+    PyObject *whole
 
-@cython.final
-cdef class _Kept:
-    cdef bytes key, value       # the value is None once it has left
-    cdef Py_ssize_t place
-    cdef int64_t since
-    cdef uint64_t spans
-    cdef bint is_used
+cdef struct Slot:
+    PyObject *value
+    int64_t since
+    uint64_t spans
+    uint32_t hash
+    uint32_t size
+    KeyPart key
+
+assert sizeof(Slot) == 64
 
 
 @cython.final
 cdef class NewestValues:
     cdef readonly Py_ssize_t most, size
     cdef readonly uint64_t hits, misses
-    cdef dict _kept             # key: `_Kept`
-    cdef list _ring, _free, _spans
-    cdef Py_ssize_t _hand
+    cdef Slot *_slots
+    cdef uint8_t *_tags
+    cdef Py_ssize_t _capacity, _count, _hand
+    cdef list _spans
     cdef uint64_t _spans_noted
     cdef int64_t _touched
     cdef uint32_t *_asked
-    cdef uint64_t _mask
+    cdef uint64_t _mask, _hits_before
+    cdef Py_ssize_t _left
+    cdef bint _is_resting
 
     def __cinit__(self, Py_ssize_t most):
         self.most = most
-        self._kept = {}
-        self._ring = []
-        self._free = []
+        self._left = ROUND
         self._spans = []
         self._touched = _TIMESTAMP_MAX
 
     def __dealloc__(self):
+        cdef Py_ssize_t at
+        for at in range(self._capacity):
+            if self._tags[at]:
+                self._release(&self._slots[at])
+        free(self._slots)
+        free(self._tags)
         free(self._asked)
 
     def __len__(self):
-        return len(self._kept)
+        return self._count
 
     def get(self, bytes key not None, int64_t as_of):
         return self._at(key, as_of)
@@ -72,85 +111,128 @@ cdef class NewestValues:
             self._spans += touched
             if PyList_GET_SIZE(self._spans) > SPANS_MAX:
                 del self._spans[:PyList_GET_SIZE(self._spans) - SPANS_MAX]
-        if self._kept and points:
+        if self._count and points:
             written = <dict?>points
+            if len(written) > REPLACED_MAX:
+                while PyDict_Next(written, &place, &key, NULL):
+                    self._forget(<uint64_t>PyObject_Hash(<bytes?><object>key))
+                return
             while PyDict_Next(written, &place, &key, &value):
-                self._replace(<object>key, <object>value, timestamp)
+                self._replace(<bytes?><object>key, <object>value, timestamp)
             self._make_room(0)
 
     cdef inline object _at(self, bytes key, int64_t as_of):
         """The value of `key` at `as_of`, None where it is not kept."""
-        cdef PyObject *found = PyDict_GetItemWithError(self._kept, key)
-        cdef _Kept kept
-        if found is not NULL:
-            kept = <_Kept>found
-            if as_of >= kept.since and (
-                kept.spans == self._spans_noted or self._is_current(kept)
+        cdef uint64_t bits = <uint64_t>PyObject_Hash(key)
+        cdef Py_ssize_t at
+        cdef Slot *slot
+        if self._is_resting and bits & SAMPLE:
+            self.misses += 1
+            return None
+        self._left -= 1
+        if not self._left:
+            self._judge()
+        at = self._find(key, bits)
+        if at >= 0:
+            slot = &self._slots[at]
+            if as_of >= slot.since and (
+                slot.spans == self._spans_noted or self._is_current(key, at)
             ):
-                kept.is_used = True
+                self._tags[at] |= USED
                 self.hits += 1
-                return kept.value
+                return <object>slot.value
         self.misses += 1
         return None
+
+    cdef int _judge(self) except -1:
+        """Rest after a round of few hits, until a round of the sample has more."""
+        self._is_resting = (
+            self._asked is not NULL and self.hits - self._hits_before < LEAST_HITS
+        )
+        self._hits_before, self._left = self.hits, ROUND
+        return 0
 
     cdef int _offer(self, bytes key, bytes value, int64_t as_of) except -1:
         cdef Py_ssize_t weight = (
             PyBytes_GET_SIZE(key) + PyBytes_GET_SIZE(value) + ENTRY_BYTES
         )
-        cdef _Kept kept
+        cdef uint64_t bits = <uint64_t>PyObject_Hash(key)
+        cdef Py_ssize_t at
+        cdef Slot *slot
         if as_of < self._touched or weight > self.most // LARGEST_PART:
             return 0
-        if PyDict_GetItemWithError(self._kept, key) is not NULL:
+        if self._is_resting and bits & SAMPLE:
             return 0
-        if self.size + weight > self.most and not self._is_asked_again(key):
+        if self.size + weight > self.most and not self._is_asked_again(bits):
+            return 0
+        if self._find(key, bits) >= 0:
             return 0
         self._make_room(weight)
-        kept = _Kept.__new__(_Kept)
-        kept.key, kept.value, kept.since = key, value, as_of
-        kept.spans = self._spans_noted
-        if PyList_GET_SIZE(self._free):
-            kept.place = <Py_ssize_t>self._free.pop()
-            self._ring[kept.place] = kept
+        if 4 * (self._count + 1) > 3 * self._capacity and not self._resize():
+            return 0
+        at = self._free_slot(<uint32_t>(bits >> 32))
+        slot = &self._slots[at]
+        self._tags[at] = _tag(bits)
+        slot.hash = <uint32_t>(bits >> 32)
+        slot.size = <uint32_t>PyBytes_GET_SIZE(key)
+        if slot.size <= INLINE:
+            memcpy(slot.key.inlined, PyBytes_AS_STRING(key), slot.size)
         else:
-            kept.place = PyList_GET_SIZE(self._ring)
-            self._ring.append(kept)
-        self._kept[key] = kept
+            Py_INCREF(key)
+            slot.key.whole = <PyObject *>key
+        Py_INCREF(value)
+        slot.value, slot.since, slot.spans = <PyObject *>value, as_of, self._spans_noted
+        self._count += 1
         self.size += weight
         return 0
 
-    cdef int _replace(self, object key, object value, int64_t timestamp) except -1:
-        cdef PyObject *found = PyDict_GetItemWithError(self._kept, key)
-        cdef _Kept kept
-        if found is NULL:
+    cdef int _replace(self, bytes key, object value, int64_t timestamp) except -1:
+        cdef Py_ssize_t at = self._find(key, <uint64_t>PyObject_Hash(key))
+        cdef PyObject *before
+        cdef Slot *slot
+        if at < 0:
             return 0
-        kept = <_Kept>found
-        if type(value) is bytes:
-            self.size += PyBytes_GET_SIZE(<bytes>value) - PyBytes_GET_SIZE(kept.value)
-            kept.value, kept.since, kept.spans = <bytes>value, timestamp, self._spans_noted
-        else:
-            self._drop(kept)
+        if type(value) is not bytes:
+            self._drop(at)
+            return 0
+        slot = &self._slots[at]
+        before = slot.value
+        self.size += PyBytes_GET_SIZE(<bytes>value) - PyBytes_GET_SIZE(<bytes>before)
+        Py_INCREF(value)
+        slot.value, slot.since, slot.spans = <PyObject *>value, timestamp, self._spans_noted
+        Py_DECREF(<object>before)
         return 0
 
-    cdef bint _is_current(self, _Kept kept) except -1:
+    cdef int _forget(self, uint64_t bits) noexcept:
+        """Mark what may be the value of a key, without a look at its slot."""
+        cdef Py_ssize_t at = self._first(<uint32_t>(bits >> 32))
+        cdef uint8_t tag = _tag(bits)
+        while self._tags[at]:
+            if self._tags[at] & ~USED == tag:
+                self._tags[at] = DEAD
+            at += 1
+            if at == self._capacity:
+                at = 0
+        return 0
+
+    cdef bint _is_current(self, bytes key, Py_ssize_t place) except -1:
         """Whether no write to a span has touched a value since it was last looked at."""
         cdef Py_ssize_t at, count = PyList_GET_SIZE(self._spans)
-        cdef uint64_t missed = self._spans_noted - kept.spans
-        cdef bytes key = kept.key
+        cdef uint64_t missed = self._spans_noted - self._slots[place].spans
         if missed > <uint64_t>count:
-            self._drop(kept)
+            self._drop(place)
             return False
         for at in range(count - <Py_ssize_t>missed, count):
             start, end = self._spans[at]
             if compare(key, <bytes?>start) >= 0 and (
                 end is None or compare(key, <bytes?>end) < 0
             ):
-                self._drop(kept)
+                self._drop(place)
                 return False
-        kept.spans = self._spans_noted
+        self._slots[place].spans = self._spans_noted
         return True
 
-    cdef bint _is_asked_again(self, bytes key) except -1:
-        cdef uint64_t bits = <uint64_t>PyObject_Hash(key)
+    cdef bint _is_asked_again(self, uint64_t bits) except -1:
         cdef uint32_t mark = <uint32_t>(bits >> 32) | 1
         cdef uint32_t *slot
         cdef Py_ssize_t slots
@@ -166,27 +248,119 @@ cdef class NewestValues:
         slot[0] = mark
         return False
 
-    cdef int _drop(self, _Kept kept) except -1:
-        if kept.value is not None:
-            self.size -= PyBytes_GET_SIZE(kept.key) + PyBytes_GET_SIZE(kept.value) + ENTRY_BYTES
-            kept.value = None
-            self._ring[kept.place] = None
-            self._free.append(kept.place)
-            del self._kept[kept.key]
+    cdef int _make_room(self, Py_ssize_t weight) except -1:
+        cdef uint8_t tag
+        while self.size + weight > self.most:
+            if self._hand >= self._capacity:
+                self._hand = 0
+            tag = self._tags[self._hand]
+            if tag and not tag & USED:
+                self._drop(self._hand)  # and the next one may have moved here
+            else:
+                self._tags[self._hand] = tag & ~USED
+                self._hand += 1
+        if self._capacity > SLOTS_LEAST and 8 * self._count < 3 * self._capacity:
+            self._resize()
         return 0
 
-    cdef int _make_room(self, Py_ssize_t weight) except -1:
-        cdef list ring = self._ring
-        cdef _Kept kept
-        while self.size + weight > self.most:
-            if self._hand >= PyList_GET_SIZE(ring):
-                self._hand = 0
-            kept = <_Kept>PyList_GET_ITEM(ring, self._hand)  # None where a place is free
-            self._hand += 1
-            if kept is None:
-                continue
-            if kept.is_used:
-                kept.is_used = False
-            else:
-                self._drop(kept)
+    # -- the table ------------------------------------------------------------------------------
+
+    cdef inline Py_ssize_t _find(self, bytes key, uint64_t bits) noexcept:
+        """The slot of `key`, -1 where it has none."""
+        cdef uint32_t spread = <uint32_t>(bits >> 32), size = <uint32_t>PyBytes_GET_SIZE(key)
+        cdef uint8_t tag = _tag(bits), here
+        cdef Py_ssize_t at = self._first(spread)
+        cdef Slot *slot
+        if not self._count:
+            return -1
+        while True:
+            here = self._tags[at]
+            if not here:
+                return -1
+            if here & ~USED == tag:
+                slot = &self._slots[at]
+                if slot.hash == spread and slot.size == size and not memcmp(
+                    _key_of(slot), PyBytes_AS_STRING(key), size
+                ):
+                    return at
+            at += 1
+            if at == self._capacity:
+                at = 0
+
+    cdef inline Py_ssize_t _first(self, uint32_t spread) noexcept:
+        return <Py_ssize_t>(<uint64_t>spread * <uint64_t>self._capacity >> 32)
+
+    cdef Py_ssize_t _free_slot(self, uint32_t spread) noexcept:
+        cdef Py_ssize_t at = self._first(spread)
+        while self._tags[at]:
+            at += 1
+            if at == self._capacity:
+                at = 0
+        return at
+
+    cdef int _drop(self, Py_ssize_t at) noexcept:
+        """Free a slot, and move later ones back to where searches for their keys pass."""
+        cdef Slot gone = self._slots[at]
+        cdef Py_ssize_t free_ = at, apart
+        self.size -= (
+            <Py_ssize_t>gone.size + PyBytes_GET_SIZE(<bytes>gone.value) + ENTRY_BYTES
+        )
+        self._count -= 1
+        while True:
+            at += 1
+            if at == self._capacity:
+                at = 0
+            if not self._tags[at]:
+                break
+            apart = at - self._first(self._slots[at].hash)
+            if apart < 0:
+                apart += self._capacity
+            if apart >= (at - free_ if at > free_ else at - free_ + self._capacity):
+                self._slots[free_] = self._slots[at]
+                self._tags[free_] = self._tags[at]
+                free_ = at
+        self._tags[free_] = 0
+        self._release(&gone)
         return 0
+
+    cdef int _release(self, Slot *slot) noexcept:
+        if slot.size > INLINE:
+            Py_DECREF(<object>slot.key.whole)
+        Py_DECREF(<object>slot.value)
+        return 0
+
+    cdef bint _resize(self) noexcept:
+        """Make the table fit its values: three fifths of the slots are taken then. False, with the
+        table as it was, where memory is short."""
+        cdef Py_ssize_t before = self._capacity, at, to
+        cdef Slot *slots = self._slots
+        cdef uint8_t *tags = self._tags
+        cdef Py_ssize_t capacity = max(<Py_ssize_t>SLOTS_LEAST, (self._count + 1) * 5 // 3)
+        cdef uint8_t *new_tags = <uint8_t *>calloc(capacity, 1)
+        cdef Slot *new_slots = <Slot *>aligned_alloc(sizeof(Slot), capacity * sizeof(Slot))
+        if new_tags is NULL or new_slots is NULL:
+            free(new_tags)
+            free(new_slots)
+            return False
+        self._slots, self._tags, self._capacity = new_slots, new_tags, capacity
+        for at in range(before):
+            if tags[at]:
+                to = self._free_slot(slots[at].hash)
+                self._slots[to] = slots[at]
+                self._tags[to] = tags[at]
+        if before:
+            self._hand = <Py_ssize_t>(<double>self._hand / before * capacity)
+        free(slots)
+        free(tags)
+        return True
+
+
+cdef inline uint8_t _tag(uint64_t bits) noexcept:
+    cdef uint8_t tag = bits & 0x7F
+    return tag if 0 < tag < DEAD else 1
+
+
+cdef inline const void *_key_of(Slot *slot) noexcept:
+    if slot.size <= INLINE:
+        return slot.key.inlined
+    return PyBytes_AS_STRING(<bytes>slot.key.whole)
