@@ -125,6 +125,7 @@ bench-quick: $(PEERS)
 
 bench-growth: $(PEERS)
 	$(PY) -m benchmarks --growth
+	$(PY) -m benchmarks.peers.commits
 
 # Fails where a cost grows over the year, or an answer is wrong.
 year: $(READY)

@@ -9,7 +9,15 @@ from benchmarks.workloads.reading import beside_ranges, changes, followed, readi
 from benchmarks.workloads.rows import rows_loaded, rows_read
 from benchmarks.workloads.spark import spark
 from benchmarks.workloads.table import line_of, lines
-from benchmarks.workloads.upkeep import beside, collections, ending, flat, flushed, served
+from benchmarks.workloads.upkeep import (
+    beside,
+    collections,
+    committed,
+    ending,
+    flat,
+    flushed,
+    served,
+)
 from benchmarks.workloads.writing import committing, expiring, loading
 from benchmarks.workloads.ycsb import ycsb
 
@@ -48,6 +56,7 @@ def scenes(size: Size) -> list[Scene]:
         Scene([Stage((Call("ycsb_fill"),), ycsb(size))]),
         Scene([Stage((fill, settle, *windows), flat(size))]),
         Scene([Stage((), flushed(size))]),
+        Scene([Stage((), committed(size))], is_quick=False),
         Scene([Stage((fill, loaded, warm_up, change), collections(size))], is_quick=False),
         Scene([Stage((Call("histories"), Call("agree")), joins(size))], is_quick=False),
         Scene(

@@ -96,6 +96,13 @@ gc                  remove the versions behind 10,000 updates, against looking u
 gc-flat             GC after 1 % of all rows changed, against as many changes in a tenth of the rows
 open-flat           open a store that took 1,000 checkpoints, a row each, against 100
 checkpoint-flat     another checkpoint of them, likewise
+commits-open        open a store of as many commits of a row as rows (at most a million), against
+                    one of 1,000 commits
+commits-commit      another commit, unsynced, likewise
+commits-get         point reads as of a time among these commits, likewise
+commits-history     the ten versions of a key, likewise
+commits-backup      an increment of 1,000 commits, likewise
+commits-gc          give up the history of the oldest 1,000 commits, likewise
 disk                bytes after the updates, history and log kept, against one value a key
 disk-trimmed        the same once history and log are given up to the present
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from benchmarks.workloads.plan import (
+    COMMITTED,
+    COMMITTED_FEW,
     COPIED,
     FLUSHED,
     OURS,
@@ -165,6 +167,30 @@ def flushed(size: Size) -> list[Workload]:
         return Workload(name, few, many, reach=0.67)
 
     return [flat("open-flat", "reopen"), flat("checkpoint-flat", "checkpoint")]
+
+
+def committed(size: Size) -> list[Workload]:
+    """The same work in a store of as many commits as rows, against one of a thousand commits."""
+    few, many = 1_000, min(size.rows, 1_000_000)
+    names = {
+        "commits-open": "reopen",
+        "commits-commit": "commit",
+        "commits-get": "get_as_of",
+        "commits-history": "history",
+        "commits-backup": "backup",
+        "commits-gc": "gc",
+    }
+    return [
+        Workload(
+            name,
+            Contender(COMMITTED_FEW, Call(operation, {"commits": few})),
+            Contender(COMMITTED, Call(operation, {"commits": many})),
+            reach=0.83,
+            grows=True,
+            repeats=3,
+        )
+        for name, operation in names.items()
+    ]
 
 
 def collections(size: Size) -> list[Workload]:
