@@ -40,6 +40,10 @@ PART_TAIL_BYTES = 64 << 10
 PART_WHOLE_BYTES_MAX = 1 << 20
 """Parts up to this size are fetched whole; of a larger part only the wanted row groups are."""
 
+PART_WHOLE_BYTES_BY_BLOCK_MAX = 256 << 10
+"""Parts that a reader of one key fetches whole. Of a larger part its filters come first: most parts
+do not have the key, and the first get of a reader fetches 2 MiB at most."""
+
 MERGE_ROWS_MAX = 1 << 19
 """Rows that a merge buffers over all its sources together."""
 

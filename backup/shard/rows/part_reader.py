@@ -24,6 +24,7 @@ from backup.shard.rows.part_format import (
     FORMATS_READ,
     RULE_KEY,
     layout,
+    whole_bytes_max,
 )
 from backup.shard.rows.rules import OP_DELETE_RANGE, Rule, column_numpy, keep, lower_bound
 from backup.shard.state.state import ShardPart
@@ -31,7 +32,6 @@ from kvstore.errors import CorruptionError, FormatVersionError, KVStoreError
 from kvstore.limits import (
     PART_CONTAINER_MAX,
     PART_TEXT_BYTES_MAX,
-    PART_WHOLE_BYTES_MAX,
     ROW_GROUP_BYTES_MAX,
 )
 from kvstore.span import Span
@@ -147,7 +147,7 @@ class OpenedPart:
 
 
 def _source(blob: Blob, part: ShardPart, *, by_block: bool = False) -> WholePart | FetchedPart:
-    if part.inline is not None or part.size <= PART_WHOLE_BYTES_MAX:
+    if part.inline is not None or part.size <= whole_bytes_max(by_block=by_block):
         return WholePart(part, part_bytes(blob, part))
     with translated(part):
         return FetchedPart(blob, part, by_block=by_block)

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from backup.shard.rows import trailer
-from backup.shard.rows.part_format import UNTIL, layout
+from backup.shard.rows.part_format import UNTIL, layout, whole_bytes_max
 from backup.shard.rows.rules import OP_DELETE_RANGE, Rule, column_numpy, same_as_previous
 from backup.shard.state.state import ShardPart
 from kvstore.limits import (
@@ -21,7 +21,6 @@ from kvstore.limits import (
     PART_BLOCK_BYTES,
     PART_BLOCK_DECODED_BYTES_MAX,
     PART_BYTES_MAX,
-    PART_WHOLE_BYTES_MAX,
     ROW_GROUPS_MAX,
 )
 from kvstore.span import prefix_end
@@ -76,7 +75,7 @@ class PartBuilder:
         self._sink: Any = pa.BufferOutputStream() if is_small else io.BytesIO()
         self._until = Until() if "op" in rule.schema.names else None
         schema, numbers, order = layout(rule.name)
-        is_whole = is_small and first.nbytes <= PART_WHOLE_BYTES_MAX
+        is_whole = is_small and first.nbytes <= whole_bytes_max(by_block=True)
         options = {} if is_lowest or is_whole else _filters(first)
         self._writer = pq.ParquetWriter(
             self._sink,
