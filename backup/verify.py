@@ -30,7 +30,8 @@ _MODULUS = 1 << 64
 
 
 class VerifyReport(NamedTuple):
-    """The extent of a verification; `rows` were compared with the store."""
+    """The extent of a verification. `rows` were compared with the store at the depth `"contents"`;
+    at the other depths they are the rows of all parts."""
 
     chains: int
     backups: int
@@ -95,7 +96,7 @@ def verify_chains(
         )
     batches = [batch for shard in shards for batch in shard.state.batches]
     parts = [part for batch in batches for part in batch.parts]
-    rows = 0
+    rows = sum(part.rows for part in parts)
     if store is not None:
         compared = comparable(shards, store)
         looked = Tally(lambda _: tell(tally.rows))  # these rows were counted when they were read

@@ -98,7 +98,7 @@ def verify(
         ],
     )
     size = sum(part.size for part in parts)
-    rows = 0
+    rows = sum(part.rows for part in parts)
     if store is not None and parts:
         with as_store(store) as source:
             rows = _compare(spark, found, source, tasks, copies)

@@ -132,6 +132,8 @@ def test_contents_that_differ_from_the_store_are_found(
 ) -> None:
     report = collection.verify("contents", store)
     assert report.rows == len(versions(store, collection.upper - 1))
+    stored = sum(info.rows for info in collection.list())
+    assert collection.verify().rows == collection.verify("files").rows == stored > 0
     collection._chains.shard(collection._chains.read().chains[0]).writer().progress(  # type: ignore[union-attr]
         store.sync() + 10**9
     )
