@@ -24,6 +24,7 @@ from datetime import timedelta
 from functools import partial
 from typing import Final, NamedTuple, TypeAlias
 
+import pyarrow as pa
 from typing_extensions import Self
 
 from backup.chains import Chains
@@ -200,6 +201,7 @@ class Follower:
                 self._end(error)
                 return
             self._failures.succeeded()
+            _give_memory_back()
             with self._moved:
                 self._upper = int(done.upper)
                 self._windows += 1
@@ -265,6 +267,7 @@ class Follower:
                 return
             if _is_large(shard, slot) is is_large:
                 merge_slot(shard.log, slot)
+                _give_memory_back()
         if not is_large:
             shard.collect_if_due()
 
@@ -274,3 +277,9 @@ def _is_large(shard: Shard, slot: Slot) -> bool:
     found = [b for b in shard.state.batches if slot[0] <= b.lower and b.upper <= slot[1]]
     size, rows = sum(batch.size for batch in found), sum(batch.rows for batch in found)
     return size > SMALL_MERGE_BYTES_MAX or rows > SMALL_MERGE_ROWS_MAX
+
+
+def _give_memory_back() -> None:
+    """Return the memory of rows that are written to the system. Arrow's allocator would keep it for
+    the next rows: hundreds of megabytes, in a service that has other uses for them."""
+    pa.default_memory_pool().release_unused()

@@ -11,9 +11,11 @@ import os
 import random
 import signal
 from collections.abc import Callable
+from contextlib import suppress
+from datetime import timedelta
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas  # noqa: F401  # pyarrow imports it when it first converts: 0.2 s a child
 import pyarrow.parquet  # noqa: F401
@@ -22,6 +24,7 @@ import kvstore
 from backup import Collection
 from bulk.sst import SstFile
 from kvstore.engine.rocks import RocksEngine
+from kvstore.errors import RetryableError
 from kvstore.journal import Journal
 from kvstore.testing.bounds import bounds
 from tests.backup.histories import change
@@ -157,3 +160,43 @@ def prepare(place: Path, seed: int, *, backups: int, chains: int, changes: int) 
             if number == 0 and chains == 1:
                 collection.label("kept")
         change(store, pick, changes)
+
+
+class FollowerSays(NamedTuple):
+    """The state of a store and its follower, and the resident bytes of their process."""
+
+    upper: int
+    windows: int
+    failures: int
+    since: int
+    resident_bytes: int
+
+
+def follow_bucket(
+    url: str, options: dict[str, Any], place: Path, seed: int, said: Connection
+) -> None:
+    """Write to a store at full speed beside a follower, with GC behind both, and tell how they
+    stand, until killed. `seed` draws the changes."""
+    pick = random.Random(seed)
+    collection = None
+    while collection is None:  # as a supervisor does that starts the process again
+        with suppress(RetryableError):
+            collection = Collection(url, options=options, patience=0.5)
+    with (
+        bounds(FOLLOW_PAUSE_S=0.01, FOLLOW_PAUSE_S_MAX=0.1),
+        kvstore.open(place, durability="async") as store,
+        collection.follow(store, every=timedelta(milliseconds=1)) as follower,
+    ):
+        while True:
+            for _ in range(20):
+                change(store, pick, 10)
+                follower.require()
+            store.gc(before=store.upper)
+            status = follower.status()
+            pages = int(Path("/proc/self/statm").read_text().split()[1])
+            resident = pages * os.sysconf("SC_PAGE_SIZE")
+            said.send(
+                FollowerSays(
+                    int(status.upper), status.windows, status.failures, int(store.since), resident
+                )
+            )

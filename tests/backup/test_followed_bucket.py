@@ -1,0 +1,154 @@
+"""A continuous backup to a server that speaks S3 and fails in turn: nothing is lost or doubled, the
+recovery point is true, and memory is bounded. The process is killed, and the collection is thinned
+beside it. `tests/backup/test_following.py` has the short form, without a server."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+import backup
+import kvstore
+from backup.overview import CollectionInfo
+from kvstore.testing.seeds import seeded
+from tests.backup import children
+from tests.backup.children import FollowerSays
+from tests.backup.test_reader_requests import Proxy, Trouble, url
+from tests.backup.test_resumed_restore import options_of
+from tests.shard.conftest import s3_bucket, s3_server
+
+__all__ = ["s3_bucket", "s3_server", "url"]
+
+WAIT_S = 300
+"""Far more than any wait of the test takes: a bound for a machine that hangs."""
+
+ROUNDS = 50
+MIB = 1 << 20
+
+
+class Season(NamedTuple):
+    """The trouble that requests have, and how many of them."""
+
+    name: str
+    trouble: Trouble
+    rate: float
+
+
+ABSENT = Season("absent", Trouble(is_dropped=True), 1.0)
+SEASONS = (
+    Season("clear", Trouble(), 0.0),
+    ABSENT,
+    Season("500", Trouble(status=500), 0.3),
+    Season("503", Trouble(status=503), 0.3),
+    Season("lost", Trouble(is_lost=True), 0.3),
+    Season("slow", Trouble(wait_s=0.03), 1.0),
+)
+
+
+class SeasonalProxy(Proxy):
+    """A proxy whose requests fare as the season says."""
+
+    def __init__(self, server: str, pick: random.Random) -> None:
+        self._pick = pick
+        self.season = SEASONS[0]
+        super().__init__(server)
+
+    def trouble(self) -> Trouble:
+        """See `Proxy.trouble`."""
+        season = self.season
+        return season.trouble if self._pick.random() < season.rate else Trouble()
+
+
+class Child:
+    """A process that writes and follows. After a kill another one continues."""
+
+    def __init__(self, spawn: Any, *arguments: Any) -> None:
+        self._spawn, self._arguments = spawn, arguments
+        self.restart(0)
+
+    def restart(self, seed: int) -> None:
+        self._pipe, sender = self._spawn.Pipe(duplex=False)
+        self._process = self._spawn.Process(
+            target=children.follow_bucket, args=(*self._arguments, seed, sender)
+        )
+        self._process.start()
+        sender.close()
+        self.last = self.hear()
+
+    def hear(self) -> FollowerSays:
+        pipe: Connection = self._pipe
+        assert pipe.poll(WAIT_S)
+        self.last = pipe.recv()
+        return self.last
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.join()
+        self._pipe.close()
+
+
+@pytest.fixture
+def proxy(s3_server: str) -> Iterator[SeasonalProxy]:
+    made = SeasonalProxy(s3_server, seeded("KVSTORE_BUCKET_SEED"))
+    yield made
+    made.close()
+
+
+@pytest.mark.soak
+def test_a_follower_survives_a_bucket_that_fails_in_turn(
+    spawn: Any, proxy: SeasonalProxy, s3_server: str, url: str, tmp_path: Path
+) -> None:
+    pick = seeded("KVSTORE_FOLLOWED_SEED")
+    direct = {**options_of(proxy), "endpoint": s3_server}
+    seen = backup.Collection(url, options=direct)
+    child = Child(spawn, url, options_of(proxy), tmp_path / "store")
+    sizes: list[int] = []
+
+    def wait_until(is_done: Callable[[FollowerSays], bool]) -> None:
+        while True:
+            said = child.hear()
+            assert said.since <= max(said.upper, 0) or said.windows == 0
+            if is_done(said):
+                assert seen.upper >= said.upper
+                sizes.append(said.resident_bytes)
+                return
+
+    try:
+        wait_until(lambda said: said.windows > 0)
+        for number in range(ROUNDS):
+            for season in pick.sample(SEASONS, len(SEASONS)):
+                proxy.season, before = season, child.last
+                if season is ABSENT:
+                    wait_until(lambda said, old=before: said.failures > old.failures)
+                else:
+                    wait_until(lambda said, old=before: said.windows > old.windows + 1)
+                if pick.random() < 0.3:
+                    child.kill()
+                    if season is ABSENT:  # no process can begin then
+                        proxy.season = SEASONS[0]
+                    child.restart(pick.randrange(1 << 30))
+            proxy.season = SEASONS[0]
+            wait_until(lambda said: said.windows > 0)
+            seen.expire(keep_within=timedelta(seconds=pick.randrange(4)), hourly=1)
+            assert len(seen.list()) <= 60
+            shown: CollectionInfo = seen.show()
+            line = f"round {number}: {len(seen.list())} batches, {shown.rows} rows, "
+            sys.stderr.write(f"{line}{sizes[-1] // MIB} MiB resident\n")
+    finally:
+        child.kill()
+    third = len(sizes) // 3
+    assert max(sizes[-third:]) <= max(max(sizes[:third]) * 3 // 2, 1024 * MIB)
+    with kvstore.open(tmp_path / "store") as store:
+        with seen.follow(store, every=timedelta(milliseconds=1)) as follower:
+            assert follower.wait_until(store.put(b"last", b"1"), WAIT_S)
+        seen.verify("contents", store)
+        assert seen.drill("random").rows > 0
+        assert len(store.holds.all()) == 1
+        assert seen.scrub().is_sound
