@@ -46,11 +46,13 @@ def served(
         yield client
 
 
-def stage(staging: str | Path, rows: dict[bytes, bytes] = ROWS, **how: Any) -> str:
-    made = bulk.Import.create(staging, **how)
-    with made.writer() as writer:
-        for key in sorted(rows):
-            writer.put(key, rows[key])
+def stage(staging: str | Path, *, parts: int = 1, **how: Any) -> str:
+    """A sealed import of `ROWS`, cut into parts by key."""
+    made, keys = bulk.Import.create(staging, **how), sorted(ROWS)
+    for part in range(parts):
+        with made.writer() as writer:
+            for key in keys[len(keys) * part // parts : len(keys) * (part + 1) // parts]:
+                writer.put(key, ROWS[key])
     made.seal()
     return str(staging)
 
@@ -194,7 +196,8 @@ def test_a_caller_that_goes_away_stops_an_import_and_a_later_call_continues_it(
 
 
 def test_a_server_that_is_killed_during_an_import_adds_it_once(tmp_path: Path) -> None:
-    staged = stage(tmp_path / "stagings" / "run")
+    # So many files that the first of their steps is told long before the last one is done.
+    staged = stage(tmp_path / "stagings" / "run", parts=100)
     server = ServerProcess(
         tmp_path / "store", str(tmp_path / "socket"), "--imports-from", str(tmp_path / "stagings")
     )
