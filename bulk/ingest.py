@@ -44,6 +44,7 @@ from bulk.staging import Identity, open_staged, opened_path, read_manifest, requ
 from bulk.uniques import required_unique
 from kvstore.arguments import is_there
 from kvstore.arrivals import NoneCame
+from kvstore.commit import After
 from kvstore.control.scripts import StoreOrClient, as_store
 from kvstore.errors import (
     CorruptionError,
@@ -53,7 +54,6 @@ from kvstore.errors import (
 )
 from kvstore.errors.system import storage_errors
 from kvstore.imports import INGEST_DIRECTORY, ImportRecord, Imports
-from kvstore.mvcc import WriteSet
 from kvstore.mvcc.expiry import EXPIRY, require_record
 from kvstore.span import Span, merge_spans
 from kvstore.store import Store
@@ -132,13 +132,13 @@ def ingest_pushed(
     store: Store,
     bucket: Bucket,
     manifest: Manifest,
-    after: WriteSet,
+    after: After,
     *,
     tell: Callable[[str], None],
     times: StageTimes,
 ) -> Timestamp:
-    """Add an import of a bucket, and right after it the writes `after`, as one step. The caller has
-    checked the manifest. Raises as `ingest`."""
+    """Add an import of a bucket, and right after it the writes of `after`, as one step. The caller
+    has checked the manifest. Raises as `ingest`."""
     how = How("overwrite", False, False, None, tell, times, after)
     with store.imports.alone(manifest.import_id, adding=True):
         return _ingest_fetched(store, bucket, manifest, how)

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias
 
 from bulk.bucket import BucketUrl
 from bulk.stages import StageTimes
+from kvstore.commit import After
 from kvstore.errors import UsageError
-from kvstore.mvcc import WriteSet
 from kvstore.timestamp import Timestamp
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class How(NamedTuple):
     check: Callable[[], None] | None
     tell: Callable[[str], None]
     times: StageTimes
-    after: WriteSet | None = None
+    after: After | None = None
 
 
 def ingest_there(

@@ -45,7 +45,11 @@ class Positions:
 
     def move(self, name: str, fields: Mapping[str, Any]) -> Timestamp:
         """Move a position in a commit of its own, durably: there are no rows."""
-        return self._committer.commit(self.moving(name, fields), durability="sync")
+        return self.write(self.moving(name, fields))
+
+    def write(self, moving: WriteSet) -> Timestamp:
+        """As `move`, of the writes that `moving` has made."""
+        return self._committer.commit(moving, durability="sync")
 
 
 def _key(name: str) -> bytes:

@@ -6,9 +6,11 @@ Invariants
 1. The position moves in the step that adds or reverts a push (`kvstore.positions`). So each push is
    added once, also after kills, and a store that is put back from a backup takes what it lacks.
 2. A push that this store refuses changes nothing but the position, and the next push is taken.
-3. A failure that may pass, or a bucket without permission, moves nothing: it is logged and tried
-   again after a pause.
-4. The thread ends with the `with` block, also in the middle of a fetch, which continues later.
+3. Pushes are added in the order of their numbers. A push that was refused because the disk is full
+   is tried again at each look that finds no event, until it is added, or a later push is.
+4. A failure that may pass, or a storage without permission, moves nothing: it is logged, told in
+   the status, and tried again after a pause.
+5. The thread ends with the `with` block, also in the middle of a fetch, which continues later.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from __future__ import annotations
 import shutil
 import threading
 from collections.abc import Mapping
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, Final
 
@@ -42,10 +45,13 @@ from kvstore.errors import (
     UsageError,
 )
 from kvstore.limits import PULL_EVERY_S, PULL_PAUSE_S_MAX
+from kvstore.mvcc import WriteSet
+from kvstore.storage.contract import FAILURES
 from kvstore.store import Store
 from kvstore.timestamp import Timestamp
 
 _ENDS: Final = (ClosedError, ForkedError)
+_TAKEN: Final = ("added", "reverted")
 _REFUSALS: Final = (UsageError, OutOfSpaceError, CorruptionError, HistoryGoneError)
 
 
@@ -99,6 +105,8 @@ class Puller:
         self._root: str | None = None
         self._reported = 0
         self._is_told = False
+        self._failing: dict[str, str] = {}
+        """The push that cannot be taken at present, and the reason."""
         self._spent: dict[str, dict[str, float]] = {}
         """The seconds of the stages of the push that was taken last."""
 
@@ -154,16 +162,17 @@ class Puller:
     # -- one step ---------------------------------------------------------------------------
 
     def step(self) -> bool:
-        """Take the next event of the log. False if there is none: one request then."""
+        """Take the next event of the log. False if there is none: one request then, and a few more
+        while a push that was refused may still be added."""
         if not self._is_told:
             self._report()
         fields = self._fields()
         event = self._pushes.log.event(fields["log"] + 1)
         if event is None:
-            return False
-        if event.kind == PUSH:
-            assert event.push is not None
-            self._take(event.push, fields)
+            if not self._try_again(fields):
+                return False
+        elif event.kind == PUSH:
+            self._take(event, fields)
         elif event.kind == REVERT:
             self._revert(event, fields)
         else:
@@ -173,26 +182,60 @@ class Puller:
         self._report()
         return True
 
-    def _take(self, push: Push, fields: dict[str, Any]) -> None:
-        times = StageTimes()
+    def _try_again(self, fields: dict[str, Any]) -> bool:
+        """Take the first push that was refused and may still be added. Whether that changed
+        anything."""
+        pushes = fields["pushes"]
+        last = max((int(n) for n, told in pushes.items() if told["state"] in _TAKEN), default=0)
+        waiting = [n for n, told in pushes.items() if told["retry"] and int(n) > last]
+        if not waiting:
+            return False
+        first = min(waiting, key=int)
+        event = self._pushes.log.event(pushes[first]["retry"])
+        assert event is not None, "events are never removed"
+        self._take(event, fields)
+        return self._fields() != fields
+
+    def _take(self, event: PushEvent, fields: dict[str, Any]) -> None:
+        """Add the push of an event, or refuse it."""
+        push, times = event.push, StageTimes()
+        assert push is not None
+        moved = {**fields, "log": max(event.position, fields["log"])}
+
+        def after(added: Timestamp) -> WriteSet:
+            found = self._with(moved, push.number, "added", at=added, import_id=manifest.import_id)
+            made = {**found, "shards": push.shards}
+            return self._store.positions.moving(self._position, made)
+
         try:
-            manifest = self._checked(push, fields)
-            after = self._next(fields, push.number, "added", import_id=manifest.import_id)
-            after["shards"] = push.shards
+            manifest = self._checked(event, push, fields)
             bucket = self._pushes.bucket(push.job, self.shard)
-            made = self._store.positions.moving(self._position, after)
-            ingest_pushed(self._store, bucket, manifest, made, tell=self._tell, times=times)
-        except (AccessDeniedError, *_ENDS):
+            added = ingest_pushed(
+                self._store, bucket, manifest, after, tell=self._tell, times=times
+            )
+        except _ENDS:
+            raise
+        except AccessDeniedError as error:
+            self._tell_failure(push, error)
             raise
         except _REFUSALS as error:
-            self._refuse(push, fields, error)
+            self._refuse(event, push, moved, error)
             return
+        self._failing = {}
         spent = {stage: round(seconds, 3) for stage, seconds in times.seconds.items()}
         self._spent = {str(push.number): spent}
-        if self._fields()["log"] == fields["log"]:  # it was added by hand before
-            self._store.positions.move(self._position, after)
+        if self._state_of(push.number) != "added":  # it was added by hand before
+            self._store.positions.write(after(added))
 
-    def _checked(self, push: Push, fields: dict[str, Any]) -> Manifest:
+    def _tell_failure(self, push: Push, error: KVStoreError) -> None:
+        """Put the reason why a push waits into the status. The bucket may refuse the status too."""
+        told = {str(push.number): _text_of(error)}
+        if told != self._failing:
+            self._failing = told
+            with suppress(*FAILURES):
+                self._report()
+
+    def _checked(self, event: PushEvent, push: Push, fields: dict[str, Any]) -> Manifest:
         """The manifest of this store's shard. Raises an error that refuses the push."""
         known = fields["shards"]
         if self.shard >= push.shards or known not in (None, push.shards):
@@ -205,43 +248,65 @@ class Puller:
         try:
             manifest = bucket.manifest()
         except ImportRefusedError as error:
-            if self._is_expired(push, fields["log"]):
+            if self._is_expired(event):
                 raise bucket.refusal("its files were expired") from error
             raise
         if (manifest.import_id, manifest.checksum) != (sealed.import_id, sealed.checksum):
             raise bucket.refusal("another import lies there than was pushed")
         return manifest
 
-    def _is_expired(self, push: Push, position: int) -> bool:
-        later = self._pushes.log.events(position + 2)
-        return any(event.kind == EXPIRE and event.number == push.number for event in later)
+    def _is_expired(self, event: PushEvent) -> bool:
+        later = self._pushes.log.events(event.position + 1)
+        return any(each.kind == EXPIRE and each.number == event.number for each in later)
 
-    def _refuse(self, push: Push, fields: dict[str, Any], error: KVStoreError) -> None:
+    def _refuse(
+        self, event: PushEvent, push: Push, moved: dict[str, Any], error: KVStoreError
+    ) -> None:
         """Take back a half-added import, and pass the push."""
         if self.shard < push.shards:
             known = self._store.imports.get(push.imports[self.shard].import_id)
             if known is not None and known.added is None:
                 self._store.imports.abort(known.import_id)
-        self._move(fields, push.number, "refused", error=f"{type(error).__name__}: {error}")
+        may_pass = isinstance(error, OutOfSpaceError)
+        known = moved["pushes"].get(str(push.number))
+        if may_pass and known is not None:
+            return  # it was refused for this reason before, and is tried again
+        made = self._with(
+            moved,
+            push.number,
+            "refused",
+            error=_text_of(error),
+            retry=event.position if may_pass else None,
+        )
+        self._failing = {}
+        self._store.positions.move(self._position, made)
 
     def _revert(self, event: PushEvent, fields: dict[str, Any]) -> None:
         told = fields["pushes"].get(str(event.number), {})
         if told.get("state") != "added":
-            self._move(fields, event.number)
+            if told.get("state") == "refused":  # it is not tried again
+                self._move(fields, event.number, "refused", error=told["error"])
+            else:
+                self._move(fields, event.number)
             return
         import_id = told["import"]
-        after = self._next(fields, event.number, "reverted", import_id=import_id)
-        made = self._store.positions.moving(self._position, after)
+        moved = {**fields, "log": event.position}
+
+        def after(reverted: Timestamp) -> WriteSet:
+            made = self._with(moved, event.number, "reverted", at=reverted, import_id=import_id)
+            return self._store.positions.moving(self._position, made)
+
         try:
-            self._store.imports.revert(import_id, after=made)
+            reverted = self._store.imports.revert(import_id, after=after)
         except _ENDS:
             raise
         except (UsageError, HistoryGoneError) as error:
-            problem = f"revert refused: {type(error).__name__}: {error}"
-            self._move(fields, event.number, "added", error=problem, import_id=import_id)
+            kept = {"at": told["at"], "import_id": import_id}
+            problem = f"revert refused: {_text_of(error)}"
+            self._move(fields, event.number, "added", error=problem, **kept)
             return
-        if self._fields()["log"] == fields["log"]:  # it was reverted by hand before
-            self._store.positions.move(self._position, after)
+        if self._state_of(event.number) != "reverted":  # it was reverted by hand before
+            self._store.positions.write(after(reverted))
 
     def _tell(self, _: str) -> None:
         if self._stop.is_set():
@@ -265,28 +330,36 @@ class Puller:
             "pushes": found.field("pushes", dict),
         }
 
-    def _next(
+    def _state_of(self, number: int) -> str | None:
+        told = self._fields()["pushes"].get(str(number))
+        return None if told is None else str(told["state"])
+
+    def _with(
         self,
         fields: dict[str, Any],
         number: int,
-        state: str | None = None,
+        state: str,
         *,
         error: str = "",
+        at: Timestamp | None = None,
         import_id: int | None = None,
+        retry: int | None = None,
     ) -> dict[str, Any]:
-        """The position behind the next event, which is about push `number`."""
-        pushes = dict(fields["pushes"])
-        if state is not None:
-            pushes[str(number)] = {"state": state, "error": error[:500], "import": import_id}
-            for old in sorted(pushes, key=int)[:-PUSHES_TOLD]:
-                del pushes[old]
-        return {"log": fields["log"] + 1, "shards": fields["shards"], "pushes": pushes}
+        """The position with another state of a push. `at` is the time of that state, and `retry`
+        the event of a refused push that may still be added."""
+        told = {"state": state, "error": error[:500], "at": at, "import": import_id, "retry": retry}
+        pushes = {**fields["pushes"], str(number): told}
+        for old in sorted(pushes, key=int)[:-PUSHES_TOLD]:
+            del pushes[old]
+        return {**fields, "pushes": pushes}
 
     def _move(
         self, fields: dict[str, Any], number: int, state: str | None = None, **told: Any
     ) -> None:
-        after = self._next(fields, number, state, **told)
-        self._store.positions.move(self._position, after)
+        """Pass the next event, which is about push `number`."""
+        moved = {**fields, "log": fields["log"] + 1}
+        made = moved if state is None else self._with(moved, number, state, **told)
+        self._store.positions.move(self._position, made)
 
     # -- the report -------------------------------------------------------------------------
 
@@ -298,11 +371,13 @@ class Puller:
             number: {
                 "state": told["state"],
                 "error": told["error"],
-                "at": self._at(told),
+                "at": told["at"],
                 "seconds": self._spent.get(number, {}),
             }
             for number, told in fields["pushes"].items()
         }
+        for number, error in self._failing.items():
+            pushes[number] = {"state": "waiting", "error": error, "at": None, "seconds": {}}
         path = self._store.path
         status = {
             "shard": self.shard,
@@ -316,9 +391,6 @@ class Puller:
         self._reported = self._pushes.statuses.write(self.name, status, after=self._reported)
         self._is_told = True
 
-    def _at(self, told: dict[str, Any]) -> Timestamp | None:
-        """When a push was added or reverted; None where this store has forgotten it."""
-        known = None if told["import"] is None else self._store.imports.get(told["import"])
-        if known is None:
-            return None
-        return known.added if told["state"] == "added" else known.reverted
+
+def _text_of(error: KVStoreError) -> str:
+    return f"{type(error).__name__}: {error}"

@@ -4,7 +4,8 @@
         "pushes": {"<push>": {"state", "at": ns, "error", "seconds": {stage: s}}}}
 
 `position` counts the events of the log that the store has passed. The states of a push are added,
-reverted and refused; `error` says why it was refused. A status has the last `PUSHES_TOLD` pushes.
+reverted, refused and waiting; `error` says why it was refused, or why it waits. A status has the
+last `PUSHES_TOLD` pushes.
 """
 
 from __future__ import annotations
@@ -31,8 +32,9 @@ _FORMAT: Final = 1
 class StoreStatus(NamedTuple):
     """The state of one push on one store.
 
-    `state` is added, reverted, refused, or waiting where the store has not come to the push. `at`
-    is the stamp at which it was added or reverted. `seconds` has the seconds of each stage.
+    `state` is added, reverted, refused, or waiting where the store has not come to the push, or
+    has no access: `error` tells it then. `at` is the stamp at which it was added or reverted.
+    `seconds` has the seconds of each stage.
     """
 
     name: str

@@ -21,9 +21,10 @@ from kvstore.commit.expiries import Expires, Expiries, received_expiry, sent_exp
 from kvstore.commit.frontiers import require_readable
 from kvstore.commit.policy import OPEN, Policy, read_only_policy, replica_policy
 from kvstore.commit.stage import CommitNote, Stage, Staged
-from kvstore.commit.together import commit_together
+from kvstore.commit.together import After, commit_together
 
 __all__ = [
+    "After",
     "OPEN",
     "Committer",
     "Durability",

@@ -1,7 +1,7 @@
-"""Commits that go together: at timestamps of their own, in one engine batch.
+"""An event and the writes that belong to it: commits at timestamps of their own, in one batch.
 
 An import is an event of its own: no other event has its timestamp. So an import and the writes that
-belong to it are two commits, right after each other.
+belong to it are commits right after each other.
 
 Invariants
 1. A crash leaves all of them or none, and `upper` passes all of them at once. A reader of the
@@ -10,31 +10,40 @@ Invariants
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
+from typing import TypeAlias
 
 from kvstore.commit.committer import Committer, Count
 from kvstore.commit.stage import Stage, each
 from kvstore.engine.api import Engine
+from kvstore.mvcc.write import WriteSet
 from kvstore.timestamp import Timestamp
+
+After: TypeAlias = "Callable[[Timestamp], WriteSet]"
+"""Makes the writes that follow an event. It is called under the commit lock, with the time of the
+event."""
 
 
 def commit_together(
     committer: Committer,
     engine: Engine,
-    stages: Sequence[Stage],
+    event: Stage,
+    after: After,
     *,
     check: Callable[[], None] | None = None,
-) -> list[Timestamp]:
-    """Commit each stage at a timestamp of its own, ascending, durably. Returns the timestamps.
+) -> Timestamp:
+    """Commit an event, and right above it the writes of `after`, durably. Returns the time of the
+    event.
 
-    `check` runs under the lock, before the stages, and may raise to call all of them off.
+    `check` runs under the lock, before both, and may raise to call both off.
     """
     with committer.lock:
         committer.require_commits()
-        times = committer.next_times(len(stages))
+        times = committer.next_times(2)
         if check is not None:
             check()
+        stages = (event, committer.stage_of(after(times[0])))
         batch = engine.batch()
         counts: list[Count] = []
         publishing: list[Callable[[], None]] = []
@@ -46,4 +55,4 @@ def commit_together(
         upper = Timestamp(times[-1] + 1)
         committer.write_commits(batch, partial(each, publishing), upper, counts)
         committer.syncs.sync()
-    return times
+    return times[0]

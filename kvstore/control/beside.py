@@ -33,7 +33,7 @@ from kvstore.client import Client
 from kvstore.client.calls import ns
 from kvstore.client.work import hold_record
 from kvstore.codec.json import JsonObject
-from kvstore.commit import Committer, Durability, Expires
+from kvstore.commit import After, Committer, Durability, Expires
 from kvstore.errors import UsageError
 from kvstore.gc import GcReport
 from kvstore.holds import Hold, Holds
@@ -41,7 +41,7 @@ from kvstore.imports import ImportRecord, Imports, import_fields, read_import
 from kvstore.imports.imports import Check
 from kvstore.limits import CONTROL_LEASE_S
 from kvstore.meta import Meta
-from kvstore.mvcc import Versions, WriteSet
+from kvstore.mvcc import Versions
 from kvstore.protocol import to_json
 from kvstore.store import Store
 from kvstore.tables.sources import StoreRows
@@ -260,9 +260,7 @@ class ImportsBeside(Imports):
         """Note the files. The owner takes them in `add`."""
         self._files = [f"{file.parent.name}/{file.name}" for file in files]
 
-    def add(
-        self, import_id: int, *, check: Check = None, after: WriteSet | None = None
-    ) -> Timestamp:
+    def add(self, import_id: int, *, check: Check = None, after: After | None = None) -> Timestamp:
         """See `Imports.add`. `check` is a `NoneCame`, which the owner makes again."""
         assert check is None or isinstance(check, NoneCame)
         assert after is None
@@ -280,7 +278,7 @@ class ImportsBeside(Imports):
         found = self.owner.work("abort_import", None, import_id=f"{import_id:016x}")
         return bool(found["aborted"])
 
-    def revert(self, import_id: int, *, after: WriteSet | None = None) -> Timestamp:
+    def revert(self, import_id: int, *, after: After | None = None) -> Timestamp:
         """See `Imports.revert`."""
         assert after is None
         return self.owner.revert_import(import_id)

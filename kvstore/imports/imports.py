@@ -22,7 +22,7 @@ from kvstore.changes.entry import OP_IMPORT, OP_REVERT
 from kvstore.changes.index import ChangeIndex
 from kvstore.codec.keys import TAIL_BYTES, TOMBSTONE, VALUE, span_bounds
 from kvstore.codec.ordered import frame, unframe_all
-from kvstore.commit import Committer, Staged, commit_together
+from kvstore.commit import After, Committer, Staged, commit_together
 from kvstore.engine.api import DATA, WriteBatch, chunks
 from kvstore.engine.loose import LOOSE_ONCE, LooseFile, LooseReader
 from kvstore.errors import CorruptionError, HistoryGoneError, ImportRefusedError, UsageError
@@ -39,7 +39,6 @@ from kvstore.imports.record import (
 from kvstore.meta import Meta
 from kvstore.mvcc.expiry import EXPIRY
 from kvstore.mvcc.versions import Versions
-from kvstore.mvcc.write import WriteSet
 from kvstore.span import Span
 from kvstore.timestamp import Timestamp
 
@@ -260,12 +259,10 @@ class Imports:
         stem = frame(key) + record.reference
         return any(self._engine.get(DATA, stem + kind) is not None for kind in (VALUE, TOMBSTONE))
 
-    def add(
-        self, import_id: int, *, check: Check = None, after: WriteSet | None = None
-    ) -> Timestamp:
+    def add(self, import_id: int, *, check: Check = None, after: After | None = None) -> Timestamp:
         """Make a linked import visible at one new timestamp, durably. Returns the stamp. `check`
-        runs under the commit lock, and calls the import off by raising an error. The writes `after`
-        come right after the import: readers see both or none, also after a crash."""
+        runs under the commit lock, and calls the import off by raising an error. The writes that
+        `after` makes come right after the import: readers see both or none, also after a crash."""
         with self._committer.lock:
             record = self.get(import_id)
             if record is None or import_id in self._aborting:
@@ -295,7 +292,7 @@ class Imports:
                 return False
             return self._abort(import_id)
 
-    def revert(self, import_id: int, *, after: WriteSet | None = None) -> Timestamp:
+    def revert(self, import_id: int, *, after: After | None = None) -> Timestamp:
         """Hide an import from now on: the rows that it covered show again. One record, whatever its
         size.
 
@@ -371,7 +368,7 @@ class Imports:
     # -- inside -----------------------------------------------------------------------------
 
     def _transition(
-        self, record: ImportRecord, op: int, check: Check, after: WriteSet | None
+        self, record: ImportRecord, op: int, check: Check, after: After | None
     ) -> Timestamp:
         def stage(batch: WriteBatch, timestamp: Timestamp, changeset: tuple[int, int]) -> Staged:
             if op == OP_IMPORT:
@@ -394,8 +391,7 @@ class Imports:
             return 1, publish
 
         if after is not None:
-            stages = [stage, self._committer.stage_of(after)]
-            return commit_together(self._committer, self._engine, stages, check=check)[0]
+            return commit_together(self._committer, self._engine, stage, after, check=check)
         return self._committer.commit_staged(stage, durability="sync", check=check)
 
     def _abort(self, import_id: int) -> bool:

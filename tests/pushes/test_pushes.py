@@ -20,7 +20,7 @@ from backup import Collection
 from backup.testing.faults import FaultRates, FaultyBlob, Weather
 from bulk.pushes import Pushes
 from bulk.pushes.pull import Puller
-from kvstore.errors import BusyError, ImportRefusedError, UsageError
+from kvstore.errors import AccessDeniedError, BusyError, ImportRefusedError, UsageError
 from kvstore.storage import address
 from kvstore.storage.memory import MemoryBlob
 from kvstore.storage.patience import Patience
@@ -157,22 +157,87 @@ def test_a_push_that_is_not_as_it_was_sealed_is_refused_and_blocks_nothing(
         assert pushes.wait(2, ["s"], timeout=1).stores[0].state == "added"
 
 
-def test_another_number_of_shards_and_a_full_disk_are_refused(
-    pushes: Pushes, tmp_path: Path
-) -> None:
+def test_another_number_of_shards_is_refused(pushes: Pushes) -> None:
     push(pushes, {b"a": b"1"}, shards=2)
     push(pushes, {b"a": b"2"})
-    push(pushes, {b"a": b"3"}, shards=2)
     shard = bulk.shard_of(b"a", 2)
-    with kvstore.open(tmp_path / "store") as store:
-        puller = Puller(store, pushes, name="s", shard=shard)
-        assert puller.step()
-        assert puller.step()
-        with bounds(FETCH_SPARE_BYTES=1 << 60):
-            assert puller.step()
+    with kvstore.open(None, engine="memory") as store:
+        drain(Puller(store, pushes, name="s", shard=shard))
         assert store.get(b"a") == b"1"
     assert "1 shards, and this store takes" in pushes.status(2).stores[0].error
-    assert "OutOfSpaceError" in pushes.status(3).stores[0].error
+
+
+def state(pushes: Pushes, number: int) -> str:
+    return pushes.status(number).stores[0].state
+
+
+def test_a_push_that_a_full_disk_refused_is_added_later_but_never_after_a_later_one(
+    pushes: Pushes, tmp_path: Path
+) -> None:
+    with kvstore.open(tmp_path / "store") as store:
+        puller = Puller(store, pushes, name="s")
+
+        def refuse(number: int) -> None:
+            assert push(pushes, {b"a": b"%d" % number}).number == number
+            with bounds(FETCH_SPARE_BYTES=1 << 60):
+                assert puller.step()
+                upper = store.upper
+                assert not puller.step()  # tried again, and still refused: no commit, no report
+            assert store.upper == upper
+            assert "OutOfSpaceError" in pushes.status(number).stores[0].error
+
+        refuse(1)
+        puller = Puller(store, pushes, name="s")  # another process remembers it
+        assert puller.step()
+        assert (store.get(b"a"), state(pushes, 1)) == (b"1", "added")
+
+        refuse(2)
+        push(pushes, {b"b": b"3"})
+        drain(puller)
+        assert (store.get(b"a"), store.get(b"b")) == (b"1", b"3")
+        assert (state(pushes, 2), state(pushes, 3)) == ("refused", "added")
+
+        refuse(4)
+        pushes.revert(4)
+        drain(puller)
+        assert (store.get(b"a"), state(pushes, 4)) == (b"1", "refused")
+
+        refuse(5)
+        assert [each.number for each in pushes.expire(keep=0)] == [1, 2, 3, 4, 5]
+        drain(puller)
+        assert "its files were expired" in pushes.status(5).stores[0].error
+
+
+class Closable(MemoryBlob):
+    """A bucket that may refuse to give the files of imports."""
+
+    is_closed = False
+
+    def get_range(self, name: str, *, start: int, length: int) -> bytes | None:
+        if self.is_closed and name.startswith("imports/"):
+            raise AccessDeniedError(name, "no permission")
+        return super().get_range(name, start=start, length=length)
+
+
+def test_a_push_without_permission_waits_and_its_status_tells_why(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    blob = Closable()
+    monkeypatch.setattr("bulk.pushes.pushes.open_blob", lambda *_, **__: blob)
+    pushes = Pushes("memory://closable/root")
+    push(pushes, {b"a": b"1"})
+    with kvstore.open(None, engine="memory") as store:
+        puller = Puller(store, pushes, name="s")
+        blob.is_closed = True
+        for _ in range(2):
+            with pytest.raises(AccessDeniedError):
+                puller.step()
+            [told] = pushes.status(1).stores
+            assert told.state == "waiting"
+            assert "AccessDeniedError" in told.error
+        blob.is_closed = False
+        drain(puller)
+        assert (store.get(b"a"), state(pushes, 1)) == (b"1", "added")
 
 
 def test_a_push_that_was_expired_is_told_and_the_next_one_taken(pushes: Pushes) -> None:
@@ -227,14 +292,16 @@ def test_a_store_that_is_put_back_takes_what_it_lacks_and_nothing_twice(
         drain(puller)
         store.put(b"a", b"live")
         Collection(tmp_path / "backups").backup(store)
+        added = pushes.status(1).stores[0].at
         push(pushes, {b"b": b"2"})
         drain(puller)
-        state = dict(store.scan())
+        newest = dict(store.scan())
     Collection(tmp_path / "backups").restore(tmp_path / "restored")
     with kvstore.open(tmp_path / "restored") as store:
         assert dict(store.scan()) == {b"a": b"live", b"b": b"1"}
         drain(Puller(store, pushes, name="s"))
-        assert dict(store.scan()) == state == {b"a": b"live", b"b": b"2"}
+        assert dict(store.scan()) == newest == {b"a": b"live", b"b": b"2"}
+    assert pushes.status(1).stores[0].at == added is not None
 
 
 def test_a_worker_waits_is_waited_for_and_ends(pushes: Pushes, tmp_path: Path) -> None:
