@@ -44,10 +44,10 @@ from backup.thinning import thinning_of
 from backup.uploads import Upload, upload_here
 from backup.verify import Depth, VerifyReport, verify_collection
 from backup.window import BackupInfo, Request, back_up
-from kvstore.arguments import require_age
+from kvstore.arguments import VALUE_COLUMNS, require_age
 from kvstore.control.scripts import StoreOrClient, as_store
 from kvstore.errors import UsageError
-from kvstore.joins import VALUE_COLUMNS, Join, OnGone, join
+from kvstore.joins import Join, OnGone, join
 from kvstore.span import Span
 from kvstore.store import Store
 from kvstore.timestamp import TimeLike, Timestamp, to_timestamp

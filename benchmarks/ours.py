@@ -20,7 +20,7 @@ import kvstore.mvcc
 from benchmarks.data import Data
 from benchmarks.raw import in_threads, incompressible
 from benchmarks.subject import BackedUp, Work, tree_bytes
-from kvstore.arrow import ROWS_SCHEMA
+from kvstore.arrow import rows_schema
 
 _FILL_ROWS = 10_000
 _INCREMENT_ROWS = 100
@@ -28,7 +28,7 @@ _INCREMENT_ROWS = 100
 
 def _batches(data: Data, first: int, last: int) -> list[pa.RecordBatch]:
     columns = {"key": data.keys[first:last], "value": data.values[first:last]}
-    return pa.table(columns, schema=ROWS_SCHEMA).to_batches(max_chunksize=16_384)
+    return pa.table(columns, schema=rows_schema()).to_batches(max_chunksize=16_384)
 
 
 def _write_part(

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import rocksdict as rocks
 
 from benchmarks.subject import BackedUp, Work, tree_bytes
-from kvstore.arrow import ROWS_SCHEMA
+from kvstore.arrow import rows_schema
 from kvstore.engine.rocks_options import family_options
 from kvstore.limits import BLOCK_CACHE_BYTES
 
@@ -243,7 +243,9 @@ class Raw(BackedUp):
         least work of any restore."""
         file, target = self.directory / "rows.parquet", self.fresh("restored")
         if not file.exists():
-            table = pa.table({"key": self.data.keys, "value": self.data.values}, schema=ROWS_SCHEMA)
+            table = pa.table(
+                {"key": self.data.keys, "value": self.data.values}, schema=rows_schema()
+            )
             pq.write_table(table, file, compression="zstd", compression_level=1)
         sst = self.fresh("restored.sst")
 

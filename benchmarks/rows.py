@@ -23,7 +23,7 @@ from benchmarks.data import Data
 from benchmarks.subject import Subject, Work
 from bulk.loading import import_rows
 from bulk.tables import import_files
-from kvstore.arrow import ROWS_SCHEMA
+from kvstore.arrow import rows_schema
 from kvstore.tables import TableCodec
 
 FOUND: Final = 100
@@ -144,7 +144,7 @@ class ByteRows(Rows):
         def work() -> int:
             with kvstore.open(self.fresh("codec")) as store:
                 codec = store.table("trips", SCHEMA, KEY).codec()
-            with pq.ParquetWriter(self.directory / "rows.parquet", ROWS_SCHEMA) as writer:
+            with pq.ParquetWriter(self.directory / "rows.parquet", rows_schema()) as writer:
                 for batch in self.table.to_batches():
                     writer.write_batch(self._plain(codec, batch))
             return self.count
@@ -156,7 +156,7 @@ class ByteRows(Rows):
         keys, values = codec.encode(batch)
         skip = len(codec.key.prefix)
         plain = pa.array([key[skip:] for key in keys.to_pylist()], pa.binary())
-        return pa.RecordBatch.from_arrays([plain, values], schema=ROWS_SCHEMA)
+        return pa.RecordBatch.from_arrays([plain, values], schema=rows_schema())
 
     def rows_load(self) -> Work:
         """Load all keys and values from Parquet."""

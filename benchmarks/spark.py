@@ -1,8 +1,8 @@
 """Spark in and out: rows go into a store, and come out of a collection or a checkpoint.
 
 All jobs run in one local session, so figures are of one JVM that is warm. A noop sink takes the
-rows of a read, and planning the read is timed. Processor time counts the JVM and its workers too.
-delta-rs is used as by someone without Delta's JVM: the package `deltalake`
+rows of a read, and planning the read is timed. Processor time is not reported, because the JVM and
+its workers do the work. delta-rs is used as by someone without Delta's JVM: the package `deltalake`
 writes and lists a table's files, and Spark reads them as Parquet.
 """
 
@@ -20,8 +20,8 @@ from pyspark.sql import DataFrame, SparkSession
 
 import kvstore
 from backup import Collection
-from benchmarks.subject import Subject, Work, processes_cpu_seconds
-from kvstore.arrow import ROWS_SCHEMA
+from benchmarks.subject import Subject, Work
+from kvstore.arrow import rows_schema
 from spark_connector import (
     ImportRows,
     apply_changes,
@@ -47,9 +47,6 @@ class Jobs(Subject):
 
     name = "Spark"
 
-    def cpu_seconds(self) -> float:
-        return processes_cpu_seconds()
-
     @cached_property
     def _session(self) -> SparkSession:
         spark = session("benchmark", memory="2g")
@@ -65,7 +62,7 @@ class Jobs(Subject):
         for number in range(_FILES):
             columns = {"key": keys[number::_FILES], "value": values[number::_FILES]}
             file = source / f"{number}.parquet"
-            pq.write_table(pa.table(columns, schema=ROWS_SCHEMA), file, compression="none")
+            pq.write_table(pa.table(columns, schema=rows_schema()), file, compression="none")
         return source
 
     @cached_property
@@ -169,7 +166,7 @@ class Jobs(Subject):
             for step in range(_BATCHES):
                 keys, values = self.data.updates(_BATCH_ROWS, step)
                 store.put_many(zip(keys, values, strict=True))
-                table = pa.table({"key": keys, "value": values}, schema=ROWS_SCHEMA)
+                table = pa.table({"key": keys, "value": values}, schema=rows_schema())
                 pq.write_table(table, home / "files" / f"{step:03}.parquet")
             store.checkpoint(home / "checkpoint")
         return home

@@ -297,7 +297,7 @@ def expire_stagings_(
       kvstore expire-stagings s3://bucket/staging --older-than 7d
     """
     age = to_duration(older_than)
-    with working(f"looking through {root}"):
+    with working(f"looking through {root}", quiet=as_json):
         removed = expire_stagings(root, older_than=age)
     print_figures(
         {"stagings": len(removed), "bytes": sum(each.size_bytes for each in removed)},
@@ -339,7 +339,7 @@ def seed_(
             yield batch
             rows += batch.num_rows
 
-    with working(f"seeding {store}") as progress:
+    with working(f"seeding {store}", quiet=as_json) as progress:
         events = file_events(sources, key=key, value=value, at=at, op=op)
         both = Encodings(encoding, encoding)
         newest = seed(
@@ -395,12 +395,12 @@ def _cells(column: pa.Array, encoding: Encoding, where: str, first: int) -> Iter
 def told_rows(
     rows: Iterator[pa.RecordBatch], progress: Callable[[str], None]
 ) -> Iterator[pa.RecordBatch]:
-    """The rows. The count of rows so far is shown to the user."""
-    total = 0
+    """The rows. The count of rows so far, and their rate, are shown to the user."""
+    read, show = 0, counting(progress, "rows read")
     for batch in rows:
         yield batch
-        total += batch.num_rows
-        progress(f"{total:,} rows read")
+        read += batch.num_rows
+        show(read)
 
 
 def _tell(manifest: Manifest, stamp: Timestamp, as_json: bool) -> None:

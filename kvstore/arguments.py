@@ -5,14 +5,20 @@ from __future__ import annotations
 import errno
 import os
 import sys
-from collections.abc import Iterable
-from datetime import timedelta
+from collections.abc import Iterable, Sequence
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Final
+
+from typing_extensions import TypeIs
 
 from kvstore.errors import UsageError
 from kvstore.errors.system import storage_errors
 from kvstore.span import Span
+from kvstore.timestamp import TimeLike
+
+VALUE_COLUMNS: Final = ("value", "value_timestamp")
+"""The columns that a join adds, unless its caller names others."""
 
 
 def require_path(path: object, *, name: str = "path") -> Path:
@@ -119,3 +125,14 @@ def key_list(keys: Iterable[bytes]) -> list[bytes]:
         return list(keys)
     except TypeError as error:
         raise UsageError(f"keys must be many, not {type(keys).__name__}", "pass a list") from error
+
+
+def is_many(as_of: TimeLike | Sequence[TimeLike] | None) -> TypeIs[Sequence[TimeLike]]:
+    """Whether `as_of` is a time for each key, rather than one time."""
+    if as_of is None or isinstance(as_of, _ONE_TIME):
+        return False
+    return hasattr(as_of, "__len__")
+
+
+_ONE_TIME: Final = (int, str, bytes, datetime)
+"""A tuple, because a call that writes `int | str` makes the union anew."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Final
+from functools import cache
 
 import numpy as np
 import numpy.typing as npt
@@ -14,9 +14,15 @@ from typing_extensions import Buffer
 from kvstore.limits import ARROW_BYTES_MAX
 from kvstore.loops import join
 
-ROWS_SCHEMA: Final = pa.schema(
-    [pa.field("key", pa.binary(), nullable=False), pa.field("value", pa.binary(), nullable=False)]
-)
+
+@cache
+def rows_schema() -> pa.Schema:
+    """The columns of rows: key and value. A function, so that importing this module needs no Arrow;
+    see `kvstore.cli.deferred`."""
+    binary = pa.binary()
+    return pa.schema(
+        [pa.field("key", binary, nullable=False), pa.field("value", binary, nullable=False)]
+    )
 
 
 def binary_array(items: Sequence[bytes]) -> pa.Array:
@@ -57,8 +63,10 @@ def buffers_of(array: pa.Array) -> tuple[int, Buffer, Buffer]:
     return len(array), places.data, np.frombuffer(b"" if data is None else data, np.uint8).data
 
 
-_FIRST_BYTES: Final = np.array([(1 << 64) - (1 << 8 * (8 - n)) for n in range(9)], np.uint64)
-"""Masks of the first n bytes of eight."""
+@cache
+def _first_bytes() -> npt.NDArray[np.uint64]:
+    """Masks of the first n bytes of eight."""
+    return np.array([(1 << 64) - (1 << 8 * (8 - n)) for n in range(9)], np.uint64)
 
 
 def key_words(keys: pa.Array, *, skip: int) -> npt.NDArray[np.uint64]:
@@ -82,7 +90,7 @@ def key_words(keys: pa.Array, *, skip: int) -> npt.NDArray[np.uint64]:
     # A view that begins a word at every byte: one gather instead of a loop.
     every = np.ndarray((len(padded) - 7,), ">u8", padded.data, strides=(1,))
     words: npt.NDArray[np.uint64] = every[places[:-1] - first + skip].astype(np.uint64)
-    words &= _FIRST_BYTES[np.clip(lengths, 0, 8)]
+    words &= _first_bytes()[np.clip(lengths, 0, 8)]
     return words
 
 
@@ -138,12 +146,17 @@ def _lengths(column: pa.Array) -> npt.NDArray[np.int32 | np.int64]:
 def row_batches(chunks: Iterable[tuple[pa.Array, pa.Array]]) -> pa.RecordBatchReader:
     """A record batch of each chunk, keys and values, or several of about `ARROW_BYTES_MAX` bytes
     of values."""
-    return pa.RecordBatchReader.from_batches(ROWS_SCHEMA, _batches(chunks))
+    return reader_of(_batches(chunks))
+
+
+def reader_of(batches: Iterable[pa.RecordBatch]) -> pa.RecordBatchReader:
+    """Batches of rows as one stream."""
+    return pa.RecordBatchReader.from_batches(rows_schema(), batches)
 
 
 def _batches(chunks: Iterable[tuple[pa.Array, pa.Array]]) -> Iterator[pa.RecordBatch]:
     for columns in chunks:
-        batch = pa.RecordBatch.from_arrays(list(columns), schema=ROWS_SCHEMA)
+        batch = pa.RecordBatch.from_arrays(list(columns), schema=rows_schema())
         if columns[1].nbytes <= ARROW_BYTES_MAX:
             yield batch
             continue

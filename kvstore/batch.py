@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from kvstore.columns import row_puts
 from kvstore.commit import Expires
 from kvstore.limits import BATCH_BYTES_MAX
 from kvstore.mvcc.write import WriteSet
-from kvstore.tables.sources import BatchRows, WritesRows
-from kvstore.tables.table import Table
 from kvstore.timestamp import Timestamp
+
+if TYPE_CHECKING:
+    from kvstore.tables.sources import WritesRows
+    from kvstore.tables.table import Table
 
 
 class Batch:
@@ -70,6 +72,9 @@ class Batch:
 
     def table(self, name: str) -> Table:
         """The table `name`, written by this batch."""
+        from kvstore.tables.sources import BatchRows
+        from kvstore.tables.table import Table
+
         self._writes.require_open()
         rows = self._rows()
         rows.codec(name)

@@ -8,11 +8,11 @@ Invariants
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cache
 from itertools import repeat
-from typing import Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -21,7 +21,10 @@ from kvstore.errors import UsageError
 from kvstore.limits import KEY_BYTES_MAX
 from kvstore.timestamp import OTHER_UNITS_MAX, TIMESTAMP_MAX, is_other_unit
 
-_Longs: TypeAlias = npt.NDArray[np.int64]
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    _Longs: TypeAlias = npt.NDArray[np.int64]
 
 
 def key_column(column: pa.Array, name: str, first: int) -> pa.Array:
@@ -40,7 +43,7 @@ def decoded(column: pa.Array) -> pa.Array:
     if not pa.types.is_dictionary(column.type):
         return column
     values = column.dictionary
-    plain = _GATHERED.get(values.type)
+    plain = _gathered(values.type)
     return (values if plain is None else values.cast(plain)).take(column.indices)
 
 
@@ -165,7 +168,7 @@ def require_bytes_type(field: pa.Field, *, noun: str = "keys") -> None:
     refused by its row.
     """
     kind = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
-    if kind not in _TEXTS and not pa.types.is_fixed_size_binary(kind):
+    if kind not in _texts() and not pa.types.is_fixed_size_binary(kind):
         raise UsageError(
             f"column {field.name!r} has {noun} of type {field.type}",
             "pass binary or text, in UTF-8",
@@ -187,20 +190,16 @@ def require_time_type(field: pa.Field) -> None:
         )
 
 
-_TEXTS = frozenset(
-    [
-        pa.null(),
-        pa.binary(),
-        pa.large_binary(),
-        pa.binary_view(),
-        pa.string(),
-        pa.large_string(),
-        pa.string_view(),
-    ]
-)
+@cache
+def _texts() -> frozenset[pa.DataType]:
+    """The types of text and bytes, and the type of a column of nulls."""
+    short = (pa.null(), pa.binary(), pa.binary_view(), pa.string(), pa.string_view())
+    return frozenset([*short, pa.large_binary(), pa.large_string()])
 
 
-_GATHERED = {pa.binary_view(): pa.large_binary(), pa.string_view(): pa.large_string()}
+def _gathered(views: pa.DataType) -> pa.DataType | None:
+    """The type that Arrow gathers, for a type of views."""
+    return {pa.binary_view(): pa.large_binary(), pa.string_view(): pa.large_string()}.get(views)
 
 
 def _require_short(keys: pa.Array, name: str, first: int) -> None:

@@ -1,6 +1,7 @@
 """The log of a store: one line for each event that an operator wants to see, with facts as fields.
 
-    kvstore.store      opened, closed                       conflicts above a rate, slow fsyncs
+    kvstore.store      opened, recovered, closed            conflicts above a rate, slow fsyncs
+    kvstore.slow                                            operations above a bound
     kvstore.gc         collected, span cleared              failures of background collection
     kvstore.imports    added, reverted
     kvstore.backup     backed up, compacted, expired        waits for the storage

@@ -16,7 +16,7 @@ from typing import Any, Final, TypeVar
 
 from kvstore.arguments import require_path
 from kvstore.changes import ChangeIndex
-from kvstore.changes.capture import open_domain, passive_domain
+from kvstore.changes.capture import Capture, open_domain, passive_domain
 from kvstore.clock import Clock, Timeline, WallClock
 from kvstore.commit import (
     Committer,
@@ -26,7 +26,6 @@ from kvstore.commit import (
     require_durability,
 )
 from kvstore.engine import DATA, Engine, WriteBatch
-from kvstore.engine.memory import MemoryEngine, is_memory_store
 from kvstore.engine.rocks import RocksEngine
 from kvstore.engine.rocks_knobs import DEFAULTS, Options
 from kvstore.engine.rocks_secondary import SecondaryEngine
@@ -41,6 +40,7 @@ from kvstore.notices import notice
 from kvstore.replica import stage_replica, stored_policy
 from kvstore.scanners import SCANS_DIRECTORY
 from kvstore.store import Store
+from kvstore.timestamp import Timestamp
 
 AnyStore = TypeVar("AnyStore", bound=Store)
 
@@ -98,6 +98,7 @@ def open_as(
             durability=durability,
             clock=clock or Clock(),
             knobs=options or DEFAULTS,
+            began=began,
         )
         store.upkeep.merge_files()
         store.upkeep.remove_leftovers()
@@ -123,6 +124,19 @@ def _tell_of_opening(store: Store, seconds: float) -> None:
     )
 
 
+def _taken_up(where: str, capture: Capture, began: float | None) -> Capture:
+    """The capture. Logs that its opening took up the work of processes that died, if it did, and
+    how long that took since the opening of the store `began`."""
+    if ended := capture.recovered:
+        facts: dict[str, Any] = {"processes": len(ended)}
+        facts["changes"] = sum(epoch.events for epoch in ended)
+        facts["upper"] = str(Timestamp(capture.quiet))
+        if began is not None:
+            facts["seconds"] = round(time.perf_counter() - began, 3)
+        notice("kvstore.store", "recovered", store=where, **facts)
+    return capture
+
+
 @cache
 def _tell_of_plain_loops() -> None:
     """Log once that the loops are not compiled: nothing else shows why a process is slow."""
@@ -138,6 +152,8 @@ def engine_at(path: Path) -> str | None:
     with storage_errors(str(path)):
         if (path / "CURRENT").exists():
             return "rocksdb"
+        from kvstore.engine.memory import is_memory_store
+
         return "memory" if is_memory_store(path) else None
 
 
@@ -154,18 +170,25 @@ def _open_engine(
     if path is None:
         if engine != "memory" or not create:
             raise UsageError("no path was given", 'pass one, or engine="memory" and create=True')
-        return MemoryEngine(None)
+        return _memory_engine(None)
     found = engine_at(path)
     if found not in (None, engine):
         raise NotAStoreError(
             str(path), f"a store of the engine {found!r}", f'open it with engine="{found}"'
         )
     if engine == "memory":
-        return MemoryEngine(path, create=create)
+        return _memory_engine(path, create=create)
     opened = RocksEngine(path, create=create, knobs=knobs)
     # Parallel scans leave files when the machine dies. No other process has the store open now.
     shutil.rmtree(path / SCANS_DIRECTORY, ignore_errors=True)
     return opened
+
+
+def _memory_engine(path: Path | None, **how: Any) -> Engine:
+    # Imported late, with the journal: stores of RocksDB need neither.
+    from kvstore.engine.memory import MemoryEngine
+
+    return MemoryEngine(path, **how)
 
 
 def open_read_only(path: str | os.PathLike[str]) -> Store:
@@ -191,7 +214,7 @@ def read_as(face: type[AnyStore], path: str | os.PathLike[str]) -> AnyStore:
     directory = require_path(path)
     opened: Engine
     if engine_at(directory) == "memory":
-        opened = MemoryEngine(directory, read_only=True)
+        opened = _memory_engine(directory, read_only=True)
     else:
         opened = RocksEngine(directory, read_only=True)
     try:
@@ -217,8 +240,9 @@ def assemble(
     clock: WallClock,
     read_only: bool = False,
     knobs: Options = DEFAULTS,
+    began: float | None = None,
 ) -> AnyStore:
-    """A store over an open engine, of the class `face`."""
+    """A store over an open engine, of the class `face`. `began` is when its opening began."""
     meta = Meta(engine)
     _require_format(path, engine, meta)
     index = ChangeIndex(engine)
@@ -234,7 +258,7 @@ def assemble(
     else:
         if path is not None and isinstance(engine, RocksEngine):
             mark = DurableMark(path)
-        capture = open_domain(engine, index, since=since, upper=upper)
+        capture = _taken_up(where, open_domain(engine, index, since=since, upper=upper), began)
     committer = Committer(
         versions := Versions(
             engine,
@@ -324,7 +348,7 @@ def _where(path: Path | None, engine: Engine) -> str:
     if path is not None:
         return str(path)
     kind = type(engine).__name__
-    return "the store in memory" if isinstance(engine, MemoryEngine) else f"the store over {kind}"
+    return "the store in memory" if kind == "MemoryEngine" else f"the store over {kind}"
 
 
 def _stage_format(meta: Meta, batch: WriteBatch) -> None:

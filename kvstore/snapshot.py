@@ -6,15 +6,16 @@ from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Protocol
 
+from kvstore.arguments import VALUE_COLUMNS
 from kvstore.errors import ClosedError
-from kvstore.joins import VALUE_COLUMNS, Join, OnGone, StoredSide, join
-from kvstore.tables.catalogue import Catalogue
-from kvstore.tables.sources import SnapshotRows
-from kvstore.tables.table import Table
 from kvstore.timestamp import Timestamp
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from kvstore.joins import OnGone, StoredSide
+    from kvstore.tables.catalogue import Catalogue
+    from kvstore.tables.table import Table
 
 
 class Readable(Protocol):
@@ -79,8 +80,8 @@ class Snapshot:
         store: Readable,
         as_of: Timestamp,
         release: Callable[[], object],
-        side: StoredSide,
-        catalogue: Catalogue,
+        side: Callable[[], StoredSide],
+        catalogue: Callable[[], Catalogue],
     ) -> None:
         self._catalogue = catalogue
         self._release = release
@@ -118,13 +119,15 @@ class Snapshot:
     ) -> pa.RecordBatchReader:
         """As `Store.join`, with no label above this snapshot's time. If `at` is None, all labels
         ask for this snapshot's time."""
+        from kvstore.joins import Join, join  # imported late: see `kvstore.cli.deferred`
+
         source = Join(self, max_age=max_age, columns=columns)
         return join(labels, [source], key=key, at=at, on_gone=on_gone)
 
     def join_side(self) -> StoredSide:
         """The side of this snapshot in a join of several sources: see `kvstore.join`."""
         self._open()
-        return self._side
+        return self._side()
 
     def scan(
         self,
@@ -163,8 +166,11 @@ class Snapshot:
 
     def table(self, name: str) -> Table:
         """The table `name`, with the columns and rows that it had at this snapshot's time."""
+        from kvstore.tables.sources import SnapshotRows
+        from kvstore.tables.table import Table
+
         self._open()
-        rows = SnapshotRows(self, self._catalogue)
+        rows = SnapshotRows(self, self._catalogue())
         rows.codec(name)
         return Table(name, rows, None)
 

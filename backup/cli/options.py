@@ -7,7 +7,7 @@ import signal
 import threading
 from contextvars import ContextVar
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -15,12 +15,42 @@ from backup.chains import no_backup
 from backup.collection import Collection
 from backup.source import Stop
 from kvstore.cli.output import note
+from kvstore.errors import KVStoreError
 
 PASSPHRASE: Final = "KVSTORE_PASSPHRASE"  # a name, not a secret
 
 patience: Final[ContextVar[float]] = ContextVar("patience")
 """How long passing failures of the storage are retried, in seconds."""
 
+_COMPLETION_PATIENCE_S: Final = 1.0
+"""A person waits for the words."""
+
+
+def complete_label(ctx: Any, incomplete: str) -> list[str]:
+    """The labels of the collection that the command line names. None if it cannot be read."""
+    key_file = ctx.params.get("key_file")
+    try:
+        passphrase = None if key_file is not None else os.environ.get(PASSPHRASE)
+        how: Any = {"key_file": key_file, "patience": _COMPLETION_PATIENCE_S}
+        labels = Collection(ctx.params["collection"], passphrase, **how).show().labels
+    except (KVStoreError, OSError, KeyError):
+        return []
+    return sorted(label for label in labels if label.startswith(incomplete))
+
+
+complete_label.__annotations__ = {"ctx": Any, "incomplete": str}  # they decide what it is given
+
+InstantOption = Annotated[
+    str | None,
+    typer.Option(
+        "--as-of",
+        metavar="TIME",
+        help="Read at this time, or at the instant of this label. Times are written as 2026-11-22, "
+        "'1 hour ago', yesterday, -1h, ISO-8601 with a zone, or nanoseconds. Default: the newest.",
+        show_default=False,
+        autocompletion=complete_label,
+    ),
+]
 CollectionArgument = Annotated[
     str,
     typer.Argument(

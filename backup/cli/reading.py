@@ -10,12 +10,11 @@ from typing import Annotated
 
 import typer
 
-from backup.cli.options import CollectionArgument, KeyFileOption, open_existing
+from backup.cli.options import CollectionArgument, InstantOption, KeyFileOption, open_existing
 from backup.reading.reader import CollectionReader
 from kvstore.changes import Change
 from kvstore.cli.exits import NOT_FOUND
 from kvstore.cli.options import (
-    AsOfOption,
     Encoding,
     EncodingOption,
     EndOption,
@@ -54,7 +53,7 @@ def register(app: typer.Typer) -> None:
 def get(
     collection: CollectionArgument,
     key: KeyArgument,
-    as_of: AsOfOption = None,
+    as_of: InstantOption = None,
     cache: CacheOption = None,
     encoding: EncodingOption = Encoding.TEXT,
     key_file: KeyFileOption = None,
@@ -89,7 +88,7 @@ def scan(
     prefix: PrefixOption = None,
     start: StartOption = None,
     end: EndOption = None,
-    as_of: AsOfOption = None,
+    as_of: InstantOption = None,
     reverse: Annotated[bool, typer.Option("--reverse", help="In descending order.")] = False,
     limit: LimitOption = None,
     cache: CacheOption = None,

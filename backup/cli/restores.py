@@ -7,10 +7,9 @@ from typing import Annotated, Any
 
 import typer
 
-from backup.cli.options import CollectionArgument, KeyFileOption, open_collection
+from backup.cli.options import CollectionArgument, InstantOption, KeyFileOption, open_collection
 from backup.restoring import Restored
 from kvstore.cli.options import (
-    AsOfOption,
     Encoding,
     EncodingOption,
     EndOption,
@@ -55,7 +54,7 @@ WorkersOption = Annotated[
 def restore(
     collection: CollectionArgument,
     path: PathArgument,
-    as_of: AsOfOption = None,
+    as_of: InstantOption = None,
     prefix: PrefixOption = None,
     start: StartOption = None,
     end: EndOption = None,

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from backup.cli.options import CollectionArgument, KeyFileOption, open_existing
+from backup.cli.options import CollectionArgument, KeyFileOption, complete_label, open_existing
 from kvstore.cli.options import JsonOption, iso, to_duration, to_time
 from kvstore.cli.output import counting, print_figures, working
 from kvstore.errors import UsageError
@@ -79,7 +79,12 @@ def expire(
 
 def label(
     collection: CollectionArgument,
-    name: Annotated[str, typer.Argument(metavar="NAME", help="The label.", show_default=False)],
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="NAME", help="The label.", show_default=False, autocompletion=complete_label
+        ),
+    ],
     at: Annotated[
         str | None,
         typer.Option(metavar="TIME", help="The instant; else the newest.", show_default=False),

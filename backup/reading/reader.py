@@ -37,8 +37,8 @@ from backup.reading.rows import changes_of, rows_of, versions_of
 from backup.shard import VERSIONS, ShardPart
 from backup.shard.rows.part_bytes import MissingPartError
 from backup.shard.rows.part_reader import OpenedPart
-from kvstore.arguments import key_list, require_limit
-from kvstore.arrow import ROWS_SCHEMA
+from kvstore.arguments import VALUE_COLUMNS, is_many, key_list, require_limit
+from kvstore.arrow import rows_schema
 from kvstore.changes import Change, Order, Revisions
 from kvstore.changes.windows import require_choices
 from kvstore.clock import WallClock
@@ -51,8 +51,7 @@ from kvstore.errors import (
     UsageError,
 )
 from kvstore.forks import own
-from kvstore.joins import VALUE_COLUMNS, Join, OnGone, join
-from kvstore.joins.labels import is_many
+from kvstore.joins import Join, OnGone, join
 from kvstore.joins.side import VALUE_FIELDS, Asked, Search
 from kvstore.limits import READER_KEYS_BY_BLOCK_MAX, READER_PARTS_MAX
 from kvstore.mvcc import Version
@@ -240,7 +239,7 @@ class CollectionReader:
                         return
 
         found = iter(()) if left == 0 else rows()
-        return pa.RecordBatchReader.from_batches(ROWS_SCHEMA, found)
+        return pa.RecordBatchReader.from_batches(rows_schema(), found)
 
     def changes(
         self,

@@ -15,7 +15,7 @@ from backup.expiring import has_expiries, with_dues
 from backup.restore import tables_in
 from backup.shard import OP_DELETE_RANGE, OP_PUT, AsOf, Shard, ShardPart, ShardSnapshot, Window
 from backup.shard.rows.part_reader import OpenedPart
-from kvstore.arrow import ROWS_SCHEMA
+from kvstore.arrow import rows_schema
 from kvstore.changes import Change
 from kvstore.limits import ROW_GROUP_ROWS_MAX
 from kvstore.mvcc import Fragments, RangeTombstone, Version
@@ -55,13 +55,13 @@ def state_of(
     def rows() -> Iterator[pa.RecordBatch]:
         with held as (_, snapshot):
             # An empty batch first: taking it begins the snapshot, within the call.
-            yield pa.RecordBatch.from_pylist([], schema=ROWS_SCHEMA)
+            yield pa.RecordBatch.from_pylist([], schema=rows_schema())
             span_read = plain_span(snapshot, span)
             yield from rows_of(snapshot, span_read, snapshot.as_of, reverse=False)
 
     batches = rows()
     next(batches)
-    return pa.RecordBatchReader.from_batches(ROWS_SCHEMA, batches)
+    return pa.RecordBatchReader.from_batches(rows_schema(), batches)
 
 
 def versions_of(snapshot: ShardSnapshot, key: Span, at: int) -> list[Version]:
@@ -160,4 +160,4 @@ def _range_change(found: RangeTombstone) -> Change:
 
 def _pairs(batch: pa.RecordBatch) -> pa.RecordBatch:
     columns = [batch.column("key"), batch.column("value")]
-    return pa.RecordBatch.from_arrays(columns, schema=ROWS_SCHEMA)
+    return pa.RecordBatch.from_arrays(columns, schema=rows_schema())

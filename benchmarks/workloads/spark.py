@@ -22,6 +22,7 @@ def spark() -> list[Workload]:
             Contender(SPARK, Call(operation), operation),
             reach=reach,
             warm=True,
+            has_cpu=False,
             **more,
         )
 

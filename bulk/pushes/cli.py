@@ -11,7 +11,7 @@ import typer
 from bulk.pushes.pull import Puller
 from bulk.pushes.pushes import Pushes
 from kvstore.cli.options import JsonOption, StoreArgument, iso, to_duration
-from kvstore.cli.output import note, print_figures, print_list, working
+from kvstore.cli.output import note, print_figures, print_json, print_list, working
 from kvstore.cli.stores import open_or_create
 
 app = typer.Typer(
@@ -54,7 +54,7 @@ def pull_(
     with open_or_create(store, "rocksdb", create=create) as opened:
         puller = Puller(opened, Pushes(url), name=name, shard=shard, every=pause)
         if once:
-            with working(f"pulling {url}"):
+            with working(f"pulling {url}", quiet=as_json):
                 while puller.step():
                     pass
         else:
@@ -114,7 +114,7 @@ def status_(url: UrlArgument, push: NumberArgument, as_json: JsonOption = False)
 
 
 @app.command(name="revert")
-def revert_(url: UrlArgument, push: NumberArgument) -> None:
+def revert_(url: UrlArgument, push: NumberArgument, as_json: JsonOption = False) -> None:
     """Take a push back on every store that pulls from a URL.
 
     \b
@@ -122,6 +122,8 @@ def revert_(url: UrlArgument, push: NumberArgument) -> None:
       kvstore push revert s3://bucket/pushes 7
     """
     Pushes(url).revert(push)
+    if as_json:
+        print_json({"push": push, "reverted": True})
 
 
 @app.command(name="expire")
@@ -136,7 +138,7 @@ def expire_(
     Examples:
       kvstore push expire s3://bucket/pushes --keep 5
     """
-    with working(f"looking through {url}"):
+    with working(f"looking through {url}", quiet=as_json):
         gone = Pushes(url).expire(keep=int(keep) if keep.isdigit() else to_duration(keep))
     print_figures(
         {"pushes": len(gone), "bytes": sum(push.size_bytes for push in gone)}, as_json=as_json

@@ -21,7 +21,7 @@ from bulk.loading import import_rows
 from bulk.manifest import Manifest
 from bulk.remote import OnConflict
 from bulk.sort import Duplicates
-from kvstore.arrow import ROWS_SCHEMA
+from kvstore.arrow import rows_schema
 from kvstore.errors import UsageError, printable
 from kvstore.tables import Table, TableCodec
 from kvstore.tables.conform import conform
@@ -70,11 +70,11 @@ def file_batches(codec: TableCodec, paths: Iterable[Path]) -> Iterator[pa.Record
 
 def stored_batches(codec: TableCodec, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
     """Keys and values of the rows of a batch, and of their entries in each index."""
-    yield pa.RecordBatch.from_arrays(list(codec.encode(batch)), schema=ROWS_SCHEMA)
+    yield pa.RecordBatch.from_arrays(list(codec.encode(batch)), schema=rows_schema())
     for index in codec.definition.indexes:
         entries = codec.entries(index, batch)
         empty = pa.repeat(pa.scalar(b"", pa.binary()), len(entries))
-        yield pa.RecordBatch.from_arrays([entries, empty], schema=ROWS_SCHEMA)
+        yield pa.RecordBatch.from_arrays([entries, empty], schema=rows_schema())
 
 
 def key_text(codec: TableCodec, key: bytes) -> str:

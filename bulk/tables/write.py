@@ -87,7 +87,10 @@ def import_(
     twice = one_of("--duplicates", duplicates, DUPLICATES)
     for source in sources:
         format_of(source)
-    with open_to_write(store) as opened, working(f"importing into {store}") as progress:
+    with (
+        open_to_write(store) as opened,
+        working(f"importing into {store}", quiet=as_json) as progress,
+    ):
         read = 0
 
         def counted(rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -158,6 +161,7 @@ def build(
     index: Annotated[
         str, typer.Argument(metavar="INDEX", help="The index's name.", show_default=False)
     ],
+    as_json: JsonOption = False,
 ) -> None:
     """Make the entries of an index that an interrupted `alter` left unfinished.
 
@@ -166,7 +170,9 @@ def build(
       kvstore table build city.db trips by_zone
     """
     with open_to_write(store) as opened:
-        _build(opened.table(name), index)
+        rows = _build(opened.table(name), index, quiet=as_json)
+    if as_json:
+        print_json({"index": index, "rows": rows})
 
 
 def export(
@@ -238,9 +244,19 @@ def _export_table(
     print_figures(fields, as_json=as_json)
 
 
-def _build(table: Table, index: str) -> None:
-    with working(f"building index {index}") as progress:
-        table.build_index(index, progress=counting(progress, "rows"))
+def _build(table: Table, index: str, *, quiet: bool = False) -> int:
+    """Build an index; returns the number of rows that were looked at."""
+    rows = 0
+    with working(f"building index {index}", quiet=quiet) as progress:
+        show = counting(progress, "rows")
+
+        def told(count: int) -> None:
+            nonlocal rows
+            rows = count
+            show(count)
+
+        table.build_index(index, progress=told)
+    return rows
 
 
 def _typed(text: str) -> tuple[str, str]:

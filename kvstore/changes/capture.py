@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import secrets
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final, TypeAlias
 
 from kvstore.changes.changeset import DOMAIN_MAX, Changeset, ChangesetId, Serials, ambient
@@ -59,6 +59,8 @@ class Capture:
         self._run = run
         self.quiet = quiet
         self.open: set[Changeset] = set()
+        self.recovered: list[Epoch] = []
+        """The epochs of processes that died, which this opening ended."""
 
     # -- commits ----------------------------------------------------------------------------
 
@@ -200,27 +202,36 @@ def written_epochs(meta: Meta, *, upto_run: int) -> Iterator[Epoch]:
         yield from unpack_run(fields)
 
 
-def last_run(meta: Meta) -> tuple[int, int, Epoch | None]:
-    """Number of the next run, the last quiet time and the last epoch: an open starts from these."""
+def last_run(meta: Meta) -> tuple[int, int, Callable[[], Epoch | None]]:
+    """Number of the next run, the last quiet time, and a function that finds the last epoch: an
+    open starts from these, and needs the epoch after a crash only."""
     found = meta.last_numbered(PREFIX)
     if found is None:
-        return 0, 0, None
+        return 0, 0, lambda: None
     number, fields = found
     domain, begin, quiet = run_head(fields)
-    epochs = unpack_run(fields)
-    last = epochs[-1] if epochs else epoch_of(domain, begin, begin, quiet, 0, 0)
+
+    def last() -> Epoch:
+        epochs = unpack_run(fields)
+        return epochs[-1] if epochs else epoch_of(domain, begin, begin, quiet, 0, 0)
+
     return number + 1, quiet, last
 
 
 def recovered(
-    headers: Iterable[tuple[int, int, tuple[int, int]]], last: Epoch | None, *, upper: int
+    headers: Iterable[tuple[int, int, tuple[int, int]]],
+    find_last: Callable[[], Epoch | None],
+    *,
+    upper: int,
 ) -> list[Epoch]:
     """The epochs that end the domains of processes that died, counted from the change index.
 
     `headers` are timestamp, events and changeset of every entry since the last quiet time.
     """
     ended: dict[int, Epoch] = {}
-    for _, events, (domain, serial) in headers:
+    last: Epoch | None = None
+    for number, (_, events, (domain, serial)) in enumerate(headers):
+        last = last if number else find_last()
         known = last is not None and domain == last.domain
         begin = last.end if known and last is not None else 0
         if domain == 0 or serial < begin:
@@ -248,6 +259,7 @@ def open_domain(engine: Engine, index: ChangeIndex, *, since: int, upper: int) -
         run += len(ended)
     domain = secrets.randbelow(DOMAIN_MAX) + 1
     capture = Capture(meta, Serials(), domain=domain, run=run, quiet=upper)
+    capture.recovered = ended
     index.trims.append(capture.stage_trim)
     return capture
 

@@ -21,6 +21,7 @@ the commit made its changes.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import cache
 from typing import Any, Final
 
 import numpy as np
@@ -49,26 +50,32 @@ from kvstore.span import Span
 
 CHANGESET_BYTES: Final = 16
 
-CHANGES_SCHEMA: Final = pa.schema(
-    [
-        pa.field("timestamp", pa.int64(), nullable=False),
-        pa.field("seq", pa.int32(), nullable=False),
-        pa.field("op", pa.uint8(), nullable=False),
-        pa.field("key", pa.binary(), nullable=False),
-        pa.field("end_key", pa.binary()),
-        pa.field("value", pa.binary()),
-        pa.field("pre", pa.binary()),
-        pa.field("post", pa.binary()),
-        pa.field("changeset", pa.binary(CHANGESET_BYTES), nullable=False),
-        pa.field("stream", pa.binary(STREAM_ID_BYTES), nullable=False),
-        pa.field("expires", pa.int64()),
-    ]
-)
 
-VERSION_CHANGES_SCHEMA: Final = pa.schema(
-    [CHANGES_SCHEMA.field(name) for name in ("key", "timestamp", "op", "value", "end_key")]
-)
-"""The columns that make a version. The other columns tell how it came about."""
+@cache
+def changes_schema() -> pa.Schema:
+    """The columns of changes. A function, as `kvstore.arrow.rows_schema`."""
+    return pa.schema(
+        [
+            pa.field("timestamp", pa.int64(), nullable=False),
+            pa.field("seq", pa.int32(), nullable=False),
+            pa.field("op", pa.uint8(), nullable=False),
+            pa.field("key", pa.binary(), nullable=False),
+            pa.field("end_key", pa.binary()),
+            pa.field("value", pa.binary()),
+            pa.field("pre", pa.binary()),
+            pa.field("post", pa.binary()),
+            pa.field("changeset", pa.binary(CHANGESET_BYTES), nullable=False),
+            pa.field("stream", pa.binary(STREAM_ID_BYTES), nullable=False),
+            pa.field("expires", pa.int64()),
+        ]
+    )
+
+
+@cache
+def version_changes_schema() -> pa.Schema:
+    """The columns that make a version. The other columns tell how it came about."""
+    names = ("key", "timestamp", "op", "value", "end_key")
+    return pa.schema([changes_schema().field(name) for name in names])
 
 
 class ColumnReader:
@@ -81,13 +88,14 @@ class ColumnReader:
         self._dues = events.dues
 
     def batches(
-        self, wanted: Wanted, *, since: int, upto: int, schema: pa.Schema = CHANGES_SCHEMA
+        self, wanted: Wanted, *, since: int, upto: int, schema: pa.Schema | None = None
     ) -> Iterator[pa.RecordBatch]:
         """Record batches of the changes in `(since, upto]`; see the top of this file.
 
         Makes only the columns of `schema`: 10,000 changes take 0.25 ms with all columns, 0.1 ms
         with the columns of versions.
         """
+        schema = schema or changes_schema()
         pending: list[Event] = []
         size, taken = 0, 0
         with_dues = "expires" in schema.names and self._dues.may_be_in(wanted.span)
@@ -124,7 +132,7 @@ class ColumnReader:
         held: list[pa.RecordBatch] = []
         rows = size = 0
         wanted = Wanted(Span())
-        for batch in self.batches(wanted, since=since, upto=upto, schema=VERSION_CHANGES_SCHEMA):
+        for batch in self.batches(wanted, since=since, upto=upto, schema=version_changes_schema()):
             held.append(batch)
             rows, size = rows + batch.num_rows, size + batch.nbytes
             if rows > SORTED_CHANGES_MAX or size > FEW_CHANGES_BYTES:
@@ -196,7 +204,7 @@ class ColumnReader:
 
 def record_batch_reader(batches: Iterator[pa.RecordBatch]) -> pa.RecordBatchReader:
     """A reader that pulls the batches one by one."""
-    return pa.RecordBatchReader.from_batches(CHANGES_SCHEMA, batches)
+    return pa.RecordBatchReader.from_batches(changes_schema(), batches)
 
 
 def is_whole(entry: ChangeEntry) -> bool:
@@ -204,8 +212,8 @@ def is_whole(entry: ChangeEntry) -> bool:
     return entry.count >= WHOLE_ROWS_MIN and entry.points == entry.count
 
 
-def from_events(events: list[Event], schema: pa.Schema = CHANGES_SCHEMA) -> pa.RecordBatch:
-    """Events as a record batch with the columns of `schema`."""
+def from_events(events: list[Event], schema: pa.Schema | None = None) -> pa.RecordBatch:
+    """Events as a record batch with the columns of `schema`, by default of `changes_schema`."""
     columns = [
         pa.array([event.timestamp for event in events], pa.int64()),
         pa.array([event.sequence for event in events], pa.int32()),
@@ -219,8 +227,10 @@ def from_events(events: list[Event], schema: pa.Schema = CHANGES_SCHEMA) -> pa.R
         _ids(b"".join(event.stream for event in events), len(events)),
         pa.array([event.expires for event in events], pa.int64()),
     ]
-    batch = pa.RecordBatch.from_arrays(columns, schema=CHANGES_SCHEMA)
-    return batch if schema is CHANGES_SCHEMA else batch.select(schema.names)
+    batch = pa.RecordBatch.from_arrays(columns, schema=changes_schema())
+    if schema is None or schema is changes_schema():
+        return batch
+    return batch.select(schema.names)
 
 
 def pack_changeset(changeset: tuple[int, int]) -> bytes:

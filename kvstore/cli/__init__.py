@@ -9,7 +9,7 @@ Floors, from the top:
     changes imports holds read
     completion
     options stores
-    exits help interrupts output times
+    deferred exits help interrupts output summaries times
 """
 
 from kvstore.cli.start import main

@@ -7,8 +7,10 @@ A failure prints one line on stderr (what happened; what to do) and sets an exit
 `kvstore.cli.exits`. Only a bug of ours shows a traceback.
 
 Invariants
-1. A command is imported when it is called or listed, so `kvstore get` imports no other command.
+1. A command is imported when it is called, so `kvstore get` imports no other command, and
+   `kvstore --help` imports no command that `summaries` knows.
 2. A command is imported before it runs: an interrupt meanwhile ends the process at once.
+3. Help and messages are plain text. Rich, which takes 90 ms, is imported for tables and progress.
 """
 
 from __future__ import annotations
@@ -17,8 +19,7 @@ import logging
 import os
 import sys
 from importlib import import_module
-from importlib.metadata import EntryPoint, entry_points
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 from typer.core import TyperGroup
@@ -26,8 +27,12 @@ from typer.core import TyperGroup
 from kvstore.cli.exits import HELP, exit_code, from_system
 from kvstore.cli.interrupts import interruptible
 from kvstore.cli.output import print_line
+from kvstore.cli.summaries import SUMMARIES
 from kvstore.errors import KVStoreError
 from kvstore.version import __version__
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 COMMANDS_GROUP: Final = "kvstore.commands"
 
@@ -59,6 +64,8 @@ OWN: Final = {
 """The commands of this package, in the order of the help: a module of `kvstore.cli`, and in it a
 function, or a `typer.Typer` of several commands."""
 
+_SUMMARY_MAX: Final = 200
+
 # Commands print waits and failures themselves; without a handler, logging prints each once more.
 logging.getLogger("kvstore").addHandler(logging.NullHandler())
 
@@ -79,6 +86,17 @@ class Commands(TyperGroup):
         command.name = cmd_name
         _prepare(command, ctx)
         return command
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        rows = [(name, self._summary(ctx, name)) for name in self.list_commands(ctx)]
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
+
+    def _summary(self, ctx: Any, name: str) -> str:
+        if (known := SUMMARIES.get(name)) is not None:
+            return known
+        found: str = self.get_command(ctx, name).get_short_help_str(_SUMMARY_MAX)
+        return found
 
     def get_params(self, ctx: Any) -> list[Any]:
         return _without_types(super().get_params(ctx))
@@ -103,6 +121,7 @@ app = typer.Typer(
     cls=Commands,
     help=f"A multi-version key-value store, from the shell.\n\n\b\n{HELP}",
     no_args_is_help=True,
+    rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -145,12 +164,15 @@ def _own(name: str) -> typer.Typer:
 
 def _added() -> dict[str, EntryPoint]:
     """Commands of other packages, by name."""
+    from importlib.metadata import entry_points  # 10 ms, which own commands do without
+
     return {entry.name: entry for entry in entry_points(group=COMMANDS_GROUP)}
 
 
 def _prepare(command: Any, ctx: Any) -> None:
-    """Have the help of a command show no type beside a flag, and an interrupt end it. The same for
-    the commands below it."""
+    """Have the help of a command be plain, without a type beside a flag, and have an interrupt end
+    the command. The same for the commands below it."""
+    command.rich_markup_mode = None
     _without_types(command.get_params(ctx))
     below = getattr(command, "commands", None)
     if below is None:

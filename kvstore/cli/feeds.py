@@ -10,7 +10,14 @@ from typing import Annotated
 import typer
 
 from kvstore.claims import FEED, HoldRecord
-from kvstore.cli.changes import IMAGES, ImagesOption, PollOption, lines_after, print_following
+from kvstore.cli.changes import (
+    IMAGES,
+    ImagesOption,
+    LinesOption,
+    PollOption,
+    lines_after,
+    print_following,
+)
 from kvstore.cli.completion import names_of
 from kvstore.cli.options import (
     LISTED_MAX,
@@ -21,7 +28,7 @@ from kvstore.cli.options import (
     iso,
     one_of,
 )
-from kvstore.cli.output import note, print_lines, print_list
+from kvstore.cli.output import note, print_json, print_lines, print_list
 from kvstore.cli.stores import open_to_write
 from kvstore.cli.times import in_words
 from kvstore.errors import UsageError
@@ -68,7 +75,7 @@ def list_feeds(
 
 
 @app.command(name="drop")
-def drop_feed(store: StoreArgument, name: FeedArgument) -> None:
+def drop_feed(store: StoreArgument, name: FeedArgument, as_json: JsonOption = False) -> None:
     """Drop a feed whose consumer is gone for good: its position, and its claim on history.
 
     \b
@@ -76,8 +83,11 @@ def drop_feed(store: StoreArgument, name: FeedArgument) -> None:
       kvstore feeds drop flights.db audit
     """
     with open_to_write(store) as opened:
-        for record in _feed(opened, name):
+        workers, newest = _feed(opened, name), opened.upper - 1
+        for record in workers:
             dropped = opened.drop_hold(record.name)
+    if as_json:
+        print_json(_fields(name, workers, newest))
     note(f"dropped; {dropped.cost_of_dropping}")
 
 
@@ -91,6 +101,7 @@ def tail(
         bool, typer.Option("--follow", "-f", help="Continue with later changes.")
     ] = False,
     poll: PollOption = 1.0,
+    _as_json: LinesOption = True,
 ) -> None:
     """Print the changes that a feed has not acknowledged, as JSON lines. The feed does not move.
 

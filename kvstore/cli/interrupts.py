@@ -15,6 +15,7 @@ Invariants
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -42,6 +43,7 @@ def interruptible(run: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(run)
     def running(*args: Any, **options: Any) -> Any:
+        gc.enable()  # see `start`
         if not _is_watching:
             return run(*args, **options)
         try:

@@ -80,7 +80,7 @@ def compact(directory: JournalArgument, as_json: JsonOption = False) -> None:
       kvstore journal compact sessions.db
     """
     _require_directory(directory)
-    with working(f"compacting {directory}"):
+    with working(f"compacting {directory}", quiet=as_json):
         done = compact_by_content(directory, _FOLDS)
     print_figures(
         {
@@ -118,7 +118,7 @@ def salvage(
     """
     kept = one_of("--keep", keep, _KEEPS)
     _require_directory(source)
-    with working(f"copying {source}"):
+    with working(f"copying {source}", quiet=as_json):
         report = journal.salvage(source, destination, keep=kept, content=content)
     losses = [str(loss.error()) for loss in report.losses]
     print_figures(

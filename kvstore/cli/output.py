@@ -89,8 +89,12 @@ def working(what: str, *, quiet: bool = False) -> Iterator[Callable[[str], None]
     from rich.text import Text
 
     console = Console(stderr=True)
-    with console.status(Text(what)) as status:
-        yield lambda progress: status.update(Text(f"{what}: {progress}"))
+
+    def line(text: str) -> Text:
+        return Text(text, no_wrap=True, overflow="ellipsis")  # one line, however narrow
+
+    with console.status(line(what)) as status:
+        yield lambda progress: status.update(line(f"{what}: {progress}"))
 
 
 def _is_shown() -> bool:
@@ -105,23 +109,24 @@ def counting(
     *,
     seconds: Callable[[], float] = time.monotonic,
 ) -> Callable[[int], None]:
-    """Show a count of `what`, of `total` if that is known. A count that has a `total` itself is
-    shown with the time that is left."""
-    of = "" if total is None else f" of {total:,}"
-    begun = seconds()
-    first: list[int] = []
+    """Show a count of `what` and its rate; where the `total` is known, here or by the count itself,
+    also the time that is left. A `total` that the count passes was an estimate, and is not shown.
+    """
+    first: list[tuple[int, float]] = []
 
     def show(count: int) -> None:
-        whole: int | None = getattr(count, "total", None)
-        if not whole:
-            progress(f"{count:,}{of} {what}")
-            return
-        first[:] = first or [count]  # done before, in an attempt that was killed
-        text = f"{count:,} of {whole:,} {what}"
-        if count > first[0]:
-            left = (seconds() - begun) / (count - first[0]) * max(whole - count, 0)
-            text += f", {timedelta(seconds=round(left))} left"
-        progress(text)
+        whole = getattr(count, "total", None) or total or 0
+        now = seconds()
+        if not first:  # done before, in an attempt that was killed
+            first.append((count, now))
+        is_known = whole >= count and whole > 0
+        parts = [f"{count:,} of {whole:,} {what}" if is_known else f"{count:,} {what}"]
+        done, took = count - first[0][0], now - first[0][1]
+        if done > 0 and took > 0:
+            parts.append(f"{done / took:,.0f}/s")
+            if is_known:
+                parts.append(f"{timedelta(seconds=round(took / done * (whole - count)))} left")
+        progress(", ".join(parts))
 
     return show
 

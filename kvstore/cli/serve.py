@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import Annotated, TypeAlias
+from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 
@@ -16,6 +18,10 @@ from kvstore.cli.options import StoreArgument
 from kvstore.cli.output import print_line
 from kvstore.cli.stores import open_here, open_to_own
 from kvstore.errors import UsageError
+from kvstore.store import Store
+
+if TYPE_CHECKING:
+    import ssl
 
 ImportPlaces: TypeAlias = Annotated[
     list[str] | None,
@@ -23,6 +29,10 @@ ImportPlaces: TypeAlias = Annotated[
         metavar="PLACE",
         help="A URL or directory; clients may have imports below it added. May be repeated.",
     ),
+]
+SlowOption: TypeAlias = Annotated[
+    float | None,
+    typer.Option(metavar="SECONDS", min=0.0, help="Print operations that take longer."),
 ]
 CertificateFile: TypeAlias = Annotated[
     Path | None, typer.Option(help="The certificate chain of the server (PEM).")
@@ -47,6 +57,7 @@ def serve(
     create: Annotated[
         bool, typer.Option("--create", help="Create the store if it does not exist.")
     ] = False,
+    slow: SlowOption = None,
 ) -> None:
     """Serve a store until a signal ends the process (SIGINT or SIGTERM).
 
@@ -64,17 +75,17 @@ def serve(
       kvstore serve flights.db --imports-from s3://bucket/staging
     """
     # Imported here: other commands start without the packages of a server.
-    from kvstore.server import ListenAddress, app, read_tokens, server_tls
+    from kvstore.server import ListenAddress, app, read_tokens
     from kvstore.server import serve as serve_app
     from kvstore.server.added import VERBS, added
 
-    tls = None if tls_cert is None or tls_key is None else server_tls(tls_cert, tls_key)
-    if tls is None and (tls_cert or tls_key):
-        raise UsageError("--tls-cert and --tls-key come together", "pass both, or none")
+    tls = _tls(tls_cert, tls_key)
     tokens = None if token_file is None else read_tokens(token_file)
     address = ListenAddress.parse(listen)
     verbs = added(VERBS, "imports")(imports_from or [])
     with _ended_by_signals() as ending, open_to_own(store, "rocksdb", create=create) as opened:
+        if slow is not None:
+            _tell_of_slow(opened, slow)
         served = app(opened, tokens, verbs=verbs)
         serve_app(served, address, tls=tls, ready=_say_where, readers=readers)
         ending()
@@ -130,6 +141,26 @@ def ui(
     with _ended_by_signals() as ending, opened_to_look(store) as looked_at:
         serve_app(App(looked_at, tokens=[token], make_page=make_page), address, ready=say_where)
         ending()
+
+
+def _tls(certificate: Path | None, key: Path | None) -> ssl.SSLContext | None:
+    from kvstore.server import server_tls
+
+    if certificate is not None and key is not None:
+        return server_tls(certificate, key)
+    if certificate or key:
+        raise UsageError("--tls-cert and --tls-key come together", "pass both, or none")
+    return None
+
+
+def _tell_of_slow(store: Store, seconds: float) -> None:
+    """Print a line for each operation that takes longer."""
+    from kvstore.metrics.slow import warn_of_slow
+
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(asctime)s %(name)s %(message)s"))
+    logging.getLogger("kvstore.slow").addHandler(handler)
+    warn_of_slow(store, timedelta(seconds=seconds))
 
 
 def _say_where(url: str) -> None:

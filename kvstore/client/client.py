@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import pyarrow as pa
 
 from kvstore import joins
+from kvstore.arguments import VALUE_COLUMNS
 from kvstore.batch import Batch
 from kvstore.client import calls, streams
 from kvstore.client.joins import RemoteSide
@@ -26,7 +27,7 @@ from kvstore.client.upkeep import ServedUpkeep
 from kvstore.client.writes import SentWriteSet
 from kvstore.codec.tuples import desc
 from kvstore.commit import Durability, Expires, sent_expiry
-from kvstore.joins import VALUE_COLUMNS, Join, OnGone
+from kvstore.joins import Join, OnGone
 from kvstore.mapping import MappingCodec, StoreMapping
 from kvstore.metrics import Metric
 from kvstore.mvcc import Version

@@ -10,7 +10,7 @@ import pyarrow as pa
 from kvstore.changes import Change
 from kvstore.changes.change import ExpiringChange, Op
 from kvstore.changes.changeset import ChangesetId
-from kvstore.changes.columns import CHANGES_SCHEMA
+from kvstore.changes.columns import changes_schema
 from kvstore.changes.entry import OP_DELETE, OP_DELETE_RANGE, OP_PUT
 from kvstore.changes.event import Event, ExpiringEvent, Operation
 from kvstore.timestamp import Timestamp
@@ -21,7 +21,6 @@ _OPS: Final[dict[int, Op]] = {
     OP_DELETE_RANGE: "delete_range",
 }
 _CHANGE: Final = ("timestamp", "op", "key", "end_key", "value", "expires")
-_EVENT: Final = tuple(CHANGES_SCHEMA.names)
 
 
 def changes_of(batches: Iterable[pa.RecordBatch]) -> Iterator[Change]:
@@ -35,7 +34,7 @@ def events_of(batches: Iterable[pa.RecordBatch], *, is_cut: bool = False) -> Ite
     """The events of batches, in their order; each commit's events follow each other. If `is_cut`,
     the last commit has more events than came."""
     before: tuple[Any, ...] | None = None
-    for row in _rows(batches, _EVENT):
+    for row in _rows(batches, tuple(changes_schema().names)):
         if before is not None:
             yield _event(before, is_last=before[0] != row[0])
         before = row

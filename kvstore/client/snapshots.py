@@ -18,13 +18,14 @@ from itertools import chain
 import pyarrow as pa
 
 from kvstore import joins
+from kvstore.arguments import VALUE_COLUMNS
 from kvstore.client import calls, streams
 from kvstore.client.calls import ns
 from kvstore.client.joins import RemoteSide
 from kvstore.client.pool import Pool
 from kvstore.client.reply import Reply
 from kvstore.errors import ClosedError, HistoryGoneError, KVStoreError
-from kvstore.joins import VALUE_COLUMNS, Join, OnGone
+from kvstore.joins import Join, OnGone
 from kvstore.limits import CLIENT_SNAPSHOT_LEASE_S
 from kvstore.span import Span
 from kvstore.timestamp import TimeLike, Timestamp

@@ -29,7 +29,6 @@ from kvstore.errors import (
     StaleReaderError,
 )
 from kvstore.errors.system import storage_errors
-from kvstore.journal.files import OS_FILES
 from kvstore.limits import BLOCK_CACHE_BYTES, READ_ONLY_OPENINGS_MAX
 
 
@@ -67,6 +66,8 @@ def make_store_directory(path: Path) -> None:
     with storage_errors(str(path)):
         if (path / "CURRENT").exists():
             return
+        from kvstore.journal.files import OS_FILES  # a store that exists needs no journal
+
         OS_FILES.make_directory(str(path))
         OS_FILES.sync_directory(str(path.absolute().parent))
 

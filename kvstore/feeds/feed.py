@@ -117,7 +117,7 @@ class FeedBatch:
         return self.position.timestamp
 
     def to_arrow(self) -> pa.RecordBatch:
-        """The events as a record batch of `kvstore.changes.columns.CHANGES_SCHEMA`. Copies."""
+        """The events as a record batch of `kvstore.changes.columns.changes_schema`. Copies."""
         return from_events(self.events)
 
 

@@ -10,9 +10,9 @@ Floors, from the top:
     labels            keys with their times, held against the history that is kept
 """
 
-from kvstore.joins.join import VALUE_COLUMNS, OnGone, join
+from kvstore.joins.join import OnGone, join
 from kvstore.joins.points import floors, values
 from kvstore.joins.side import Join
 from kvstore.joins.stored import StoredSide
 
-__all__ = ["VALUE_COLUMNS", "Join", "OnGone", "StoredSide", "floors", "join", "values"]
+__all__ = ["Join", "OnGone", "StoredSide", "floors", "join", "values"]

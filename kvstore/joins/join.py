@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from datetime import timedelta
 from functools import partial
-from typing import Final, Literal, NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 import pyarrow as pa
 
@@ -36,8 +36,6 @@ from kvstore.limits import JOIN_VALUE_BYTES_MAX
 from kvstore.timestamp import TIMESTAMP_MAX
 
 OnGone: TypeAlias = Literal["error", "null"]
-
-VALUE_COLUMNS: Final = ("value", "value_timestamp")
 
 
 class _Part(NamedTuple):

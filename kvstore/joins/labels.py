@@ -11,12 +11,10 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from contextlib import suppress
-from datetime import datetime
-from typing import Any, Final, NamedTuple, TypeAlias, cast
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
-from typing_extensions import TypeIs
 
 from kvstore.errors import HistoryGoneError, NotYetWrittenError, UsageError, printable
 from kvstore.parts import Parts
@@ -54,17 +52,6 @@ def times_of(parts: Parts, as_of: Sequence[TimeLike], count: int) -> Numbers:
                 return times
     checked = [parts.committer.to_time(_plain(time), name="as_of") for time in given]
     return np.frombuffer(array("q", checked), np.int64)
-
-
-def is_many(as_of: TimeLike | Sequence[TimeLike] | None) -> TypeIs[Sequence[TimeLike]]:
-    """Whether `as_of` is a time for each key, rather than one time."""
-    if as_of is None or isinstance(as_of, _ONE_TIME):
-        return False
-    return hasattr(as_of, "__len__")
-
-
-_ONE_TIME: Final = (int, str, bytes, datetime)
-"""A tuple, because a call that writes `int | str` makes the union anew."""
 
 
 def require_complete(parts: Parts, labels: Labels) -> None:

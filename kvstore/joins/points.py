@@ -11,9 +11,9 @@ from functools import partial
 
 import numpy as np
 
+from kvstore.arguments import is_many
 from kvstore.joins.labels import (
     Labels,
-    is_many,
     require_complete,
     require_kept,
     require_span_kept,

@@ -5,6 +5,7 @@
 Floors, from the top:
 
     prometheus opentelemetry tracing    what a collector takes
+    slow                                warnings of operations that take long
     snapshot
     definitions
 """

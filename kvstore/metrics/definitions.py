@@ -41,6 +41,18 @@ _GAUGES: Final = (
         ("feed",),
     ),
     (
+        "feed_lag_changes",
+        "",
+        "The changes after a feed's position, counted in the newest 1,000 commits at most.",
+        ("feed",),
+    ),
+    (
+        "history_bytes",
+        "bytes",
+        "The bytes of the change index, estimated by time: free, or kept by a claim.",
+        ("state",),
+    ),
+    (
         "backup_behind_seconds",
         "seconds",
         "The age of the newest instant in a backup that lacks commits, 0 for one that has all.",

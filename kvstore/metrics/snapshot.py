@@ -2,7 +2,8 @@
 
 Invariants
 1. Every metric of `DEFINITIONS` is in a snapshot. One with labels may have no value.
-2. A snapshot reads no entry of the store, and keeps no commit waiting.
+2. A snapshot keeps no commit waiting. It reads no entry of the store but, for feeds that are
+   behind, the headers of at most `LAG_COMMITS_MAX` commits together, and the oldest header.
 """
 
 from __future__ import annotations
@@ -10,11 +11,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
+from operator import itemgetter
 from typing import Any, Final, TypeAlias
 
 from kvstore.claims import BACKUP, FEED, HoldRecord
 from kvstore.clock import Durations
 from kvstore.engine.api import FAMILIES, WHOLE_FIGURES
+from kvstore.limits import LAG_COMMITS_MAX
 from kvstore.meters import Meters
 from kvstore.metrics.definitions import DEFINITIONS, MetricDefinition
 from kvstore.parts import Parts
@@ -74,6 +78,7 @@ _Value: TypeAlias = "tuple[str, LabelTexts, float | Distribution]"
 def _values(parts: Parts, stats: Mapping[str, Any]) -> Iterator[_Value]:
     yield from _times(parts)
     yield from _claims(parts)
+    yield from _history(parts, stats)
     yield from _counted(parts.committer.meters)
     adding = stats["imports_adding"]
     yield "imports", ("adding",), adding
@@ -119,19 +124,45 @@ def _claims(parts: Parts) -> Iterator[_Value]:
     for kind, claim in oldest.items():
         yield "oldest_claim_seconds", (kind,), _seconds(now - claim.timestamp)
     lags: dict[str, float] = {}
+    positions: dict[str, int] = {}
     kept = sorted((hold for hold in holds if not hold.lost), key=lambda hold: hold.timestamp)
     for hold in kept[:_HOLDS_MAX]:
         yield "claim_age_seconds", (hold.kind, hold.name), _seconds(now - hold.timestamp)
         if hold.kind == FEED:  # oldest first: the slowest of several workers counts
             lags.setdefault(hold.address, _seconds(upper - 1 - hold.timestamp))
+            positions.setdefault(hold.address, hold.timestamp)
     for feed, lag in lags.items():
         yield "feed_lag_seconds", (feed,), lag
+    yield from _changes_behind(parts, positions)
     for hold in kept[:_HOLDS_MAX]:
         if hold.kind == BACKUP:
             behind = now - hold.timestamp if upper - 1 > hold.timestamp else 0
             yield "backup_behind_seconds", (hold.address,), _seconds(behind)
     for address, at in list(parts.holds.proofs.items()):
         yield "backup_proof_age_seconds", (address,), _seconds(now - at)
+
+
+def _changes_behind(parts: Parts, positions: Mapping[str, int]) -> Iterator[_Value]:
+    """The changes that each feed has before it. One pass over the index, newest part first."""
+    upto, changes, commits = parts.committer.upper - 1, 0, 0
+    for feed, position in sorted(positions.items(), key=itemgetter(1), reverse=True):
+        if position < upto and commits < LAG_COMMITS_MAX:
+            headers = parts.index.headers(since=position, upto=upto)
+            for _, events, _ in islice(headers, LAG_COMMITS_MAX - commits):
+                commits, changes = commits + 1, changes + events
+            upto = position
+        yield "feed_lag_changes", (feed,), changes
+
+
+def _history(parts: Parts, stats: Mapping[str, Any]) -> Iterator[_Value]:
+    """The bytes of the change index, of which a collection takes the part below all claims."""
+    since, upper = parts.committer.since, parts.committer.upper
+    oldest = min((claim.timestamp for claim in parts.holds.needing()), default=upper)
+    first, *_ = next(parts.index.headers(since=since, upto=upper - 1), (upper,))
+    free = min(max(oldest - first, 0) / max(upper - first, 1), 1.0)
+    whole = stats["changes_bytes"] + stats["changes_memtable_bytes"]
+    yield "history_bytes", ("free",), whole * free
+    yield "history_bytes", ("kept",), whole * (1 - free)
 
 
 def _counted(meters: Meters) -> Iterator[_Value]:

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from kvstore.errors import UsageError
+from kvstore.metrics.slow import OPERATIONS
 
 try:
     from opentelemetry import metrics as otel_metrics
@@ -44,13 +45,6 @@ class Traceable(Protocol):
         ...
 
 
-OPERATIONS: Final = (
-    *("get", "get_many", "floor", "floor_many", "history", "scan", "scan_batches", "changes"),
-    *("put", "put_many", "put_if", "delete", "delete_if", "delete_range", "update", "increment"),
-    *("transact", "revert_range", "revert_import", "clear_range", "gc", "checkpoint", "sync"),
-)
-"""The methods that are traced."""
-
 _BOUNDS_S: Final = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0)
 """The bounds that the conventions advise, from 1 ms on."""
 
@@ -67,7 +61,7 @@ def trace(
     with a provider that records, and 6 us with the provider that OpenTelemetry has by default.
     Raises `UsageError` for a store that is traced already.
     """
-    if "put" in vars(store):
+    if hasattr(vars(store).get("put"), "is_traced"):
         raise UsageError(f"{store!r} is traced already", "trace it once")
     tracer = otel_trace.get_tracer("kvstore", tracer_provider=tracer_provider)
     meter = otel_metrics.get_meter("kvstore", meter_provider=meter_provider)
@@ -103,4 +97,5 @@ def _traced(
         finally:
             durations.record(time.perf_counter() - began, facts)
 
+    traced.is_traced = True  # type: ignore[attr-defined]
     return traced

@@ -13,7 +13,7 @@ Values stay a list; `of_chosen` picks from it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import compress
 from typing import TYPE_CHECKING, Final
 
@@ -34,8 +34,12 @@ _WORD: Final = 8
 _PAD: Final = bytes(_WORD)
 _CUT: Final = TAIL_BYTES + len(TERMINATOR)
 """Bytes of a key behind its escaped user key."""
-_LOW_BYTES: Final = np.array([(1 << (8 * count)) - 1 for count in range(_WORD + 1)], np.uint64)
-"""`_LOW_BYTES[n]` masks the `n` low bytes of a word."""
+
+
+@cache
+def _low_bytes() -> npt.NDArray[np.uint64]:
+    """Masks of the `n` low bytes of a word, for each `n` in turn."""
+    return np.array([(1 << (8 * count)) - 1 for count in range(_WORD + 1)], np.uint64)
 
 
 class KeyColumns:
@@ -92,7 +96,7 @@ class KeyColumns:
         last = words[stem_ends - _WORD].astype(np.uint64)
         apart = last[1:] ^ last[:-1]
         if stems.min() < _WORD:
-            apart &= _LOW_BYTES[np.minimum(stems[1:], _WORD)]
+            apart &= _low_bytes()[np.minimum(stems[1:], _WORD)]
         same = np.flatnonzero((apart == 0) & (stems[1:] == stems[:-1])) + 1
         at = 0
         while same.size:

@@ -1,7 +1,7 @@
 """The Arrow columns and the media types in which rows travel.
 
-    rows of a scan       kvstore.arrow.ROWS_SCHEMA
-    changes and events   kvstore.changes.columns.CHANGES_SCHEMA
+    rows of a scan       kvstore.arrow.rows_schema
+    changes and events   kvstore.changes.columns.changes_schema
     epochs               the fields of kvstore.changes.epoch.Epoch
     keys alone           key binary
     keys to be read      key binary, as_of int64 nullable (left out: one time for all)

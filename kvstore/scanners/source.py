@@ -11,7 +11,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from kvstore.arrow import ROWS_SCHEMA, row_batches
+from kvstore.arrow import row_batches, rows_schema
 from kvstore.codec.keys import span_bounds
 from kvstore.engine import DATA
 from kvstore.engine.rocks import RocksEngine
@@ -132,7 +132,7 @@ def _write(file: Path, batches: Iterator[pa.RecordBatch]) -> None:
     import pyarrow as pa
 
     size = 0
-    with pa.OSFile(str(file), "wb") as sink, pa.ipc.new_file(sink, ROWS_SCHEMA) as writer:
+    with pa.OSFile(str(file), "wb") as sink, pa.ipc.new_file(sink, rows_schema()) as writer:
         for batch in batches:
             writer.write_batch(batch)
             size += batch.nbytes

@@ -10,7 +10,6 @@ Floors, from the top:
 from kvstore.store.layout import Layout
 from kvstore.store.replication import Replication, SmallExport
 from kvstore.store.requests import Requests, RequestToken
-from kvstore.store.rows import SentRows
 from kvstore.store.store import Store
 from kvstore.store.tasks import TASKS_DIRECTORY
 from kvstore.store.upkeep import Upkeep
@@ -21,7 +20,6 @@ __all__ = [
     "Replication",
     "RequestToken",
     "Requests",
-    "SentRows",
     "SmallExport",
     "Store",
     "Upkeep",

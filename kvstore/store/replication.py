@@ -25,7 +25,7 @@ from kvstore.timestamp import TimeLike, Timestamp
 class SmallExport(NamedTuple):
     """A window with few changes.
 
-    `changes` are record batches of `kvstore.changes.columns.VERSION_CHANGES_SCHEMA` in time order.
+    `changes` are record batches of `kvstore.changes.columns.version_changes_schema` in time order.
     """
 
     whole_since: int

@@ -30,13 +30,13 @@ from datetime import timedelta
 from functools import cached_property, partial
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, Final, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Final, TypeVar, overload
 
-import pyarrow as pa
 from typing_extensions import Self
 
-from kvstore import joins
 from kvstore.arguments import (
+    VALUE_COLUMNS,
+    is_many,
     key_list,
     require_absent,
     require_age,
@@ -45,7 +45,7 @@ from kvstore.arguments import (
     require_path,
     require_seconds,
 )
-from kvstore.arrow import ROWS_SCHEMA, row_batches
+from kvstore.arrow import reader_of, row_batches
 from kvstore.batch import Batch
 from kvstore.browsing import Browsing
 from kvstore.changes import Change, ChangeIndex, Order, Revisions
@@ -68,9 +68,6 @@ from kvstore.forks import own
 from kvstore.gc import Clearing, Collector, GcReport
 from kvstore.history import History
 from kvstore.holds import Hold
-from kvstore.joins import VALUE_COLUMNS, Join, OnGone, StoredSide
-from kvstore.joins.labels import is_many
-from kvstore.journal import OS_FILES
 from kvstore.limits import (
     KEY_BYTES_MAX,
     QUIESCENCE_WAIT_S,
@@ -79,9 +76,7 @@ from kvstore.limits import (
     STREAMS_MAX,
 )
 from kvstore.loops import PointRead
-from kvstore.mapping import MappingCodec, StoreMapping
 from kvstore.meta import FORMAT, Meta
-from kvstore.metrics import Metric, metrics_of
 from kvstore.mvcc import Version, Versions, WriteSet
 from kvstore.mvcc.scan import first_rows
 from kvstore.notices import notice
@@ -95,13 +90,6 @@ from kvstore.store.replication import Replication
 from kvstore.store.requests import Requests
 from kvstore.store.tasks import LazyTasks
 from kvstore.store.upkeep import Upkeep
-from kvstore.tables.catalogue import Catalogue, StoreDefinitions
-from kvstore.tables.evolve import IndexColumns
-from kvstore.tables.opening import open_table
-from kvstore.tables.sources import StoreRows
-from kvstore.tables.table import Table
-from kvstore.tables.tidying import Tidying
-from kvstore.tasks import Tasks
 from kvstore.timestamp import TimeLike, Timestamp
 from kvstore.txn import (
     UNCHECKED,
@@ -112,7 +100,19 @@ from kvstore.txn import (
     revert_range,
     transact,
 )
-from kvstore.verify import StoreReport, verify
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from kvstore.joins import OnGone, StoredSide
+    from kvstore.mapping import MappingCodec, StoreMapping
+    from kvstore.metrics import Metric
+    from kvstore.tables.catalogue import Catalogue
+    from kvstore.tables.evolve import IndexColumns
+    from kvstore.tables.sources import StoreRows
+    from kvstore.tables.table import Table
+    from kvstore.tasks import Tasks
+    from kvstore.verify import StoreReport
 
 T = TypeVar("T")
 
@@ -156,12 +156,10 @@ class Store:
         self._history = History(parts)
         self._changesets = Changesets(Meta(engine), committer)
         self._conditional = Conditional(parts)
-        catalogue = Catalogue(StoreDefinitions(parts), moves=committer.is_following)
-        self._transactions = Transactions(parts, catalogue)
+        self._transactions = Transactions(parts)
         self._clearing = Clearing(parts)
         self._collector = Collector(parts, path)
-        begin = partial(transact, self._transactions.begin)
-        self._collector.tidy = Tidying(parts, begin, catalogue).run
+        self._collector.tidy = partial(_tidy, parts, self._transactions)
         self._scanners = Scanners()
         self._tasks = LazyTasks(path, committer, clock)
         self.imports, self.holds = parts.imports, parts.holds
@@ -303,6 +301,8 @@ class Store:
         if set(map(type, keys)) != {bytes} or max(map(len, keys)) > KEY_BYTES_MAX:
             keys = [require_key(key) for key in keys]
         if as_of is not None and is_many(as_of):
+            from kvstore import joins
+
             return joins.values(self._parts, keys, as_of)
         read = partial(self._versions.get_many, keys)
         is_healthy = self._committer.frontiers.is_healthy
@@ -323,6 +323,8 @@ class Store:
         With `prefix` only keys that begin with it count. Costs two seeks, and a step for each entry
         of the keys in between that are deleted.
         """
+        from kvstore import joins
+
         return joins.floors(self._parts, [key], as_of, prefix)[0]
 
     def floor_many(
@@ -332,6 +334,8 @@ class Store:
         prefix: bytes | None = None,
     ) -> list[tuple[bytes, bytes] | None]:
         """The `floor` of each of `keys`, in their order. `as_of` is as in `get_many`."""
+        from kvstore import joins
+
         return joins.floors(self._parts, key_list(keys), as_of, prefix)
 
     def join(
@@ -369,12 +373,14 @@ class Store:
             found = store.join(labels).read_all()
             assert found["value"].to_pylist() == [b"on time", b"late"]
         """
+        from kvstore.joins import Join, join
+
         source = Join(self, max_age=max_age, columns=columns)
-        return joins.join(labels, [source], key=key, at=at, on_gone=on_gone)
+        return join(labels, [source], key=key, at=at, on_gone=on_gone)
 
     def join_side(self) -> StoredSide:
         """The side of this store in a join of several sources: see `kvstore.join`."""
-        return StoredSide(self._parts)
+        return self._side(None)
 
     def scan(
         self,
@@ -438,6 +444,8 @@ class Store:
 
         `codec` is `"bytes"`, `"text"`, `"json"` (keys are text, values JSON) or a `MappingCodec`.
         """
+        from kvstore.mapping import StoreMapping
+
         return StoreMapping(self, codec, prefix)
 
     def scan_batches(
@@ -485,7 +493,7 @@ class Store:
                 return scan
 
             batches = self._reads.read(as_of, span, scan_beside)
-            return pa.RecordBatchReader.from_batches(ROWS_SCHEMA, batches)
+            return reader_of(batches)
         chunk = batch_rows if limit is None else max(min(batch_rows, limit), 1)
         scan = partial(self._versions.scan_columns, span, chunk=chunk, reverse=reverse)
         chunks = self._reads.read(as_of, span, scan)
@@ -518,10 +526,8 @@ class Store:
         pins = self._parts.pins  # a forked child closes the snapshot; its store has no fields
         with self._committer.lock:
             at, pin = Timestamp(self._reads.at(as_of)), pins.new()
-            side = StoredSide(self._parts, at)
-            snapshot = Snapshot(
-                self, at, lambda: pins.let_go(pin, None), side, self._transactions.catalogue
-            )
+            side, catalogue = partial(self._side, at), partial(_catalogue, self._transactions)
+            snapshot = Snapshot(self, at, lambda: pins.let_go(pin, None), side, catalogue)
             pins.keep(pin, at, kind="snapshot")
         return snapshot
 
@@ -725,7 +731,7 @@ class Store:
             require_durability(durability)
         committer = self._committer
         commit = partial(committer.commit, durability=durability)
-        rows = partial(StoreRows, self, self._transactions.catalogue, self._parts)
+        rows = partial(_table_rows, self, self._transactions, self._parts)
         write_set = self._parts.reserve.write_set
         return Batch(commit, write_set, rows=rows, due=committer.expiries.due)
 
@@ -789,6 +795,8 @@ class Store:
             assert flights.get(1545)["gate"] == "B7"
             assert [row["number"] for row in flights.find("by_gate", "B7")] == [1545]
         """
+        from kvstore.tables.opening import open_table
+
         self._require_open()
         return open_table(
             self, self._parts, self._transactions.catalogue, name, schema, key, indexes, event_time
@@ -863,7 +871,7 @@ class Store:
     ) -> pa.RecordBatchReader:
         """The events of `(since, upto]` as Arrow record batches, made without a loop over rows.
 
-        The schema is `kvstore.changes.columns.CHANGES_SCHEMA`. Batches are in time order. A commit
+        The schema is `kvstore.changes.columns.changes_schema`. Batches are in time order. A commit
         in several streams comes stream after stream: sort by `seq` for the order of its changes.
         """
         return self._history.batches(since, upto, span, images, expand)
@@ -1063,6 +1071,8 @@ class Store:
             upper = committer.sync()
             self._engine.checkpoint(target)
         with storage_errors(str(target)):
+            from kvstore.journal.files import OS_FILES
+
             OS_FILES.sync_directory(str(target.absolute().parent))
         self.upkeep.merge_files()
         return Timestamp(upper - 1)
@@ -1074,6 +1084,8 @@ class Store:
         each change in the index. `progress` is called with the number of versions and changes
         checked so far.
         """
+        from kvstore.verify import verify
+
         self._committer.health.require()
         with self._collector.paused():
             return verify(self._parts, progress=progress)
@@ -1116,6 +1128,8 @@ class Store:
         `kvstore.metrics.prometheus` and `kvstore.metrics.opentelemetry` for collectors. Costs as
         much as `stats`: tens of microseconds.
         """
+        from kvstore.metrics import metrics_of
+
         return metrics_of(self._parts, self.stats())
 
     @property
@@ -1129,6 +1143,11 @@ class Store:
         return self._tasks.open()
 
     # -- inside -----------------------------------------------------------------------------
+
+    def _side(self, at: Timestamp | None) -> StoredSide:
+        from kvstore.joins import StoredSide
+
+        return StoredSide(self._parts, at)
 
     def _write_if(
         self,
@@ -1148,6 +1167,26 @@ class Store:
     def _require_open(self) -> None:
         if self._closed:
             raise ClosedError(self._committer.where)
+
+
+def _catalogue(transactions: Transactions) -> Catalogue:
+    return transactions.catalogue
+
+
+def _table_rows(store: Store, transactions: Transactions, parts: Parts) -> StoreRows:
+    from kvstore.tables.sources import StoreRows
+
+    return StoreRows(store, transactions.catalogue, parts)
+
+
+def _tidy(
+    parts: Parts, transactions: Transactions, since: int, require_running: Callable[[], None]
+) -> int:
+    """Delete the index entries that imports into tables left behind; see `Tidying.run`."""
+    from kvstore.tables.tidying import Tidying
+
+    begin = partial(transact, transactions.begin)
+    return Tidying(parts, begin, transactions.catalogue).run(since, require_running)
 
 
 def _finish(committer: Committer) -> None:

@@ -11,13 +11,15 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from kvstore.background import Failures
 from kvstore.clock import WallClock
 from kvstore.commit import Committer
 from kvstore.errors import ClosedError
-from kvstore.tasks import Tasks
+
+if TYPE_CHECKING:
+    from kvstore.tasks import Tasks
 
 TASKS_DIRECTORY: Final = "tasks"
 
@@ -36,6 +38,8 @@ class LazyTasks:
 
     def open(self) -> Tasks:
         """The queue. Raises as `Tasks.open`, and `UsageError` where the store takes no writes."""
+        from kvstore.tasks import Tasks  # and the journal, which no other part of a store needs
+
         with self._lock:
             self._committer.require_writable()
             if self._is_closed:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol
 import pyarrow as pa
 from typing_extensions import Self
 
-from kvstore.arrow import ROWS_SCHEMA, binary_array
+from kvstore.arrow import binary_array, rows_schema
 from kvstore.commit import Expires
 from kvstore.errors import TableAlteredError, UsageError
 from kvstore.limits import BATCH_BYTES_MAX, SCAN_CHUNK
@@ -380,5 +380,5 @@ def _gathered(rows: Iterator[tuple[bytes, bytes]]) -> Iterator[pa.RecordBatch]:
 
 def _batch(keys: list[bytes], values: list[bytes]) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(
-        [binary_array(keys), binary_array(values)], schema=ROWS_SCHEMA
+        [binary_array(keys), binary_array(values)], schema=rows_schema()
     )

@@ -5,7 +5,7 @@ Floors, from the top:
     retry revert
     transaction
     owners
-    conditional expiry reads updates
+    conditional expiry reads tables updates
 """
 
 from kvstore.txn.conditional import UNCHECKED, Conditional, Unchecked

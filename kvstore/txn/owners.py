@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from kvstore.commit import Durability, Expires
 from kvstore.mvcc import WriteSet
 from kvstore.span import Span
-from kvstore.tables.catalogue import Catalogue
 from kvstore.timestamp import Timestamp
 from kvstore.txn.reads import ReadSet
+
+if TYPE_CHECKING:
+    from kvstore.tables.catalogue import Catalogue
 
 
 class ReadsVersions(Protocol):

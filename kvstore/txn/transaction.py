@@ -25,7 +25,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from itertools import chain, islice
 from types import TracebackType
-from typing import TypeVar, overload
+from typing import TYPE_CHECKING, TypeVar, overload
 
 from kvstore.arguments import key_list, require_limit
 from kvstore.changes.entry import OP_DELETE_RANGE, OP_IMPORT, OP_REVERT
@@ -37,13 +37,14 @@ from kvstore.mvcc import Fragments, RangeTombstone, WriteSet
 from kvstore.parts import Parts
 from kvstore.recent import Touched
 from kvstore.span import Span, require_key
-from kvstore.tables.catalogue import Catalogue, StoreDefinitions
-from kvstore.tables.sources import TransactionRows
-from kvstore.tables.table import Table
 from kvstore.timestamp import Timestamp
 from kvstore.txn.owners import OwnsTransactions
 from kvstore.txn.reads import ReadSet
+from kvstore.txn.tables import WithTables, table_of
 from kvstore.txn.updates import Updating, adding
+
+if TYPE_CHECKING:
+    from kvstore.tables.table import Table
 
 T = TypeVar("T")
 
@@ -51,14 +52,14 @@ _NOTHING_DELETED = Fragments()
 _ENDED = WriteSet("the transaction", size_max=-1)
 
 
-class Transactions:
+class Transactions(WithTables):
     """Begins and ends the transactions of one store."""
 
-    def __init__(self, parts: Parts, catalogue: Catalogue | None = None) -> None:
+    def __init__(self, parts: Parts) -> None:
+        super().__init__(parts)
         self.versions, self._index, self._committer = parts.versions, parts.index, parts.committer
         self._pins, self._imports = parts.pins, parts.imports
         self.write_set, self.narrow = parts.reserve.write_set, parts.reserve.narrow
-        self.catalogue = catalogue or Catalogue(StoreDefinitions(parts))
         self._abandoned: deque[int] = deque()
 
     def due(self, expires: Expires) -> int:
@@ -317,9 +318,7 @@ class Transaction:
     def table(self, name: str) -> Table:
         """The table `name`, read and written by this transaction."""
         self._require_open()
-        rows = TransactionRows(self, self._owner.catalogue)
-        rows.codec(name)
-        return Table(name, rows, rows)
+        return table_of(self, self._owner.catalogue, name)
 
     # -- ending -----------------------------------------------------------------------------
 

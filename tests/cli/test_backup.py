@@ -8,12 +8,14 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import backup.cli
 import kvstore
+from backup.cli.options import complete_label
 from kvstore.cli.output import size_text
 from tests.cli.installed import ROOT, Run, told
 
@@ -67,6 +69,10 @@ def test_labels_and_fleets_on_the_command_line(run: Run, tmp_path: Path) -> None
     run("backup", "expire", place, "--keep-within", "0s", "--daily", "2")
     shown = told(run("backup", "show", place, "--json"))
     assert list(shown["labels"]) == ["first"]
+    words = {"collection": str(place)}
+    assert complete_label(SimpleNamespace(params=words), "fi") == ["first"]
+    assert complete_label(SimpleNamespace(params=words), "x") == []
+    assert complete_label(SimpleNamespace(params={"collection": f"{place}-not"}), "fi") == []
     assert shown["labels"]["first"] in shown["kept"]
     assert "first" in run("backup", "list", place).stdout
     instant = told(run("backup", "label", place, "first", "--drop", "--json"))["timestamp"]

@@ -1,31 +1,25 @@
-"""Commands start quickly and end at any moment: the modules that they import, and interrupts.
-
-Imports are counted rather than timed. An interrupt comes at a random moment of a command.
-"""
+"""Commands start quickly: the modules that they import, which are counted rather than timed."""
 
 from __future__ import annotations
 
 import ast
 import os
-import signal
 import subprocess
 import sys
-import time
-from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 
 import kvstore
-from kvstore.cli.exits import DONE
-from kvstore.cli.interrupts import INTERRUPTED
-from kvstore.testing.seeds import seeded
+from kvstore.cli.app import app
+from kvstore.cli.summaries import SUMMARIES
 
 ROOT = Path(__file__).parents[2]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
-INTERRUPTS = 2
-READY = "from kvstore.cli.interrupts import watch; watch(); print('ready', flush=True)"
-MAIN = "from kvstore.cli.start import main; main()"
+RUN = "from kvstore.cli.start import run; run()"
+"""A command, without the sudden end of its process."""
 
 
 def modules_after(statement: str, *arguments: str) -> set[str]:
@@ -52,13 +46,56 @@ def test_importing_kvstore_imports_nothing_else() -> None:
 def test_a_command_imports_itself_alone(tmp_path: Path) -> None:
     with kvstore.open(tmp_path / "s") as store:
         store.put(b"k", b"v")
-    modules = modules_after(MAIN, "get", str(tmp_path / "s"), "k")
+    modules = modules_after(RUN, "get", str(tmp_path / "s"), "k")
     assert "kvstore.cli.read" in modules
+    assert not modules & {"numpy._core", "pyarrow.lib"}  # the packages are placeholders
+    assert not modules & {"kvstore.tables", "kvstore.joins", "kvstore.journal", "kvstore.server"}
     others = {"changes", "write", "upkeep", "serve", "doctor", "journal"}
     assert not modules & {f"kvstore.cli.{name}" for name in others}
     unused = {"rich", "pydantic", "ssl", "asyncio", "obstore", "cryptography", "uvicorn"}
     assert not modules & unused
     assert not {name for name in modules if name.startswith(("bulk", "backup", "kvstore.server"))}
+
+
+def test_the_list_of_commands_imports_none_of_them() -> None:
+    modules = modules_after(RUN, "--help")
+    assert not modules & {"kvstore.opening", "rich", "bulk", "backup", "pyarrow.lib"}
+
+
+def test_the_summaries_of_commands_are_their_own(installed: Path, monkeypatch: Any) -> None:
+    monkeypatch.syspath_prepend(str(installed))
+    commands: Any = typer.main.get_command(app)
+    context: Any = commands.make_context("kvstore", [], resilient_parsing=True)
+    found = {name: commands.get_command(context, name) for name in commands.list_commands(context)}
+    assert {
+        name: " ".join(command.get_short_help_str(200).split()) for name, command in found.items()
+    } == SUMMARIES
+
+
+def test_an_interrupt_waits_until_a_deferred_package_is_imported() -> None:
+    """numpy cannot be imported again after an import that was broken off."""
+    script = """
+import os, signal, sys
+from kvstore.cli.deferred import defer_imports
+
+defer_imports()
+import numpy as np
+
+class Interrupts:
+    def find_spec(self, name, path=None, target=None):
+        if name == "numpy.linalg":
+            os.kill(os.getpid(), signal.SIGINT)
+
+assert "numpy._core" not in sys.modules
+signal.signal(signal.SIGINT, signal.default_int_handler)
+sys.meta_path.insert(0, Interrupts())
+try:
+    np.zeros(1)
+except KeyboardInterrupt:
+    print("interrupted", np.zeros(1).sum(), sys.modules["numpy"].zeros is np.zeros)
+"""
+    done = subprocess.run([sys.executable, "-c", script], env=ENVIRONMENT, capture_output=True)
+    assert (done.stdout, done.stderr) == (b"interrupted 0.0 True\n", b"")
 
 
 def test_each_name_of_kvstore_is_found_at_its_first_use() -> None:
@@ -81,61 +118,3 @@ def test_each_name_of_kvstore_is_found_at_its_first_use() -> None:
     assert kvstore.opening.engine_at is not None
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         kvstore.nothing  # noqa: B018
-
-
-@pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    place = tmp_path_factory.mktemp("interrupts") / "s"
-    with kvstore.open(place, durability="async") as store:
-        for first in range(0, 30_000, 1000):
-            store.put_many((b"%05d" % n, b"v" * 50) for n in range(first, first + 1000))
-    return place
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        ("scan", "{}"),
-        ("verify", "{}"),
-        ("gc", "{}", "--keep", "0s"),
-        ("put", "{}", "k", "v"),
-    ],
-    ids=lambda words: words[0],
-)
-def test_an_interrupt_at_any_moment_ends_a_command_without_a_traceback(
-    path: Path, words: tuple[str, ...]
-) -> None:
-    draw = seeded("INTERRUPTS_SEED")
-    command = [sys.executable, "-c", f"{READY}; {MAIN}", *(word.format(path) for word in words)]
-    begin = partial(
-        subprocess.Popen[bytes],
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env=ENVIRONMENT,
-        # Tests that run in the background ignore interrupts. The child would inherit that.
-        preexec_fn=partial(signal.signal, signal.SIGINT, signal.default_int_handler),
-    )
-    with begin() as whole:
-        assert whole.stdout is not None
-        assert whole.stdout.readline() == b"ready\n"
-        begun = time.monotonic()
-        assert whole.communicate()[1] == b""
-        length = time.monotonic() - begun
-    assert whole.returncode == DONE
-    ends = []
-    for _ in range(INTERRUPTS):
-        with begin() as child:
-            assert child.stdout is not None
-            assert child.stdout.readline() == b"ready\n"
-            # The moment of the interrupt is the subject here, not a condition that is waited for.
-            time.sleep(draw.uniform(0, length))
-            child.send_signal(signal.SIGINT)
-            told = child.communicate()[1].decode()
-        assert "Traceback" not in told, told
-        ends.append(child.returncode)
-    # The interpreter itself ends by the signal where it has put back the system's handler.
-    assert set(ends) <= {DONE, INTERRUPTED, -signal.SIGINT}, ends
-    with kvstore.open(path) as store:
-        assert store.get(b"29999") == b"v" * 50
-        assert store.verify().ok

@@ -206,7 +206,8 @@ def test_a_table_is_altered(run: Run, path: Path) -> None:
         store.table("trips").alter(add_index={"by_note": "note"})
     shown = run("table", "show", path, "trips").stdout
     assert "by_note: note (not whole: kvstore table build)" in shown
-    run("table", "build", path, "trips", "by_note")
+    built = told(run("table", "build", path, "trips", "by_note", "--json"))
+    assert built == {"index": "by_note", "rows": 3}
     assert len(lines(run("table", "find", path, "trips", "by_note", "--json"))) == 3
     run("table", "alter", path, "trips", "--drop-index", "by_note")
     facts = told(run("table", "alter", path, "trips", "--drop-index", "by_zone", "--json"))

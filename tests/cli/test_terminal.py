@@ -99,6 +99,18 @@ def test_a_terminal_shows_progress_and_a_pipe_does_not(path: Path) -> None:
     assert b"\x1b" not in piped.stdout
 
 
+def test_a_terminal_shows_the_rate_of_a_long_command_in_one_line(tmp_path: Path) -> None:
+    with kvstore.open(tmp_path / "s", durability="async") as store:
+        for first in range(0, 40_000, 1000):
+            store.put_many((b"%05d" % n, b"v") for n in range(first, first + 1000))
+    with in_terminal("verify", str(tmp_path / "s")) as (child, ours):
+        screen = shown(ours)
+        assert child.wait() == 0
+    drawn = re.split(rb"\r|\x1b\[2K|\x1b\[1A", screen)  # each time the line is drawn
+    lines = [re.sub(r"\x1b\[[\d;?]*[a-zA-Z]", "", each.decode()) for each in drawn]
+    assert all(len(line.strip("\n")) <= 50 for line in lines), lines
+
+
 def test_a_table_is_as_wide_as_the_terminal_and_values_cannot_change_it(path: Path) -> None:
     with in_terminal("holds", "list", str(path)) as (child, ours):
         screen = shown(ours)

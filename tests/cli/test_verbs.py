@@ -152,7 +152,8 @@ def test_feeds_are_listed_shown_and_dropped(run: Run, path: Path) -> None:
     for _ in range(2):  # the feed does not move
         assert [each["key"] for each in lines(run("feeds", "tail", path, "audit"))] == ["c1"]
     assert lines(run("feeds", "tail", path, "idle")) == []
-    run("feeds", "drop", path, "audit")
+    (dropped,) = lines(run("feeds", "drop", path, "audit", "--json"))
+    assert (dropped["name"], dropped["workers"]) == ("audit", 1)
     assert [each["name"] for each in lines(run("feeds", "list", path, "--json"))] == ["idle"]
     assert "no feed" in run("feeds", "drop", path, "audit", code=2).stderr
 

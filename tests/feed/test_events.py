@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import kvstore
 from kvstore import Operation, Span, Store
 from kvstore.changes import columns
-from kvstore.changes.columns import CHANGES_SCHEMA, from_events
+from kvstore.changes.columns import changes_schema, from_events
 from kvstore.changes.event import IMAGES, Event
 from kvstore.errors import HistoryGoneError, NotYetWrittenError, UsageError
 from tests.feed.replica import add_import
@@ -219,7 +219,7 @@ writes = st.one_of(
 
 
 def as_rows(batches: pa.RecordBatchReader) -> list[dict[str, object]]:
-    assert batches.schema == CHANGES_SCHEMA
+    assert batches.schema == changes_schema()
     rows = []
     for batch in batches:
         batch.validate(full=True)

@@ -9,7 +9,7 @@ import pytest
 
 import kvstore
 from kvstore import ManualClock, Position, Store, Timestamp
-from kvstore.changes.columns import CHANGES_SCHEMA
+from kvstore.changes.columns import changes_schema
 from kvstore.errors import (
     ClosedError,
     FencedError,
@@ -115,7 +115,7 @@ def test_a_batch_of_a_feed_is_a_record_batch_too(store: Store) -> None:
     store.delete_range(b"a", b"b")
     (batch,) = store.feed("f", start=0, images="pre")
     found = batch.to_arrow()
-    assert found.schema == CHANGES_SCHEMA
+    assert found.schema == changes_schema()
     assert found.column("op").to_pylist() == [1, 5]
     assert found.column("end_key").to_pylist() == [None, b"b"]
     assert found.column("timestamp").to_pylist()[0] == stamp

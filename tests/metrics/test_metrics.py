@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import re
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
@@ -14,8 +17,10 @@ import pytest
 import bulk
 import kvstore
 from kvstore import ManualClock, Store
-from kvstore.errors import ConflictError, StorageError
+from kvstore.errors import ConflictError, StorageError, UsageError
 from kvstore.metrics import DEFINITIONS, Distribution
+from kvstore.metrics.slow import warn_of_slow
+from kvstore.testing.bounds import bounds
 from kvstore.testing.parts import parts_of
 
 START = 1_700_000_000_000_000_000
@@ -177,6 +182,75 @@ def test_claims_tell_who_keeps_history_and_how_far_a_feed_is_behind(
     clock.advance(20 * SECOND)
     store.gc(keep=timedelta(0))
     assert value(store, "lost_holds") == 1
+
+
+def test_a_feed_is_behind_by_the_changes_of_a_bounded_number_of_commits(store: Store) -> None:
+    slow, fast = store.feed("slow", start="now"), store.feed("fast", start="now")
+    store.put_many([(b"a", b"1"), (b"b", b"2")])
+    for batch in fast:
+        fast.ack(batch.position)
+    store.put(b"k", b"later")
+    assert value(store, "feed_lag_changes", "slow") == 3
+    assert value(store, "feed_lag_changes", "fast") == 1
+    with bounds(LAG_COMMITS_MAX=1):
+        assert value(store, "feed_lag_changes", "fast") == 1
+        assert value(store, "feed_lag_changes", "slow") == 1
+    for batch in slow:
+        slow.ack(batch.position)
+    assert value(store, "feed_lag_changes", "slow") == 0
+
+
+def test_history_that_no_claim_keeps_is_free_to_be_collected(
+    store: Store, clock: ManualClock
+) -> None:
+    clock.advance(5 * SECOND)
+    store.hold("halfway", at="now")
+    clock.advance(5 * SECOND)
+    store.put(b"k", b"later")
+    kept = value(store, "history_bytes", "kept")
+    assert kept == pytest.approx(value(store, "history_bytes", "free"), rel=0.01)
+    store.drop_hold("halfway")
+    assert value(store, "history_bytes", "kept") == 0
+    whole = value(store, "history_bytes", "free")
+    assert whole > 0
+    with store.snapshot(as_of=store.since):
+        assert value(store, "history_bytes", "free") == 0
+        assert value(store, "history_bytes", "kept") == whole
+
+
+def test_slow_operations_are_logged_with_the_calls_in_between(
+    store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    warn_of_slow(store, timedelta(hours=1))
+    store.put(b"k", b"quick")
+    assert not caplog.records
+    with pytest.raises(UsageError, match="watched already"):
+        warn_of_slow(store, timedelta(0))
+
+
+def test_a_slow_operation_names_itself_and_no_key(caplog: pytest.LogCaptureFixture) -> None:
+    with kvstore.open(None, engine="memory") as store, bounds(WARNING_EVERY_S=0):
+        warn_of_slow(store, timedelta(0))
+        store.put(b"secret", b"value")
+        with pytest.raises(UsageError):
+            store.get("no bytes")  # type: ignore[call-overload]
+    facts = [vars(record)["facts"] for record in caplog.records]
+    assert [each["operation"] for each in facts] == ["put", "get"]
+    assert "secret" not in caplog.text
+
+
+def test_an_opening_tells_what_a_killed_process_left(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write = "import kvstore, os, sys; s = kvstore.open(sys.argv[1]); s.put(b'k', b'v'); os._exit(9)"
+    subprocess.run([sys.executable, "-c", write, str(tmp_path / "killed")], check=False)
+    caplog.set_level(logging.INFO, logger="kvstore.store")
+    for _ in range(2):
+        kvstore.open(tmp_path / "killed").close()
+    (told,) = (each for each in caplog.records if vars(each).get("event") == "recovered")
+    facts = vars(told)["facts"]
+    assert (facts["processes"], facts["changes"]) == (1, 1)
+    assert facts["seconds"] > 0
 
 
 def test_imports_are_told_by_their_state(store: Store) -> None:

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from kvstore.changes.columns import CHANGES_SCHEMA, from_events
+from kvstore.changes.columns import changes_schema, from_events
 from kvstore.changes.epoch import Epoch
 from kvstore.changes.event import EXPAND, IMAGES, Event
 from kvstore.changes.generation import Generation
@@ -35,7 +35,7 @@ def events(call: Invocation) -> Answer:
         images=call.words("images", IMAGES, "delta"),
         expand=call.words("expand", EXPAND, "imports"),
     )
-    return pa.RecordBatchReader.from_batches(CHANGES_SCHEMA, _event_batches(found))
+    return pa.RecordBatchReader.from_batches(changes_schema(), _event_batches(found))
 
 
 def wait_beyond(call: Invocation) -> Answer:

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from kvstore.changes.columns import CHANGES_SCHEMA
+from kvstore.changes.columns import changes_schema
 from kvstore.changes.event import EXPAND, IMAGES
 from kvstore.errors import HistoryGoneError, UsageError
 from kvstore.feeds import Feed, FeedBatch, Position
@@ -55,7 +55,7 @@ def fetch(call: Invocation) -> Answer:
     if not batch.events and wait and not batch.is_state:
         batch = next(batches)
     told = json.dumps(_told(batch.position))
-    schema = CHANGES_SCHEMA.with_metadata({POSITION_NAME: told.encode()})
+    schema = changes_schema().with_metadata({POSITION_NAME: told.encode()})
     found = batch.to_arrow().replace_schema_metadata(schema.metadata)
     return pa.RecordBatchReader.from_batches(schema, [found])
 

@@ -23,7 +23,7 @@ import pyarrow as pa
 
 from kvstore.arrow import binary_array
 from kvstore.changes import Change
-from kvstore.changes.columns import CHANGES_SCHEMA, VERSION_CHANGES_SCHEMA
+from kvstore.changes.columns import changes_schema, version_changes_schema
 from kvstore.changes.entry import OP_DELETE, OP_DELETE_RANGE, OP_PUT
 from kvstore.claims import READER
 from kvstore.errors import RetryableError, UsageError
@@ -42,7 +42,7 @@ from kvstore.server.verbs.verb import SPAN, Answer, Verb, described
 from kvstore.timestamp import TIMESTAMP_MAX, to_timestamp
 
 _LEASE: Final = "reader/"
-_DUE_CHANGES_SCHEMA: Final = VERSION_CHANGES_SCHEMA.append(CHANGES_SCHEMA.field("expires"))
+_DUE_CHANGES_SCHEMA: Final = version_changes_schema().append(changes_schema().field("expires"))
 _OPS: Final = {"put": OP_PUT, "delete": OP_DELETE, "delete_range": OP_DELETE_RANGE}
 
 
@@ -120,19 +120,8 @@ def versions(call: Invocation) -> Answer:
         changes = store.changes(since, upto, span.start, span.end, revisions, order or "key")
         if not order:
             changes = (change for change in changes if change.op != "delete_range")
-    schema = _DUE_CHANGES_SCHEMA if order else VERSION_CHANGES_SCHEMA
+    schema = _DUE_CHANGES_SCHEMA if order else version_changes_schema()
     return pa.RecordBatchReader.from_batches(schema, _batches(changes, schema))
-
-
-def count_changes(call: Invocation) -> Answer:
-    """The number of changes in the window (since, upto], rows of imports included. Costs a bounded
-    number of entries of the change index; where there are more, the number is an estimate."""
-    call.access.require_whole("count_changes")
-    since = call.time("since")
-    if since is None:
-        raise UsageError("argument 'since' is missing", "pass a time; 0 for all changes")
-    found = call.store.browsing.count_changes(since, call.time("upto"))
-    return {"changes": found.changes, "is_exact": found.is_exact}
 
 
 def join(call: Invocation) -> Answer:
@@ -170,7 +159,6 @@ PARALLEL: Final = [
         (lease, {"name": "text", "at": "time", "seconds": "seconds"}, None, False),
         (release_lease, {"name": "text"}, None, False),
         (files, SPAN, None, True),
-        (count_changes, {"since": "time", "upto": "time"}, None, True),
         (versions, {**_WINDOW, **SPAN}, None, True),
         (
             join,

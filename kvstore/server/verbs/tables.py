@@ -20,7 +20,7 @@ from kvstore.server.access import READ, WRITE
 from kvstore.server.invocation import Invocation
 from kvstore.server.verbs.verb import ANY_COLUMNS, Answer, Verb, described
 from kvstore.span import Span
-from kvstore.store import SentRows
+from kvstore.store.rows import SentRows
 from kvstore.tables.definition import Definition
 from kvstore.tables.evolve import arguments_of, require_name
 from kvstore.tables.finding import found_batches, whole_index

@@ -20,7 +20,7 @@ from kvstore.server.access import WRITE
 from kvstore.server.invocation import Invocation
 from kvstore.server.verbs.verb import SPAN, Answer, Verb, described
 from kvstore.span import Span
-from kvstore.store import SentRows
+from kvstore.store.rows import SentRows
 from kvstore.txn import UNCHECKED, ReadSet, Transaction
 
 _OPS: Final = {op.name.lower(): op for op in WriteOp}

@@ -1,0 +1,73 @@
+"""Heavy packages that a command imports when it first uses them: numpy and Arrow.
+
+They take 150 ms, most of the time of `kvstore get`, which uses neither. Modules of the store import
+them as all others. A process of one command puts placeholders into `sys.modules` before that, and a
+placeholder becomes the module at the first look at a name of it.
+
+Invariants
+1. Afterwards `sys.modules` has the modules themselves, and a placeholder has all names of its own.
+2. An interrupt waits until an import is over: numpy cannot be imported twice in one process.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any, Final
+
+DEFERRED: Final = ("numpy", "numpy.typing", "pyarrow", "pyarrow.compute")
+
+_LOCK: Final = threading.RLock()
+
+
+class Placeholder(ModuleType):
+    """Stands for a module that nobody has used yet."""
+
+    def __getattr__(self, name: str) -> Any:
+        own = self.__name__
+        with _LOCK, _uninterrupted():
+            package = own.partition(".")[0]
+            for each in DEFERRED:
+                if each.partition(".")[0] == package and isinstance(
+                    sys.modules.get(each), Placeholder
+                ):
+                    del sys.modules[each]
+            module = importlib.import_module(own)
+        vars(self).update(vars(module))
+        return getattr(module, name)
+
+
+def defer_imports() -> None:
+    """Put placeholders where the modules of `DEFERRED` would be, unless they are imported."""
+    for name in DEFERRED:
+        package, _, member = name.partition(".")
+        if name in sys.modules or (member and not isinstance(sys.modules[package], Placeholder)):
+            continue
+        placeholder = Placeholder(name)
+        placeholder.__spec__ = ModuleSpec(name, None)
+        sys.modules[name] = placeholder
+        if member:
+            setattr(sys.modules[package], member, placeholder)
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Keep an interrupt until the block has ended. Python gives signals to its first thread."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _: came.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if came:
+            os.kill(os.getpid(), signal.SIGINT)

@@ -1,0 +1,190 @@
+"""Ctrl-C at a random moment of every long command: no traceback, exit code 130, nothing half done.
+
+Each command works on copies of a store, a collection of backups, files and pushes. After an
+interrupt the store is sound, and the same command, given again, does its work.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from random import Random
+
+import pytest
+
+import backup
+import kvstore
+from bulk.pushes import Pushes
+from kvstore.cli.exits import DONE
+from kvstore.cli.interrupts import INTERRUPTED
+from kvstore.testing.seeds import seeded
+
+ROOT = Path(__file__).parents[2]
+ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
+READY = "from kvstore.cli.interrupts import watch; watch(); print('ready', flush=True)"
+MAIN = "from kvstore.cli.start import main; main()"
+ROWS = 20_000
+LAST = b"%05d" % (ROWS - 1)
+ENDLESS_S = 1.5
+"""Commands that end by a signal alone are interrupted within this time."""
+
+
+def rows_of(path: Path) -> int:
+    with kvstore.open_read_only(path) as store:
+        return store.count()
+
+
+def has_rows(name: str, count: int) -> Callable[[Path], bool]:
+    return lambda place: rows_of(place / name) == count
+
+
+def has_lines(name: str, count: int) -> Callable[[Path], bool]:
+    return lambda place: len((place / name).read_text().splitlines()) == count
+
+
+def is_whole(place: Path) -> bool:
+    return backup.Collection(place / "backups").verify("checksums").parts > 0  # or it raises
+
+
+COMMANDS: Mapping[str, tuple[str, Callable[[Path], bool]]] = {
+    "scan": ("scan s", has_rows("s", ROWS)),
+    "put": ("put s k v", has_rows("s", ROWS + 1)),
+    "verify": ("verify s", has_rows("s", ROWS)),
+    "gc": ("gc s --keep 0s --compact", has_rows("s", ROWS)),
+    "delete-range": ("delete-range s --prefix 0", has_rows("s", ROWS - 10_000)),
+    "checkpoint": ("checkpoint s copy", has_rows("copy", ROWS)),
+    "import": ("import s rows.csv --on-conflict overwrite", has_rows("s", ROWS + 1)),
+    "sync": ("import s rows.csv --sync", has_rows("s", ROWS)),
+    "export": ("export s out.jsonl", has_lines("out.jsonl", ROWS)),
+    "seed": ("seed seeded events.csv", has_rows("seeded", ROWS)),
+    "backup run": ("backup run s backups", is_whole),
+    "backup verify": ("backup verify backups", is_whole),
+    "backup compact": ("backup compact backups", is_whole),
+    "backup expire": ("backup expire backups --keep 0s", is_whole),
+    "backup drill": ("backup drill backups", is_whole),
+    "backup restore": ("backup restore backups restored", has_rows("restored", ROWS)),
+    "backup into": ("backup restore backups s --into", has_rows("s", ROWS)),
+    "push pull": ("push pull s pushes --name one --once", has_rows("s", ROWS + 1)),
+}
+"""Commands that end by themselves, each with what holds once it has ended."""
+
+ENDLESS: Mapping[str, str] = {
+    "follow": "follow s",
+    "changes": "changes s --follow",
+    "ui": "ui s --listen 127.0.0.1:0",
+    "serve": "serve s --listen 127.0.0.1:0",
+    "backup follow": "backup run s backups --follow --every 1s",
+    "push follow": "push pull s pushes --name one --every 1s",
+}
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The files that commands work on."""
+    place = tmp_path_factory.mktemp("made")
+    with kvstore.open(place / "s", durability="async") as store:
+        for first in range(0, ROWS, 1000):
+            store.put_many((b"%05d" % n, b"v" * 20) for n in range(first, first + 1000))
+        collection = backup.Collection(place / "backups")
+        collection.backup(store)
+        store.put(LAST, b"newer")
+        collection.backup(store)
+    lines = [f"{number:05d},w" for number in range(1, ROWS + 1)]
+    (place / "rows.csv").write_text("\n".join(["key,value", *lines]) + "\n")
+    stamped = [f"{line},{1_700_000_000_000_000_000 + at}" for at, line in enumerate(lines)]
+    (place / "events.csv").write_text("\n".join(["key,value,ts", *stamped]) + "\n")
+    with Pushes(str(place / "pushes")).begin() as building:
+        with building.writer() as writer:
+            writer.put(b"pushed", b"row")
+        building.seal()
+    return place
+
+
+def begin(place: Path, words: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen[bytes](
+        [sys.executable, "-c", f"{READY}; {MAIN}", *words.split()],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        cwd=place,
+        env=ENVIRONMENT,
+        # Tests that run in the background ignore interrupts. The child would inherit that.
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.default_int_handler),
+    )
+
+
+def ended(place: Path, words: str, after_s: float | None) -> tuple[int, float]:
+    """The exit code of a command, and its seconds; interrupted after a time, if one is given."""
+    with begin(place, words) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"ready\n"
+        begun = time.monotonic()
+        if after_s is not None:
+            # The moment of the interrupt is the subject here, not a condition that is waited for.
+            time.sleep(after_s)
+            child.send_signal(signal.SIGINT)
+        told = child.communicate()[1].decode()
+        length = time.monotonic() - begun
+    assert "Traceback" not in told, (words, told)
+    assert "Exception ignored" not in told, (words, told)
+    if after_s is None:
+        assert child.returncode == DONE, (words, told)
+    return child.returncode, length
+
+
+def interrupt(name: str, made: Path, place: Path, draw: Random, count: int) -> None:
+    words, holds = COMMANDS[name]
+    shutil.copytree(made, place / "whole")
+    _, length = ended(place / "whole", words, None)
+    for number in range(count):
+        copy = place / str(number)
+        shutil.copytree(made, copy)
+        code, _ = ended(copy, words, draw.uniform(0, length))
+        # The interpreter itself ends by the signal where it has put back the system's handler.
+        assert code in {DONE, INTERRUPTED, -signal.SIGINT}, (words, code)
+        with kvstore.open(copy / "s") as store:
+            assert store.verify().ok
+        if code != DONE:
+            ended(copy, words, None)
+        assert holds(copy), (words, code)
+        shutil.rmtree(copy)
+
+
+@pytest.mark.parametrize(
+    ("drawn", "count"),
+    [(2, 1), pytest.param(len(COMMANDS), 30, marks=pytest.mark.soak)],
+    ids=["some", "all"],
+)
+def test_an_interrupted_command_leaves_nothing_half_done(
+    made: Path, tmp_path: Path, drawn: int, count: int
+) -> None:
+    draw = seeded("INTERRUPTS_SEED")
+    for name in draw.sample(sorted(COMMANDS), drawn):
+        interrupt(name, made, tmp_path / name.replace(" ", "-"), draw, count)
+
+
+@pytest.mark.parametrize(
+    ("drawn", "count"),
+    [(2, 1), pytest.param(len(ENDLESS), 30, marks=pytest.mark.soak)],
+    ids=["some", "all"],
+)
+def test_an_endless_command_ends_by_an_interrupt(
+    made: Path, tmp_path: Path, drawn: int, count: int
+) -> None:
+    draw = seeded("INTERRUPTS_SEED")
+    for name in draw.sample(sorted(ENDLESS), drawn):
+        for number in range(count):
+            place = tmp_path / f"{name.replace(' ', '-')}-{number}"
+            shutil.copytree(made, place)
+            code, _ = ended(place, ENDLESS[name], draw.uniform(0, ENDLESS_S))
+            # Services end in order by a signal. The others are interrupted.
+            assert code in {DONE, INTERRUPTED, -signal.SIGINT}, (name, code)
+            with kvstore.open(place / "s") as store:
+                assert store.verify().ok
+            shutil.rmtree(place)
