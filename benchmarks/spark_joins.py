@@ -19,7 +19,7 @@ from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812  # as every Spark program has it
 
 from benchmarks.joins import COMPARED, Joins, labels_of
-from benchmarks.subject import Work
+from benchmarks.subject import Work, processes_cpu_seconds
 from spark_connector import point_in_time_join, session
 
 _WAYS: Final = ("checkpoint", "collection", "asof", "window")
@@ -31,6 +31,9 @@ class SparkJoins(Joins):
     """Joins of one session. An operation names its way."""
 
     name = "Spark"
+
+    def cpu_seconds(self) -> float:
+        return processes_cpu_seconds()
 
     @cached_property
     def _session(self) -> SparkSession:

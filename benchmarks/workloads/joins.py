@@ -58,7 +58,6 @@ def spark_joins() -> list[Workload]:
             by(ours, share),
             reach=reach,
             warm=True,
-            has_cpu=False,
         )
         for name, ours, theirs in SPARK_WAYS
         for share, reach in zip(SHARES, SPARK_REACHES, strict=True)

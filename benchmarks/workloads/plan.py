@@ -121,7 +121,7 @@ class Workload:
     `baseline` and `ours` are subjects beside the peers, which get `peers_call`. `reach` is the
     ratio that the project has set itself, `grows` whether the growth run has it. Of `repeats`
     runs in a turn the least time counts. `warm`: one round more comes first that does not count.
-    `has_cpu`: the work is done in the subject's own process.
+    `has_cpu`: the subject counts all processor time of its work.
     """
 
     name: str

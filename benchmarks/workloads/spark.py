@@ -22,7 +22,6 @@ def spark() -> list[Workload]:
             Contender(SPARK, Call(operation), operation),
             reach=reach,
             warm=True,
-            has_cpu=False,
             **more,
         )
 

@@ -60,6 +60,20 @@ def intervals(index: ChangeIndex, since: int, upto: int, count: int) -> Iterator
         yield _counted(index, low, high, max(BROWSE_SEEKS_MAX // count, 1))
 
 
+def total(index: ChangeIndex, since: int, upto: int, imports: Iterable[ImportRecord]) -> Interval:
+    """The changes of the window `(since, upto]` as one interval.
+
+    An import counts its rows. So does its revert, which changes fewer keys where other writes
+    followed the import: the interval is not exact then.
+    """
+    found = _counted(index, since, upto, BROWSE_SEEKS_MAX)
+    every = list(imports)
+    added = [each.rows - 1 for each in every if since < (each.added or 0) <= upto]
+    reverted = [each.rows - 1 for each in every if since < (each.reverted or 0) <= upto]
+    changes = found.changes + sum(added) + sum(reverted)
+    return found._replace(changes=changes, is_exact=found.is_exact and not reverted)
+
+
 def _cut(since: int, upto: int, count: int) -> Iterator[tuple[int, int]]:
     """The window in `count` parts of about one length, without empty ones."""
     cuts = [since + (upto - since) * number // count for number in range(count + 1)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from kvstore.arguments import require_count
-from kvstore.browsing.activity import Activity, intervals, marks
+from kvstore.browsing.activity import Activity, Interval, intervals, marks, total
 from kvstore.browsing.keys import Folders, KeyPage, key_page
 from kvstore.browsing.versions import VersionPage, version_page
 from kvstore.limits import BROWSE_INTERVALS_MAX, BROWSE_ROWS_MAX
@@ -67,6 +67,15 @@ class Browsing:
             begins=parts.reads.whole_since,
         )
         return Activity(found, events, has_more)
+
+    def count_changes(self, since: TimeLike, upto: TimeLike | None = None) -> Interval:
+        """The number of changes in the window `(since, upto]`, rows of imports included. The part
+        of the window that the change index does not have counts nothing, and makes it inexact."""
+        parts = self._parts
+        low, high = parts.reads.window(since, upto)
+        indexed = min(max(low, int(parts.reads.indexed_since)), high)
+        found = total(parts.index, indexed, high, parts.imports.every())
+        return found._replace(since=low, is_exact=found.is_exact and indexed == low)
 
     def oldest(self) -> Timestamp:
         """The oldest time that is worth a look: the beginning of history, or of the change index if

@@ -14,7 +14,8 @@ from kvstore.engine import FileSpan
 from kvstore.joins import OnGone
 from kvstore.opening import open_read_only
 from kvstore.span import Span
-from spark_connector.origins.origin import HistoryEntry, OriginFrontiers
+from kvstore.timestamp import Timestamp
+from spark_connector.origins.origin import ChangeCount, HistoryEntry, OriginFrontiers
 from spark_connector.origins.place import Place
 
 
@@ -79,6 +80,10 @@ class CheckpointOrigin:
             if (rows is not None and count > rows) or (size is not None and passed > size):
                 return reached if reached > since else current
         return upto
+
+    def count(self, span: Span, *, since: int, upto: int) -> ChangeCount:
+        found = self._store.browsing.count_changes(Timestamp(since), Timestamp(upto))
+        return ChangeCount(found.changes, found.is_exact and span == Span())
 
     def join(
         self,

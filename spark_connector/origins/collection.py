@@ -36,7 +36,7 @@ from kvstore.reserve import CATALOGUE
 from kvstore.span import Span
 from kvstore.splits import split_span
 from kvstore.timestamp import Timestamp
-from spark_connector.origins.origin import HistoryEntry, OriginFrontiers
+from spark_connector.origins.origin import ChangeCount, HistoryEntry, OriginFrontiers
 from spark_connector.origins.place import Place
 from spark_connector.origins.row_groups import (
     Group,
@@ -145,19 +145,36 @@ class CollectionOrigin:
         return [Change(Timestamp(t), "delete_range", start, end, None) for start, end, t in found]
 
     def cut(self, span: Span, *, since: int, upto: int, rows: int | None, size: int | None) -> int:
-        groups = [g for groups in self._groups(since=since, upto=upto) for g in groups]
-        groups = [g for g in groups if g.may_hold(span)]
-        if size is not None:
-            total = sum(group.rows for group in groups)
-            rows = size * total // max(sum(group.size_bytes for group in groups), 1)
-        assert rows is not None
-        # Rows of other keys in the same row groups count too, so a window may hold fewer.
-        times = [(group.read(["timestamp"])["timestamp"].to_numpy(), group) for group in groups]
-        kept = [t[(t > max(since, g.drop_below - 1)) & (t <= upto)] for t, g in times]
-        found = np.concatenate(kept) if kept else np.empty(0, np.int64)
-        commits, counts = np.unique(found, return_counts=True)
-        fitting = int(np.searchsorted(np.cumsum(counts), rows, side="right"))
-        return upto if fitting == len(commits) else int(commits[max(fitting - 1, 0)])
+        limit = rows if size is None else size
+        assert limit is not None, "one of the two is given"
+        passed, reached = 0.0, None
+        for batch in self.batches:  # the batches follow each other in time
+            groups = self._groups_in(batch, span, since=since, upto=upto)
+            if not groups:
+                continue
+            row_bytes = sum(g.size_bytes for g in groups) / max(sum(g.rows for g in groups), 1)
+            # Rows of other keys in the same row groups count too, so a window may hold fewer.
+            found = np.concatenate([group.times(since, upto) for group in groups])
+            commits, counts = np.unique(found, return_counts=True)
+            sums = passed + np.cumsum(counts) * (1 if size is None else row_bytes)
+            fitting = int(np.searchsorted(sums, limit, side="right"))
+            if fitting < len(commits):
+                return int(commits[fitting - 1]) if fitting else reached or int(commits[0])
+            if fitting:
+                passed, reached = float(sums[-1]), int(commits[-1])
+        return upto
+
+    def count(self, span: Span, *, since: int, upto: int) -> ChangeCount:
+        rows, is_exact = 0, True
+        for batch in self.batches:
+            whole = since < batch.lower and batch.upper <= upto + 1
+            if whole and span == Span() and not any(part.drop_below for part in batch.parts):
+                rows += batch.rows
+                continue
+            for group in self._groups_in(batch, span, since=since, upto=upto):
+                rows += len(group.times(since, upto))
+                is_exact &= span == Span() or group.lies_in(span)
+        return ChangeCount(rows, is_exact)
 
     def join(
         self,
@@ -282,12 +299,20 @@ class CollectionOrigin:
     def _groups(self, *, since: int, upto: int) -> Iterator[list[Group]]:
         """The row groups of each run that may hold rows of `(since, upto]`, oldest batch first."""
         for batch in self.batches:
-            runs: dict[int, list[Group]] = {}
-            for part in batch.parts:
-                if part.time_max > since and part.time_min <= upto:
-                    runs.setdefault(part.run, []).extend(self.groups(part))
-            for groups in runs.values():
-                yield [group for group in groups if group.newest > since and group.oldest <= upto]
+            yield from self._runs(batch, since=since, upto=upto)
+
+    def _runs(self, batch: ShardBatch, *, since: int, upto: int) -> Iterator[list[Group]]:
+        runs: dict[int, list[Group]] = {}
+        for part in batch.parts:
+            if part.time_max > since and part.time_min <= upto:
+                runs.setdefault(part.run, []).extend(self.groups(part))
+        for groups in runs.values():
+            yield [group for group in groups if group.newest > since and group.oldest <= upto]
+
+    def _groups_in(self, batch: ShardBatch, span: Span, *, since: int, upto: int) -> list[Group]:
+        """The row groups of a batch that may hold rows of the window and the span."""
+        runs = self._runs(batch, since=since, upto=upto)
+        return [group for groups in runs for group in groups if group.may_hold(span)]
 
 
 def _file_spans(runs: Iterable[Sequence[Group]]) -> list[FileSpan]:

@@ -41,6 +41,13 @@ class HistoryEntry(NamedTuple):
     size_bytes: int
 
 
+class ChangeCount(NamedTuple):
+    """A number of changes, or an estimate of it."""
+
+    rows: int
+    is_exact: bool
+
+
 class Origin(Protocol):
     """Something with history. It is used as a context manager."""
 
@@ -95,6 +102,15 @@ class Origin(Protocol):
         """The latest time up to which the window holds at most a number of rows or bytes.
 
         The cut lies between commits, behind at least one. Bytes are an estimate.
+        """
+        ...
+
+    def count(self, span: Span, *, since: int, upto: int) -> ChangeCount | None:
+        """The number of changes in the window, rows of imports included. None if the caller may not
+        know it.
+
+        An inexact number may count changes of other keys, and estimates long windows. Costs a
+        bounded number of entries of a store, and the times in one batch of a collection.
         """
         ...
 

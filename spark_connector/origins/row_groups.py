@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -64,6 +65,11 @@ class Group(NamedTuple):
         with translated(self.part):
             found = self.file.read_row_group(self.number, columns=list(columns))
         return found.combine_chunks()
+
+    def times(self, since: int, upto: int) -> npt.NDArray[np.int64]:
+        """The times of the rows in the window `(since, upto]`, in no order."""
+        found: npt.NDArray[np.int64] = self.read(["timestamp"])["timestamp"].to_numpy()
+        return found[(found > max(since, self.drop_below - 1)) & (found <= upto)]
 
 
 def row_group(part: ShardPart, file: pq.ParquetFile, index: int) -> Group:

@@ -29,13 +29,13 @@ from kvstore.changes import Change, Revisions
 from kvstore.changes.entry import OP_PUT as CHANGE_PUT
 from kvstore.changes.event import Images
 from kvstore.engine import FileSpan
-from kvstore.errors import IndeterminateError, NotYetWrittenError, RetryableError
+from kvstore.errors import AccessDeniedError, IndeterminateError, NotYetWrittenError, RetryableError
 from kvstore.joins import OnGone
 from kvstore.limits import READER_TRIES_MAX
 from kvstore.protocol import from_json, to_json
 from kvstore.span import Span
 from kvstore.timestamp import Timestamp
-from spark_connector.origins.origin import HistoryEntry, OriginFrontiers
+from spark_connector.origins.origin import ChangeCount, HistoryEntry, OriginFrontiers
 from spark_connector.origins.place import Place
 
 _RENEWALS: Final = 3
@@ -140,6 +140,15 @@ class ServerOrigin:
                     if (rows is not None and count > rows) or (size is not None and passed > size):
                         return reached if reached > since else current
         return upto
+
+    def count(self, span: Span, *, since: int, upto: int) -> ChangeCount | None:
+        try:
+            found = self._client.call(
+                "count_changes", since=str(Timestamp(since)), upto=str(Timestamp(upto))
+            )
+        except AccessDeniedError:  # the token is for the keys of a prefix
+            return None
+        return ChangeCount(found["changes"], found["is_exact"] and span == Span())
 
     def join(
         self,

@@ -13,6 +13,14 @@ one it begins with the state (as puts) at one time, and continues with the chang
 state between keys. The last offset is the end of the origin, so an idle origin gives no
 micro-batches.
 
+The progress of a query names the end of the origin as `latestOffset`, with the lag of the stream
+behind its micro-batch:
+
+    lag_seconds   from the end of the micro-batch to the end of the origin
+    lag_rows      the changes between the two; absent while the first state is read, and where a
+                  token may not know it
+    lag_is_exact  false where `lag_rows` is an estimate, or counts other keys too
+
 Invariants
 1. The two offsets of a micro-batch alone decide its rows, as long as no history is lost.
 2. Offsets only grow, and stay below the origin's `upper`.
@@ -29,7 +37,7 @@ from pyspark.sql.types import StructType
 
 from kvstore.errors import HistoryGoneError, UsageError
 from kvstore.span import Span
-from kvstore.timestamp import Timestamp
+from kvstore.timestamp import NS_PER_SECOND, Timestamp
 from spark_connector.interfaces import (
     DataSourceStreamReader,
     InputPartition,
@@ -41,7 +49,7 @@ from spark_connector.interfaces import (
 )
 from spark_connector.options import ReadOptions
 from spark_connector.origins.opening import open_origin
-from spark_connector.origins.origin import Origin, OriginFrontiers
+from spark_connector.origins.origin import ChangeCount, Origin, OriginFrontiers
 from spark_connector.origins.place import find
 from spark_connector.reading.partitions import (
     ReadPartition,
@@ -93,32 +101,16 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if start is None:  # a release without bounds of micro-batches asks for the end
             frontiers = self._frontiers()
             return _offset(frontiers.upper - 1, frontiers.store_id)
-        rows = limit.max_rows if isinstance(limit, ReadMaxRows) else None
-        size = limit.max_bytes if isinstance(limit, ReadMaxBytes) else None
-        is_limited = rows is not None or size is not None
         with self._open(start) as origin:
             frontiers = origin.frontiers()
-            since = self._readable(start, frontiers)
-            target = frontiers.upper - 1
-            self._newest = _offset(target, frontiers.store_id)
-            if self._target is not None:
-                target = min(target, self._target)
-            if start["state"]:
-                at, key = (since if "key" in start else target), None
-                span = _left(self._whole(origin, at)[0], start) if is_limited else None
-                if span is not None:
-                    key = cut_state(origin, span, at, rows=rows, size=size)
-                return _offset(at, frontiers.store_id, state=key is not None, key=key)
-            if since >= target:
-                return start
-            if is_limited:
-                whole, _ = self._whole(origin, target)
-                target = origin.cut(whole, since=since, upto=target, rows=rows, size=size)
-        return _offset(target, frontiers.store_id)
+            end = self._end(origin, frontiers, start, limit)
+            newest = _offset(frontiers.upper - 1, frontiers.store_id)
+            self._newest = {**newest, **self._lag(origin, end, int(frontiers.upper) - 1)}
+        return end
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
-        """The end of the origin at the last look, for the progress of the query: the timestamps of
-        `endOffset` and of `latestOffset` are its lag."""
+        """The end of the origin at the last look, with the lag of the stream, for the progress of
+        the query. It is no offset of a micro-batch."""
         return self._newest
 
     @plain_errors()
@@ -146,6 +138,47 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if not isinstance(partition, ReadPartition):
             return iter(())
         return read_partition(partition, self._options, self._schema)
+
+    def _end(
+        self,
+        origin: Origin,
+        frontiers: OriginFrontiers,
+        start: dict[str, Any],
+        limit: ReadLimit | None,
+    ) -> dict[str, Any]:
+        """The end of the micro-batch that begins at `start`."""
+        rows = limit.max_rows if isinstance(limit, ReadMaxRows) else None
+        size = limit.max_bytes if isinstance(limit, ReadMaxBytes) else None
+        is_limited = rows is not None or size is not None
+        since = self._readable(start, frontiers)
+        target = frontiers.upper - 1
+        if self._target is not None:
+            target = min(target, self._target)
+        if start["state"]:
+            at, key = (since if "key" in start else target), None
+            span = _left(self._whole(origin, at)[0], start) if is_limited else None
+            if span is not None:
+                key = cut_state(origin, span, at, rows=rows, size=size)
+            return _offset(at, frontiers.store_id, state=key is not None, key=key)
+        if since >= target:
+            return start
+        if is_limited:
+            whole, _ = self._whole(origin, target)
+            target = origin.cut(whole, since=since, upto=target, rows=rows, size=size)
+        return _offset(target, frontiers.store_id)
+
+    def _lag(self, origin: Origin, end: dict[str, Any], newest: int) -> dict[str, Any]:
+        """How far a stream that has read up to `end` is behind the time `newest`. The rows that are
+        left of a first state are not counted: that costs a pass over them."""
+        at = int(end["timestamp"])
+        lag: dict[str, Any] = {"lag_seconds": max(newest - at, 0) / NS_PER_SECOND}
+        if not end["state"]:
+            count: ChangeCount | None = ChangeCount(0, is_exact=True)
+            if at < newest:
+                count = origin.count(self._whole(origin, at)[0], since=at, upto=newest)
+            if count is not None:
+                lag |= {"lag_rows": count.rows, "lag_is_exact": count.is_exact}
+        return lag
 
     def _frontiers(self) -> OriginFrontiers:
         with open_origin(find(self._options.access)) as origin:

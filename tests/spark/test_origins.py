@@ -263,14 +263,17 @@ def test_an_older_chain_is_read_as_of_its_times_and_stays_chosen(tmp_path: Path)
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_windows_are_cut_between_commits_and_hold_no_more_rows_than_asked(
+def test_windows_are_cut_between_commits_and_the_changes_that_are_left_are_counted(
     tmp_path: Path, seed: int
 ) -> None:
-    with kvstore.open(tmp_path / "store", durability="async") as store:
+    part = Span(b"a", b"b")
+    with kvstore.open(tmp_path / "store", durability="async") as store, ExitStack() as held:
         write_history(store, tmp_path, random.Random(100 + seed), 30)
         everything = list(store.changes(0, order="time"))
-    for place in places(tmp_path):
-        with open_origin(place) as origin:
+        in_part = list(store.changes(0, None, part.start, part.end))
+        reverted = max(each.reverted or 0 for each in store.imports.every())
+        for place in held.enter_context(places_of(store, tmp_path, seed)):
+            origin = held.enter_context(open_origin(place))
             since, upto = 0, origin.frontiers().upper - 1
             seen = 0
             while since < upto:
@@ -281,6 +284,15 @@ def test_windows_are_cut_between_commits_and_hold_no_more_rows_than_asked(
                 assert len(window) <= 7 or len(commits) == 1
                 seen += len(window)
                 since = end
+                left = origin.count(Span(), since=since, upto=upto)
+                some = origin.count(part, since=since, upto=upto)
+                assert left is not None
+                assert some is not None
+                is_exact = place.is_collection or since >= reverted
+                assert left.is_exact == is_exact
+                for count, known in ((left, everything), (some, in_part)):
+                    rows = sum(since < change.timestamp for change in known)
+                    assert count.rows == rows if count.is_exact else count.rows >= rows
             assert seen == len(everything)
             assert origin.cut(Span(), since=0, upto=upto, rows=None, size=1 << 40) == upto
 

@@ -93,10 +93,15 @@ def test_progress_of_a_stream_tells_how_far_behind_it_is(
     times = [change.timestamp for change in store.changes("oldest", order="time")]
     sources = [progress["sources"][0] for progress in query.recentProgress]
     read = [json.loads(source["endOffset"])["timestamp"] for source in sources]
-    newest = [json.loads(source["latestOffset"])["timestamp"] for source in sources]
-    assert read[:3] == [times[0], times[1], newest[0]]
-    assert newest[0] >= times[-1]
-    assert len(set(newest)) == 1
+    told = [json.loads(source["latestOffset"]) for source in sources]
+    [newest] = {each["timestamp"] for each in told}
+    assert read[:3] == [times[0], times[1], newest]
+    assert newest >= times[-1]
+    assert [each["lag_rows"] for each in told[:3]] == [2, 1, 0]
+    assert all(each["lag_is_exact"] for each in told)
+    assert [each["lag_seconds"] * 1e9 for each in told] == pytest.approx(
+        [newest - at for at in read]
+    )
 
 
 def test_stream_without_a_start_begins_with_the_state(

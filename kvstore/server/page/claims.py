@@ -49,10 +49,8 @@ def _behind(store: Store, hold: HoldRecord) -> str:
     since = max(int(hold.timestamp), int(store.indexed_since), int(store.whole_since))
     if hold.lost or since >= store.upper - 1:
         return "-" if hold.lost else "0"
-    found = store.browsing.activity(since, count=1).intervals
-    total = sum(each.changes for each in found)
-    is_exact = all(each.is_exact for each in found)
-    return f"{'' if is_exact else 'about '}{total:,}"
+    found = store.browsing.count_changes(since)
+    return f"{'' if found.is_exact else 'about '}{found.changes:,}"
 
 
 def holds(call: PageRequest) -> PageView:

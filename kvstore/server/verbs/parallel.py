@@ -124,6 +124,17 @@ def versions(call: Invocation) -> Answer:
     return pa.RecordBatchReader.from_batches(schema, _batches(changes, schema))
 
 
+def count_changes(call: Invocation) -> Answer:
+    """The number of changes in the window (since, upto], rows of imports included. Costs a bounded
+    number of entries of the change index; where there are more, the number is an estimate."""
+    call.access.require_whole("count_changes")
+    since = call.time("since")
+    if since is None:
+        raise UsageError("argument 'since' is missing", "pass a time; 0 for all changes")
+    found = call.store.browsing.count_changes(since, call.time("upto"))
+    return {"changes": found.changes, "is_exact": found.is_exact}
+
+
 def join(call: Invocation) -> Answer:
     """For each key and time the value of the key at that time, and the timestamp of its version.
     Both are null where there is none, or where it is older than `max_age`. `first` is the number of
@@ -159,6 +170,7 @@ PARALLEL: Final = [
         (lease, {"name": "text", "at": "time", "seconds": "seconds"}, None, False),
         (release_lease, {"name": "text"}, None, False),
         (files, SPAN, None, True),
+        (count_changes, {"since": "time", "upto": "time"}, None, True),
         (versions, {**_WINDOW, **SPAN}, None, True),
         (
             join,
