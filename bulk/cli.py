@@ -14,8 +14,8 @@ import pyarrow as pa
 import typer
 
 from bulk.applying import RowsApplied, apply_rows, sync_rows
-from bulk.exports import export_rows, write_rows
-from bulk.files import file_events, file_rows, format_of
+from bulk.exports import export_rows, live_rows, write_rows
+from bulk.files import column_names, file_events, file_rows, format_of
 from bulk.ingest import ingest
 from bulk.loading import import_rows
 from bulk.manifest import Manifest
@@ -75,7 +75,8 @@ ExpiresOption = Annotated[
     str | None,
     typer.Option(
         metavar="COLUMN",
-        help="The column that has the times at which keys expire. Default: no key expires.",
+        help="The column that has the times at which keys expire. Default: expires, if a file has "
+        "such a column.",
         show_default=False,
     ),
 ]
@@ -187,7 +188,9 @@ def import_(
             stamp = ingest(opened, sources[0], conflict, move, progress=progress)
             _tell(manifest, stamp, as_json)
             return
-        rows = told_rows(_decoded_files(files, columns, notation), progress)
+        has_expiries = expires is None and op is None and not sync
+        decoded = _decoded_files(files, columns, notation, has_expiries=has_expiries)
+        rows = told_rows(decoded, progress)
         if sync:
             _tell_applied(sync_rows(opened, rows, span, twice), as_json)
         elif op is not None:
@@ -258,8 +261,8 @@ def export_keys(
     if path == STDIN:
         kind = format_of(Path(f"stdout.{(format_ or 'jsonl').lstrip('.')}"))
         with open_read_only(store) as opened, opened.snapshot(to_time(as_of)) as snapshot:
-            batches = iter(snapshot.scan_batches(span.start, span.end))
-            write_rows(sys.stdout.buffer, kind, batches, write, lambda rows: None)
+            rows = live_rows(opened, snapshot, span)
+            write_rows(sys.stdout.buffer, kind, rows, write, lambda rows: None)
         return
     if format_ is not None:
         raise UsageError("--format is for stdout", "files have it in their names")
@@ -268,7 +271,9 @@ def export_keys(
         open_read_only(store) as opened,
         opened.snapshot(to_time(as_of)) as snapshot,
     ):
-        report = export_rows(snapshot, path, span, write, progress=counting(progress, "rows"))
+        report = export_rows(
+            opened, snapshot, path, span, write, progress=counting(progress, "rows")
+        )
     fields = {"as_of": iso(report.as_of), "rows": report.rows, "bytes": report.bytes}
     print_figures(fields, as_json=as_json)
 
@@ -356,13 +361,24 @@ def seed_(
 
 
 def _decoded_files(
-    sources: list[Path], columns: dict[str, str | None], notation: Encodings
+    sources: list[Path], columns: dict[str, str | None], notation: Encodings, *, has_expiries: bool
 ) -> Iterator[pa.RecordBatch]:
     """The rows of all files. A key or a value that is not in its notation is named by file and
-    row."""
+    row. With `has_expiries` each file may have a column `expires`."""
+    named = {name: column for name, column in columns.items() if column}
+    timed = [source for source in sources if has_expiries and _has_expiries(source, named)]
     for source in sources:
-        rows = file_rows([source], **{name: each for name, each in columns.items() if each})
-        yield from _decoded(rows, notation, str(source))
+        more = {"expires": "expires"} if source in timed else {}
+        for batch in _decoded(file_rows([source], **named, **more), notation, str(source)):
+            if timed and not more:  # the batches of all files have the same columns
+                yield batch.append_column("expires", pa.nulls(batch.num_rows, pa.int64()))
+            else:
+                yield batch
+
+
+def _has_expiries(source: Path, named: dict[str, str]) -> bool:
+    """Whether a file has a column `expires` that serves for nothing else."""
+    return "expires" not in named.values() and "expires" in column_names(source)
 
 
 def _decoded(

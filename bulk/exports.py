@@ -3,8 +3,9 @@
 Invariants
 1. The file has the rows of one time, which stays readable while they are written.
 2. The file appears under its name when it is whole and on disk. A pipe gets rows as they come.
-3. An import of the file gives the same keys and values. Bytes that a format cannot hold are
-   refused.
+3. An import of the file gives the same keys and values, which expire at the same times. Bytes that
+   a format cannot hold are refused.
+4. The column `expires` is there only if a key of the span may expire, or has expired.
 """
 
 from __future__ import annotations
@@ -27,9 +28,11 @@ from kvstore.errors.system import storage_errors
 from kvstore.journal.files import OsFiles
 from kvstore.snapshot import Snapshot
 from kvstore.span import Span
+from kvstore.store import Store
 from kvstore.timestamp import Timestamp
 
-_TEXT: Final = pa.schema([("key", pa.string()), ("value", pa.string())])
+_ROWS: Final = pa.schema([("key", pa.binary()), ("value", pa.binary())])
+_EXPIRES: Final = pa.field("expires", pa.timestamp("ns", "UTC"))
 _GROUP_ROWS: Final = 128 << 10
 _GROUP_BYTES: Final = 64 << 20
 """A row group is held in memory until it is written."""
@@ -43,7 +46,32 @@ class RowsExported(NamedTuple):
     bytes: int
 
 
+class SpanRows(NamedTuple):
+    """The live rows of a span at one time: their columns, and their batches."""
+
+    schema: pa.Schema
+    batches: Iterator[pa.RecordBatch]
+
+
+def live_rows(store: Store, snapshot: Snapshot, span: Span) -> SpanRows:
+    """The rows of a span at the time of a snapshot, with their due times if keys may expire."""
+    batches = iter(snapshot.scan_batches(span.start, span.end))
+    expiry = store.requests.expiry
+    if not expiry.may_be_in(span):
+        return SpanRows(_ROWS, (batch.cast(_ROWS) for batch in batches))
+    schema = _ROWS.append(_EXPIRES)
+
+    def with_dues() -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            dues = expiry.due_times(batch.column("key").to_pylist(), snapshot.as_of)
+            columns = [*batch.cast(_ROWS).columns, pa.array(dues, pa.int64()).cast(_EXPIRES.type)]
+            yield pa.RecordBatch.from_arrays(columns, schema=schema)
+
+    return SpanRows(schema, with_dues())
+
+
 def export_rows(
+    store: Store,
     snapshot: Snapshot,
     path: Path,
     span: Span,
@@ -64,7 +92,7 @@ def export_rows(
     with storage_errors(str(path)):
         try:
             with pa.output_stream(str(passing), compression=compression_of(path)) as sink:
-                rows = write_rows(sink, kind, _batches(snapshot, span), notation, progress)
+                rows = write_rows(sink, kind, live_rows(store, snapshot, span), notation, progress)
             with passing.open("rb") as file:
                 os.fsync(file.fileno())
             os.replace(passing, path)
@@ -77,37 +105,33 @@ def export_rows(
 def write_rows(
     sink: Any,
     kind: FileFormat,
-    batches: Iterator[pa.RecordBatch],
+    rows: SpanRows,
     notation: Callable[[bytes, str], str] | None,
     progress: Callable[[int], None],
 ) -> int:
-    """Write batches of keys and values to an open file, or a pipe; the number of rows."""
-    rows = 0
-    with _writer(sink, kind, notation) as write:
-        for batch in batches:
+    """Write rows to an open file, or a pipe; their number."""
+    written = 0
+    with _writer(sink, kind, rows.schema, notation) as write:
+        for batch in rows.batches:
             write(batch)
-            rows += batch.num_rows
-            progress(rows)
-    return rows
-
-
-def _batches(snapshot: Snapshot, span: Span) -> Iterator[pa.RecordBatch]:
-    yield from snapshot.scan_batches(span.start, span.end)
+            written += batch.num_rows
+            progress(written)
+    return written
 
 
 @contextmanager
 def _writer(
-    sink: Any, kind: FileFormat, notation: Callable[[bytes, str], str] | None
+    sink: Any, kind: FileFormat, schema: pa.Schema, notation: Callable[[bytes, str], str] | None
 ) -> Iterator[Callable[[pa.RecordBatch], object]]:
     if kind == "jsonl":
         yield lambda batch: sink.write(_lines(batch, notation))
         return
     if kind in ("csv", "tsv"):
         options = pa_csv.WriteOptions(delimiter="\t" if kind == "tsv" else ",")
-        with pa_csv.CSVWriter(sink, _TEXT, write_options=options) as csv:
+        text = pa.schema([(name, pa.string()) for name in schema.names])
+        with pa_csv.CSVWriter(sink, text, write_options=options) as csv:
             yield lambda batch: csv.write_batch(_as_text(batch, notation))
         return
-    schema = pa.schema([("key", pa.binary()), ("value", pa.binary())])
     if kind == "parquet":
         with pq.ParquetWriter(sink, schema, compression="zstd") as parquet:
             groups = _Groups(parquet, schema)
@@ -115,7 +139,7 @@ def _writer(
             groups.write()
         return
     with pa.ipc.new_stream(sink, schema) as arrow:
-        yield lambda batch: arrow.write_batch(batch.cast(schema))
+        yield arrow.write_batch
 
 
 class _Groups:
@@ -128,7 +152,7 @@ class _Groups:
 
     def add(self, batch: pa.RecordBatch) -> None:
         """Take a batch, and write a group when it is large enough."""
-        self._waiting.append(batch.cast(self._schema))
+        self._waiting.append(batch)
         self._rows += batch.num_rows
         self._bytes += batch.nbytes
         if self._rows >= _GROUP_ROWS or self._bytes >= _GROUP_BYTES:
@@ -143,24 +167,30 @@ class _Groups:
 
 def _lines(batch: pa.RecordBatch, notation: Callable[[bytes, str], str] | None) -> bytes:
     columns = {}
-    for name, column in zip(("key", "value"), batch.columns, strict=True):
-        raw = column.to_pylist()
+    for name in ("key", "value"):
+        raw = batch.column(name).to_pylist()
         columns[name] = raw if notation is None else [notation(x, name).encode() for x in raw]
-    return b"".join(
-        line_of({"key": key, "value": value})
-        for key, value in zip(columns["key"], columns["value"], strict=True)
-    )
+    if _EXPIRES.name in batch.schema.names:
+        columns[_EXPIRES.name] = [due and due.encode() for due in _instants(batch)]
+    rows = zip(*columns.values(), strict=True)
+    return b"".join(line_of(dict(zip(columns, row, strict=True))) for row in rows)
 
 
 def _as_text(batch: pa.RecordBatch, notation: Callable[[bytes, str], str] | None) -> pa.RecordBatch:
     columns = []
-    for name, column in zip(("key", "value"), batch.columns, strict=True):
-        if notation is not None:
-            texts = [notation(raw, name) for raw in column.to_pylist()]
-        else:
-            texts = [_text(raw, name) for raw in column.to_pylist()]
+    write = _text if notation is None else notation
+    for name in ("key", "value"):
+        texts = [write(raw, name) for raw in batch.column(name).to_pylist()]
         columns.append(pa.array(texts, pa.string()))
-    return pa.RecordBatch.from_arrays(columns, schema=_TEXT)
+    if _EXPIRES.name in batch.schema.names:
+        columns.append(pa.array(_instants(batch), pa.string()))
+    return pa.RecordBatch.from_arrays(columns, batch.schema.names)
+
+
+def _instants(batch: pa.RecordBatch) -> list[str | None]:
+    """The due times of rows as text that an import reads."""
+    dues = batch.column(_EXPIRES.name).cast(pa.int64()).to_pylist()
+    return [None if due is None else str(Timestamp(due)) for due in dues]
 
 
 def _text(raw: bytes, name: str) -> str:

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 
-from bulk.json_lines import read_lines
+from bulk.json_lines import first_fields, read_lines
 from kvstore.columns import decoded, require_time_type
 from kvstore.errors import StorageError, UsageError
 from kvstore.limits import ARROW_ROWS_MAX
@@ -67,6 +67,21 @@ def _unpacked(path: Path) -> Iterator[pa.NativeFile]:
     """The text of a file."""
     with pa.input_stream(str(path), compression=compression_of(path)) as source:
         yield source
+
+
+def column_names(path: Path) -> list[str]:
+    """The names of the columns of a file; of JSON lines, the fields of the first one. Raises
+    `UsageError` as `file_rows`."""
+    kind = format_of(path)
+    with _translated(path):
+        if kind == "parquet":
+            return list(pq.read_schema(path).names)
+        if kind == "arrow":
+            return next((list(batch.schema.names) for batch in _arrow(path, None, None)), [])
+        if kind == "jsonl":
+            with _unpacked(path) as source:
+                return first_fields(io.BufferedReader(source), str(path))
+        return next((list(batch.schema.names) for batch in _csv(path, None, _AS_BYTES)), [])
 
 
 def file_rows(

@@ -2,6 +2,7 @@
 
     {"key": "AA1", "value": "on time"}
     {"key": {"base64": "a/8="}, "value": null}
+    {"key": "AA2", "value": "late", "expires": "2013-01-01T06:00:00.000000000Z"}
 
 Bytes that are UTF-8 are text. Other bytes are an object `{"base64": "..."}`. `kvstore scan --json`
 and `kvstore export` print these lines.
@@ -48,6 +49,14 @@ def read_lines(file: BinaryIO, where: str, names: list[str]) -> Iterator[pa.Reco
             yield _batch(names, columns)
             columns, size = [[] for _ in names], 0
     yield _batch(names, columns)
+
+
+def first_fields(file: BinaryIO, where: str) -> list[str]:
+    """The names of the fields of the first line. Raises `UsageError`."""
+    for number, line in enumerate(_lines(file, where), 1):
+        if line.strip():
+            return list(_object(line, f"{where}:{number}"))
+    return []
 
 
 def line_of(fields: dict[str, bytes | None]) -> bytes:

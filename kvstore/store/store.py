@@ -633,7 +633,8 @@ class Store:
         `change` gets the newest value, None where the key is absent. If it returns None, the key is
         deleted. No other commit comes between the read and the write, so there is no conflict and
         no retry: `change` runs once, under the commit lock. It must be short, and must not write to
-        the store (`UsageError`). An error that it raises is passed on, and nothing is written.
+        the store (`UsageError`). An error that it raises is passed on, and nothing is written. The
+        new value does not expire, also if the old one did.
 
         Example:
 
@@ -648,7 +649,8 @@ class Store:
         """Add `by` to the counter at `key` in one commit, and return the sum.
 
         A counter is an integer of 64 bits in decimal text, such as `b"42"`; an absent key counts as
-        0. Raises `UsageError`, with nothing written, for another value and for a sum beyond.
+        0. The sum does not expire, also if the counter did. Raises `UsageError`, with nothing
+        written, for another value and for a sum beyond.
         """
         return self.requests.updates.increment(key, by, durability=durability)
 
@@ -673,8 +675,9 @@ class Store:
 
         `rows` is a mapping, an iterable of pairs of key and value, or Arrow data (also a frame of
         Polars, DuckDB or pandas) with the columns `key` and `value`. The last value of a key wins.
-        `expires` is as in `put`, for all rows. All rows are kept in memory: `bulk.Import` takes any
-        number. Raises `UsageError` above `BATCH_BYTES_MAX`.
+        `expires` is as in `put`, for all rows; without it no row expires, also if its key did. All
+        rows are kept in memory: `bulk.Import` takes any number. Raises `UsageError` above
+        `BATCH_BYTES_MAX`.
         """
         with self.batch(durability=durability) as batch:
             batch.put_many(rows, expires=expires)

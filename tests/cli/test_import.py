@@ -78,6 +78,23 @@ def test_a_column_has_the_times_at_which_keys_expire(run: Run, tmp_path: Path, s
     assert "one thing only" in refused.stderr
 
 
+@pytest.mark.parametrize("suffix", [".jsonl", ".csv.gz", ".tsv", ".parquet", ".arrow"])
+def test_an_export_brings_due_times_and_an_import_takes_them_back(
+    run: Run, tmp_path: Path, suffix: str
+) -> None:
+    due = kvstore.Timestamp.parse("2100-01-01T00:00:00.000000007Z")
+    with kvstore.open(tmp_path / "s") as store:
+        store.put(b"a", b"1", expires=due)
+        store.put(b"b", b"2")
+    timed, plain = tmp_path / f"timed{suffix}", tmp_path / f"plain{suffix}"
+    run("export", tmp_path / "s", timed)
+    run("export", tmp_path / "s", plain, "--start", "b")
+    run("import", tmp_path / "copy", plain, timed, "--create", "--duplicates", "last")
+    with kvstore.open(tmp_path / "copy") as store:
+        found = [(change.key, change.value, change.expires) for change in store.changes(0)]
+        assert found == [(b"a", b"1", due), (b"b", b"2", None)]
+
+
 def test_columns_are_named_and_text_becomes_its_bytes(run: Run, tmp_path: Path) -> None:
     table = pa.table({"flight": ["b", "a"], "note": ["ü", "x"], "number": [1, 2]})
     pq.write_table(table, tmp_path / "f.parquet")
