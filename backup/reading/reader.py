@@ -59,7 +59,7 @@ from kvstore.span import Span, require_key
 from kvstore.storage.kept_bytes import KeptBytes
 from kvstore.tables import Table
 from kvstore.tables.catalogue import Catalogue
-from kvstore.tables.sources import SnapshotRows
+from kvstore.tables.collected import CollectedRows
 from kvstore.timestamp import TIMESTAMP_MAX, TimeLike, Timestamp
 
 _T = TypeVar("_T")
@@ -304,8 +304,9 @@ class CollectionReader:
         return ReaderSide(self)
 
     def table(self, name: str, as_of: TimeLike | None = None) -> Table:
-        """The table `name`, with the columns and rows that it had at `as_of`. It is only read."""
-        rows = SnapshotRows(ReaderSnapshot(self, Timestamp(self._at(as_of))), Catalogue(self))
+        """The table `name` as it was at `as_of`, with its history up to then. It is only read."""
+        snapshot = ReaderSnapshot(self, Timestamp(self._at(as_of)))
+        rows = CollectedRows(self, snapshot, Catalogue(self))
         rows.codec(name)
         return Table(name, rows, None)
 

@@ -7,6 +7,7 @@ Floors, from the top:
     building feeding sent tidying
                             indexes of tables that have rows; feeds of rows; rows of clients; stale
                             entries
+    collected               the rows of a collection, with their history
     finding writing joining changing
                             rows by an index; changes of rows; times of labels
     side sources            answers to labels; a store, a snapshot, a transaction or a batch

@@ -334,19 +334,6 @@ def _events(times: Numbers, type_: pa.DataType) -> pa.Array:
     return pa.array(times).cast(type_)
 
 
-def newest(
-    parts: Parts, codec: TableCodec, key: Sequence[Any], at: Any, known_at: int
-) -> tuple[bytes, bytes] | None:
-    """Key and value of the newest row with an event time of `at` at most. See `Table.latest`."""
-    span = latest_span(codec, key, at)
-
-    def read(time: int) -> tuple[bytes, bytes] | None:
-        chunk = next(parts.versions.scan(span, time, limit=1), None)
-        return None if chunk is None else (chunk[0][0], chunk[1][0])
-
-    return parts.reads.read(Timestamp(known_at), span, read)
-
-
 def latest_span(codec: TableCodec, key: Sequence[Any], at: Any) -> Span:
     """The span whose first row has the newest event time of `at` at most."""
     definition = codec.definition

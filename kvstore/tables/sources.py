@@ -19,6 +19,7 @@ from typing_extensions import Self
 from kvstore.arrow import binary_array, rows_schema
 from kvstore.commit import Expires
 from kvstore.errors import TableAlteredError, UsageError
+from kvstore.joins import StoredSide
 from kvstore.limits import BATCH_BYTES_MAX, SCAN_CHUNK
 from kvstore.mvcc import Version, WriteSet
 from kvstore.parts import Parts
@@ -28,7 +29,7 @@ from kvstore.tables.codec import TableCodec
 from kvstore.tables.definition import Definition
 from kvstore.tables.evolve import Alteration
 from kvstore.tables.space import definition_key
-from kvstore.timestamp import TimeLike, Timestamp
+from kvstore.timestamp import TimeLike, Timestamp, to_timestamp
 
 
 @dataclass(slots=True)
@@ -154,6 +155,24 @@ class StoreRows:
     def history(self, key: bytes) -> Sequence[Version]:
         found: Sequence[Version] = self.store.history(key)
         return found
+
+    def time(self, time: TimeLike | None, name: str) -> Timestamp:
+        """A time that the caller gave, by default the newest complete one."""
+        at = None if time is None else to_timestamp(time, name=name)
+        return Timestamp(self.parts.reads.at(at))
+
+    def first(self, span: Span, at: Timestamp) -> tuple[bytes, bytes] | None:
+        """The first live key in `span` at `at`, with its value. One seek."""
+
+        def read(time: int) -> tuple[bytes, bytes] | None:
+            chunk = next(self._versions.scan(span, time, limit=1), None)
+            return None if chunk is None else (chunk[0][0], chunk[1][0])
+
+        return self.parts.reads.read(at, span, read)
+
+    def side(self) -> StoredSide:
+        """The side of the store in a join."""
+        return StoredSide(self.parts)
 
     def held(self, as_of: TimeLike | None) -> HeldRows:
         return HeldRows(self.store.snapshot(as_of), self.catalogue)

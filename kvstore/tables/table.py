@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
+from functools import partial
 from itertools import chain
 from typing import Any, NoReturn
 
@@ -14,23 +15,23 @@ from kvstore.codec.tuples import desc
 from kvstore.commit import Expires
 from kvstore.errors import UsageError
 from kvstore.feeds import Position
-from kvstore.joins import StoredSide
 from kvstore.span import Span
 from kvstore.tables.building import build_index
 from kvstore.tables.changing import RowImages, change_schema, changed_batches, require_images
 from kvstore.tables.classes import row_of
 from kvstore.tables.codec import TableCodec, UnknownLayoutError, dicts
+from kvstore.tables.collected import CollectedRows, join_collected
 from kvstore.tables.conform import batches_of
 from kvstore.tables.evolve import Added, Alteration, IndexColumns, named_parts
 from kvstore.tables.feeding import TableFeed, open_feed
 from kvstore.tables.finding import found_batches, found_dicts, index_span, whole_index
 from kvstore.tables.found import FoundRows, RowVersion
-from kvstore.tables.joining import join_rows, newest
+from kvstore.tables.joining import join_rows, latest_span
 from kvstore.tables.side import TableSide
 from kvstore.tables.sources import ImportTarget, RowChange, RowReader, RowWriter, StoreRows
 from kvstore.tables.tidying import Tidying
 from kvstore.tables.writing import delete_row, put_batches, put_row, put_rows
-from kvstore.timestamp import TimeLike, Timestamp, to_timestamp
+from kvstore.timestamp import TimeLike, Timestamp
 
 
 class Table:
@@ -211,12 +212,10 @@ class Table:
     ) -> dict[str, Any] | None:
         """The newest row with an event time of `at` at most, among the rows that were known at
         `known_at`; None if there is none. `key` is the key without the event time. One seek."""
-        rows = self._store_rows("asked for its latest rows")
-        known = rows.parts.reads.at(
-            None if known_at is None else to_timestamp(known_at, name="known_at")
-        )
-        codec = rows.codec(self.name, Timestamp(known))
-        found = newest(rows.parts, codec, key, at, known)
+        rows = self._kept_rows("asked for its latest rows")
+        known = rows.time(known_at, "known_at")
+        codec = rows.codec(self.name, known)
+        found = rows.first(latest_span(codec, key, at), known)
         names = None if columns is None else tuple(columns)
         return None if found is None else codec.to_dict(*found, names)
 
@@ -240,25 +239,21 @@ class Table:
 
         All columns are null where there is no such row, and where it is older than `max_age`. By
         default these are the columns that the labels lack. Their names begin with `prefix`. Raises
-        as `Store.join`. Costs a seek for each label.
+        as `Store.join`, and `UsageError` for a table of a collection that has an event time. Costs
+        a seek for each label.
         """
-        rows = self._store_rows("joined")
-        return join_rows(
-            rows.parts,
-            rows.codec(self.name),
-            labels,
-            on=on,
-            at=at,
-            known_at=known_at,
-            max_age=max_age,
-            columns=columns,
-            prefix=prefix,
-        )
+        rows = self._kept_rows("joined")
+        codec = rows.codec(self.name)
+        if isinstance(rows, CollectedRows):
+            run = partial(join_collected, self, codec, labels)
+        else:
+            run = partial(join_rows, rows.parts, codec, labels)
+        return run(on=on, at=at, known_at=known_at, max_age=max_age, columns=columns, prefix=prefix)
 
     def join_side(self) -> TableSide:
         """The side of this table in a join of several sources: see `kvstore.join`."""
-        rows = self._store_rows("joined")
-        return TableSide(StoredSide(rows.parts), rows.codec(self.name))
+        rows = self._kept_rows("joined")
+        return TableSide(rows.side(), rows.codec(self.name))
 
     def changes(
         self,
@@ -273,9 +268,8 @@ class Table:
         `_commit_version` and `_commit_timestamp`. `images` leaves out the rows before updates
         (`"post"`) or after them (`"pre"`). The columns are as the table has them at `upto`."""
         require_images(images)
-        rows = self._store_rows("asked for its changes")
-        if upto is None:
-            upto = rows.parts.reads.at(None)
+        rows = self._kept_rows("asked for its changes")
+        upto = rows.time(upto, "upto")
         codec = rows.codec(self.name, upto)
         span = Span.of_prefix(codec.key.prefix)
         changes = rows.store.changes(since, upto, span.start, span.end, order="time")
@@ -402,6 +396,10 @@ class Table:
 
     def _made(self, row: dict[str, Any]) -> Any:
         return row if self._model is None else self._model(**row)
+
+    def _kept_rows(self, what: str) -> StoreRows | CollectedRows:
+        """The rows with their history."""
+        return self._rows if isinstance(self._rows, CollectedRows) else self._store_rows(what)
 
     def _store_rows(self, what: str) -> StoreRows:
         if not isinstance(self._rows, StoreRows):

@@ -1,0 +1,100 @@
+"""Tables of `collection.open()`: history, changes, latest rows and joins, as the store has them."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import backup
+import kvstore
+from backup.reading.reader import CollectionReader
+from kvstore import ManualClock, Store, Timestamp
+from kvstore.errors import NotYetWrittenError, UsageError
+from kvstore.tables import Table
+from kvstore.testing.seeds import seeded
+
+pytestmark = pytest.mark.tiny_limits
+
+SECOND = 10**9
+PEOPLE = pa.schema([("id", pa.int64()), ("name", pa.string()), ("age", pa.int64())])
+SEEN = pa.schema([("device", pa.string()), ("ts", pa.timestamp("us", "UTC")), ("x", pa.int64())])
+
+
+def at(second: int) -> datetime:
+    return datetime.fromtimestamp(second, UTC)
+
+
+def written(store: Store, clock: ManualClock, made: backup.Collection) -> list[Timestamp]:
+    """Rows that come, change and go, between backups; a column goes in the middle. Returns the
+    time after each step."""
+    pick, marks = seeded(), []
+    people = store.table("people", PEOPLE, key=["id"], indexes={"by_name": ["name"]})
+    seen = store.table("seen", SEEN, key=["device"], event_time="ts")
+    for step in range(9):
+        for number in pick.sample(range(6), 3):
+            people.put({"id": number, "name": pick.choice("abc")})
+            seen.put({"device": f"d{number % 2}", "ts": at(pick.randrange(9)), "x": step})
+        people.delete(pick.randrange(6))
+        if step == 4:
+            people.alter(drop=["age"])
+        clock.advance(SECOND)
+        marks.append(Timestamp(store.sync() - 1))
+        if step % 3 == 2:
+            made.backup(store)
+    return marks
+
+
+def rows_of(reader: pa.RecordBatchReader) -> list[dict[str, Any]]:
+    return reader.read_all().to_pylist()  # type: ignore[no-any-return]
+
+
+def answers(people: Table, seen: Table, marks: list[Timestamp]) -> list[Any]:
+    """Each question that needs history, asked of both tables."""
+    first, middle, last = marks[0], marks[5], marks[-1]
+    labels = pa.table({"id": [0, 1, 2, 3, 9] * 2, "ts": [*[middle] * 5, *[last] * 5]})
+    found: list[Any] = [people.history(number) for number in range(7)]
+    found += [rows_of(people.changes(since, last)) for since in (first, middle)]
+    found += [rows_of(people.changes(first, middle, images="post", columns=["name"]))]
+    found += [rows_of(seen.changes(first))]
+    for until in (None, at(4), at(0)):
+        for known in (None, middle):
+            found += [seen.latest(f"d{n}", at=until, known_at=known) for n in range(3)]
+    found += [rows_of(people.join(labels, on="id"))]
+    found += [rows_of(people.join(labels, on="id", columns=["name"], prefix="p_"))]
+    found += [rows_of(kvstore.join(labels, [kvstore.Join(people, key="id")]))]
+    return found
+
+
+def test_a_table_of_a_collection_answers_as_the_table_of_the_store(tmp_path: Path) -> None:
+    clock = ManualClock(1_700_000_000 * SECOND)
+    made = backup.Collection(tmp_path / "backups", clock=clock)
+    with kvstore.open(tmp_path / "store", durability="async", clock=clock) as store:
+        marks = written(store, clock, made)
+        expected = answers(store.table("people"), store.table("seen"), marks)
+    with made.open() as reader:
+        assert answers(reader.table("people"), reader.table("seen"), marks) == expected
+        _require_refusals(reader, marks)
+
+
+def _require_refusals(reader: CollectionReader, marks: list[Timestamp]) -> None:
+    then = reader.table("people", marks[5])
+    assert all(version.timestamp <= marks[5] for n in range(6) for version in then.history(n))
+    with pytest.raises(NotYetWrittenError):
+        then.changes(marks[0], marks[6])
+    with pytest.raises(NotYetWrittenError):
+        reader.table("seen", marks[5]).latest("d0", known_at=marks[6])
+    late = pa.table({"id": [1, 2], "ts": [marks[5], marks[6]]})
+    with pytest.raises(NotYetWrittenError):
+        then.join(late, on="id").read_all()
+    assert rows_of(then.join(late.slice(0, 1), on="id")) == rows_of(
+        then.join(late.slice(0, 1), on="id", at=None)
+    )
+    labels = pa.table({"device": ["d0"], "ts": [marks[5]]})
+    with pytest.raises(UsageError, match="restore the collection"):
+        reader.table("seen").join(labels, on="device")
+    with pytest.raises(UsageError, match="table of the store"):
+        reader.table("people").alter(drop=["name"])
