@@ -113,8 +113,7 @@ def file_rows(
                 columns = [_binary(batch, name, path) for name in (key, value)]
                 rows = pa.RecordBatch.from_arrays(columns, schema=_SCHEMA)
                 if expires is not None:
-                    times = _expiries(_times(batch, expires, path, has_none=True), path, expires)
-                    rows = rows.append_column("expires", times)
+                    rows = rows.append_column("expires", due_times(batch, expires, path))
                 if op is not None:
                     rows = rows.append_column("op", _binary(batch, op, path).cast(pa.string()))
                 yield rows
@@ -153,6 +152,13 @@ def typed_batches(path: Path, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         for batch in opener(path, None, schema):
             batch.validate(full=True)
             yield batch
+
+
+def due_times(batch: pa.RecordBatch, name: str, path: Path) -> pa.Array:
+    """A column of due times as nanoseconds, null for rows that stay. Text is as in `file_rows`.
+    Raises `UsageError`."""
+    _require_columns(path, batch.schema.names, [name])
+    return _expiries(_times(batch, name, path, has_none=True), path, name)
 
 
 Opener: TypeAlias = "Callable[[Path, list[str] | None, pa.Schema | None], Iterator[pa.RecordBatch]]"

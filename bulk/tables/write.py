@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
-import pyarrow as pa
 import typer
 
 from bulk.cli import (
@@ -16,13 +15,13 @@ from bulk.cli import (
     FormatOption,
     OnConflictOption,
     export_keys,
-    told_rows,
 )
 from bulk.files import format_of
+from bulk.manifest import Manifest
 from bulk.tables.cells import to_type, to_value
 from bulk.tables.exports import export_parquet
 from bulk.tables.options import ColumnsOption, NameArgument, facts_of, names_of
-from bulk.tables.rows import import_files
+from bulk.tables.rows import TimedRows, import_files
 from kvstore.cli.options import (
     AsOfOption,
     Encoding,
@@ -46,9 +45,19 @@ from kvstore.codec.tuples import desc
 from kvstore.errors import UsageError
 from kvstore.opening import open_read_only
 from kvstore.tables import Table, unique
+from kvstore.timestamp import Timestamp
 
 ManyOption = Annotated[
     list[str] | None, typer.Option(metavar="TEXT", help="Repeatable; see the examples.")
+]
+
+ExpiresOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="COLUMN",
+        help="The column that has the times at which rows expire. It is no column of the table.",
+        show_default=False,
+    ),
 ]
 
 
@@ -69,6 +78,7 @@ def import_(
             metavar="FILE...", help="Files: .parquet, .csv, .arrow, .feather.", show_default=False
         ),
     ],
+    expires: ExpiresOption = None,
     on_conflict: OnConflictOption = "overwrite",
     duplicates: DuplicatesOption = "error",
     as_json: JsonOption = False,
@@ -82,6 +92,7 @@ def import_(
     Examples:
       kvstore table import city.db trips 2026-*.parquet
       kvstore table import city.db trips rows.csv --duplicates last
+      kvstore table import city.db sessions rows.csv --expires until
     """
     conflict = one_of("--on-conflict", on_conflict, ON_CONFLICT)
     twice = one_of("--duplicates", duplicates, DUPLICATES)
@@ -93,22 +104,28 @@ def import_(
     ):
         read = 0
 
-        def counted(rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        def counted(rows: Iterator[TimedRows]) -> Iterator[TimedRows]:
             nonlocal read
-            for batch in told_rows(rows, progress):
-                read += batch.num_rows
-                yield batch
+            for each in rows:
+                yield each
+                read += each.num_rows
+                progress(f"{read:,} rows read")
 
         table = opened.table(name)
-        manifest, stamp = import_files(table, sources, conflict, twice, progress=counted)
-    fields = {
+        manifest, stamp = import_files(
+            table, sources, conflict, twice, expires=expires, progress=counted
+        )
+    print_figures(_imported(manifest, stamp, read), as_json=as_json)
+
+
+def _imported(manifest: Manifest, stamp: Timestamp, read: int) -> dict[str, Any]:
+    return {
         "timestamp": iso(stamp),
         "import_id": f"{manifest.import_id:016x}",
         "rows": read,
         "rows_and_entries": manifest.rows,
         "bytes": manifest.size_bytes,
     }
-    print_figures(fields, as_json=as_json)
 
 
 def alter(

@@ -8,13 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.csv as pa_csv
+import pyarrow.parquet as pq
 import pytest
 
 import kvstore
 from backup import Collection
 from bulk.definitions import EncodedBy
 from bulk.loading import import_rows
-from bulk.tables import stored_batches
+from bulk.tables import import_files, stored_batches
 from kvstore import unique
 from kvstore.errors import NotUniqueError, UsageError
 from kvstore.span import Span
@@ -159,6 +161,46 @@ def test_rows_that_are_restored_into_a_store_expire_with_their_entries(
         assert list(theirs.find("mail", "a@x")) == [row(1, "a@x")]
         assert list(theirs.find("mail", "b@x")) == []
         assert not other.verify().problems
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+def test_rows_of_files_expire_with_their_entries(
+    store: kvstore.Store,
+    users: kvstore.Table,
+    clock: kvstore.ManualClock,
+    tmp_path: Path,
+    suffix: str,
+) -> None:
+    users.put(row(1, "old@x"), expires=timedelta(seconds=2))
+    file = tmp_path / f"rows.{suffix}"
+    dues = [clock.wall_ns() + 5 * SECOND, None, clock.wall_ns() + 9 * SECOND]
+    rows = pa.Table.from_pylist([row(1, "a@x"), row(2, "b@x"), row(3, "c@x")], SCHEMA)
+    rows = rows.append_column("until", pa.array(dues, pa.int64()))
+    with pytest.raises(UsageError, match="until"):
+        import_files(users, [_written(rows, file)], "overwrite", "error")
+    with pytest.raises(UsageError, match="no column 'then'"):
+        import_files(users, [file], "overwrite", "error", expires="then")
+    import_files(users, [file], "overwrite", "error", expires="until")
+    left = users.ttl(1)
+    assert left is not None
+    assert timedelta(seconds=4) < left <= timedelta(seconds=5)
+    assert users.ttl(2) is None
+    clock.advance(6 * SECOND)
+    assert [each["id"] for each in users.rows()] == [2, 3]
+    assert list(users.find("mail", "a@x")) == []
+    clock.advance(6 * SECOND)
+    assert list(users.rows()) == [row(2, "b@x")]
+    store.gc(keep=timedelta(0))
+    assert len(stored(store)) == 3
+    assert not store.verify().problems
+
+
+def _written(rows: pa.Table, file: Path) -> Path:
+    if file.suffix == ".csv":
+        pa_csv.write_csv(rows, file)
+    else:
+        pq.write_table(rows, file)
+    return file
 
 
 def test_a_row_that_is_kept_keeps_its_entries(
