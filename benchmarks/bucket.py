@@ -8,26 +8,23 @@ time of the machine too; requests and bytes are exact.
 from __future__ import annotations
 
 import asyncio
-import http.client
 import logging
 import random
 import statistics
 import sys
 import tempfile
-import threading
 import time
 import urllib.request
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, NamedTuple
-from urllib.parse import urlsplit
 
 from moto.server import ThreadedMotoServer
 
 import backup
 import kvstore
+from backup.testing.proxy import Answer, Proxy, Request
 
 ROWS = 100_000
 VALUE_BYTES = 300
@@ -45,49 +42,18 @@ class Cost(NamedTuple):
     seconds: float
 
 
-class Link:
+class Link(Proxy):
     """The proxy. While `delay_s` is set, each read is answered that late."""
 
     def __init__(self, server: str) -> None:
+        super().__init__(server)
         self.delay_s = 0.0
-        self._bytes: list[int] = []
-        link, address = self, urlsplit(server).netloc
+        self.weather = self._late
 
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def hand_on(self) -> None:
-                if self.command in ("GET", "HEAD"):
-                    time.sleep(link.delay_s)
-                body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-                connection = http.client.HTTPConnection(address)
-                connection.request(self.command, self.path, body, dict(self.headers))
-                answer = connection.getresponse()
-                data = answer.read()
-                link._bytes.append(len(data))
-                self.send_response(answer.status)
-                for name, value in answer.getheaders():
-                    if name.lower() not in ("transfer-encoding", "connection", "content-length"):
-                        self.send_header(name, value)
-                size = answer.getheader("Content-Length") if self.command == "HEAD" else None
-                self.send_header("Content-Length", size or str(len(data)))
-                self.end_headers()
-                self.wfile.write(data)
-                connection.close()
-
-            def log_message(self, *_: object) -> None:
-                pass
-
-        for method in ("GET", "PUT", "HEAD", "DELETE", "POST"):
-            setattr(Handler, f"do_{method}", Handler.hand_on)
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self._server.server_port}"
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
-
-    def taken(self) -> tuple[int, int]:
-        """The requests since the last call, and the bytes of their answers."""
-        found, self._bytes = self._bytes, []
-        return len(found), sum(found)
+    def _late(self, request: Request) -> Answer:
+        if request.method in ("GET", "HEAD"):
+            time.sleep(self.delay_s)
+        return Answer.WHOLE
 
 
 @contextmanager
@@ -99,7 +65,8 @@ def linked() -> Iterator[Link]:
     host, port = server.get_host_and_port()
     url = f"http://{host}:{port}"
     urllib.request.urlopen(urllib.request.Request(f"{url}/{BUCKET}", method="PUT")).close()
-    yield Link(url)
+    with Link(url) as link:
+        yield link
     server.stop()
 
 
@@ -116,8 +83,8 @@ async def costs(
     return found
 
 
-def _named(taken: tuple[int, int]) -> dict[str, Any]:
-    return {"requests": taken[0], "bytes": taken[1]}
+def _named(taken: Sequence[Request]) -> dict[str, Any]:
+    return {"requests": len(taken), "bytes": sum(each.bytes for each in taken)}
 
 
 async def measured(

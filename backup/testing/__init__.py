@@ -8,4 +8,5 @@ Floors, from the top:
     blobs                             the contract of blobs, as a suite that a blob's tests inherit
     consensus                         the contract of consensus, likewise for a consensus
     faults                            a blob and a consensus that refuse, delay and lose calls
+    proxy                             a server in front of an object store that does the same
 """

@@ -23,6 +23,8 @@ SPARK = "benchmarks.spark:Jobs"
 SPARK_JOINS = "benchmarks.spark_joins:SparkJoins"
 FOLLOWED = "benchmarks.followed:Followed"
 SERVICE = "benchmarks.scripts:Service"
+PULLED = "benchmarks.pushes:Pulled"
+FEAST = "benchmarks.pushes:Feast"
 SERVED = "benchmarks.server:Served"
 SERVERS = {
     "redis": "benchmarks.server:ServedRedis",

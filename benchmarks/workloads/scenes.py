@@ -5,6 +5,7 @@ from __future__ import annotations
 from benchmarks.workloads.joins import joins, spark_joins
 from benchmarks.workloads.journal import journal
 from benchmarks.workloads.plan import Call, Scene, Size, Stage, Workload
+from benchmarks.workloads.pushes import pushed
 from benchmarks.workloads.reading import beside_ranges, changes, followed, reading
 from benchmarks.workloads.rows import rows_loaded, rows_read
 from benchmarks.workloads.spark import spark
@@ -35,8 +36,7 @@ def scenes(size: Size) -> list[Scene]:
             Call("commit", {**updates, "step": 10_001 + number}),
         )
     ]
-    fill, settle = Call("fill"), Call("settle")
-    loaded = Call("mark", {"name": "loaded"})
+    fill, settle, loaded = Call("fill"), Call("settle"), Call("mark", {"name": "loaded"})
     # Reads are measured with everything in the caches, as a service at work has it.
     warm_caches = (Call("scan"), Call("scan_arrow"))
     return [
@@ -67,6 +67,7 @@ def scenes(size: Size) -> list[Scene]:
         ),
         Scene([Stage((fill,), beside())]),
         Scene([Stage((fill, settle, Call("scan")), followed(size))]),
+        pushed(size, (fill, settle)),
         Scene([Stage((Call("serve"),), served())], is_quick=False),
         Scene([Stage((), journal(size))]),
         Scene([Stage((), spark())], is_quick=False),

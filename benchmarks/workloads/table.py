@@ -122,6 +122,14 @@ increments-list     list many increments, against a quarter of them: seconds per
 increments-verify   verify them, likewise
 increments-restore  restore from them, likewise
 
+Pushes
+push-gets           the 99th percentile of the waits of gets while a push of a tenth of the rows is
+                    fetched and added, against the same without a push
+push-add            10 ms, which is promised, against the time in which a push becomes visible
+push-revert         10 ms, which is promised, against the time in which a push is taken back
+push-feast          rows of a Parquet file, at most 100,000, sorted, pushed and taken by a new
+                    store, against Feast's materialisation into its sqlite online store
+
 Server
 serve-get-...       reads of one key by a client over the loopback, one after the other, against
                     redis, and against FastAPI with sqlite3

@@ -387,7 +387,7 @@ class Puller:
             "pushes": pushes,
         }
         if not self._reported:
-            self._reported = self._pushes.statuses.names().get(self.name, 0)
+            self._reported = self._pushes.statuses.last(self.name)
         self._reported = self._pushes.statuses.write(self.name, status, after=self._reported)
         self._is_told = True
 

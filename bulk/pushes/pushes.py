@@ -25,6 +25,7 @@ from kvstore.errors import BusyError, ImportRefusedError, UsageError
 from kvstore.limits import ORPHAN_S, PUSH_POLL_S
 from kvstore.storage.address import open_blob, public_address
 from kvstore.storage.below import BlobBelow
+from kvstore.storage.contract import Blob
 from kvstore.storage.patience import Patience
 from kvstore.timestamp import NS_PER_SECOND
 
@@ -74,7 +75,17 @@ class Pushes:
         patience: float | None = None,
     ) -> None:
         self.place = root_place(url, options, patience)
-        blob, where = self.place.open()
+        self._keep(*self.place.open())
+
+    @classmethod
+    def over(cls, blob: Blob, where: str) -> Pushes:
+        """The pushes in `blob`, a storage that the caller has opened. `where` names it in errors.
+        A cluster's tasks cannot reach it, and need a URL."""
+        made = cls.__new__(cls)
+        made._keep(blob, where)
+        return made
+
+    def _keep(self, blob: Blob, where: str) -> None:
         self._blob, self.where = blob, where
         self.log = PushLog(blob, where)
         self.statuses = Statuses(blob)
@@ -137,8 +148,7 @@ class Pushes:
         began = time.monotonic()
         push = _require(self.list(), number)
         while True:
-            found = self.statuses.of_push(number)
-            states = {each.name: each for each in found if each.name in names}
+            states = {each.name: each for each in self.statuses.of_push(number, names)}
             for each in states.values():
                 if each.state == "refused":
                     where = f"{self.where}, push {number}"
@@ -150,7 +160,7 @@ class Pushes:
                 if name not in states or states[name].state not in (until, "reverted")
             )
             if not missing:
-                return PushStatus(push, tuple(found))
+                return PushStatus(push, tuple(self.statuses.of_push(number)))
             if seconds is not None and time.monotonic() - began >= seconds:
                 what = f"push {number}, which {', '.join(missing)} lacks, is"
                 raise BusyError(what, waited_s=seconds)

@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from kvstore.codec.json import JsonObject, read_object
 from kvstore.errors import UsageError
@@ -27,6 +28,8 @@ PUSHES_TOLD: Final = 100
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _BYTES_MAX: Final = 1 << 20
 _FORMAT: Final = 1
+_GETS_AT_ONCE: Final = 8
+"""Reports that are fetched at a time: a look waits for latency, not for bandwidth."""
 
 
 class StoreStatus(NamedTuple):
@@ -45,6 +48,10 @@ class StoreStatus(NamedTuple):
     seconds: Mapping[str, float]
 
 
+_Known: TypeAlias = "dict[str, tuple[int, StoreStatus]]"
+"""The last report that was read of each store: its number, and the state of one push."""
+
+
 def require_name(name: object) -> str:
     """`name`, if it can name a store. Raises `UsageError`."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
@@ -53,42 +60,58 @@ def require_name(name: object) -> str:
 
 
 class Statuses:
-    """The statuses below one root."""
+    """The statuses below one root.
+
+    Keeps what stores have reported about the push that was asked for last: a second look at a
+    thousand stores costs one list, and a get for each store that has reported since.
+    """
 
     def __init__(self, blob: Blob) -> None:
         self._blob = blob
+        self._known: tuple[int, _Known] = (0, {})
 
-    def names(self) -> dict[str, int]:
-        """The stores that have reported, each with the number of its last report. Costs a list."""
+    def last(self, name: str) -> int:
+        """The number of a store's last report, 0 before the first. Costs a list."""
+        return self._numbers(f"status/{name}/").get(name, 0)
+
+    def of_push(self, push: int, names: Collection[str] | None = None) -> list[StoreStatus]:
+        """The state of a push on each store, by name, or on the stores `names`. Costs a list for
+        1,000 stores, and a get for each report that was not read before."""
+        if self._known[0] != push:
+            self._known = push, {}
+        known = self._known[1]
+        numbers = self._numbers("status/")
+        wanted = sorted(numbers if names is None else numbers.keys() & set(names))
+        with ThreadPoolExecutor(_GETS_AT_ONCE, "kvstore-statuses") as pool:
+            found = pool.map(lambda name: self._newest(name, numbers[name], push, known), wanted)
+            return [each for each in found if each is not None]
+
+    def _numbers(self, prefix: str) -> dict[str, int]:
         found: dict[str, int] = {}
-        for each in self._blob.patience.over(lambda: [*self._blob.list("status/")]):
+        for each in self._blob.patience.over(lambda: [*self._blob.list(prefix)]):
             parts = each.name.removesuffix(".json").split("/")
             if len(parts) == 3 and parts[2].isdigit():
                 found[parts[1]] = max(found.get(parts[1], 0), int(parts[2]))
         return found
 
-    def read(self, name: str, number: int) -> JsonObject | None:
-        """A report; None if a newer one has replaced it."""
-        path, read = _path(name, number), self._blob.get_range
+    def _newest(self, name: str, number: int, push: int, known: _Known) -> StoreStatus | None:
+        """The state of a push in a store's last report, which was `number` a moment ago."""
+        while number:
+            seen = known.get(name)
+            if seen is not None and seen[0] == number:
+                return seen[1]
+            fields = self._report(_path(name, number))
+            if fields is not None:
+                status = _status(name, fields, push)
+                known[name] = number, status
+                return status
+            number = self.last(name)  # a newer report has replaced it
+        return None
+
+    def _report(self, path: str) -> JsonObject | None:
+        read = self._blob.get_range
         data = self._blob.patience.over(lambda: read(path, start=0, length=_BYTES_MAX))
         return None if data is None else read_object(data, where=path)
-
-    def of_push(self, push: int) -> list[StoreStatus]:
-        """The state of a push on each store, by name. Costs a list, and a get for each store."""
-        found = []
-        for name in sorted(self.names()):
-            fields = self.newest(name)
-            if fields is not None:
-                found.append(_status(name, fields, push))
-        return found
-
-    def newest(self, name: str) -> JsonObject | None:
-        """The last report of a store."""
-        while (number := self.names().get(name)) is not None:
-            fields = self.read(name, number)
-            if fields is not None:
-                return fields
-        return None
 
     def write(self, name: str, fields: Mapping[str, Any], *, after: int) -> int:
         """Report under the next number above `after`, and remove the report before. Returns the

@@ -17,13 +17,11 @@ import pytest
 import bulk
 import kvstore
 from backup import Collection
-from backup.testing.faults import FaultRates, FaultyBlob, Weather
 from bulk.pushes import Pushes
 from bulk.pushes.pull import Puller
 from kvstore.errors import AccessDeniedError, BusyError, ImportRefusedError, UsageError
 from kvstore.storage import address
 from kvstore.storage.memory import MemoryBlob
-from kvstore.storage.patience import Patience
 from kvstore.testing.bounds import bounds
 from kvstore.testing.kills import run_until_killed
 from kvstore.testing.seeds import seed_of
@@ -316,30 +314,6 @@ def test_a_worker_waits_is_waited_for_and_ends(pushes: Pushes, tmp_path: Path) -
         puller.close()
         assert threading.active_count() <= before
         assert store.get(b"a") == b"1"
-
-
-def test_a_bucket_that_fails_and_loses_answers_doubles_nothing(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    seed = seed_of("KVSTORE_PUSHES_SEED", None)
-    patience = Patience(600, pause=lambda _: None)
-    blob = FaultyBlob(MemoryBlob(patience=patience), Weather(seed, FaultRates()))
-    monkeypatch.setattr("bulk.pushes.pushes.open_blob", lambda *_, **__: blob)
-    pushes = Pushes("memory://faulty/root")
-    model: dict[bytes, bytes] = {}
-    with kvstore.open(None, engine="memory") as store:
-        puller = Puller(store, pushes, name="s")
-        for number in range(6):
-            made = push(pushes, generation(number))
-            assert made.number == number + 1
-            model |= generation(number)
-            drain(puller)
-            assert dict(store.scan()) == model
-        pushes.revert(6)
-        drain(puller)
-        states = [pushes.status(number).stores[0].state for number in range(1, 7)]
-        assert states == ["added"] * 5 + ["reverted"]
-        assert len(store.imports.all()) == 6
 
 
 def kills(tmp_path: Path, spawn: Any, hits: int) -> None:

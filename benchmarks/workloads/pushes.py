@@ -1,0 +1,55 @@
+"""Workloads of pushes: a store at work that takes them, and a peer that materialises rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from benchmarks.workloads.plan import FEAST, PULLED, Call, Contender, Scene, Size, Stage, Workload
+
+FEAST_ROWS = 100_000
+"""Rows that the peer materialises at most: a million take it minutes."""
+
+
+def pushed(size: Size, prepare: Sequence[Call]) -> Scene:
+    """Pushes into a store that `prepare` has filled, and rows from a file to a new store."""
+    return Scene([Stage(prepare, pushes(size)), Stage((), materialised(size))], is_quick=False)
+
+
+def pushes(size: Size) -> list[Workload]:
+    """Pushes into a store at work."""
+
+    def by(label: str, operation: str, **arguments: bool | int) -> Contender:
+        return Contender(PULLED, Call(operation, dict(arguments)), label)
+
+    return [
+        Workload(
+            "push-gets",
+            by("no push", "wait_gets", count=500, pushes=False),
+            by("kvstore", "wait_gets", count=500, pushes=True),
+            items=1,
+            reach=0.5,
+            has_cpu=False,
+        ),
+        *(
+            Workload(
+                name,
+                by("10 ms", operation, promised=True),
+                by("kvstore", operation, promised=False),
+                items=1,
+                reach=1.0,
+                has_cpu=False,
+            )
+            for name, operation in (("push-add", "add_push"), ("push-revert", "revert_push"))
+        ),
+    ]
+
+
+def materialised(size: Size) -> list[Workload]:
+    """The way of rows from a file to a store that serves them."""
+    call = Call("materialise", {"rows": min(size.rows, FEAST_ROWS)})
+    rows = min(size.rows, FEAST_ROWS)
+    return [
+        Workload(
+            "push-feast", Contender(FEAST, call), Contender(PULLED, call), items=rows, reach=20.0
+        )
+    ]
