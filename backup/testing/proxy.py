@@ -21,7 +21,6 @@ from urllib.parse import urlsplit
 
 _METHODS: Final = ("GET", "PUT", "HEAD", "DELETE", "POST")
 _OWN_HEADERS: Final = ("transfer-encoding", "connection", "content-length")
-_BUSY: Final = b"<Error><Code>SlowDown</Code><Message>Reduce your request rate</Message></Error>"
 
 
 class Answer(enum.Enum):
@@ -29,7 +28,15 @@ class Answer(enum.Enum):
 
     WHOLE = "the server's answer"
     BUSY = "503, and the server does not hear of the request"
+    FAILED = "500, and the server does not hear of the request"
+    DROPPED = "the connection breaks, and the server does not hear of the request"
     LOST = "the server carries the request out, and the connection breaks before its answer"
+
+
+_REFUSED: Final = {
+    Answer.BUSY: (503, b"<Error><Code>SlowDown</Code><Message>slow down</Message></Error>"),
+    Answer.FAILED: (500, b"<Error><Code>InternalError</Code><Message>try again</Message></Error>"),
+}
 
 
 class Request(NamedTuple):
@@ -80,8 +87,12 @@ def _handler(proxy: Proxy, server: str) -> type[BaseHTTPRequestHandler]:
             body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
             request = Request(self.command, self.path, self.headers.get("Range", ""))
             answer = proxy.weather(request)
-            if answer is Answer.BUSY:
-                self._send(503, [], _BUSY, str(len(_BUSY)))
+            if answer is Answer.DROPPED:
+                self.close_connection = True
+                return
+            if answer in _REFUSED:
+                status, text = _REFUSED[answer]
+                self._send(status, [], text, str(len(text)))
                 return
             link = http.client.HTTPConnection(address)
             link.request(self.command, self.path, body, dict(self.headers))

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import random
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from multiprocessing.connection import Connection
@@ -17,10 +18,11 @@ import pytest
 import backup
 import kvstore
 from backup.overview import CollectionInfo
+from backup.testing.proxy import Answer, Proxy, Request
 from kvstore.testing.seeds import seeded
 from tests.backup import children
 from tests.backup.children import FollowerSays
-from tests.backup.test_reader_requests import Proxy, Trouble, url
+from tests.backup.test_reader_requests import url
 from tests.backup.test_resumed_restore import options_of
 from tests.shard.conftest import s3_bucket, s3_server
 
@@ -34,21 +36,22 @@ MIB = 1 << 20
 
 
 class Season(NamedTuple):
-    """The trouble that requests have, and how many of them."""
+    """The answer that requests get, how many of them, and how long each waits first."""
 
     name: str
-    trouble: Trouble
-    rate: float
+    answer: Answer = Answer.WHOLE
+    rate: float = 0.0
+    wait_s: float = 0.0
 
 
-ABSENT = Season("absent", Trouble(is_dropped=True), 1.0)
+ABSENT = Season("absent", Answer.DROPPED, 1.0)
 SEASONS = (
-    Season("clear", Trouble(), 0.0),
+    Season("clear"),
     ABSENT,
-    Season("500", Trouble(status=500), 0.3),
-    Season("503", Trouble(status=503), 0.3),
-    Season("lost", Trouble(is_lost=True), 0.3),
-    Season("slow", Trouble(wait_s=0.03), 1.0),
+    Season("500", Answer.FAILED, 0.3),
+    Season("503", Answer.BUSY, 0.3),
+    Season("lost", Answer.LOST, 0.3),
+    Season("slow", wait_s=0.03),
 )
 
 
@@ -56,14 +59,20 @@ class SeasonalProxy(Proxy):
     """A proxy whose requests fare as the season says."""
 
     def __init__(self, server: str, pick: random.Random) -> None:
-        self._pick = pick
+        self._pick, self._closing = pick, threading.Event()
         self.season = SEASONS[0]
         super().__init__(server)
+        self.weather = self._of_season
 
-    def trouble(self) -> Trouble:
-        """See `Proxy.trouble`."""
+    def _of_season(self, _: Request) -> Answer:
         season = self.season
-        return season.trouble if self._pick.random() < season.rate else Trouble()
+        self._closing.wait(season.wait_s)
+        return season.answer if self._pick.random() < season.rate else Answer.WHOLE
+
+    def close(self) -> None:
+        """See `Proxy.close`."""
+        self._closing.set()
+        super().close()
 
 
 class Child:
@@ -96,9 +105,8 @@ class Child:
 
 @pytest.fixture
 def proxy(s3_server: str) -> Iterator[SeasonalProxy]:
-    made = SeasonalProxy(s3_server, seeded("KVSTORE_BUCKET_SEED"))
-    yield made
-    made.close()
+    with SeasonalProxy(s3_server, seeded("KVSTORE_BUCKET_SEED")) as made:
+        yield made
 
 
 @pytest.mark.soak
