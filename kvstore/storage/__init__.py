@@ -8,5 +8,6 @@ Floors, from the top:
     below cached_blob                 a part of a blob; a blob whose ranges are kept on this machine
     contract                          blobs and consensus
     kept_bytes                        bytes in memory or in a directory, up to a bound
+    object_errors
     os_errors patience
 """

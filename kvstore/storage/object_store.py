@@ -20,41 +20,36 @@ Invariants
 3. The head is never deleted: the highest index is always the true head, and objects below the floor
    are never versions.
 4. A client library may repeat a put whose reply was lost, and then learn that the object exists.
-   The nonce shows that this was our own put, so a commit is never taken for a mismatch.
+   The nonce shows that this was our own put, so a commit is never taken for a mismatch. Where a
+   read behind the put fails, the outcome is unknown, and `IndeterminateError` says so.
 """
 
 from __future__ import annotations
 
-import re
 import secrets
 import struct
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 import obstore
 import obstore.store
 from obstore.exceptions import (
     AlreadyExistsError,
     BaseError,
-    PermissionDeniedError,
-    UnauthenticatedError,
 )
 from obstore.store import ObjectStore, from_url
 
 from kvstore.errors import (
-    AccessDeniedError,
     CorruptionError,
     DeterminateError,
     IndeterminateError,
-    KVStoreError,
     StorageError,
     UsageError,
 )
-from kvstore.forks import own
 from kvstore.limits import (
     OBJECT_PIECE_BYTES,
     OBJECT_PIECES_AT_ONCE,
@@ -72,26 +67,12 @@ from kvstore.storage.contract import (
     require_truncation,
     restore_existing,
 )
-from kvstore.storage.os_errors import not_done, translate_os_error
+from kvstore.storage.object_errors import first_line, translated, unknown
 from kvstore.storage.patience import PATIENCE, Patience
 
 _HEADER = struct.Struct(">Q16s")
 _INDEX_DIGITS = 20
-_METADATA_SERVICE = "169.254.169.254"
-"""The address at which a provider's machines ask for credentials that are found nowhere else."""
-_CREDENTIALS = (
-    "check the credentials, in the environment (AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, "
-    "GOOGLE_APPLICATION_CREDENTIALS, AZURE_STORAGE_ACCOUNT_KEY) or options=, and what they allow"
-)
-_PASSING = re.compile(
-    r"status code: (408|409|425|429|500|502|503|504|509|52\d)\b"
-    r"|\b(RequestTimeout|SlowDown|OperationAborted|ServerBusy|OperationTimedOut)\b"
-    r"|error sending request|error decoding response body|timed out|connection closed"
-)
-"""Messages of obstore for failures that may pass: a status, a provider's code inside a status 400,
-or no answer at all."""
 _CONNECT = timedelta(seconds=5)
-_OS_ERROR = re.compile(r"\(os error (\d+)\)")
 _LOOKS_MAX = 100
 """How often a truncation may overtake a reader before it gives up."""
 _PARALLEL_GETS = 8
@@ -132,7 +113,7 @@ def _opened(url: str, patience: Patience, options: dict[str, Any]) -> ObjectStor
         remedy = "check the URL, the provider's environment variables and options="
         if panicked:
             remedy = "put the options of the HTTP client into options={'client_options': {...}}"
-        raise UsageError(f"{url!r} cannot be opened: {_first_line(error)}", remedy) from error
+        raise UsageError(f"{url!r} cannot be opened: {first_line(error)}", remedy) from error
 
 
 def _client(patience: Patience) -> dict[str, Any]:
@@ -167,7 +148,7 @@ class ObjectBlob:
     def put_file(self, name: str, path: Path) -> None:
         """See `TakesFiles.put_file`. Large files are sent in pieces, some of them at once."""
         target = self._prefix + require_name(name)
-        with _translated(f"put of {target}", IndeterminateError):
+        with translated(f"put of {target}", IndeterminateError):
             obstore.put(
                 self._store,
                 target,
@@ -241,12 +222,14 @@ class ObjectConsensus:
             return Cas.MISMATCH
         path = self._version_path(key, index + 1)
         header = _HEADER.pack(new.seqno, secrets.token_bytes(16))
-        if not _create(self._store, path, header + new.data):
-            existing = _get(self._store, path)
-            if existing is None or not existing.startswith(header):
-                return Cas.MISMATCH
-        if self._floor(key) > index + 1:
-            raise IndeterminateError(f"compare-and-set of {path}", "it was truncated meanwhile")
+        is_created = _create(self._store, path, header + new.data)
+        with unknown(f"compare-and-set of {path}"):
+            if not is_created:
+                existing = _get(self._store, path)
+                if existing is None or not existing.startswith(header):
+                    return Cas.MISMATCH
+            if self._floor(key) > index + 1:
+                raise IndeterminateError(f"compare-and-set of {path}", "it was truncated meanwhile")
         return Cas.COMMITTED
 
     def scan(self, key: str, *, start: int, limit: int) -> list[Versioned]:
@@ -285,7 +268,7 @@ class ObjectConsensus:
     def list_keys(self) -> list[str]:
         """See `Consensus.list_keys`. Costs one list with a delimiter."""
         path = self._prefix.rstrip("/")
-        with _translated(f"list of {path}", DeterminateError):
+        with translated(f"list of {path}", DeterminateError):
             listed = obstore.list_with_delimiter(self._store, path or None)
         return sorted(prefix.rstrip("/").rpartition("/")[2] for prefix in listed["common_prefixes"])
 
@@ -360,7 +343,7 @@ def _parse(path: str) -> tuple[str, int]:
 
 def _create(store: ObjectStore, path: str, data: bytes) -> bool:
     """Write a new object; False where one of that name exists."""
-    with _translated(f"put of {path}", IndeterminateError), suppress(AlreadyExistsError):
+    with translated(f"put of {path}", IndeterminateError), suppress(AlreadyExistsError):
         # One request: a multipart upload would give up the create condition.
         obstore.put(store, path, data, mode="create", use_multipart=False)
         return True
@@ -373,76 +356,18 @@ def _get(store: ObjectStore, path: str, options: Any = None) -> bytes | None:
 
 def _read(path: str, call: Callable[[], _T]) -> _T | None:
     """The result of `call`; None where the object is not there."""
-    with _translated(f"read of {path}", DeterminateError), suppress(FileNotFoundError):
+    with translated(f"read of {path}", DeterminateError), suppress(FileNotFoundError):
         return call()
     return None
 
 
 def _delete(store: ObjectStore, path: str) -> None:
-    with _translated(f"delete of {path}", IndeterminateError), suppress(FileNotFoundError):
+    with translated(f"delete of {path}", IndeterminateError), suppress(FileNotFoundError):
         obstore.delete(store, path)
 
 
 def _list(store: ObjectStore, folder: str) -> list[tuple[str, int]]:
     """Path and size of every object below `folder`, ascending."""
-    with _translated(f"list of {folder}", DeterminateError):
+    with translated(f"list of {folder}", DeterminateError):
         listed = [meta for chunk in obstore.list(store, folder or None) for meta in chunk]
     return sorted((meta["path"], meta["size"]) for meta in listed)
-
-
-class _Client:
-    """obstore's threads: one set for the process, which a forked child does not get."""
-
-    def __init__(self) -> None:
-        self._is_owned = False
-
-    def use(self) -> None:
-        """Call it before any request. Raises `ForkedError` where a request would hang."""
-        if not self._is_owned:
-            self._is_owned = True
-            remedy = "start a fresh process (spawn, forkserver, subprocess), or fork before any use"
-            own(self, "the client of object stores", remedy=remedy)
-
-
-_CLIENT: Final = _Client()
-
-
-@contextmanager
-def _translated(where: str, failure: type[DeterminateError | IndeterminateError]) -> Iterator[None]:
-    """Translate the store's exceptions into errors of ours: `failure` where they may pass."""
-    _CLIENT.use()
-    try:
-        yield
-    except (BaseError, OSError) as error:
-        raise _refusal(where, error) or _failure(where, error, failure) from error
-
-
-def _failure(
-    where: str, error: Exception, failure: type[DeterminateError | IndeterminateError]
-) -> KVStoreError:
-    said = str(error).partition("\n\nDebug source")[0]
-    if (number := _OS_ERROR.search(said)) is not None:
-        cause = OSError(int(number[1]), _first_line(error))
-        is_unknown = failure is IndeterminateError
-        return translate_os_error(where, cause) if is_unknown else not_done(where, cause)
-    if _PASSING.search(said):
-        return failure(where, _first_line(error))
-    remedy = "repair the storage; acknowledged writes stand"
-    return StorageError(f"{where} failed: {_first_line(error)}", remedy)
-
-
-def _refusal(where: str, error: Exception) -> AccessDeniedError | None:
-    """The error of our tree if another attempt would meet `error` again, else None."""
-    text = _first_line(error)
-    if _METADATA_SERVICE in text:
-        return AccessDeniedError(where, f"no credentials were found ({text})", _CREDENTIALS)
-    if isinstance(error, PermissionDeniedError | UnauthenticatedError | PermissionError):
-        return AccessDeniedError(where, text, _CREDENTIALS)
-    # For an object 404 is no error: it is not there. For a list, the bucket is not there.
-    if "404 Not Found" in text or "NoSuchBucket" in text:
-        return AccessDeniedError(where, text, "check the bucket's name, or make it")
-    return None
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).partition("\n")[0]

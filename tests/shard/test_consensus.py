@@ -14,12 +14,14 @@ import pytest
 from obstore.store import LocalStore, MemoryStore, ObjectStore
 
 from backup.testing.consensus import KEY, ConsensusContract, cas, fill, seqnos
+from backup.testing.proxy import Answer, Proxy, Request
 from kvstore.errors import CorruptionError, IndeterminateError
 from kvstore.journal import Journal
 from kvstore.storage.contract import Cas, Consensus, Versioned
 from kvstore.storage.file_consensus import FileConsensus
 from kvstore.storage.memory import MemoryConsensus
-from kvstore.storage.object_store import ObjectConsensus
+from kvstore.storage.object_store import ObjectConsensus, open_object_store
+from kvstore.storage.patience import Patience
 
 
 class TestMemoryConsensus(ConsensusContract):
@@ -62,6 +64,42 @@ def test_a_server_without_conditional_puts_would_be_noticed(
     with pytest.raises(obstore.exceptions.AlreadyExistsError):
         obstore.put(store, "once", b"2", mode="create")
     assert bytes(obstore.get(store, "once").bytes()) == b"1"
+
+
+class _Behind:
+    """Weather: the first put has `answer`, and every request behind it fails."""
+
+    def __init__(self, answer: Answer) -> None:
+        self._answer, self._is_put = answer, False
+
+    def __call__(self, request: Request) -> Answer:
+        if self._is_put:
+            return Answer.FAILED
+        self._is_put = request.method == "PUT"
+        return self._answer if self._is_put else Answer.WHOLE
+
+
+@pytest.mark.parametrize("answer", [Answer.WHOLE, Answer.LOST, Answer.BUSY])
+def test_a_read_that_fails_behind_a_put_leaves_the_outcome_unknown(
+    s3_server: str, s3_bucket: Callable[[], ObjectStore], answer: Answer
+) -> None:
+    bucket = s3_bucket().config["bucket"]  # type: ignore[attr-defined]
+    with Proxy(s3_server) as proxy:
+        _, consensus = open_object_store(
+            f"s3://{bucket}/p",
+            patience=Patience(1.0),
+            endpoint=proxy.url,
+            access_key_id="test",
+            secret_access_key="test",
+            region="us-east-1",
+        )
+        assert cas(consensus, None, 1) is Cas.COMMITTED
+        proxy.weather = _Behind(answer)
+        with pytest.raises(IndeterminateError):
+            cas(consensus, 1, 2)
+    # The put was carried out, unless the server did not hear of it.
+    seen = seqnos(ObjectConsensus(s3_bucket(), "p/consensus"))
+    assert seen == ([1] if answer is Answer.BUSY else [1, 2])
 
 
 class _SleepyConsensus(ObjectConsensus):
