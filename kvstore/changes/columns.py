@@ -225,7 +225,7 @@ def from_events(events: list[Event], schema: pa.Schema | None = None) -> pa.Reco
         pa.array([event.post for event in events], pa.binary()),
         _ids(b"".join(pack_changeset(event.changeset) for event in events), len(events)),
         _ids(b"".join(event.stream for event in events), len(events)),
-        pa.array([event.expires for event in events], pa.int64()),
+        pa.array([None if type(e) is Event else e.expires for e in events], pa.int64()),
     ]
     batch = pa.RecordBatch.from_arrays(columns, schema=changes_schema())
     if schema is None or schema is changes_schema():

@@ -39,7 +39,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from backup.shard.rows.rules import RULES
-from kvstore.limits import PART_WHOLE_BYTES_BY_BLOCK_MAX, PART_WHOLE_BYTES_MAX
 
 PART_FORMAT = b"3"
 FORMATS_READ = (b"1", b"2", PART_FORMAT)
@@ -62,10 +61,3 @@ def layout(rule_name: str) -> tuple[pa.Schema, list[str], list[pq.SortingColumn]
         for name, way in rule.order
     ]
     return schema, numbers, order
-
-
-def whole_bytes_max(*, by_block: bool) -> int:
-    """The size up to which a part is fetched whole: by a reader of single keys if `by_block`."""
-    if by_block:
-        return min(PART_WHOLE_BYTES_BY_BLOCK_MAX, PART_WHOLE_BYTES_MAX)
-    return PART_WHOLE_BYTES_MAX

@@ -24,8 +24,8 @@ from backup.shard.rows.part_format import (
     FORMATS_READ,
     RULE_KEY,
     layout,
-    whole_bytes_max,
 )
+from backup.shard.rows.part_writer import whole_bytes_max
 from backup.shard.rows.rules import OP_DELETE_RANGE, Rule, column_numpy, keep, lower_bound
 from backup.shard.state.state import ShardPart
 from kvstore.errors import CorruptionError, FormatVersionError, KVStoreError

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from backup.shard.rows import trailer
-from backup.shard.rows.part_format import UNTIL, layout, whole_bytes_max
+from backup.shard.rows.part_format import UNTIL, layout
 from backup.shard.rows.rules import OP_DELETE_RANGE, Rule, column_numpy, same_as_previous
 from backup.shard.state.state import ShardPart
 from kvstore.limits import (
@@ -21,6 +21,8 @@ from kvstore.limits import (
     PART_BLOCK_BYTES,
     PART_BLOCK_DECODED_BYTES_MAX,
     PART_BYTES_MAX,
+    PART_WHOLE_BYTES_BY_BLOCK_MAX,
+    PART_WHOLE_BYTES_MAX,
     ROW_GROUPS_MAX,
 )
 from kvstore.span import prefix_end
@@ -256,3 +258,10 @@ def _compression(schema: pa.Schema) -> dict[str, str]:
 def _rounded_up(key: bytes) -> bytes | None:
     """A short key at or above `key`; None where no short key is."""
     return key if len(key) <= BOUND_BYTES_MAX else prefix_end(key[:BOUND_BYTES_MAX])
+
+
+def whole_bytes_max(*, by_block: bool) -> int:
+    """The size up to which a part is fetched whole: by a reader of single keys if `by_block`."""
+    if by_block:
+        return min(PART_WHOLE_BYTES_BY_BLOCK_MAX, PART_WHOLE_BYTES_MAX)
+    return PART_WHOLE_BYTES_MAX
