@@ -84,7 +84,7 @@ async def costs(
 
 
 def _named(taken: Sequence[Request]) -> dict[str, Any]:
-    return {"requests": len(taken), "bytes": sum(each.bytes for each in taken)}
+    return {"requests": len(taken), "bytes": sum(each.size_bytes for each in taken)}
 
 
 async def measured(

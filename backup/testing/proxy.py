@@ -45,7 +45,7 @@ class Request(NamedTuple):
     method: str
     path: str
     range: str = ""
-    bytes: int = 0
+    size_bytes: int = 0
 
 
 class Proxy:
@@ -99,7 +99,7 @@ def _handler(proxy: Proxy, server: str) -> type[BaseHTTPRequestHandler]:
             found = link.getresponse()
             data = found.read()
             link.close()
-            proxy.requests.append(request._replace(bytes=len(data)))
+            proxy.requests.append(request._replace(size_bytes=len(data)))
             if answer is Answer.LOST:
                 self.close_connection = True
                 return

@@ -73,13 +73,13 @@ def test_a_cold_get_costs_three_ranges_a_warm_one_and_a_kept_one_none(
             assert reader.get(key) == store.get(key, as_of)
             cold = [r for r in part_reads(proxy) if r.method == "GET"]
             assert len(cold) <= 3
-            assert sum(r.bytes for r in cold) <= 2 * MIB
+            assert sum(r.size_bytes for r in cold) <= 2 * MIB
         counts: list[int] = []
         for key in pick.sample(keys, 30):
             assert reader.get(key) == store.get(key, as_of)
             found = part_reads(proxy)
             counts.append(len(found))
-            assert sum(r.bytes for r in found) <= 2 * MIB
+            assert sum(r.size_bytes for r in found) <= 2 * MIB
         assert max(counts) <= 2  # one, and one more where a filter is wrong
         assert sum(counts) <= len(counts) + 3
         again = pick.sample(keys, 100)
@@ -94,7 +94,7 @@ def test_a_cold_get_costs_three_ranges_a_warm_one_and_a_kept_one_none(
         assert reader.get(keys[7]) == store.get(keys[7], as_of)
         cold = part_reads(proxy)
         assert len([r for r in cold if r.method == "GET"]) <= 3
-        assert sum(r.bytes for r in cold if r.method == "GET") <= 2 * MIB
+        assert sum(r.size_bytes for r in cold if r.method == "GET") <= 2 * MIB
         assert reader.get(b"key00000007x") is None
     with opened(url, proxy, passphrase).open(cache=tmp_path / "other") as reader:
         part_reads(proxy)
