@@ -18,12 +18,13 @@ import backup
 import kvstore
 from backup.pieces import read_piece, read_plan
 from backup.sharing import shared
+from backup.testing.proxy import Proxy
 from kvstore.errors import HistoryGoneError, StorageError, UsageError
 from kvstore.testing.bounds import bounds
 from kvstore.testing.seeds import seeded
 from tests.backup import children
 from tests.backup.histories import change, live_through, versions
-from tests.backup.test_reader_requests import Proxy, proxy, url
+from tests.backup.test_reader_requests import part_reads, proxy, url
 from tests.shard.conftest import s3_bucket, s3_server
 
 __all__ = ["proxy", "s3_bucket", "s3_server", "url"]
@@ -98,7 +99,7 @@ def test_a_restore_that_is_killed_at_any_step_continues_and_fetches_nothing_twic
         assert kills < 2000
         if place.exists():  # the kill came behind the rename, before the files were removed
             break
-    fetched = Counter((r.path, r.range) for r in proxy.taken() if r.method == "GET")
+    fetched = Counter((r.path, r.range) for r in part_reads(proxy) if r.method == "GET")
     # A kill between a fetch and its note may cost that chunk.
     assert kills >= 1
     assert sum(fetched.values()) - len(fetched) <= kills
