@@ -111,7 +111,7 @@ def ingest(
     tell = progress or (lambda step: None)
     how = How(on_conflict, move, thorough, check, tell, times or StageTimes())
     found = staging_place(staging, options, patience)
-    if not isinstance(store, Store) and store.path is None:
+    if not isinstance(store, Store) and getattr(store, "path", None) is None:
         return ingest_there(store, found, max_bytes, how)
     return _ingest_here(store, found, max_bytes, how)
 

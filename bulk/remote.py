@@ -42,7 +42,14 @@ def ingest_there(
     how: How,
 ) -> Timestamp:
     """Have the server of `client` add the import at `place`. Raises as `bulk.ingest`, and
-    `UsageError` for a check and for options of an object store."""
+    `UsageError` for a check, for options of an object store, and for anything but a client."""
+    from kvstore.client import Client  # imported late: it brings TLS with it
+
+    if not isinstance(client, Client):
+        raise UsageError(
+            f"an import goes into a Store or a Client, not {type(client).__name__}",
+            "open or connect to the store; a coroutine calls asyncio.to_thread(bulk.ingest, ...)",
+        )
     staging = str(place)
     if isinstance(place, BucketUrl):
         staging = place.url

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple, TypeAlias
+from collections.abc import Iterable
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+from typing_extensions import Self
 
 from kvstore.timestamp import Timestamp
 
@@ -28,16 +31,16 @@ class Change(NamedTuple):
         return None
 
 
-class ExpiringChange(Change):
-    """A put whose value expires. Its due time is no field, so that the tuple has the fields of
-    every `Change`, and compares as one."""
+class Expiring:
+    """The due time of a change or an event whose value expires. It is no field, so the tuple has
+    the fields of every other change or event, and compares as one."""
 
     _due: int
 
     @classmethod
-    def of(cls, change: Change, due: int) -> ExpiringChange:
-        """`change`, whose value expires at `due`."""
-        made = cls(*change)
+    def of(cls, row: Iterable[Any], due: int) -> Self:
+        """`row`, whose value expires at `due`."""
+        made = cls(*row)
         made._due = due
         return made
 
@@ -48,3 +51,7 @@ class ExpiringChange(Change):
 
     def __repr__(self) -> str:
         return f"{super().__repr__()[:-1]}, expires={self.expires!r})"
+
+
+class ExpiringChange(Expiring, Change):
+    """A put whose value expires."""

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from enum import IntEnum
 from typing import Final, Literal, NamedTuple, TypeAlias
 
+from kvstore.changes.change import Expiring
 from kvstore.changes.changeset import ChangesetId
 from kvstore.errors import UsageError
 from kvstore.timestamp import Timestamp
@@ -75,26 +76,8 @@ class Event(NamedTuple):
             yield Operation.POSTIMAGE, self.key, self.post
 
 
-class ExpiringEvent(Event):
-    """The event of a put whose value expires. Its due time is no field, so that the tuple has the
-    fields of every `Event`, and compares as one."""
-
-    _due: int
-
-    @classmethod
-    def of(cls, event: Event, due: int) -> ExpiringEvent:
-        """`event`, whose value expires at `due`."""
-        made = cls(*event)
-        made._due = due
-        return made
-
-    @property
-    def expires(self) -> Timestamp:
-        """The time at which the value expires."""
-        return Timestamp(self._due)
-
-    def __repr__(self) -> str:
-        return f"{super().__repr__()[:-1]}, expires={self.expires!r})"
+class ExpiringEvent(Expiring, Event):
+    """The event of a put whose value expires."""
 
 
 def require_images(images: str) -> Images:

@@ -22,10 +22,10 @@ from kvstore.client import calls, streams
 from kvstore.client.joins import RemoteSide
 from kvstore.client.pool import Pool
 from kvstore.client.reply import Reply
-from kvstore.joins.sources import Piece, Pieces, label_reader
+from kvstore.joins.sources import Piece, Pieces
 from kvstore.limits import JOIN_ROWS_FIRST, SERVER_BODY_BYTES_MAX
 from kvstore.tables.codec import TableCodec
-from kvstore.tables.joining import asked_columns
+from kvstore.tables.joining import asked_rows
 from kvstore.timestamp import TimeLike, to_timestamp
 
 
@@ -51,9 +51,7 @@ def join_served(
 ) -> pa.RecordBatchReader:
     """The labels with columns of the rows that they ask for. See `Table.join`."""
     age = require_age(max_age, name="max_age")
-    reader = label_reader(labels)
-    names = [on] if isinstance(on, str) else list(on)
-    chosen, schema = asked_columns(codec, reader.schema, names, at, known_at, columns, prefix)
+    reader, names, chosen, schema = asked_rows(codec, labels, on, at, known_at, columns, prefix)
     known = known_at
     is_column = isinstance(known_at, str) and known_at in reader.schema.names
     if known_at is not None and not is_column:

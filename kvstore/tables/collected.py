@@ -18,12 +18,11 @@ import pyarrow as pa
 from kvstore.errors import NotYetWrittenError, UsageError
 from kvstore.joins.join import join
 from kvstore.joins.side import Answers, Asked, Join, Search, Side
-from kvstore.joins.sources import label_reader
 from kvstore.mvcc import Version
 from kvstore.span import Span
 from kvstore.tables.catalogue import Catalogue
 from kvstore.tables.codec import TableCodec
-from kvstore.tables.joining import asked_columns
+from kvstore.tables.joining import asked_rows
 from kvstore.tables.side import TableSide
 from kvstore.tables.sources import SnapshotRows
 from kvstore.timestamp import TimeLike, Timestamp, to_timestamp
@@ -123,9 +122,7 @@ def join_collected(
             f"{definition.where} has an event time, on which a collection joins no labels",
             "restore the collection and join its table, or ask for single rows by latest()",
         )
-    reader = label_reader(labels)
-    names = [on] if isinstance(on, str) else list(on)
-    chosen, schema = asked_columns(codec, reader.schema, names, at, known_at, columns, prefix)
+    reader, names, chosen, schema = asked_rows(codec, labels, on, at, known_at, columns, prefix)
     source = Join(table, key=names, max_age=max_age, columns=chosen, prefix=prefix)
     found = join(reader, [source], at=at)
     renamed = (pa.RecordBatch.from_arrays(batch.columns, schema=schema) for batch in found)

@@ -70,9 +70,7 @@ def join_rows(
     row `first` in errors."""
     age = require_age(max_age, name="max_age")
     parts.committer.health.require()
-    reader = label_reader(labels)
-    names = [on] if isinstance(on, str) else list(on)
-    chosen, schema = asked_columns(codec, reader.schema, names, at, known_at, columns, prefix)
+    reader, names, chosen, schema = asked_rows(codec, labels, on, at, known_at, columns, prefix)
     plan = RowJoin(
         names,
         at,
@@ -86,17 +84,29 @@ def join_rows(
     return pa.RecordBatchReader.from_batches(schema, batches)
 
 
-def asked_columns(
+class AskedRows(NamedTuple):
+    """The labels of a join of rows, their columns with the key, the columns of the table that are
+    added, and the schema of the result."""
+
+    reader: pa.RecordBatchReader
+    on: list[str]
+    columns: list[str]
+    schema: pa.Schema
+
+
+def asked_rows(
     codec: TableCodec,
-    labels: pa.Schema,
-    on: list[str],
+    given: object,
+    key: str | Sequence[str],
     at: str | None,
     known_at: str | TimeLike | None,
     columns: Sequence[str] | None,
     prefix: str,
-) -> tuple[list[str], pa.Schema]:
-    """The columns of the table that a join adds, and the schema of its result. Raises `UsageError`
-    unless the labels have the columns that the table needs, and no column that is added."""
+) -> AskedRows:
+    """Open the labels of a join. Raises `UsageError` unless they have the columns that the table
+    needs, and no column that is added."""
+    reader = label_reader(given)
+    labels, on = reader.schema, [key] if isinstance(key, str) else list(key)
     _require_question(codec, labels, on, at, known_at)
     chosen = _columns_besides(codec, labels, prefix) if columns is None else list(columns)
     fields = [pa.field(prefix + field.name, field.type) for field in codec.schema_of(chosen)]
@@ -106,7 +116,7 @@ def asked_columns(
             raise UsageError(
                 f"labels have a column {field.name!r} already", "choose columns=, or a prefix="
             )
-    return chosen, pa.schema([*labels, *fields])
+    return AskedRows(reader, on, chosen, pa.schema([*labels, *fields]))
 
 
 def _require_question(

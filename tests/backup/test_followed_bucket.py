@@ -23,8 +23,7 @@ from kvstore.testing.seeds import seeded
 from tests.backup import children
 from tests.backup.children import FollowerSays
 from tests.backup.test_reader_requests import url
-from tests.backup.test_resumed_restore import options_of
-from tests.shard.conftest import s3_bucket, s3_server
+from tests.shard.conftest import s3_bucket, s3_options, s3_server
 
 __all__ = ["s3_bucket", "s3_server", "url"]
 
@@ -114,9 +113,9 @@ def test_a_follower_survives_a_bucket_that_fails_in_turn(
     spawn: Any, proxy: SeasonalProxy, s3_server: str, url: str, tmp_path: Path
 ) -> None:
     pick = seeded("KVSTORE_FOLLOWED_SEED")
-    direct = {**options_of(proxy), "endpoint": s3_server}
+    direct = s3_options(s3_server)
     seen = backup.Collection(url, options=direct)
-    child = Child(spawn, url, options_of(proxy), tmp_path / "store")
+    child = Child(spawn, url, s3_options(proxy.url), tmp_path / "store")
     sizes: list[int] = []
 
     def wait_until(is_done: Callable[[FollowerSays], bool]) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from obstore.store import ObjectStore
@@ -13,7 +12,7 @@ from obstore.store import ObjectStore
 import backup
 import kvstore
 from backup.testing.proxy import Proxy, Request
-from tests.shard.conftest import s3_bucket, s3_server
+from tests.shard.conftest import s3_bucket, s3_options, s3_server
 
 __all__ = ["s3_bucket", "s3_server"]
 
@@ -38,13 +37,7 @@ def url(s3_bucket: Callable[[], ObjectStore]) -> str:
 
 
 def opened(url: str, proxy: Proxy, passphrase: str | None) -> backup.Collection:
-    options: dict[str, Any] = {
-        "endpoint": proxy.url,
-        "access_key_id": "test",
-        "secret_access_key": "test",
-        "region": "us-east-1",
-        "virtual_hosted_style_request": False,
-    }
+    options = s3_options(proxy.url)
     return backup.Collection(url, passphrase, options=options)
 
 

@@ -25,7 +25,7 @@ from kvstore.testing.seeds import seeded
 from tests.backup import children
 from tests.backup.histories import change, live_through, versions
 from tests.backup.test_reader_requests import part_reads, proxy, url
-from tests.shard.conftest import s3_bucket, s3_server
+from tests.shard.conftest import s3_bucket, s3_options, s3_server
 
 __all__ = ["proxy", "s3_bucket", "s3_server", "url"]
 
@@ -37,16 +37,6 @@ LIMITS = {
     "FETCH_CHUNK_BYTES": 2_000,
 }
 """Limits under which a few dozen rows are many pieces, fetched in chunks."""
-
-
-def options_of(proxy: Proxy) -> dict[str, Any]:
-    return {
-        "endpoint": proxy.url,
-        "access_key_id": "test",
-        "secret_access_key": "test",
-        "region": "us-east-1",
-        "virtual_hosted_style_request": False,
-    }
 
 
 def killed(spawn: Any, *arguments: Any) -> bool:
@@ -86,7 +76,7 @@ def test_a_restore_that_is_killed_at_any_step_continues_and_fetches_nothing_twic
     steps: Callable[[random.Random], int],
 ) -> None:
     pick = seeded("KVSTORE_RESUME_SEED")
-    options, place = options_of(proxy), tmp_path / "restored"
+    options, place = s3_options(proxy.url), tmp_path / "restored"
     with bounds(LIMITS):
         collection = backup.Collection(url, options=options)
         for _ in range(3):

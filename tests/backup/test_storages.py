@@ -18,7 +18,7 @@ from backup.shard import MemoryBlob, MemoryConsensus, Storage
 from backup.testing.faults import FaultRates, FaultyBlob, FaultyConsensus, Weather
 from tests.backup.histories import change, staged_import, versions
 from tests.shard import azurite
-from tests.shard.conftest import azure_container, azure_server, s3_bucket, s3_server
+from tests.shard.conftest import azure_container, azure_server, s3_bucket, s3_options, s3_server
 
 __all__ = ["azure_container", "azure_server", "s3_bucket", "s3_server"]
 
@@ -33,13 +33,7 @@ def on_files(tmp_path: Path) -> Callable[..., backup.Collection]:
 @pytest.fixture
 def on_s3(s3_server: str, s3_bucket: Callable[[], ObjectStore]) -> Callable[..., backup.Collection]:
     bucket = s3_bucket().config["bucket"]  # type: ignore[attr-defined]
-    options: dict[str, Any] = {
-        "endpoint": s3_server,
-        "access_key_id": "test",
-        "secret_access_key": "test",
-        "region": "us-east-1",
-        "client_options": {"allow_http": True},
-    }
+    options = {**s3_options(s3_server), "client_options": {"allow_http": True}}
     url = f"s3://{bucket}/some/place"
     return lambda **secret: backup.Collection(url, options=options, **secret)
 

@@ -27,7 +27,7 @@ from kvstore.storage.address import open_blob
 from kvstore.storage.contract import Blob
 from kvstore.testing.bounds import bounds
 from tests.bulk.staged import ROWS
-from tests.shard.conftest import s3_bucket, s3_server
+from tests.shard.conftest import s3_bucket, s3_options, s3_server
 
 __all__ = ["s3_bucket", "s3_server"]
 
@@ -69,13 +69,7 @@ class Place:
 @pytest.fixture
 def on_s3(s3_server: str, s3_bucket: Callable[[], ObjectStore]) -> Place:
     bucket = s3_bucket().config["bucket"]  # type: ignore[attr-defined]
-    options = {
-        "endpoint": s3_server,
-        "access_key_id": "test",
-        "secret_access_key": "test",
-        "region": "us-east-1",
-    }
-    return Place(f"s3://{bucket}/staging/run-42", options)
+    return Place(f"s3://{bucket}/staging/run-42", s3_options(s3_server))
 
 
 @pytest.fixture

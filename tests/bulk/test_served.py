@@ -14,7 +14,7 @@ import bulk
 import kvstore
 from bulk.bucket import BucketUrl
 from bulk.served import import_verbs
-from kvstore.client import Client, connect
+from kvstore.client import Client, connect, connect_async
 from kvstore.errors import (
     AccessDeniedError,
     ImportRefusedError,
@@ -25,7 +25,7 @@ from kvstore.errors import (
 from kvstore.server import ListenAddress, Token, app, serving
 from kvstore.storage.object_store import ObjectStore
 from tests.server.process import ServerProcess
-from tests.shard.conftest import s3_bucket, s3_server
+from tests.shard.conftest import s3_bucket, s3_options, s3_server
 
 __all__ = ["s3_bucket", "s3_server"]
 
@@ -70,12 +70,7 @@ def test_a_server_fetches_an_import_from_s3_once(
     s3_bucket: Callable[[], ObjectStore],
 ) -> None:
     bucket = s3_bucket().config["bucket"]  # type: ignore[attr-defined]
-    options = {
-        "endpoint": s3_server,
-        "access_key_id": "test",
-        "secret_access_key": "test",
-        "region": "us-east-1",
-    }
+    options = s3_options(s3_server)
     url = stage(f"s3://{bucket}/staging/run-42", options=options)
     steps: list[str] = []
     times = bulk.StageTimes()
@@ -116,6 +111,18 @@ def test_an_import_is_refused_by_the_error_that_a_call_here_raises(
         with pytest.raises(ImportRefusedError, match="part-"):
             bulk.ingest(client, staged)
         assert dict(client.scan()) == {b"007": b"alive"}
+
+
+@pytest.mark.parametrize("kind", ["a path", "coroutines"])
+def test_an_import_goes_into_a_store_or_a_client(
+    filed: kvstore.Store, tmp_path: Path, kind: str
+) -> None:
+    staged = stage(tmp_path / "stagings" / "run")
+    with served(filed, tmp_path, [str(tmp_path / "stagings")]):
+        given: Any = str(filed.path) if kind == "a path" else connect_async(tmp_path / "socket")
+        with pytest.raises(UsageError, match="a Store or a Client, not"):
+            bulk.ingest(given, staged)
+    assert list(filed.scan()) == []
 
 
 def test_a_server_reads_below_its_places_only(filed: kvstore.Store, tmp_path: Path) -> None:

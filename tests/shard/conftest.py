@@ -6,6 +6,7 @@ import itertools
 import logging
 import urllib.request
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 from moto.server import ThreadedMotoServer
@@ -27,6 +28,16 @@ def s3_server() -> Iterator[str]:
     host, port = server.get_host_and_port()
     yield f"http://{host}:{port}"
     server.stop()
+
+
+def s3_options(server: str) -> dict[str, Any]:
+    """The options by which a collection, a staging or a storage reaches `server`."""
+    return {
+        "endpoint": server,
+        "access_key_id": "test",
+        "secret_access_key": "test",
+        "region": "us-east-1",
+    }
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ from kvstore.errors import UsageError
 from kvstore.storage.address import open_storage
 from kvstore.storage.contract import Storage
 from kvstore.storage.file_blob import FileBlob
+from tests.shard.conftest import s3_options
 from tests.shard.world import open_shard, read, write
 
 
@@ -34,13 +35,7 @@ def test_memory_is_shared_by_name() -> None:
 
 def test_an_s3_url_is_an_object_store(s3_server: str, s3_bucket: Callable[[], ObjectStore]) -> None:
     bucket = s3_bucket().config["bucket"]  # type: ignore[attr-defined]
-    options = {
-        "endpoint": s3_server,
-        "access_key_id": "test",
-        "secret_access_key": "test",
-        "region": "us-east-1",
-        "client_options": {"allow_http": True},
-    }
+    options = {**s3_options(s3_server), "client_options": {"allow_http": True}}
     url = f"s3://{bucket}/some/path"
     lives(open_storage(url, **options), open_storage(url, **options))
     del options["client_options"]  # an endpoint with the scheme http is asked by http
