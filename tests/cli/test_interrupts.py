@@ -1,7 +1,8 @@
 """Ctrl-C at a random moment of every long command: no traceback, exit code 130, nothing half done.
 
 Each command works on copies of a store, a collection of backups, files and pushes. After an
-interrupt the store is sound, and the same command, given again, does its work.
+interrupt the store is sound, and a store or file that the command makes is either absent or whole.
+The same command, given again, does its work.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from random import Random
+from typing import NamedTuple
 
 import pytest
 
@@ -53,27 +55,37 @@ def is_whole(place: Path) -> bool:
     return backup.Collection(place / "backups").verify("checksums").parts > 0  # or it raises
 
 
-COMMANDS: Mapping[str, tuple[str, Callable[[Path], bool]]] = {
-    "scan": ("scan s", has_rows("s", ROWS)),
-    "put": ("put s k v", has_rows("s", ROWS + 1)),
-    "verify": ("verify s", has_rows("s", ROWS)),
-    "gc": ("gc s --keep 0s --compact", has_rows("s", ROWS)),
-    "delete-range": ("delete-range s --prefix 0", has_rows("s", ROWS - 10_000)),
-    "checkpoint": ("checkpoint s copy", has_rows("copy", ROWS)),
-    "import": ("import s rows.csv --on-conflict overwrite", has_rows("s", ROWS + 1)),
-    "sync": ("import s rows.csv --sync", has_rows("s", ROWS)),
-    "export": ("export s out.jsonl", has_lines("out.jsonl", ROWS)),
-    "seed": ("seed seeded events.csv", has_rows("seeded", ROWS)),
-    "backup run": ("backup run s backups", is_whole),
-    "backup verify": ("backup verify backups", is_whole),
-    "backup compact": ("backup compact backups", is_whole),
-    "backup expire": ("backup expire backups --keep 0s", is_whole),
-    "backup drill": ("backup drill backups", is_whole),
-    "backup restore": ("backup restore backups restored", has_rows("restored", ROWS)),
-    "backup into": ("backup restore backups s --into", has_rows("s", ROWS)),
-    "push pull": ("push pull s pushes --name one --once", has_rows("s", ROWS + 1)),
+class Command(NamedTuple):
+    """A command that ends by itself, and what holds once it has ended. `makes` is the name of the
+    store that it makes, which must not exist before."""
+
+    words: str
+    holds: Callable[[Path], bool]
+    makes: str | None = None
+
+
+COMMANDS: Mapping[str, Command] = {
+    "scan": Command("scan s", has_rows("s", ROWS)),
+    "put": Command("put s k v", has_rows("s", ROWS + 1)),
+    "verify": Command("verify s", has_rows("s", ROWS)),
+    "gc": Command("gc s --keep 0s --compact", has_rows("s", ROWS)),
+    "delete-range": Command("delete-range s --prefix 0", has_rows("s", ROWS - 10_000)),
+    "checkpoint": Command("checkpoint s copy", has_rows("copy", ROWS), "copy"),
+    "import": Command("import s rows.csv --on-conflict overwrite", has_rows("s", ROWS + 1)),
+    "sync": Command("import s rows.csv --sync", has_rows("s", ROWS)),
+    "export": Command("export s out.jsonl", has_lines("out.jsonl", ROWS)),
+    "seed": Command("seed seeded events.csv", has_rows("seeded", ROWS), "seeded"),
+    "backup run": Command("backup run s backups", is_whole),
+    "backup verify": Command("backup verify backups", is_whole),
+    "backup compact": Command("backup compact backups", is_whole),
+    "backup expire": Command("backup expire backups --keep 0s", is_whole),
+    "backup drill": Command("backup drill backups", is_whole),
+    "backup restore": Command(
+        "backup restore backups restored", has_rows("restored", ROWS), "restored"
+    ),
+    "backup into": Command("backup restore backups s --into", has_rows("s", ROWS)),
+    "push pull": Command("push pull s pushes --name one --once", has_rows("s", ROWS + 1)),
 }
-"""Commands that end by themselves, each with what holds once it has ended."""
 
 ENDLESS: Mapping[str, str] = {
     "follow": "follow s",
@@ -139,7 +151,7 @@ def ended(place: Path, words: str, after_s: float | None) -> tuple[int, float]:
 
 
 def interrupt(name: str, made: Path, place: Path, draw: Random, count: int) -> None:
-    words, holds = COMMANDS[name]
+    words, holds, makes = COMMANDS[name]
     shutil.copytree(made, place / "whole")
     _, length = ended(place / "whole", words, None)
     for number in range(count):
@@ -151,6 +163,9 @@ def interrupt(name: str, made: Path, place: Path, draw: Random, count: int) -> N
         with kvstore.open(copy / "s") as store:
             assert store.verify().ok
         if code != DONE:
+            if makes is not None and (copy / makes).exists():
+                assert holds(copy), (words, code)  # interrupted behind the rename that made it
+                shutil.rmtree(copy / makes)
             ended(copy, words, None)
         assert holds(copy), (words, code)
         shutil.rmtree(copy)
