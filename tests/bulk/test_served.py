@@ -14,7 +14,7 @@ import bulk
 import kvstore
 from bulk.bucket import BucketUrl
 from bulk.served import import_verbs
-from kvstore.client import Client, connect, connect_async
+from kvstore.client import AsyncClient, Client, connect
 from kvstore.errors import (
     AccessDeniedError,
     ImportRefusedError,
@@ -118,9 +118,9 @@ def test_an_import_goes_into_a_store_or_a_client(
     filed: kvstore.Store, tmp_path: Path, kind: str
 ) -> None:
     staged = stage(tmp_path / "stagings" / "run")
-    with served(filed, tmp_path, [str(tmp_path / "stagings")]):
-        given: Any = str(filed.path) if kind == "a path" else connect_async(tmp_path / "socket")
-        with pytest.raises(UsageError, match="a Store or a Client, not"):
+    with served(filed, tmp_path, [str(tmp_path / "stagings")]) as client:
+        given: Any = str(filed.path) if kind == "a path" else AsyncClient(client)
+        with pytest.raises(UsageError, match=f"a Store or a Client, not {type(given).__name__}"):
             bulk.ingest(given, staged)
     assert list(filed.scan()) == []
 
