@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from bulk.addresses import Staging, staging_place
+from bulk.amending import Amending
 from bulk.bucket import Bucket, BucketUrl
 from bulk.conflicts import require_no_live_keys
 from bulk.contents import FILES_AT_ONCE, require_disjoint, require_rows, require_told
@@ -134,12 +135,16 @@ def ingest_pushed(
     manifest: Manifest,
     after: After,
     *,
+    amends: Amending | None,
     tell: Callable[[str], None],
     times: StageTimes,
 ) -> Timestamp:
-    """Add an import of a bucket, and right after it the writes of `after`, as one step. The caller
-    has checked the manifest. Raises as `ingest`."""
-    how = How("overwrite", False, False, None, tell, times, after)
+    """Add an import of a bucket, amended for this store, and right after it the writes of `after`,
+    as one step. The caller has checked the manifest. Raises as `ingest`."""
+    how = How("overwrite", False, False, None, tell, times, after, amends)
+    known = store.imports.get(manifest.import_id)
+    if amends is not None and known is not None and known.added is None:
+        store.imports.abort(known.import_id)  # its rows were amended for an older state
     with store.imports.alone(manifest.import_id, adding=True):
         return _ingest_fetched(store, bucket, manifest, how)
 
@@ -177,14 +182,10 @@ def require_on_conflict(given: str) -> None:
 
 
 def _ingest(
-    store: Store,
-    directory: Path,
-    manifest: Manifest,
-    record: ImportRecord,
-    how: How,
+    store: Store, directory: Path, manifest: Manifest, record: ImportRecord, how: How
 ) -> Timestamp:
     """Add the import `record`, whose files lie in `directory` as `manifest` tells."""
-    on_conflict, move, thorough, check, tell, times, after = how
+    on_conflict, move, thorough, check, tell, times, after, amends = how
     known = store.imports.find(record)
     if known is not None and known.added is not None:
         if move:
@@ -198,28 +199,31 @@ def _ingest(
     keys: list[bytes] | None = None
     if not linked:
         with times.stage("check"):
-            checked, keys = _checked(
-                directory, incoming, manifest, store.imports, thorough=thorough
-            )
+            imports = store.imports
+            checked, keys = _checked(directory, incoming, manifest, imports, thorough=thorough)
     with ExitStack() as held:
-        if on_conflict == "error" or manifest.tables:
-            # A key whose expiry was cancelled keeps its records until the due time.
-            rows = [part for part in manifest.parts if not part.smallest.startswith(EXPIRY)]
-            located = [_locate(directory, incoming, part.name) for part in rows]
+        further: list[Path] = []
+        if on_conflict == "error" or manifest.tables or amends is not None:
+            located = _located(directory, incoming, manifest)
             # Later commits are checked before the import is added, so GC must keep them.
             at = held.enter_context(store.snapshot()).as_of
             if on_conflict == "error":
                 checks.insert(0, _live_keys(store, record, located, at, linked=linked))
             checks += required_unique(held, store, manifest, located, at)
+            if amends is not None:
+                with times.stage("compare"):
+                    record, further = amends.begin(record, at, located, incoming)
+                keys = None  # the list would lack the further rows
         held.enter_context(times.stage("add"))
         tell("prepare")
         store.imports.prepare(record, keys)
         if not linked:
             files = list(_brought(directory, incoming, manifest, checked, tell))
             tell("link")
-            store.imports.link(files)
+            store.imports.link([*files, *further])
+        amend = None if amends is None else amends.linked()
         tell("add")
-        stamp = store.imports.add(record.import_id, check=_all(checks), after=after)
+        stamp = store.imports.add(record.import_id, check=_all(checks), after=after, amend=amend)
     with suppress(OSError):  # `ignore_errors` does not cover a look at the directory
         shutil.rmtree(incoming, ignore_errors=True)
     if move:
@@ -320,6 +324,13 @@ def _incoming(store: Store, directory: Path, manifest: Manifest) -> Path:
     if store.path is None:
         return directory / f"{INGEST_DIRECTORY}-{name}"
     return store.path / INGEST_DIRECTORY / name
+
+
+def _located(directory: Path, incoming: Path, manifest: Manifest) -> list[Path]:
+    """The parts with rows. A key whose expiry was cancelled keeps its records until the due
+    time."""
+    rows = (part for part in manifest.parts if not part.smallest.startswith(EXPIRY))
+    return [_locate(directory, incoming, part.name) for part in rows]
 
 
 def _locate(directory: Path, incoming: Path, name: str) -> Path:

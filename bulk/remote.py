@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias
 
+from bulk.amending import Amending
 from bulk.bucket import BucketUrl
 from bulk.stages import StageTimes
 from kvstore.commit import After
@@ -33,6 +34,7 @@ class How(NamedTuple):
     tell: Callable[[str], None]
     times: StageTimes
     after: After | None = None
+    amends: Amending | None = None
 
 
 def ingest_there(

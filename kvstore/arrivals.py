@@ -33,7 +33,7 @@ class NoneCame:
         keys = (
             change.key
             for change in changes
-            if change.op == "put" and self.store.imports.has_row(self.record, change.key)
+            if change.op == "put" and self.store.imports.stored.has(self.record, change.key)
         )
         alive = list(
             islice((key for key in keys if self.store.get(key) is not None), KEYS_NAMED_MAX)

@@ -9,9 +9,9 @@ Floors, from the top:
 
     cli
     pull                     a store takes the pushes
-    pushes                   a job makes them; a person reverts and expires them
+    pushes amended           a job makes them; a person reverts and expires them; one for one store
     statuses log             reports of stores; the order of events
-    sharding                 the shard of a key
+    sharding modes newer     the shard of a key; older and newer rows
 """
 
 from bulk.pushes.log import Push

@@ -5,6 +5,9 @@
     {"format": 1, "kind": "revert", "push": n, "job": 32 hex, "at": ns}
     {"format": 1, "kind": "expire", "push": n, "job": 32 hex, "at": ns}
 
+The event of a push that does more than to add its rows has format 2, and the fields of its mode
+(`bulk.pushes.modes`). A release that knows format 1 alone stops at it, and names it.
+
 Invariants
 1. The number of an event is taken by a put that only one process can make, so all readers see one
    order. A process whose put was overtaken reads the event and tries the next number.
@@ -21,6 +24,7 @@ import secrets
 from collections.abc import Callable, Iterator
 from typing import Any, Final, NamedTuple
 
+from bulk.pushes.modes import PLAIN, PushMode, read_mode
 from bulk.pushes.sharding import SHARDS_MAX
 from kvstore.codec.json import JsonObject, read_object
 from kvstore.codec.keys import IMPORT_ID_MAX
@@ -30,6 +34,7 @@ from kvstore.storage.contract import Blob, put_first
 from kvstore.timestamp import Timestamp
 
 FORMAT: Final = 1
+MODES_FORMAT: Final = 2
 PUSH: Final = "push"
 REVERT: Final = "revert"
 EXPIRE: Final = "expire"
@@ -48,13 +53,20 @@ class PushImport(NamedTuple):
 
 
 class Push(NamedTuple):
-    """A sealed push. `state` is sealed, reverted or expired."""
+    """A sealed push. `state` is sealed, reverted or expired. `how` tells what it does to rows that
+    are not its own."""
 
     number: int
     at: Timestamp
     job: str
     imports: tuple[PushImport, ...]
     state: str = "sealed"
+    how: PushMode = PLAIN
+
+    @property
+    def mode(self) -> str:
+        """`add`, or `replace` for the new whole of a span."""
+        return self.how.name
 
     @property
     def shards(self) -> int:
@@ -109,7 +121,7 @@ class PushLog:
     def event(self, position: int) -> PushEvent | None:
         """The event of a position; None behind the end. Costs one get. Raises `CorruptionError`,
         and `FormatVersionError` if a newer release wrote it."""
-        found = self._read(_name(position))
+        found = self._read(_name(position), MODES_FORMAT)
         return None if found is None else _event(position, found)
 
     def events(self, start: int = 1) -> Iterator[PushEvent]:
@@ -131,20 +143,21 @@ class PushLog:
             if fields is None:
                 return None
             position = len(events) + 1
-            made = {"format": FORMAT, **fields}
+            made = {"format": MODES_FORMAT if "mode" in fields else FORMAT, **fields}
             if put_first(self._blob, _name(position), json.dumps(made, sort_keys=True).encode()):
                 return self.event(position)
             events += self.events(position)
 
-    def _read(self, name: str) -> JsonObject | None:
+    def _read(self, name: str, newest: int = FORMAT) -> JsonObject | None:
         read = self._blob.get_range
         data = self._blob.patience.over(lambda: read(name, start=0, length=JSON_BYTES_MAX + 1))
         if data is None:
             return None
         where = f"{self.where}/{name}"
         found = read_object(data, where=where)
-        if found.get("format") != FORMAT:
-            raise FormatVersionError(where, found=found.get("format"), supported=(FORMAT,))
+        supported = tuple(range(FORMAT, newest + 1))
+        if found.get("format") not in supported:
+            raise FormatVersionError(where, found=found.get("format"), supported=supported)
         return found
 
 
@@ -162,9 +175,9 @@ def _event(position: int, found: JsonObject) -> PushEvent:
     imports = tuple(_import(each) for each in found.objects("imports"))
     if not _JOB.fullmatch(job) or not 0 < len(imports) <= SHARDS_MAX:
         raise found.damaged("it has no job, or no number of shards")
-    return PushEvent(
-        position, kind, number, Push(number, Timestamp(found.integer("at")), job, imports)
-    )
+    how = read_mode(found) if found["format"] == MODES_FORMAT else PLAIN
+    push = Push(number, Timestamp(found.integer("at")), job, imports, how=how)
+    return PushEvent(position, kind, number, push)
 
 
 def _import(found: JsonObject) -> PushImport:

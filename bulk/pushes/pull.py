@@ -25,7 +25,9 @@ from typing import Any, Final
 from bulk.addresses import Staging
 from bulk.ingest import ingest_pushed
 from bulk.manifest import Manifest
+from bulk.pushes.amended import AmendedPush
 from bulk.pushes.log import EXPIRE, PUSH, REVERT, Push, PushEvent
+from bulk.pushes.newer import PushStamps
 from bulk.pushes.pushes import Pushes
 from bulk.pushes.statuses import PUSHES_TOLD, require_name
 from bulk.stages import StageTimes
@@ -207,11 +209,14 @@ class Puller:
             made = {**found, "shards": push.shards}
             return self._store.positions.moving(self._position, made)
 
+        stamps = PushStamps.of(fields["pushes"].values())
+        is_plain = push.how.is_plain
+        amends = None if is_plain else AmendedPush(self._store, push.how, stamps, self._tell)
         try:
             manifest = self._checked(event, push, fields)
             bucket = self._pushes.bucket(push.job, self.shard)
             added = ingest_pushed(
-                self._store, bucket, manifest, after, tell=self._tell, times=times
+                self._store, bucket, manifest, after, amends=amends, tell=self._tell, times=times
             )
         except _ENDS:
             raise
@@ -253,7 +258,20 @@ class Puller:
             raise
         if (manifest.import_id, manifest.checksum) != (sealed.import_id, sealed.checksum):
             raise bucket.refusal("another import lies there than was pushed")
+        push.how.require_rows([manifest])
+        self._require_told(push, fields["pushes"])
         return manifest
+
+    def _require_told(self, push: Push, told: Mapping[str, Mapping[str, Any]]) -> None:
+        """Raise `UsageError` if the position has forgotten pushes that were added since the build:
+        their rows would be taken for newer writes."""
+        times = [each["at"] for each in told.values() if each["at"] is not None]
+        built_at = push.how.built_at
+        if built_at is not None and len(told) >= PUSHES_TOLD and built_at < min(times, default=0):
+            raise UsageError(
+                f"push {push.number} was built before the last {PUSHES_TOLD} pushes",
+                "read the data again, and push it with a later built_at",
+            )
 
     def _is_expired(self, event: PushEvent) -> bool:
         later = self._pushes.log.events(event.position + 1)
@@ -293,7 +311,14 @@ class Puller:
         moved = {**fields, "log": event.position}
 
         def after(reverted: Timestamp) -> WriteSet:
-            made = self._with(moved, event.number, "reverted", at=reverted, import_id=import_id)
+            made = self._with(
+                moved,
+                event.number,
+                "reverted",
+                at=reverted,
+                added=told["at"],
+                import_id=import_id,
+            )
             return self._store.positions.moving(self._position, made)
 
         try:
@@ -342,12 +367,21 @@ class Puller:
         *,
         error: str = "",
         at: Timestamp | None = None,
+        added: Timestamp | None = None,
         import_id: int | None = None,
         retry: int | None = None,
     ) -> dict[str, Any]:
-        """The position with another state of a push. `at` is the time of that state, and `retry`
-        the event of a refused push that may still be added."""
-        told = {"state": state, "error": error[:500], "at": at, "import": import_id, "retry": retry}
+        """The position with another state of a push. `at` is the time of that state, `added` the
+        stamp of a reverted push, and `retry` the event of a refused push that may still be
+        added."""
+        told = {
+            "state": state,
+            "error": error[:500],
+            "at": at,
+            "added": added,
+            "import": import_id,
+            "retry": retry,
+        }
         pushes = {**fields["pushes"], str(number): told}
         for old in sorted(pushes, key=int)[:-PUSHES_TOLD]:
             del pushes[old]

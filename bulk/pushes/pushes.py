@@ -15,6 +15,7 @@ from bulk.bucket import BEGUN_NAME, Bucket, BucketUrl
 from bulk.manifest import Manifest
 from bulk.part import Part, PartWriter
 from bulk.pushes.log import EXPIRE, PUSH, REVERT, Push, PushEvent, PushLog, import_path
+from bulk.pushes.modes import ADD, PLAIN, ModeName, PushMode, mode_of
 from bulk.pushes.sharding import SHARDS_MAX
 from bulk.pushes.statuses import Statuses, StoreStatus
 from bulk.staged import Import
@@ -27,7 +28,7 @@ from kvstore.storage.address import open_blob, public_address
 from kvstore.storage.below import BlobBelow
 from kvstore.storage.contract import Blob
 from kvstore.storage.patience import Patience
-from kvstore.timestamp import NS_PER_SECOND
+from kvstore.timestamp import NS_PER_SECOND, TimeLike
 
 
 class PushStatus(NamedTuple):
@@ -92,12 +93,34 @@ class Pushes:
 
     # -- making -----------------------------------------------------------------------------
 
-    def begin(self, shards: int = 1, *, max_bytes: int | None = None) -> BuildingPush:
-        """Begin a push of `shards` imports. Its number is taken when it is sealed."""
-        require_count(shards, name="shards", most=SHARDS_MAX)
-        return BuildingPush(self, shards, max_bytes)
+    def begin(
+        self,
+        shards: int = 1,
+        *,
+        mode: ModeName = ADD,
+        prefix: bytes | None = None,
+        keep_newer: bool = False,
+        built_at: TimeLike | None = None,
+        max_bytes: int | None = None,
+    ) -> BuildingPush:
+        """Begin a push of `shards` imports. Its number is taken when it is sealed.
 
-    def seal(self, job: str, manifests: Sequence[Manifest]) -> Push:
+        With `mode="replace"` the push is the new whole of the keys with `prefix`. Each store
+        deletes the other keys there, at the stamp at which the rows of the push appear, and a
+        revert brings them back. The price is one pass over the live keys of the span.
+
+        With `keep_newer` a key that was written after `built_at`, by anything but a push, stays as
+        it is: the store leaves its row out, and does not delete it. `built_at` is the time at which
+        the job read the data that it pushes, a datetime with a zone or nanoseconds. A store finds
+        such keys in its change index, and refuses the push if the history since then is gone.
+
+        Raises `UsageError`.
+        """
+        require_count(shards, name="shards", most=SHARDS_MAX)
+        how = mode_of(mode, prefix, keep_newer=keep_newer, built_at=built_at)
+        return BuildingPush(self, shards, max_bytes, how)
+
+    def seal(self, job: str, manifests: Sequence[Manifest], how: PushMode = PLAIN) -> Push:
         """Put a push of sealed imports at the end of the log. A job is put once."""
         imports = [
             {
@@ -114,7 +137,8 @@ class Pushes:
             if any(event.push is not None and event.push.job == job for event in events):
                 return None  # an earlier attempt, whose answer was lost
             number = 1 + sum(event.kind == PUSH for event in events)
-            return {"kind": PUSH, "push": number, "job": job, "at": at, "imports": imports}
+            made = {"kind": PUSH, "push": number, "job": job, "at": at, "imports": imports}
+            return made if how.is_plain else {**made, **how.fields()}
 
         self.log.append(fields)
         return next(push for push in self.list() if push.job == job)
@@ -233,7 +257,8 @@ class Pushes:
 class BuildingPush:
     """A push that is being built, for a `with` statement. `Pushes.begin` makes it."""
 
-    def __init__(self, pushes: Pushes, shards: int, max_bytes: int | None) -> None:
+    def __init__(self, pushes: Pushes, shards: int, max_bytes: int | None, how: PushMode) -> None:
+        self._how = how
         self.job = secrets.token_hex(16)
         self._pushes = pushes
         self.imports = [
@@ -252,11 +277,13 @@ class BuildingPush:
     def seal(self, parts: Sequence[Sequence[Part]] | None = None) -> Push:
         """Seal all imports, and put the push at the end of the log: stores take it from then on.
 
-        `parts` are the parts of each shard that other processes have sent. Raises as `Import.seal`.
+        `parts` are the parts of each shard that other processes have sent. Raises as `Import.seal`,
+        and `UsageError` for rows outside of the span that the push replaces.
         """
         sent = parts or [()] * len(self.imports)
         manifests = [each.seal(found) for each, found in zip(self.imports, sent, strict=True)]
-        push = self._pushes.seal(self.job, manifests)
+        self._how.require_rows(manifests)
+        push = self._pushes.seal(self.job, manifests, self._how)
         self._is_sealed = True
         return push
 

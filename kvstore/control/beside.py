@@ -37,7 +37,7 @@ from kvstore.commit import After, Committer, Durability, Expires
 from kvstore.errors import UsageError
 from kvstore.gc import GcReport
 from kvstore.holds import Hold, Holds
-from kvstore.imports import ImportRecord, Imports, import_fields, read_import
+from kvstore.imports import Amend, ImportRecord, Imports, import_fields, read_import
 from kvstore.imports.imports import Check
 from kvstore.limits import CONTROL_LEASE_S
 from kvstore.meta import Meta
@@ -260,10 +260,18 @@ class ImportsBeside(Imports):
         """Note the files. The owner takes them in `add`."""
         self._files = [f"{file.parent.name}/{file.name}" for file in files]
 
-    def add(self, import_id: int, *, check: Check = None, after: After | None = None) -> Timestamp:
+    def add(
+        self,
+        import_id: int,
+        *,
+        check: Check = None,
+        after: After | None = None,
+        amend: Amend | None = None,
+    ) -> Timestamp:
         """See `Imports.add`. `check` is a `NoneCame`, which the owner makes again."""
         assert check is None or isinstance(check, NoneCame)
         assert after is None
+        assert amend is None
         found = self.owner.work(
             "add_import",
             None,

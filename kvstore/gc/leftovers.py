@@ -83,7 +83,7 @@ class Leftovers:
 
     def _has_rows(self, record: ImportRecord) -> bool:
         seen = self._rows.get(record.import_id, min(span.start for span in record.spans))
-        if self._imports.has_row(record, seen):
+        if self._imports.stored.has(record, seen):
             return True
         first = self._imports.first_row(record, seen)
         if first is not None:

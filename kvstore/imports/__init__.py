@@ -9,10 +9,20 @@ Floors, from the top:
 
     imports           adding, reverting, aborting; the stamps that readers use
     key_lists past    the keys of small imports; imports whose records are gone
+    stored            the rows of an import that is not yet added
     record            the record of one import
 """
 
 from kvstore.imports.imports import INGEST_DIRECTORY, Imports
 from kvstore.imports.record import ImportRecord, import_fields, read_import
+from kvstore.imports.stored import Amend, RowChanges
 
-__all__ = ["INGEST_DIRECTORY", "ImportRecord", "Imports", "import_fields", "read_import"]
+__all__ = [
+    "INGEST_DIRECTORY",
+    "Amend",
+    "ImportRecord",
+    "Imports",
+    "RowChanges",
+    "import_fields",
+    "read_import",
+]

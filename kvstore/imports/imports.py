@@ -20,10 +20,10 @@ from typing import Final, TypeAlias
 
 from kvstore.changes.entry import OP_IMPORT, OP_REVERT
 from kvstore.changes.index import ChangeIndex
-from kvstore.codec.keys import TAIL_BYTES, TOMBSTONE, VALUE, span_bounds
-from kvstore.codec.ordered import frame, unframe_all
+from kvstore.codec.keys import TAIL_BYTES
+from kvstore.codec.ordered import unframe_all
 from kvstore.commit import After, Committer, Staged, commit_together
-from kvstore.engine.api import DATA, WriteBatch, chunks
+from kvstore.engine.api import WriteBatch
 from kvstore.engine.loose import LOOSE_ONCE, LooseFile, LooseReader
 from kvstore.errors import CorruptionError, HistoryGoneError, ImportRefusedError, UsageError
 from kvstore.imports.key_lists import KeyLists
@@ -36,6 +36,7 @@ from kvstore.imports.record import (
     read_import,
     tell_of,
 )
+from kvstore.imports.stored import UNCHANGED, Amend, StoredRows
 from kvstore.meta import Meta
 from kvstore.mvcc.expiry import EXPIRY
 from kvstore.mvcc.versions import Versions
@@ -69,6 +70,7 @@ class Imports:
         one directory."""
         self._meta = Meta(self._engine)
         self._lists = KeyLists(self._meta)
+        self.stored = StoredRows(self._engine, committer)
         self._aborting: set[int] = set()
         self._busy: dict[int, tuple[int, bool]] = {}
         """Imports that one thread has to itself: which thread, and whether it is adding."""
@@ -252,24 +254,27 @@ class Imports:
 
     def is_linked(self, record: ImportRecord) -> bool:
         """Whether the files of an import are in the engine: all are, if the first row is."""
-        return bool(record.spans) and self.has_row(record, record.spans[0].start)
+        return bool(record.spans) and self.stored.has(record, record.spans[0].start)
 
-    def has_row(self, record: ImportRecord, key: bytes) -> bool:
-        """Whether a linked import has a row for `key`. At most two look-ups."""
-        stem = frame(key) + record.reference
-        return any(self._engine.get(DATA, stem + kind) is not None for kind in (VALUE, TOMBSTONE))
-
-    def add(self, import_id: int, *, check: Check = None, after: After | None = None) -> Timestamp:
+    def add(
+        self,
+        import_id: int,
+        *,
+        check: Check = None,
+        after: After | None = None,
+        amend: Amend | None = None,
+    ) -> Timestamp:
         """Make a linked import visible at one new timestamp, durably. Returns the stamp. `check`
-        runs under the commit lock, and calls the import off by raising an error. The writes that
-        `after` makes come right after the import: readers see both or none, also after a crash."""
+        runs under the commit lock, and calls the import off by raising an error. `amend` runs then
+        and changes its rows, in the same batch. The writes that `after` makes come right after the
+        import: readers see both or none, also after a crash."""
         with self._committer.lock:
             record = self.get(import_id)
             if record is None or import_id in self._aborting:
                 raise UsageError(f"import {import_id} was aborted meanwhile", "ingest it again")
             if record.added is not None:
                 return record.added
-            added = self._transition(record, OP_IMPORT, check, after)
+            added = self._transition(record, OP_IMPORT, check, after, amend)
             self._committer.meters.imports_added += 1
         tell_of("import added", record, added, self._committer.where)
         return added
@@ -368,11 +373,26 @@ class Imports:
     # -- inside -----------------------------------------------------------------------------
 
     def _transition(
-        self, record: ImportRecord, op: int, check: Check, after: After | None
+        self,
+        record: ImportRecord,
+        op: int,
+        check: Check,
+        after: After | None,
+        amend: Amend | None = None,
     ) -> Timestamp:
+        changes = UNCHANGED
+
+        def ready() -> None:
+            nonlocal changes
+            if check is not None:
+                check()
+            if amend is not None:
+                changes = amend()
+
         def stage(batch: WriteBatch, timestamp: Timestamp, changeset: tuple[int, int]) -> Staged:
             if op == OP_IMPORT:
-                changed = replace(record, added=timestamp)
+                self.stored.stage(batch, record, changes)
+                changed = replace(record, added=timestamp, rows=record.rows + changes.rows)
             else:
                 changed = replace(record, reverted=timestamp)
             self._stage(batch, changed)
@@ -391,8 +411,8 @@ class Imports:
             return 1, publish
 
         if after is not None:
-            return commit_together(self._committer, self._engine, stage, after, check=check)
-        return self._committer.commit_staged(stage, durability="sync", check=check)
+            return commit_together(self._committer, self._engine, stage, after, check=ready)
+        return self._committer.commit_staged(stage, durability="sync", check=ready)
 
     def _abort(self, import_id: int) -> bool:
         committer = self._committer
@@ -406,7 +426,7 @@ class Imports:
                 )
             self._aborting.add(import_id)
         try:
-            self._remove_rows(record)
+            self.stored.remove(record, self._lists.of(import_id))
             with committer.lock:
                 committer.write_meta(partial(self._stage_delete, import_id))
                 del self._records[import_id]
@@ -420,24 +440,6 @@ class Imports:
     def _stage_delete(self, import_id: int, batch: WriteBatch) -> None:
         self._meta.stage_delete(batch, import_name(import_id))
         self._lists.stage_delete(batch, import_id)
-
-    def _remove_rows(self, record: ImportRecord) -> None:
-        keys = self._lists.of(record.import_id)
-        if keys is not None:
-            stems = [frame(key) + record.reference for key in keys]
-            doomed = [stem + kind for stem in stems for kind in (VALUE, TOMBSTONE)]
-            self._committer.write_meta(partial(self._stage_removal, doomed), durable=False)
-            return
-        for span in record.spans:
-            for keys, _ in chunks(self._engine.cursor(DATA, *span_bounds(span.start, span.end))):
-                doomed = [key for key in keys if key[-TAIL_BYTES:-1] == record.reference]
-                if doomed:
-                    self._committer.write_meta(partial(self._stage_removal, doomed), durable=False)
-
-    def _stage_removal(self, keys: Sequence[bytes], batch: WriteBatch) -> None:
-        data = self._engine.families[DATA]
-        for key in keys:
-            batch.delete(key, data)
 
 
 def require_import_id(import_id: object) -> None:

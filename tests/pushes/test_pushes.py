@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
-import os
 import random
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -25,34 +23,12 @@ from kvstore.storage.memory import MemoryBlob
 from kvstore.testing.bounds import bounds
 from kvstore.testing.kills import run_until_killed
 from kvstore.testing.seeds import seed_of
+from tests.pushes.made import drain, push
 from tests.pushes.puller import pull_on
-
-_numbers = itertools.count()
-Rows = Mapping[bytes, bytes]
-
-
-@pytest.fixture
-def pushes() -> Pushes:
-    return Pushes(f"memory://pushes-{os.getpid()}-{next(_numbers)}/root")
-
-
-def push(pushes: Pushes, rows: Rows, *, shards: int = 1) -> bulk.Push:
-    with pushes.begin(shards) as building:
-        for shard in range(shards):
-            with building.writer(shard) as writer:
-                for key in sorted(rows):
-                    if bulk.shard_of(key, shards) == shard:
-                        writer.put(key, rows[key])
-        return building.seal()
 
 
 def generation(number: int, rows: int = 30) -> dict[bytes, bytes]:
     return {b"%03d" % key: b"v%d" % number for key in range(number, rows + number)}
-
-
-def drain(puller: Puller) -> None:
-    while puller.step():
-        pass
 
 
 def test_stores_take_pushes_in_order_and_take_them_back(pushes: Pushes) -> None:

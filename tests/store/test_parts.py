@@ -86,7 +86,7 @@ def test_imports_abort_removes_the_rows(alone: Alone) -> None:
     imports = alone.parts.imports
     record = linked(alone, b"k", b"v")
     assert imports.abort(7)
-    assert not imports.has_row(record, b"k")
+    assert not imports.stored.has(record, b"k")
     assert imports.get(7) is None
 
 

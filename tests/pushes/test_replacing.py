@@ -1,0 +1,263 @@
+"""A push that replaces is the new whole of a span, and keeps newer writes where it is told to."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import bulk
+import kvstore
+from backup import Collection
+from bulk.pushes import Pushes
+from bulk.pushes.pull import Puller
+from kvstore.errors import CorruptionError, FormatVersionError, HistoryGoneError, UsageError
+from kvstore.storage.memory import MemoryBlob
+from kvstore.store import Store
+from tests.pushes.made import build_time, drain, push
+
+
+def rows(value: bytes, start: int, end: int) -> dict[bytes, bytes]:
+    return {b"a/%02d" % number: value for number in range(start, end)}
+
+
+OTHER = {b"a": b"below", b"b": b"above"}
+
+
+@pytest.fixture(params=["memory", "rocksdb"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
+    path = None if request.param == "memory" else tmp_path / "store"
+    with kvstore.open(path, engine=request.param) as opened:
+        opened.put_many({**OTHER, **rows(b"old", 0, 20)})
+        yield opened
+
+
+def test_keys_that_the_push_lacks_disappear_at_its_stamp_and_come_back_with_its_revert(
+    pushes: Pushes, store: Store
+) -> None:
+    puller = Puller(store, pushes, name="s")
+    before = dict(store.scan())
+    made = push(pushes, rows(b"new", 10, 30), mode="replace", prefix=b"a/")
+    assert (made.mode, pushes.list()[0].mode) == ("replace", "replace")
+    drain(puller)
+    at = pushes.status(1).stores[0].at
+    assert at is not None
+    assert dict(store.scan()) == {**OTHER, **rows(b"new", 10, 30)}
+    assert dict(store.scan(as_of=at)) == dict(store.scan())
+    assert dict(store.scan(as_of=at - 1)) == before
+    changes = [(change.op, change.key) for change in store.changes(at - 1, at)]
+    gone = [("delete", key) for key in rows(b"", 0, 10)]
+    assert changes == gone + [("put", key) for key in rows(b"", 10, 30)]
+    events = store.events(at - 1, at)
+    assert [(event.timestamp, event.key) for event in events] == [(at, key) for _, key in changes]
+    store.put(b"a/00", b"live")
+    pushes.revert(1)
+    drain(puller)
+    assert dict(store.scan()) == {**before, b"a/00": b"live"}
+    store.gc(keep=timedelta(0))
+    assert dict(store.scan()) == {**before, b"a/00": b"live"}
+
+
+def test_writes_after_the_build_stay_and_no_reader_sees_an_older_value(
+    pushes: Pushes, store: Store
+) -> None:
+    built_at = build_time(store)
+    store.put(b"a/11", b"live")
+    store.delete(b"a/12")
+    store.put(b"a/13", b"live", expires=timedelta(days=1))
+    store.put(b"a/99", b"fresh")
+    store.delete_range(b"a/14", b"a/17")
+    store.put(b"a/15", b"back")
+    before = dict(store.scan())
+    with pushes.begin(mode="replace", prefix=b"a/", keep_newer=True, built_at=built_at) as building:
+        with building.writer() as writer:
+            for key, value in rows(b"new", 10, 30).items():
+                writer.put(key, value, expires=time.time_ns() + 10**12)
+        building.seal()
+    puller = Puller(store, pushes, name="s")
+    drain(puller)
+    kept = {b"a/11": b"live", b"a/13": b"live", b"a/15": b"back", b"a/99": b"fresh"}
+    gone = {b"a/12", b"a/14", b"a/16"}
+    wanted = {**OTHER, **rows(b"new", 10, 30), **kept}
+    wanted = {key: value for key, value in wanted.items() if key not in gone}
+    assert dict(store.scan()) == wanted
+    at = pushes.status(1).stores[0].at
+    assert at is not None
+    assert dict(store.scan(as_of=at)) == wanted
+    assert not {change.key for change in store.changes(at - 1, at)} & {*kept, *gone}
+    left = store.ttl(b"a/13")
+    assert left is not None
+    assert left > timedelta(hours=1)
+    assert store.ttl(b"a/11") is None
+    pushes.revert(1)
+    drain(puller)
+    assert dict(store.scan()) == before
+
+
+def test_a_row_of_an_older_push_is_no_newer_write(pushes: Pushes, store: Store) -> None:
+    built_at = build_time(store)
+    puller = Puller(store, pushes, name="s")
+    store.put(b"a/05", b"live")
+    store.put(b"a/06", b"live")
+    push(pushes, rows(b"first", 0, 6))
+    drain(puller)
+    store.put(b"a/07", b"live")
+    push(pushes, rows(b"second", 0, 7), keep_newer=True, built_at=built_at)
+    drain(puller)
+    assert store.get(b"a/05") == b"second"  # the first push had covered the live write
+    assert store.get(b"a/06") == b"live"
+
+    pushes.revert(2)
+    pushes.revert(1)
+    drain(puller)
+    push(pushes, rows(b"third", 0, 8), keep_newer=True, built_at=built_at)
+    drain(puller)
+    live = dict.fromkeys([b"a/05", b"a/06", b"a/07"], b"live")
+    assert dict(store.scan(prefix=b"a/0")) == {
+        **rows(b"old", 0, 10),
+        **rows(b"third", 0, 5),
+        **live,
+    }
+
+
+def test_writes_between_the_pass_and_the_commit_are_seen(
+    pushes: Pushes, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built_at = build_time(store)
+    link = store.imports.link
+
+    def write_first(files: Any) -> None:
+        store.put(b"a/03", b"late")
+        store.put(b"a/12", b"late")
+        store.put(b"a/77", b"late")
+        store.delete_range(b"a/13", b"a/15")
+        link(files)
+
+    monkeypatch.setattr(store.imports, "link", write_first)
+    push(pushes, rows(b"new", 10, 30), mode="replace", prefix=b"a/")
+    drain(Puller(store, pushes, name="s"))
+    assert dict(store.scan(prefix=b"a/")) == rows(b"new", 10, 30)
+    kept: dict[str, Any] = {"keep_newer": True, "built_at": built_at}
+    push(pushes, rows(b"newer", 10, 30), mode="replace", prefix=b"a/", **kept)
+    drain(Puller(store, pushes, name="s"))
+    late = dict.fromkeys([b"a/03", b"a/12", b"a/77"], b"late")
+    wanted = {**rows(b"newer", 10, 30), **late}
+    del wanted[b"a/13"], wanted[b"a/14"]
+    assert dict(store.scan(prefix=b"a/")) == wanted
+
+
+def test_an_empty_push_empties_the_span_and_each_shard_its_own(pushes: Pushes) -> None:
+    every = rows(b"v", 0, 40)
+    for shard in range(2):
+        with kvstore.open(None, engine="memory") as store:
+            puller = Puller(store, pushes, name=f"s{shard}", shard=shard)
+            if not shard:
+                push(pushes, every, shards=2)
+                push(pushes, rows(b"w", 0, 3), shards=2, mode="replace", prefix=b"")
+                push(pushes, {}, shards=2, mode="replace", prefix=b"a/")
+                pushes.revert(3)
+            while puller.status["log"] < 2:
+                puller.step()
+            own = [key for key in rows(b"w", 0, 3) if bulk.shard_of(key, 2) == shard]
+            assert list(store.keys()) == own
+            puller.step()
+            assert list(store.keys()) == []
+            drain(puller)
+            assert list(store.keys()) == own
+
+
+def test_a_store_that_was_restored_keeps_newer_writes(pushes: Pushes, tmp_path: Path) -> None:
+    with kvstore.open(tmp_path / "store") as store:
+        store.put_many(rows(b"old", 0, 20))
+        built_at = build_time(store)
+        store.put(b"a/03", b"live")
+        push(pushes, {b"a/04": b"first"})
+        drain(Puller(store, pushes, name="s"))
+        Collection(tmp_path / "backups").backup(store)
+    Collection(tmp_path / "backups").restore(tmp_path / "restored")
+    with kvstore.open(tmp_path / "restored") as store:
+        kept = {"keep_newer": True, "built_at": built_at}
+        push(pushes, rows(b"new", 0, 6), mode="replace", prefix=b"a/", **kept)
+        drain(Puller(store, pushes, name="s"))
+        assert dict(store.scan()) == {**rows(b"new", 0, 6), b"a/03": b"live"}
+
+
+def test_a_push_whose_history_is_gone_is_refused(pushes: Pushes, store: Store) -> None:
+    built_at = build_time(store)
+    store.delete(b"a/03")
+    store.gc(keep=timedelta(0))
+    push(pushes, rows(b"new", 0, 6), keep_newer=True, built_at=built_at)
+    before = dict(store.scan())
+    drain(Puller(store, pushes, name="s"))
+    assert dict(store.scan()) == before
+    [told] = pushes.status(1).stores
+    assert told.state == "refused"
+    assert HistoryGoneError.__name__ in told.error
+
+
+@pytest.mark.parametrize(
+    ("mode", "problem"),
+    [
+        ({"mode": "swap"}, "mode='swap'"),
+        ({"mode": "replace"}, "with prefix=None"),
+        ({"prefix": b"a"}, "mode='add' with prefix"),
+        ({"keep_newer": True}, "with built_at=None"),
+        ({"built_at": 5}, "keep_newer=False"),
+        ({"keep_newer": True, "built_at": time.time_ns() + 10**15}, "in the future"),
+        ({"mode": "replace", "prefix": b"\xff" * 9}, "cannot replace keys"),
+    ],
+)
+def test_a_mode_that_makes_no_sense_is_refused(
+    pushes: Pushes, mode: dict[str, Any], problem: str
+) -> None:
+    with pytest.raises(UsageError, match=problem):
+        pushes.begin(**mode)
+
+
+def test_rows_outside_of_the_span_are_refused(pushes: Pushes) -> None:
+    with pytest.raises(UsageError, match="outside of the span"):
+        push(pushes, {b"a/1": b"v", b"b/1": b"v"}, mode="replace", prefix=b"a/")
+    assert pushes.list() == []
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"mode": "merge"},
+        {"mode": "add"},
+        {"spans": []},
+        {"spans": [["61"]]},
+        {"spans": [["62", "61"]]},
+        {"spans": [["61", None]]},
+        {"spans": [[(b"\xff" * 9 + b"\0p").hex(), None]]},
+        {"built_at": "noon"},
+    ],
+)
+def test_an_event_with_a_mode_that_no_job_writes_is_damage(fields: dict[str, Any]) -> None:
+    blob = MemoryBlob()
+    pushes = Pushes.over(blob, "hostile")
+    push(pushes, {b"a/1": b"v"}, mode="replace", prefix=b"a/")
+    name = f"log/{1:020d}.json"
+    event = json.loads(blob.get(name) or b"")
+    assert event["format"] == 2
+    blob.delete(name)
+    blob.put(name, json.dumps({**event, **fields}).encode())
+    with pytest.raises(CorruptionError, match=r"log/0*1\.json"):
+        pushes.list()
+    blob.delete(name)
+    blob.put(name, json.dumps({**event, "format": 3}).encode())
+    with pytest.raises(FormatVersionError, match=r"log/0*1\.json"):
+        pushes.list()
+
+
+def test_a_push_without_a_mode_is_written_for_older_readers() -> None:
+    blob = MemoryBlob()
+    push(Pushes.over(blob, "older"), {b"a": b"v"})
+    event = json.loads(blob.get(f"log/{1:020d}.json") or b"")
+    assert event["format"] == 1
+    assert "mode" not in event
