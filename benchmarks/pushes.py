@@ -2,8 +2,9 @@
 
 The bucket is a directory, so figures have no network in them. A push to the store at work has a
 tenth of its rows, with new values. Gets come one after the other with a pause, as requests of users
-do. The peer is Feast with its sqlite online store, in a Python environment of its own, because it
-pins other versions of libraries that we use.
+do. The peers are durable puts by a client, one after the other, and Feast with its sqlite online
+store. Feast has a Python environment of its own, because it pins other versions of libraries that
+we use.
 """
 
 from __future__ import annotations
@@ -22,9 +23,10 @@ import pyarrow.parquet as pq
 
 import bulk
 import kvstore
+from benchmarks import server
 from benchmarks.data import Data
 from benchmarks.ours import Ours
-from benchmarks.subject import Subject, Timed, Work
+from benchmarks.subject import Stopwatch, Subject, Timed, Work
 from bulk.pushes import Pushes
 from bulk.pushes.pull import Puller
 
@@ -104,6 +106,22 @@ class Pulled(Ours):
             with kvstore.open(target) as store:
                 _drain(Puller(store, pushes, name=_NAME))
                 return store.imports.all()[0].rows
+
+        return work
+
+    def put_over_server(self, count: int) -> Work:
+        """Put rows durably by a client of a server, one after the other."""
+        keys, _ = self.data.updates(count, 0)
+        place = self.fresh("served")
+
+        def work() -> Timed:
+            place.mkdir()
+            with server.ours(place) as contender:
+                watch = Stopwatch()
+                with watch:
+                    for key in keys:
+                        contender.put(key)
+                return watch.total(count)
 
         return work
 

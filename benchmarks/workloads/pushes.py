@@ -8,6 +8,8 @@ from benchmarks.workloads.plan import FEAST, PULLED, Call, Contender, Scene, Siz
 
 FEAST_ROWS = 100_000
 """Rows that the peer materialises at most: a million take it minutes."""
+PUTS = 1_000
+"""Rows that a client puts, one after the other."""
 
 
 def pushed(size: Size, prepare: Sequence[Call]) -> Scene:
@@ -46,10 +48,11 @@ def pushes(size: Size) -> list[Workload]:
 
 def materialised(size: Size) -> list[Workload]:
     """The way of rows from a file to a store that serves them."""
-    call = Call("materialise", {"rows": min(size.rows, FEAST_ROWS)})
     rows = min(size.rows, FEAST_ROWS)
+    call = Call("materialise", {"rows": rows}, rows)
+    puts = Call("put_over_server", {"count": PUTS}, PUTS)
+    by_push = Contender(PULLED, call)
     return [
-        Workload(
-            "push-feast", Contender(FEAST, call), Contender(PULLED, call), items=rows, reach=20.0
-        )
+        Workload("push-puts", Contender(PULLED, puts, "puts"), by_push, reach=20.0, has_cpu=False),
+        Workload("push-feast", Contender(FEAST, call), by_push, reach=20.0),
     ]

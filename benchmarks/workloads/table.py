@@ -127,6 +127,8 @@ push-gets           the 99th percentile of the waits of gets while a push of a t
                     fetched and added, against the same without a push
 push-add            10 ms, which is promised, against the time in which a push becomes visible
 push-revert         10 ms, which is promised, against the time in which a push is taken back
+push-puts           rows of a Parquet file, at most 100,000, sorted, pushed and taken by a new
+                    store, against durable puts by a client of a server, one after the other
 push-feast          rows of a Parquet file, at most 100,000, sorted, pushed and taken by a new
                     store, against Feast's materialisation into its sqlite online store
 
