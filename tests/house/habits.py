@@ -17,6 +17,7 @@ PUBLIC_ELSEWHERE = {
     *("_replace", "_asdict", "_fields", "_make"),  # of every NamedTuple
     "_exit",  # os
     "_jdf",  # pyspark
+    "_jvm",  # pyspark
     *("_change_type", "_commit_version", "_commit_timestamp"),  # columns of change feeds
 }
 """Names that begin with an underscore and are public all the same."""

@@ -1,12 +1,12 @@
 """Each release of PySpark that the library runs on, in an environment of its own: `make
 spark-matrix`.
 
-    python -m tests.matrix DIRECTORY
+    python -m tests.matrix DIRECTORY [PYTHON-PYSPARK...]
 
 Each pair of a Python and a PySpark gets an environment in the directory, with the library's other
 dependencies, and runs `tests.matrix.scenario` in a classic session and by Spark Connect. A Python
 that this machine lacks is reported and left out. Plain loops run where this tree has none that are
-compiled for the Python.
+compiled for the Python. Without names such as `3.13-4.2.1` all pairs are run.
 """
 
 from __future__ import annotations
@@ -78,14 +78,16 @@ def environment(directory: Path, python: str, release: str) -> Path:
     return path
 
 
-def main(directory: str) -> int:
+def main(directory: str, *names: str) -> int:
+    pairs = {f"{version}-{release}": (version, release) for version, release in PAIRS}
     failed = 0
-    for version, release in PAIRS:
+    for name in names or pairs:
+        version, release = pairs[name]
         python = python_of(version)
         if python is None:
             print(f"spark-matrix: no Python {version} here; PySpark {release} is left out on it")
             continue
-        path = environment(Path(directory).absolute() / f"{version}-{release}", python, release)
+        path = environment(Path(directory).absolute() / name, python, release)
         for kind in KINDS if _has_connect(release) else KINDS[:1]:
             command = [str(path), "-m", "tests.matrix.scenario", kind]
             given = {**os.environ, "PYTHONPATH": str(ROOT)}

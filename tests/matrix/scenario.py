@@ -1,7 +1,7 @@
 """What Spark is used for, in one release: `python -m tests.matrix.scenario classic|connect`.
 
 It runs in the environment of that release, in a directory of its own, and prints what it did. With
-`connect` the session is one of Spark Connect, whose server this process starts.
+`connect` the session is one of Spark Connect, whose server is a process of its own.
 
 A call whose feature the release lacks, by `spark_connector.releases`, must be refused in one line.
 All other calls must work.
@@ -12,7 +12,8 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from spark_connector import (
     history,
     lookup_join,
     point_in_time_join,
+    push,
     read_where,
     register,
     seed,
@@ -39,7 +41,6 @@ from spark_connector import (
     sorted_rows,
     stage_import,
 )
-from spark_connector.java import java_for_spark
 from spark_connector.jobs.backup import backup
 from spark_connector.jobs.compact import compact
 from spark_connector.jobs.restore import restore
@@ -52,6 +53,7 @@ from spark_connector.releases import (
     Feature,
     has,
 )
+from tests.matrix.connect import server
 
 ROWS = 2000
 WAIT_S = 600.0
@@ -78,7 +80,7 @@ def refused(work: Callable[[], Any], told: str) -> None:
     assert "\n" not in str(refusal.value)
 
 
-def loads(spark: SparkSession, is_remote: bool) -> None:
+def loads(spark: SparkSession, *, is_remote: bool) -> None:
     with kvstore.open("store") as store:
         stamp = bulk_import(frame(spark), store, "key", "value", partitions=2)
         assert list(store.scan(as_of=stamp)) == model()
@@ -195,6 +197,21 @@ def bounded(spark: SparkSession) -> None:
             query.awaitTermination(int(WAIT_S))
 
 
+def pushed(spark: SparkSession) -> None:
+    report = push(frame(spark), "pushes", key="key", value="value", shards=2, partitions=2)
+    found: dict[bytes, bytes] = {}
+    for shard in range(report.push.shards):
+        with (
+            kvstore.open(f"shard-{shard}") as store,
+            bulk.pull(store, "pushes", name=f"store-{shard}", shard=shard) as puller,
+        ):
+            puller.wait(report.number)
+            taken = dict(store.scan())
+        assert all(bulk.shard_of(key, 2) == shard for key in taken)
+        found |= taken
+    assert sorted(found.items()) == model()
+
+
 def jobs(spark: SparkSession) -> None:
     with kvstore.open("store") as store:
         backup(spark, store, "collection", tasks=2)
@@ -211,26 +228,33 @@ def jobs(spark: SparkSession) -> None:
         assert list(seeded.scan()) == model()
 
 
-def main(kind: str) -> None:
-    is_remote = kind == "connect"
+@contextmanager
+def started(kind: str) -> Iterator[SparkSession]:
+    """A session of this kind, which ends with the block."""
+    if kind == "connect":
+        with server() as url:
+            spark = SparkSession.builder.remote(url).getOrCreate()
+            yield spark
+            spark.stop()
+        return
     fast = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+    spark = session("matrix", **{"spark.driver.extraJavaOptions": fast})
+    yield spark
+    spark.stop()
+
+
+def main(kind: str) -> None:
     with tempfile.TemporaryDirectory(prefix="kvm-") as directory:
         os.chdir(directory)
-        if is_remote:
-            os.environ |= {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
-            os.environ["JAVA_HOME"] = str(java_for_spark().home)
-            builder = SparkSession.builder.remote("local[2]")
-            spark = builder.config("spark.driver.extraJavaOptions", fast).getOrCreate()
-        else:
-            spark = session("matrix", **{"spark.driver.extraJavaOptions": fast})
-        loads(spark, is_remote)
-        keys(spark)
-        reads(spark)
-        if has(SOURCES):
-            bounded(spark)
-            assert follow(spark) == ROWS
-        jobs(spark)
-        spark.stop()
+        with started(kind) as spark:
+            loads(spark, is_remote=kind == "connect")
+            keys(spark)
+            reads(spark)
+            if has(SOURCES):
+                bounded(spark)
+                assert follow(spark) == ROWS
+            pushed(spark)
+            jobs(spark)
         os.chdir("/")
     version = ".".join(map(str, sys.version_info[:2]))
     sys.stdout.write(f"{kind}: PySpark {pyspark.__version__}, Python {version}: all held\n")
