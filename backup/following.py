@@ -8,8 +8,8 @@ Each backup survives a kill at any step, and so does each merge. So a follower t
 no state of its own: the next one continues from the collection.
 
 Invariants
-1. Without a commit there is no window. The position of the follower is what is durable in the
-   collection.
+1. Without a commit there is no window. The position of the follower is durable in the collection,
+   and the hold of the collection tells it before the bucket answers.
 2. A failure that may pass ends no follower: it is logged with the recovery point, and tried again
    after a pause. Every other failure ends the follower, and is raised to its owner.
 3. Merges run in two threads of their own, one tier at a time, and never delay a window by a lock.
@@ -31,7 +31,7 @@ from backup.chains import Chains
 from backup.shard import Shard
 from backup.shard.compact import merge_slot
 from backup.shard.state.merging import Slot
-from backup.window import BackupInfo, Request, back_up
+from backup.window import BackupInfo, Request, back_up, reached
 from kvstore.arguments import require_age
 from kvstore.background import Failures
 from kvstore.clock import WallClock
@@ -72,7 +72,8 @@ class FollowStatus(NamedTuple):
     """The state of a follower.
 
     A disaster now would lose the commits from `upper` on: they span `behind_seconds`, 0 where the
-    collection has all commits. `failures` counts the failures that were tried again.
+    collection has all commits. `upper` is the start of 1970 before the first backup of all.
+    `failures` counts the failures that were tried again.
     """
 
     upper: Timestamp
@@ -193,6 +194,7 @@ class Follower:
         while not self._stop.is_set():
             try:
                 with as_store(self._client or self._given()) as source:
+                    self._upper = self._upper or reached(source, self._request.address)
                     done = back_up(chains, self._request.of(source))
             except _PASSING as error:
                 self._note(error)

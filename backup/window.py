@@ -22,7 +22,7 @@ from backup.drills import newest_proof
 from backup.shard import OnProgress, Shard, ShardBatch, ShardPart, delete_batch
 from backup.shard.state import witness
 from backup.uploads import Attempt, Upload, find, forget, upload_here
-from kvstore.claims import BACKUP
+from kvstore.claims import BACKUP, HoldRecord
 from kvstore.errors import (
     FencedError,
     HistoryGoneError,
@@ -112,7 +112,20 @@ def back_up(chains: Chains, request: Request) -> BackupInfo:
     raise LockedError(chains.where, "other scripts that back up at the same time")
 
 
+def reached(store: Store, address: str) -> int:
+    """The time below which the collection at `address` has every commit, as the store knows.
+
+    0 where it knows of none. A crash may take the newest moves of the hold: then it is earlier.
+    """
+    return max((int(hold.reached or 0) for hold in _holds(store, address)), default=0)
+
+
 # -- before ----------------------------------------------------------------------------------
+
+
+def _holds(store: Store, address: str) -> Sequence[HoldRecord]:
+    """The holds that backups to `address` have taken."""
+    return [hold for hold in store.holds.all() if hold.kind == BACKUP and hold.address == address]
 
 
 def _begin_anew(request: Request) -> None:
@@ -122,9 +135,7 @@ def _begin_anew(request: Request) -> None:
     """
     if not request.is_lasting:
         return
-    for hold in request.store.holds.all():
-        if hold.kind != BACKUP or hold.address != request.address:
-            continue
+    for hold in _holds(request.store, request.address):
         if request.full:
             request.store.drop_hold(hold.name)
         elif hold.reached is not None:

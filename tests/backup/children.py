@@ -169,7 +169,12 @@ class FollowerSays(NamedTuple):
     windows: int
     failures: int
     since: int
+    behind_seconds: float
     resident_bytes: int
+
+
+SMALL = kvstore.Options(cache_bytes=32 << 20, write_buffer_bytes=4 << 20, open_files=64)
+"""The options that `docs/how-to/small-containers.md` advises."""
 
 
 def follow_bucket(
@@ -184,7 +189,7 @@ def follow_bucket(
             collection = Collection(url, options=options, patience=0.5)
     with (
         bounds(FOLLOW_PAUSE_S=0.01, FOLLOW_PAUSE_S_MAX=0.1),
-        kvstore.open(place, durability="async") as store,
+        kvstore.open(place, durability="async", options=SMALL) as store,
         collection.follow(store, every=timedelta(milliseconds=1)) as follower,
     ):
         while True:
@@ -197,6 +202,11 @@ def follow_bucket(
             resident = pages * os.sysconf("SC_PAGE_SIZE")
             said.send(
                 FollowerSays(
-                    int(status.upper), status.windows, status.failures, int(store.since), resident
+                    int(status.upper),
+                    status.windows,
+                    status.failures,
+                    int(store.since),
+                    status.behind_seconds,
+                    resident,
                 )
             )

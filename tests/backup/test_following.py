@@ -181,6 +181,28 @@ def test_a_writer_at_full_speed_beside_a_bucket_that_is_absent_and_lossy_in_turn
     assert weather.faults > 0
 
 
+def test_a_follower_tells_the_recovery_point_before_the_bucket_answers(
+    store: kvstore.Store,
+) -> None:
+    weather = Weather(1, CLEAR)
+    patience = Patience(40, pause=lambda _: None, monotonic=itertools.count().__next__)
+    place = Storage(MemoryBlob(patience=patience), MemoryConsensus())
+    faulty = Storage(FaultyBlob(place.blob, weather), FaultyConsensus(place.consensus, weather))
+    collection = backup.Collection("absent", storage=faulty)
+    store.put(b"a", b"1")
+    upper = collection.backup(store).upper
+    store.put(b"a", b"2")
+    weather.turn(ABSENT)
+    with collection.follow(store, every=SOON) as follower:
+        while not follower.status().failures:
+            follower.require()
+        status = follower.status()
+        assert status.upper == upper
+        assert 0 < status.behind_seconds < WAIT_S
+        weather.turn(CLEAR)
+        assert follower.wait_until(store.put(b"a", b"3"), WAIT_S)
+
+
 def test_a_failure_that_does_not_pass_ends_the_follower_and_is_raised(
     store: kvstore.Store, collection: backup.Collection, tmp_path: Path
 ) -> None:
