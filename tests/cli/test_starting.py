@@ -57,6 +57,16 @@ def test_a_command_imports_itself_alone(tmp_path: Path) -> None:
     assert not {name for name in modules if name.startswith(("bulk", "backup", "kvstore.server"))}
 
 
+def test_a_command_that_writes_imports_no_more(tmp_path: Path) -> None:
+    with kvstore.open(tmp_path / "s") as store:
+        store.put(b"k", b"v")
+    modules = modules_after(RUN, "put", str(tmp_path / "s"), "k", "w")
+    assert "kvstore.cli.write" in modules
+    assert not modules & {"numpy._core", "pyarrow.lib", "rich", "ssl", "asyncio", "kvstore.server"}
+    with kvstore.open_read_only(tmp_path / "s") as store:
+        assert store.get(b"k") == b"w"
+
+
 def test_the_list_of_commands_imports_none_of_them() -> None:
     modules = modules_after(RUN, "--help")
     assert not modules & {"kvstore.opening", "rich", "bulk", "backup", "pyarrow.lib"}
