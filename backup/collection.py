@@ -67,7 +67,8 @@ class Collection(CollectionContents):
     told to `on_wait` and to the log `kvstore.backup`; an exception from `on_wait` ends the wait.
     Collections that share a `bandwidth` share its bytes a second.
 
-    Every `progress` is called with the rows done so far; an exception from it calls the work off.
+    Every `progress` is called with the rows done so far, an int whose `total` is the rows to do, or
+    None; with `is_about` the total is an estimate. An exception from it calls the work off.
     """
 
     def list(self) -> list[BackupInfo]:

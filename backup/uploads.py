@@ -138,14 +138,25 @@ def upload_here(
 ) -> Uploaded:
     """Upload in this process, in bounded memory; each full part is recorded."""
     window = exported(store, since=attempt.since, upto=attempt.upper - 1, after=attempt.after)
-    return upload_window(window, shard, attempt, progress)
+    total = None
+    if attempt.since is None and progress is not None:
+        figures = store.stats()
+        done = sum(part.rows for part in attempt.parts)
+        total = max(figures["data_entries"] - done, 0)
+    return upload_window(window, shard, attempt, progress, total)
 
 
 def upload_window(
-    window: Exported, shard: Shard, attempt: Attempt, progress: OnProgress | None
+    window: Exported,
+    shard: Shard,
+    attempt: Attempt,
+    progress: OnProgress | None,
+    total: int | None = None,
 ) -> Uploaded:
-    """Upload exported rows in this process."""
-    rows = window.rows if progress is None else Tally(progress).over(window.rows)
+    """Upload exported rows in this process. `total` is an estimate of their number."""
+    rows = window.rows
+    if progress is not None:
+        rows = Tally(progress, total, is_about=True).over(rows)
     desc = BatchDesc(attempt.lower, attempt.upper)
     return Uploaded(window.whole_since, shard.write_batch(desc, rows, on_full=attempt.record))
 

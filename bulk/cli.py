@@ -19,6 +19,7 @@ from bulk.files import column_names, file_events, file_rows, format_of
 from bulk.ingest import ingest
 from bulk.loading import import_rows
 from bulk.manifest import Manifest
+from bulk.progress import Reading
 from bulk.remote import OnConflict
 from bulk.seed import seed
 from bulk.sort import Duplicates
@@ -189,8 +190,9 @@ def import_(
             _tell(manifest, stamp, as_json)
             return
         has_expiries = expires is None and op is None and not sync
-        decoded = _decoded_files(files, columns, notation, has_expiries=has_expiries)
-        rows = told_rows(decoded, progress)
+        reading = Reading(files)
+        decoded = _decoded_files(files, columns, notation, reading, has_expiries=has_expiries)
+        rows = reading.over(decoded, counting(progress, "rows read"))
         if sync:
             _tell_applied(sync_rows(opened, rows, span, twice), as_json)
         elif op is not None:
@@ -271,9 +273,9 @@ def export_keys(
         open_read_only(store) as opened,
         opened.snapshot(to_time(as_of)) as snapshot,
     ):
-        report = export_rows(
-            opened, snapshot, path, span, write, progress=counting(progress, "rows")
-        )
+        total = opened.stats()["data_entries"] if span == Span() else None
+        show = counting(progress, "rows", total, is_about=True)
+        report = export_rows(opened, snapshot, path, span, write, progress=show)
     fields = {"as_of": iso(report.as_of), "rows": report.rows, "bytes": report.bytes}
     print_figures(fields, as_json=as_json)
 
@@ -345,11 +347,12 @@ def seed_(
             rows += batch.num_rows
 
     with working(f"seeding {store}", quiet=as_json) as progress:
-        events = file_events(sources, key=key, value=value, at=at, op=op)
-        both = Encodings(encoding, encoding)
+        reading = Reading(sources)
+        events = file_events(sources, key=key, value=value, at=at, op=op, reading=reading)
+        both, show = Encodings(encoding, encoding), counting(progress, "rows read")
         newest = seed(
             store,
-            counted(told_rows(_decoded(events, both, str(store)), progress)),
+            counted(reading.over(_decoded(events, both, str(store)), show)),
             key=key,
             value=value,
             at=at,
@@ -361,7 +364,12 @@ def seed_(
 
 
 def _decoded_files(
-    sources: list[Path], columns: dict[str, str | None], notation: Encodings, *, has_expiries: bool
+    sources: list[Path],
+    columns: dict[str, str | None],
+    notation: Encodings,
+    reading: Reading,
+    *,
+    has_expiries: bool,
 ) -> Iterator[pa.RecordBatch]:
     """The rows of all files. A key or a value that is not in its notation is named by file and
     row. With `has_expiries` each file may have a column `expires`."""
@@ -369,7 +377,8 @@ def _decoded_files(
     timed = [source for source in sources if has_expiries and _has_expiries(source, named)]
     for source in sources:
         more = {"expires": "expires"} if source in timed else {}
-        for batch in _decoded(file_rows([source], **named, **more), notation, str(source)):
+        rows = file_rows([source], reading=reading, **named, **more)
+        for batch in _decoded(rows, notation, str(source)):
             if timed and not more:  # the batches of all files have the same columns
                 yield batch.append_column("expires", pa.nulls(batch.num_rows, pa.int64()))
             else:
@@ -406,17 +415,6 @@ def _cells(column: pa.Array, encoding: Encoding, where: str, first: int) -> Iter
             yield None if raw is None else to_bytes(raw.decode("latin-1"), encoding)
     except UsageError as error:
         raise UsageError(f"{where}: row {number}: {error.what}", error.remedy) from error
-
-
-def told_rows(
-    rows: Iterator[pa.RecordBatch], progress: Callable[[str], None]
-) -> Iterator[pa.RecordBatch]:
-    """The rows. The count of rows so far, and their rate, are shown to the user."""
-    read, show = 0, counting(progress, "rows read")
-    for batch in rows:
-        yield batch
-        read += batch.num_rows
-        show(read)
 
 
 def _tell(manifest: Manifest, stamp: Timestamp, as_json: bool) -> None:

@@ -21,6 +21,7 @@ import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 
 from bulk.json_lines import first_fields, read_lines
+from bulk.progress import Reading
 from kvstore.columns import decoded, require_time_type
 from kvstore.errors import StorageError, UsageError
 from kvstore.limits import ARROW_ROWS_MAX
@@ -63,10 +64,18 @@ def compression_of(path: Path) -> str | None:
 
 
 @contextmanager
-def _unpacked(path: Path) -> Iterator[pa.NativeFile]:
-    """The text of a file."""
-    with pa.input_stream(str(path), compression=compression_of(path)) as source:
-        yield source
+def _unpacked(path: Path, reading: Reading | None = None) -> Iterator[pa.NativeFile]:
+    """The text of a file. `reading` follows the bytes that are read of it."""
+    with pa.OSFile(str(path)) as file:
+        size = max(path.stat().st_size, 1)
+        if reading is not None:
+            reading.follow(path, lambda: 1.0 if file.closed else file.tell() / size)
+        compression = compression_of(path)
+        if compression is None:
+            yield file
+            return
+        with pa.CompressedInputStream(file, compression) as source:
+            yield source
 
 
 def column_names(path: Path) -> list[str]:
@@ -77,11 +86,11 @@ def column_names(path: Path) -> list[str]:
         if kind == "parquet":
             return list(pq.read_schema(path).names)
         if kind == "arrow":
-            return next((list(batch.schema.names) for batch in _arrow(path, None, None)), [])
+            return next((list(batch.schema.names) for batch in _arrow(path, None, None, None)), [])
         if kind == "jsonl":
             with _unpacked(path) as source:
                 return first_fields(io.BufferedReader(source), str(path))
-        return next((list(batch.schema.names) for batch in _csv(path, None, _AS_BYTES)), [])
+        return next((list(batch.schema.names) for batch in _csv(path, None, _AS_BYTES, None)), [])
 
 
 def file_rows(
@@ -91,6 +100,7 @@ def file_rows(
     value: str,
     expires: str | None = None,
     op: str | None = None,
+    reading: Reading | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """Yield batches with the binary columns `key` and `value`, from the named columns of each file.
     If they are named, columns `expires` of times and `op` of text follow.
@@ -106,7 +116,7 @@ def file_rows(
     for path in paths:
         opener = _opener(path)
         with _translated(path):
-            for read in opener(path, names, _AS_BYTES):
+            for read in opener(path, names, _AS_BYTES, reading):
                 batch = read.select(names)
                 # Arrow trusts offsets and indices; a damaged file's lead out of its memory.
                 batch.validate(full=True)
@@ -120,7 +130,13 @@ def file_rows(
 
 
 def file_events(
-    paths: Iterable[Path], *, key: str, value: str, at: str, op: str | None = None
+    paths: Iterable[Path],
+    *,
+    key: str,
+    value: str,
+    at: str,
+    op: str | None = None,
+    reading: Reading | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """Yield batches with the named columns of each file: keys and values as `file_rows`, times, and
     operations if `op` is given, as `bulk.seed` takes them.
@@ -134,7 +150,7 @@ def file_events(
     for path in paths:
         opener = _opener(path)
         with _translated(path):
-            for read in opener(path, names, _AS_BYTES):
+            for read in opener(path, names, _AS_BYTES, reading):
                 batch = read.select(names)
                 batch.validate(full=True)
                 columns = [_binary(batch, name, path) for name in (key, value)]
@@ -144,12 +160,14 @@ def file_events(
                 yield pa.RecordBatch.from_arrays(columns, names=names)
 
 
-def typed_batches(path: Path, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+def typed_batches(
+    path: Path, schema: pa.Schema, reading: Reading | None = None
+) -> Iterator[pa.RecordBatch]:
     """All columns of a file. `schema` gives the types of the columns of a CSV file. Raises as
     `file_rows`."""
     opener = _opener(path)
     with _translated(path):
-        for batch in opener(path, None, schema):
+        for batch in opener(path, None, schema, reading):
             batch.validate(full=True)
             yield batch
 
@@ -161,7 +179,9 @@ def due_times(batch: pa.RecordBatch, name: str, path: Path) -> pa.Array:
     return _expiries(_times(batch, name, path, has_none=True), path, name)
 
 
-Opener: TypeAlias = "Callable[[Path, list[str] | None, pa.Schema | None], Iterator[pa.RecordBatch]]"
+Opener: TypeAlias = (
+    "Callable[[Path, list[str] | None, pa.Schema | None, Reading | None], Iterator[pa.RecordBatch]]"
+)
 
 
 def _opener(path: Path) -> Opener:
@@ -176,23 +196,40 @@ def _opener(path: Path) -> Opener:
 
 
 def _json_lines(
-    path: Path, wanted: list[str] | None, types: pa.Schema | None
+    path: Path, wanted: list[str] | None, types: pa.Schema | None, reading: Reading | None
 ) -> Iterator[pa.RecordBatch]:
     if wanted is None or types is not None:
         raise UsageError(f"{path}: rows of a table have types", "write them as CSV or Parquet")
-    with _unpacked(path) as source:
+    with _unpacked(path, reading) as source:
         yield from read_lines(io.BufferedReader(source), str(path), wanted)
 
 
-def _parquet(path: Path, wanted: list[str] | None, _: object) -> Iterator[pa.RecordBatch]:
+def _parquet(
+    path: Path, wanted: list[str] | None, _: object, reading: Reading | None
+) -> Iterator[pa.RecordBatch]:
     with pq.ParquetFile(path) as file:
         _require_columns(path, file.schema_arrow.names, wanted)
-        yield from file.iter_batches(batch_size=ARROW_ROWS_MAX, columns=wanted)
+        batches = file.iter_batches(batch_size=ARROW_ROWS_MAX, columns=wanted)
+        yield from _counted(path, batches, file.metadata.num_rows, reading)
 
 
-def _csv(path: Path, wanted: list[str] | None, types: pa.Schema | None) -> Iterator[pa.RecordBatch]:
+def _counted(
+    path: Path, batches: Iterable[pa.RecordBatch], rows: int, reading: Reading | None
+) -> Iterator[pa.RecordBatch]:
+    """The batches of a file of `rows` rows. `reading` follows the rows."""
+    read = 0
+    if reading is not None:
+        reading.follow(path, lambda: read / max(rows, 1))
+    for batch in batches:
+        read += batch.num_rows
+        yield batch
+
+
+def _csv(
+    path: Path, wanted: list[str] | None, types: pa.Schema | None, reading: Reading | None
+) -> Iterator[pa.RecordBatch]:
     try:
-        yield from _csv_batches(path, wanted, types)
+        yield from _csv_batches(path, wanted, types, reading)
     except pa.ArrowInvalid:
         _require_even_rows(path)
         raise
@@ -234,7 +271,7 @@ def _delimiter(path: Path) -> str:
 
 
 def _csv_batches(
-    path: Path, wanted: list[str] | None, types: pa.Schema | None
+    path: Path, wanted: list[str] | None, types: pa.Schema | None, reading: Reading | None
 ) -> Iterator[pa.RecordBatch]:
     read = pa_csv.ReadOptions(block_size=_CSV_BLOCK_BYTES)
     parse = pa_csv.ParseOptions(newlines_in_values=True, delimiter=_delimiter(path))
@@ -255,7 +292,7 @@ def _csv_batches(
         column_types=chosen, include_columns=list(chosen), strings_can_be_null=False
     )
     with (
-        _unpacked(path) as source,
+        _unpacked(path, reading) as source,
         pa_csv.open_csv(
             source, read_options=read, parse_options=parse, convert_options=convert
         ) as reader,
@@ -268,7 +305,9 @@ def _readable(kind: pa.DataType) -> pa.DataType:
     return pa.string() if isinstance(kind, pa.BaseExtensionType) else kind
 
 
-def _arrow(path: Path, wanted: list[str] | None, _: object) -> Iterator[pa.RecordBatch]:
+def _arrow(
+    path: Path, wanted: list[str] | None, _: object, reading: Reading | None
+) -> Iterator[pa.RecordBatch]:
     with pa.memory_map(str(path)) as source:
         try:
             file = pa.ipc.open_file(source)
@@ -276,10 +315,17 @@ def _arrow(path: Path, wanted: list[str] | None, _: object) -> Iterator[pa.Recor
             source.seek(0)
             stream = pa.ipc.open_stream(source)
             _require_columns(path, stream.schema.names, wanted)
+            if reading is not None:
+                size = source.size()
+                reading.follow(path, lambda: 1.0 if source.closed else source.tell() / size)
             yield from stream
             return
         _require_columns(path, file.schema.names, wanted)
+        last = 0
+        if reading is not None:
+            reading.follow(path, lambda: last / file.num_record_batches)
         for number in range(file.num_record_batches):
+            last = number + 1
             yield file.get_batch(number)
 
 

@@ -21,6 +21,7 @@ from bulk.definitions import EncodedBy
 from bulk.files import due_times, typed_batches
 from bulk.loading import import_rows
 from bulk.manifest import Manifest
+from bulk.progress import Reading
 from bulk.remote import OnConflict
 from bulk.sort import Duplicates
 from kvstore.arrow import rows_schema
@@ -51,6 +52,7 @@ def import_files(
     *,
     expires: str | None = None,
     progress: Callable[[Iterator[TimedRows]], Iterator[TimedRows]] = iter,
+    reading: Reading | None = None,
 ) -> tuple[Manifest, Timestamp]:
     """Import the rows of files into a table of a store, at one time.
 
@@ -61,7 +63,7 @@ def import_files(
     """
     target = table.import_target()
     codec = target.codec
-    rows = progress(file_batches(codec, paths, expires))
+    rows = progress(file_batches(codec, paths, expires, reading))
     return import_rows(
         target.store,
         (stored for batch, dues in rows for stored in stored_batches(codec, batch, dues)),
@@ -74,14 +76,17 @@ def import_files(
 
 
 def file_batches(
-    codec: TableCodec, paths: Iterable[Path], expires: str | None = None
+    codec: TableCodec,
+    paths: Iterable[Path],
+    expires: str | None = None,
+    reading: Reading | None = None,
 ) -> Iterator[TimedRows]:
     """The rows of files, with the columns of a table, and the times in their column `expires`.
     Raises `UsageError`."""
     definition = codec.definition
     for path in paths:
         first = 0
-        for batch in typed_batches(path, definition.schema):
+        for batch in typed_batches(path, definition.schema, reading):
             dues = None
             if expires is not None:
                 dues = due_times(batch, expires, path)

@@ -18,6 +18,7 @@ from bulk.cli import (
 )
 from bulk.files import format_of
 from bulk.manifest import Manifest
+from bulk.progress import Reading
 from bulk.tables.cells import to_type, to_value
 from bulk.tables.exports import export_parquet
 from bulk.tables.options import ColumnsOption, NameArgument, facts_of, names_of
@@ -102,18 +103,17 @@ def import_(
         open_to_write(store) as opened,
         working(f"importing into {store}", quiet=as_json) as progress,
     ):
-        read = 0
+        read, reading = 0, Reading(sources)
 
         def counted(rows: Iterator[TimedRows]) -> Iterator[TimedRows]:
             nonlocal read
-            for each in rows:
+            for each in reading.over(rows, counting(progress, "rows read")):
                 yield each
                 read += each.num_rows
-                progress(f"{read:,} rows read")
 
         table = opened.table(name)
         manifest, stamp = import_files(
-            table, sources, conflict, twice, expires=expires, progress=counted
+            table, sources, conflict, twice, expires=expires, progress=counted, reading=reading
         )
     print_figures(_imported(manifest, stamp, read), as_json=as_json)
 

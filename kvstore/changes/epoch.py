@@ -29,7 +29,7 @@ import numpy as np
 import pyarrow as pa
 
 from kvstore.changes.changeset import DOMAIN_MAX
-from kvstore.changes.lz4 import CODEC, literal_block, unpack_block
+from kvstore.changes.lz4 import CODEC, unpack_block
 from kvstore.codec.json import JsonObject
 from kvstore.meta import timestamp_of
 from kvstore.timestamp import TIMESTAMP_MAX, Timestamp
@@ -45,6 +45,7 @@ FEW: Final = 4
 
 _RAW_BYTES = struct.Struct("<I")
 _DOMAIN_DIGITS = 16
+_LENGTH_FULL = 15
 _SERIAL_END_MAX = (1 << 64) - 1
 
 
@@ -87,7 +88,8 @@ def _columns(numbers: Sequence[int]) -> bytes:
     table = np.array(numbers, dtype=np.uint64).view(np.int64).reshape(-1, FIELDS)
     steps = np.diff(table, axis=0, prepend=np.zeros((1, FIELDS), np.int64)).T
     raw = np.ascontiguousarray(steps).view(np.uint8).reshape(-1, 8).T.tobytes()
-    return pa.compress(raw, codec=CODEC, asbytes=True)
+    packed: bytes = pa.compress(raw, codec=CODEC, asbytes=True)
+    return packed
 
 
 def _few_columns(numbers: Sequence[int]) -> bytes:
@@ -100,7 +102,16 @@ def _few_columns(numbers: Sequence[int]) -> bytes:
         for before, number in pairwise([0, *numbers[field::FIELDS]])
     ]
     raw = struct.pack(f"<{len(steps)}Q", *steps)
-    return literal_block(b"".join(raw[at::8] for at in range(8)))
+    return _literal_block(b"".join(raw[at::8] for at in range(8)))
+
+
+def _literal_block(raw: bytes) -> bytes:
+    """A block of LZ4 that holds `raw` as it is. A length from 15 on takes more bytes."""
+    length = len(raw)
+    if length < _LENGTH_FULL:
+        return bytes([length << 4]) + raw
+    more, last = divmod(length - _LENGTH_FULL, 255)
+    return bytes([_LENGTH_FULL << 4, *[255] * more, last]) + raw
 
 
 def record_of(epoch: Epoch) -> dict[str, Any]:

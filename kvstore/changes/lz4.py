@@ -18,9 +18,6 @@ from kvstore.loops import lz4_size
 CODEC: Final = "lz4_raw"
 """The name by which Arrow packs and unpacks a block."""
 
-_LENGTH_FULL: Final = 15
-"""From this length on, more bytes of the length follow the first one."""
-
 
 def unpack_block(block: Buffer, size: int, *, where: str) -> memoryview:
     """The `size` bytes of a block. Raises `CorruptionError` where the block has another size."""
@@ -31,12 +28,3 @@ def unpack_block(block: Buffer, size: int, *, where: str) -> memoryview:
         return memoryview(pa.decompress(block, decompressed_size=size, codec=CODEC))
     except (pa.ArrowException, OSError) as error:
         raise CorruptionError(where, f"it does not decompress: {error}") from error
-
-
-def literal_block(raw: bytes) -> bytes:
-    """A block that holds `raw` as it is. It takes some bytes more, and no codec."""
-    length = len(raw)
-    if length < _LENGTH_FULL:
-        return bytes([length << 4]) + raw
-    more, last = divmod(length - _LENGTH_FULL, 255)
-    return bytes([_LENGTH_FULL << 4, *[255] * more, last]) + raw

@@ -14,6 +14,8 @@ from typing import Any
 
 import typer
 
+from kvstore.counts import WorkCount
+
 
 def print_json(fields: Mapping[str, Any]) -> None:
     """One object, one line, always UTF-8. Other bytes (of a path, say) are escaped."""
@@ -107,20 +109,24 @@ def counting(
     what: str,
     total: int | None = None,
     *,
+    is_about: bool = False,
     seconds: Callable[[], float] = time.monotonic,
 ) -> Callable[[int], None]:
-    """Show a count of `what` and its rate; where the `total` is known, here or by the count itself,
-    also the time that is left. A `total` that the count passes was an estimate, and is not shown.
-    """
+    """Show a count of `what` and its rate; where the `total` is known, here or by a `WorkCount`,
+    also the time that is left. With `is_about` the `total` is an estimate. A `total` that the count
+    passes is not shown."""
     first: list[tuple[int, float]] = []
 
     def show(count: int) -> None:
-        whole = getattr(count, "total", None) or total or 0
+        whole, is_estimate = total or 0, is_about
+        if isinstance(count, WorkCount) and count.total:
+            whole, is_estimate = count.total, count.is_about
+        about = "about " if is_estimate else ""
         now = seconds()
         if not first:  # done before, in an attempt that was killed
             first.append((count, now))
         is_known = whole >= count and whole > 0
-        parts = [f"{count:,} of {whole:,} {what}" if is_known else f"{count:,} {what}"]
+        parts = [f"{count:,} of {about}{whole:,} {what}" if is_known else f"{count:,} {what}"]
         done, took = count - first[0][0], now - first[0][1]
         if done > 0 and took > 0:
             parts.append(f"{done / took:,.0f}/s")

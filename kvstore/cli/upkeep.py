@@ -36,7 +36,8 @@ def verify(store: StoreArgument, as_json: JsonOption = False) -> None:
     with working(f"reading {store}", quiet=as_json) as progress, open_read_only(store) as opened:
         figures = opened.stats()
         entries = figures["data_entries"] + figures["changes_entries"]  # the engine's estimate
-        report = opened.verify(progress=counting(progress, "versions and changes", entries))
+        checked = counting(progress, "versions and changes", entries, is_about=True)
+        report = opened.verify(progress=checked)
     looked_at = {
         "keys": report.keys,
         "versions": report.versions,

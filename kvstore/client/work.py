@@ -13,6 +13,7 @@ from kvstore.client.calls import ns, verb
 from kvstore.client.pool import Pool
 from kvstore.client.reply import Reply
 from kvstore.codec.json import JsonObject
+from kvstore.counts import WorkCount
 from kvstore.errors import IndeterminateError
 from kvstore.gc import GcReport
 from kvstore.protocol import failure_of
@@ -34,7 +35,8 @@ def work_of(
         if row["error"] is not None:
             raise failure_of(json.loads(row["error"]), status=500, where=pool.where)
         if progress is not None:
-            progress(row["done"])
+            about = row.get("is_about") or False  # an older server tells neither
+            progress(WorkCount.of(row["done"], row.get("total"), is_about=about))
     raise IndeterminateError(f"{name} by {pool.where}", "the answer ended without a result")
 
 

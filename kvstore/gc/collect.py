@@ -39,6 +39,7 @@ from pathlib import Path
 from kvstore.changes.entry import OP_DELETE_RANGE, OP_IMPORT, OP_REVERT
 from kvstore.claims import HoldRecord
 from kvstore.codec.keys import SUFFIX_BYTES, decode_suffix, span_bounds
+from kvstore.counts import WorkCount
 from kvstore.engine.api import CHANGES, DATA, RANGES, WriteBatch, pairs
 from kvstore.errors import ClosedError, UsageError
 from kvstore.gc.leftovers import Leftovers
@@ -100,6 +101,9 @@ class _Tally:
     """All removed and rewritten entries lie between `first` and `last`."""
     tell: Callable[[int], None] = _tell_nobody
     """Called with the number of versions removed so far."""
+    window: tuple[int, int, int] = (0, 0, 0)
+    """The time of the first commit that was looked at, of the newest such one, and of the last
+    one at most."""
 
     def touch(self, entries: list[bytes]) -> None:
         """Note the stored keys that one batch removed."""
@@ -152,7 +156,8 @@ class Collector:
 
         Costs what changed since the last run. With `compact` the run also rewrites the spans that
         it touched, which gives the space back at once. Waits for a run that is under way. Calls
-        `progress` with the number of versions removed so far, after some thousands each.
+        `progress` with the number of versions removed so far, after some thousands each:
+        a `WorkCount`, whose total is estimated from the times of the commits.
         """
         started = time.perf_counter()
         with self._alone():
@@ -304,8 +309,11 @@ class Collector:
 
     def _changed(self, collected: int, since: int, tally: _Tally) -> Iterator[bytes | Span]:
         """Keys and spans that changed in `(collected, since]`."""
+        first = 0
         for commit in self._index.read(since=collected, upto=since):
             tally.entries += 1
+            first = first or commit.timestamp
+            tally.window = (first, commit.timestamp, since)
             for row in commit.entry.rows():
                 if row.op == OP_DELETE_RANGE:
                     yield Span(row.key, row.value)
@@ -331,7 +339,8 @@ class Collector:
             stored = self._removing.write(batch)
             tally.versions += batch.removed
             tally.touch(stored)
-            tally.tell(tally.versions)
+            first, newest, last = tally.window
+            tally.tell(WorkCount.at(tally.versions, (newest - first) / max(last - first, 1)))
             self.at_step("versions")
 
     # -- range tombstones -------------------------------------------------------------------

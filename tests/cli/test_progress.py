@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
+import pytest
+
+import kvstore
+from bulk.exports import export_rows
+from bulk.files import file_rows
+from bulk.progress import Reading
+from kvstore import Span
 from kvstore.cli.output import counting
+from kvstore.counts import WorkCount
 
 
 def shown(counts: list[int], total: int | None = None) -> list[str]:
@@ -33,3 +44,40 @@ def test_a_clock_that_stands_still_gives_no_rate() -> None:
     show(0)
     show(10)
     assert lines == ["0 rows", "10 rows"]
+
+
+def test_an_estimated_total_is_told_as_one() -> None:
+    lines: list[str] = []
+    seconds = iter(map(float, range(100)))
+    show = counting(lines.append, "rows", 100, is_about=True, seconds=lambda: next(seconds))
+    show(0)
+    show(50)
+    show(WorkCount.of(60, 80))
+    show(WorkCount.at(70, 0.5))
+    show(WorkCount.at(70, 0.0))
+    assert lines == [
+        "0 of about 100 rows",
+        "50 of about 100 rows, 50/s, 0:00:01 left",
+        "60 of 80 rows, 30/s, 0:00:01 left",
+        "70 of about 140 rows, 23/s, 0:00:03 left",
+        "70 of about 100 rows, 18/s, 0:00:02 left",
+    ]
+
+
+@pytest.mark.parametrize(
+    "kind", ["csv", "csv.gz", "jsonl", "jsonl.zst", "parquet", "arrow", "feather"]
+)
+def test_the_share_of_files_that_was_read_is_told_by_their_bytes(tmp_path: Path, kind: str) -> None:
+    value = os.urandom(300).hex().encode()
+    with kvstore.open(None, engine="memory") as store:
+        store.put_many((b"%06d" % number, value) for number in range(9000))
+        paths = [tmp_path / f"{number}.{kind}" for number in range(2)]
+        for path in paths:
+            with store.snapshot() as snapshot:
+                export_rows(store, snapshot, path, Span())
+    reading = Reading(paths)
+    shares = [reading.share for _ in file_rows(paths, key="key", value="value", reading=reading)]
+    assert shares == sorted(shares)
+    assert 0 < shares[0] <= shares[-1] <= 1.0
+    assert any(0.4 < share < 0.6 for share in shares)  # the first file is read
+    assert reading.share == 1.0

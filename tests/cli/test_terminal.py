@@ -25,7 +25,6 @@ ENVIRONMENT = {
     **os.environ,
     "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]),
     "TERM": "xterm",
-    "COLUMNS": "50",
 }
 INTERRUPT = b"\x03"
 
@@ -40,7 +39,7 @@ def path(tmp_path: Path) -> Path:
 
 
 @contextmanager
-def in_terminal(*words: str) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+def in_terminal(*words: str, columns: int = 50) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
     """A command with a terminal of its own, and the end of the terminal that a person has."""
     ours, theirs = pty.openpty()
     try:
@@ -49,7 +48,7 @@ def in_terminal(*words: str) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
             stdin=theirs,
             stdout=theirs,
             stderr=theirs,
-            env=ENVIRONMENT,
+            env={**ENVIRONMENT, "COLUMNS": str(columns)},
             start_new_session=True,
             preexec_fn=_own_terminal,
         ) as child:
@@ -109,6 +108,25 @@ def test_a_terminal_shows_the_rate_of_a_long_command_in_one_line(tmp_path: Path)
     drawn = re.split(rb"\r|\x1b\[2K|\x1b\[1A", screen)  # each time the line is drawn
     lines = [re.sub(r"\x1b\[[\d;?]*[a-zA-Z]", "", each.decode()) for each in drawn]
     assert all(len(line.strip("\n")) <= 50 for line in lines), lines
+
+
+def test_a_long_command_tells_about_how_much_there_is_to_do(tmp_path: Path) -> None:
+    place, file = str(tmp_path / "s"), str(tmp_path / "rows.csv")
+    lines = "\n".join(f"{number:06d},{number}" for number in range(40_000))
+    Path(file).write_text(f"key,value\n{lines}\n")
+    with kvstore.open(tmp_path / "old", durability="async") as store:
+        for value in range(20):
+            store.put_many((b"%03d" % number, b"%d" % value) for number in range(1000))
+    for words, told in (
+        (("import", place, file, "--create"), rb"40,000 of about 40,000 rows read"),
+        (("backup", "run", place, str(tmp_path / "backups")), rb"40,000 of about 4\d,\d+ rows"),
+        (("export", place, str(tmp_path / "out.csv")), rb"40,000 of about 4\d,\d+ rows"),
+        (("gc", str(tmp_path / "old"), "--keep", "0s"), rb"\d of about [\d,]+ versions removed"),
+    ):
+        with in_terminal(*words, columns=150) as (child, ours):
+            screen = shown(ours)
+            assert child.wait() == 0, screen
+        assert re.search(told, screen), (words, screen)
 
 
 def test_a_table_is_as_wide_as_the_terminal_and_values_cannot_change_it(path: Path) -> None:

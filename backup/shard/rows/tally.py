@@ -7,36 +7,31 @@ from typing import TypeAlias
 
 import pyarrow as pa
 
+from kvstore.counts import WorkCount
+
 OnProgress: TypeAlias = "Callable[[int], None]"
 """Called with the number of rows done so far; an exception from it calls the work off."""
 
 
-class RowCount(int):
-    """The rows done so far, of `total` at most; None where the total is not known."""
-
-    total: int | None
-
-    @classmethod
-    def of(cls, rows: int, total: int | None) -> RowCount:
-        """A count."""
-        made = cls(rows)
-        made.total = total
-        return made
-
-
 class Tally:
-    """Counts rows and calls `progress`, if there is one, with a `RowCount`."""
+    """Counts rows and calls `progress`, if there is one, with a `WorkCount`."""
 
-    def __init__(self, progress: OnProgress | None = None, total: int | None = None) -> None:
+    def __init__(
+        self,
+        progress: OnProgress | None = None,
+        total: int | None = None,
+        *,
+        is_about: bool = False,
+    ) -> None:
         self._progress = progress
-        self._total = total
+        self._total, self._is_about = total, is_about
         self.rows = 0
 
     def add(self, rows: int) -> None:
         """Count more rows as done."""
         self.rows += rows
         if self._progress is not None:
-            self._progress(RowCount.of(self.rows, self._total))
+            self._progress(WorkCount.of(self.rows, self._total, is_about=self._is_about))
 
     def over(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield `batches`; a batch counts as done when the next one is asked for.

@@ -1,7 +1,8 @@
 """Long work of the owner of a store: its progress as a stream of rows, then its outcome.
 
-A verb of long work answers with rows of `done`, the progress so far, and a last row with the
-`result` or the `error`, as JSON. A caller that goes away ends the work at its next step.
+A verb of long work answers with rows of `done`, the progress so far, with its `total` if that is
+known, and a last row with the `result` or the `error`, as JSON. A caller that goes away ends the
+work at its next step.
 """
 
 from __future__ import annotations
@@ -13,12 +14,19 @@ from typing import Any, Final
 
 import pyarrow as pa
 
+from kvstore.counts import WorkCount
 from kvstore.errors import KVStoreError, RetryableError
 from kvstore.limits import CONTROL_PROGRESS_S
 from kvstore.protocol import failure_fields
 
 PROGRESS_SCHEMA: Final = pa.schema(
-    [("done", pa.int64()), ("result", pa.string()), ("error", pa.string())]
+    [
+        ("done", pa.int64()),
+        ("total", pa.int64()),
+        ("is_about", pa.bool_()),
+        ("result", pa.string()),
+        ("error", pa.string()),
+    ]
 )
 
 Work = Callable[[Callable[[int], None]], Mapping[str, Any]]
@@ -36,7 +44,7 @@ class _Progress:
     def __init__(self, work: Work) -> None:
         self._work = work
         self._changed = threading.Condition()
-        self._done = 0
+        self._done: int = WorkCount(0)
         self._outcome: Mapping[str, Any] | BaseException | None = None
         self._is_gone = False
 
@@ -90,4 +98,6 @@ def _ended(done: int, outcome: Mapping[str, Any] | BaseException) -> pa.RecordBa
 
 
 def _row(done: int, **ending: str) -> pa.RecordBatch:
-    return pa.RecordBatch.from_pylist([{"done": done, **ending}], schema=PROGRESS_SCHEMA)
+    count = done if isinstance(done, WorkCount) else WorkCount(done)
+    fields = {"done": int(count), "total": count.total, "is_about": count.is_about}
+    return pa.RecordBatch.from_pylist([{**fields, **ending}], schema=PROGRESS_SCHEMA)
