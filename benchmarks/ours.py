@@ -282,9 +282,11 @@ class Ours(BackedUp):
 
         return work
 
-    def restore(self) -> Work:
+    def restore(self, is_compacted: bool = False) -> Work:
         """Restore the newest state of the collection into a new store."""
         collection = backup.Collection(str(self.directory / "backup"))
+        if is_compacted:
+            collection.compact()
         target = self.fresh("restored")
 
         def work() -> int:

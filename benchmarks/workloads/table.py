@@ -118,6 +118,7 @@ backup-beside       the 99th percentile of the waits of a service's commits whil
 backup-beside-calls the same for calls on its control socket, three of four a get
 backup-scan         rows of a collection as of a time, against delta-rs at that version
 restore             the newest state from a collection, against a bulk load from Parquet
+restore-compacted   the same from a collection that was compacted, as a follower keeps it
 increments-list     list many increments, against a quarter of them: seconds per byte
 increments-verify   verify them, likewise
 increments-restore  restore from them, likewise

@@ -51,6 +51,13 @@ def ending(size: Size) -> list[Workload]:
         Workload("gc", raw("look_up_and_delete", **many), ours("gc", **many), repeats=3),
         *_backups(size),
         Workload("restore", raw("restore"), ours("restore"), items=size.rows),
+        Workload(
+            "restore-compacted",
+            raw("restore"),
+            ours("restore", is_compacted=True),
+            items=size.rows,
+            reach=0.6,
+        ),
         *imports(size),
         Workload(
             "delete-range",
