@@ -1,7 +1,8 @@
 """The log of a root of pushes: an object for each event, numbered from 1, each put by one process.
 
     {"format": 1, "kind": "push", "push": n, "job": 32 hex, "shards": k, "at": ns, "rows", "bytes",
-     "imports": [{"import_id": 16 hex, "checksum": 64 hex, "rows", "bytes"}, ...]}
+     "imports": [{"import_id": 16 hex, "checksum": 64 hex, "rows", "bytes"}, ...],
+     "feed": {"position": hex, "batch": n}}       only in a push of a micro-batch
     {"format": 1, "kind": "revert", "push": n, "job": 32 hex, "at": ns}
     {"format": 1, "kind": "expire", "push": n, "job": 32 hex, "at": ns}
 
@@ -52,9 +53,16 @@ class PushImport(NamedTuple):
     size_bytes: int
 
 
+class MicroBatch(NamedTuple):
+    """The place of a micro-batch in a change feed: the name that the feed has here, a number."""
+
+    position: bytes
+    number: int
+
+
 class Push(NamedTuple):
     """A sealed push. `state` is sealed, reverted or expired. `how` tells what it does to rows that
-    are not its own."""
+    are not its own, and `feed` the micro-batch that it has the changes of, if any."""
 
     number: int
     at: Timestamp
@@ -62,10 +70,12 @@ class Push(NamedTuple):
     imports: tuple[PushImport, ...]
     state: str = "sealed"
     how: PushMode = PLAIN
+    feed: MicroBatch | None = None
 
     @property
     def mode(self) -> str:
-        """`add`, or `replace` for the new whole of a span."""
+        """`add`, `replace` for the new whole of a span, or `change` for changes that clear
+        ranges."""
         return self.how.name
 
     @property
@@ -176,8 +186,13 @@ def _event(position: int, found: JsonObject) -> PushEvent:
     if not _JOB.fullmatch(job) or not 0 < len(imports) <= SHARDS_MAX:
         raise found.damaged("it has no job, or no number of shards")
     how = read_mode(found) if found["format"] == MODES_FORMAT else PLAIN
-    push = Push(number, Timestamp(found.integer("at")), job, imports, how=how)
+    feed = _feed(found.inner("feed")) if "feed" in found else None
+    push = Push(number, Timestamp(found.integer("at")), job, imports, how=how, feed=feed)
     return PushEvent(position, kind, number, push)
+
+
+def _feed(found: JsonObject) -> MicroBatch:
+    return MicroBatch(found.hexed("position"), found.integer("batch"))
 
 
 def _import(found: JsonObject) -> PushImport:

@@ -1,13 +1,17 @@
 """The mode of a push: what it does to keys that it lacks, and to writes that came after its build.
 
-    "mode": "add" | "replace", "spans": [[start hex, end hex | null], ...], "built_at": ns | null
+    "mode": "add" | "replace" | "change", "spans": [[start hex, end hex | null], ...],
+    "built_at": ns | null
 
 A push that adds writes its rows over older ones. A push that replaces is the new whole of `spans`:
 each key there that it lacks is deleted, at the stamp of its rows. With `built_at` it leaves alone
-each key that was written after that time, by anything but a push.
+each key that was written after that time, by anything but a push. A push that changes deletes the
+keys of `spans` that it lacks, as a change feed with range deletes asks for, and its rows lie
+anywhere.
 
 Invariants
-1. A push that replaces has spans, and all its rows lie in them. A push that adds has none.
+1. A push that replaces has spans, and all its rows lie in them. A push that changes has spans. A
+   push that adds has none.
 2. A span has plain keys only, or keys of tables only: no push deletes the records of a store.
 """
 
@@ -23,12 +27,15 @@ from kvstore.errors import UsageError, printable
 from kvstore.meta import optional_timestamp_of, span_of
 from kvstore.mvcc.expiry import EXPIRY
 from kvstore.reserve import FIRST_ROW
-from kvstore.span import RESERVED, Span
+from kvstore.span import RESERVED, Span, merge_spans
 from kvstore.timestamp import TimeLike, Timestamp, to_instant
 
 ModeName: TypeAlias = Literal["add", "replace"]
 ADD: Final = "add"
 REPLACE: Final = "replace"
+CHANGE: Final = "change"
+SPANS_MAX: Final = 1_000
+"""Spans of one push: the entry of the log stays small, and each span is a scan on each store."""
 
 
 class PushMode(NamedTuple):
@@ -50,7 +57,7 @@ class PushMode(NamedTuple):
 
     def require_rows(self, manifests: Iterable[Manifest]) -> None:
         """Raise `UsageError` unless all rows lie where the push may write."""
-        if self.name == ADD:
+        if self.name != REPLACE:
             return
         for part in (part for each in manifests for part in each.parts):
             if part.smallest.startswith(EXPIRY):
@@ -89,10 +96,22 @@ def mode_of(
     return PushMode(mode, spans, None if built_at is None else _instant(built_at))
 
 
+def mode_of_changes(cleared: Iterable[tuple[bytes, bytes]]) -> PushMode:
+    """The mode of a push that clears these ranges before it writes. Raises `UsageError`."""
+    spans = tuple(merge_spans(Span(start, end) for start, end in cleared if start < end))
+    if len(spans) > SPANS_MAX:
+        raise UsageError(
+            f"the changes clear {len(spans):,} ranges of keys, and a push at most {SPANS_MAX:,}",
+            "push the changes of a shorter window",
+        )
+    _require_own(spans)
+    return PushMode(CHANGE, spans) if spans else PLAIN
+
+
 def read_mode(found: JsonObject) -> PushMode:
     """The mode of the event of a push. Raises `CorruptionError`."""
     name, spans = found.text("mode"), found.items_of("spans", list)
-    if name not in (ADD, REPLACE) or (name == REPLACE) != bool(spans):
+    if name not in (ADD, REPLACE, CHANGE) or (name != ADD) != bool(spans):
         raise found.damaged(f"mode {name[:40]!a} has {len(spans)} spans")
     if any(len(bounds) != 2 for bounds in spans):
         raise found.damaged("a span has two bounds")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Literal, NamedTuple
@@ -14,8 +14,17 @@ from bulk.addresses import Staging
 from bulk.bucket import BEGUN_NAME, Bucket, BucketUrl
 from bulk.manifest import Manifest
 from bulk.part import Part, PartWriter
-from bulk.pushes.log import EXPIRE, PUSH, REVERT, Push, PushEvent, PushLog, import_path
-from bulk.pushes.modes import ADD, PLAIN, ModeName, PushMode, mode_of
+from bulk.pushes.log import (
+    EXPIRE,
+    PUSH,
+    REVERT,
+    MicroBatch,
+    Push,
+    PushEvent,
+    PushLog,
+    import_path,
+)
+from bulk.pushes.modes import ADD, PLAIN, ModeName, PushMode, mode_of, mode_of_changes
 from bulk.pushes.sharding import SHARDS_MAX
 from bulk.pushes.statuses import Statuses, StoreStatus
 from bulk.staged import Import
@@ -120,8 +129,37 @@ class Pushes:
         how = mode_of(mode, prefix, keep_newer=keep_newer, built_at=built_at)
         return BuildingPush(self, shards, max_bytes, how)
 
-    def seal(self, job: str, manifests: Sequence[Manifest], how: PushMode = PLAIN) -> Push:
-        """Put a push of sealed imports at the end of the log. A job is put once."""
+    def begin_changes(
+        self,
+        shards: int = 1,
+        *,
+        cleared: Iterable[tuple[bytes, bytes]] = (),
+        feed: MicroBatch | None = None,
+        max_bytes: int | None = None,
+    ) -> BuildingPush:
+        """Begin a push of changes: rows that put and delete keys. Each store deletes the keys of
+        the ranges `cleared` that the push lacks, at the stamp of its rows, for one pass over them.
+
+        With `feed` each micro-batch is pushed once: `seal` returns the push of this batch or of a
+        later one, if there is one. Raises `UsageError` for more than 1,000 ranges.
+        """
+        require_count(shards, name="shards", most=SHARDS_MAX)
+        return BuildingPush(self, shards, max_bytes, mode_of_changes(cleared), feed)
+
+    def of_feed(self, batch: MicroBatch) -> Push | None:
+        """The push of this micro-batch, or of a later one of its feed. Costs a get for each
+        event."""
+        return _of_feed(self.log.events(), batch)
+
+    def seal(
+        self,
+        job: str,
+        manifests: Sequence[Manifest],
+        how: PushMode = PLAIN,
+        feed: MicroBatch | None = None,
+    ) -> Push:
+        """Put a push of sealed imports at the end of the log. A job is put once, and so is a
+        micro-batch of a feed: the push that was there is returned."""
         imports = [
             {
                 "import_id": f"{each.import_id:016x}",
@@ -133,15 +171,25 @@ class Pushes:
         ]
         at = Clock().wall_ns()
 
+        before: list[Push] = []
+
         def fields(events: list[PushEvent]) -> dict[str, Any] | None:
-            if any(event.push is not None and event.push.job == job for event in events):
-                return None  # an earlier attempt, whose answer was lost
+            found = _of_job(events, job)  # an earlier attempt, whose answer was lost
+            if found is None and feed is not None:
+                found = _of_feed(events, feed)
+            if found is not None:
+                before.append(found)
+                return None
             number = 1 + sum(event.kind == PUSH for event in events)
             made = {"kind": PUSH, "push": number, "job": job, "at": at, "imports": imports}
+            if feed is not None:
+                made["feed"] = {"position": feed.position.hex(), "batch": feed.number}
             return made if how.is_plain else {**made, **how.fields()}
 
-        self.log.append(fields)
-        return next(push for push in self.list() if push.job == job)
+        event = self.log.append(fields)
+        push = before[0] if event is None else event.push
+        assert push is not None
+        return push
 
     # -- looking ----------------------------------------------------------------------------
 
@@ -257,8 +305,15 @@ class Pushes:
 class BuildingPush:
     """A push that is being built, for a `with` statement. `Pushes.begin` makes it."""
 
-    def __init__(self, pushes: Pushes, shards: int, max_bytes: int | None, how: PushMode) -> None:
-        self._how = how
+    def __init__(
+        self,
+        pushes: Pushes,
+        shards: int,
+        max_bytes: int | None,
+        how: PushMode,
+        feed: MicroBatch | None = None,
+    ) -> None:
+        self._how, self._feed = how, feed
         self.job = secrets.token_hex(16)
         self._pushes = pushes
         self.imports = [
@@ -283,8 +338,8 @@ class BuildingPush:
         sent = parts or [()] * len(self.imports)
         manifests = [each.seal(found) for each, found in zip(self.imports, sent, strict=True)]
         self._how.require_rows(manifests)
-        push = self._pushes.seal(self.job, manifests, self._how)
-        self._is_sealed = True
+        push = self._pushes.seal(self.job, manifests, self._how, self._feed)
+        self._is_sealed = push.job == self.job
         return push
 
     def __enter__(self) -> BuildingPush:
@@ -325,6 +380,18 @@ def _pushes(events: Any) -> list[Push]:
             state = "reverted" if event.kind == REVERT else "expired"
             found[event.number] = found[event.number]._replace(state=state)
     return list(found.values())
+
+
+def _of_job(events: Iterable[PushEvent], job: str) -> Push | None:
+    found = (event.push for event in events if event.push is not None)
+    return next((push for push in found if push.job == job), None)
+
+
+def _of_feed(events: Iterable[PushEvent], batch: MicroBatch) -> Push | None:
+    """The first push of this micro-batch, or of a later one of its feed."""
+    pushes = (event.push for event in events if event.push is not None)
+    found = (push for push in pushes if push.feed and push.feed.position == batch.position)
+    return next((push for push in found if push.feed and push.feed.number >= batch.number), None)
 
 
 def _require(pushes: Sequence[Push], number: int) -> Push:

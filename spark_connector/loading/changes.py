@@ -1,11 +1,12 @@
-"""The changes of one store into another: `apply_changes`, for a window or for each micro-batch.
+"""The changes of one store into others: `apply_changes`, for a window or for each micro-batch.
 
     stream.writeStream.foreachBatch(
         lambda batch, number: apply_changes(batch, store, position=b"feed/orders", batch_id=number))
 
 A change feed has one row for each change (`reading/schema.py`). Its rows are one commit in the
 store that takes them: this process collects them, puts them in the order in which they took effect,
-and writes them as one batch.
+and writes them as one batch. Or they are one push (`bulk.pushes`), which each store takes as one
+commit.
 
     order    _commit_version, and within one commit    delete_range < delete < put
     images   update_preimage has the value before; it changes nothing
@@ -13,19 +14,23 @@ and writes them as one batch.
 Invariants
 1. After the call, each key that the feed names, by itself or by a range, is as in the source at the
    end of the window. Applying a window again leaves the same state.
-2. The number of the micro-batch lies under `position`, in the commit of its changes. So a batch
-   that Spark repeats makes no second commit.
+2. The number of the micro-batch lies under `position`, in the commit of its changes, or in the log
+   entry of the push. So a batch that Spark repeats makes no second commit, and no second push.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Final
+from typing import Final, overload
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import DataFrame
+from sortedcontainers import SortedDict
 
+from bulk.part import PartWriter
+from bulk.pushes import Push, Pushes, shard_of
+from bulk.pushes.log import MicroBatch
 from kvstore.batch import Batch
 from kvstore.control.scripts import StoreOrClient
 from kvstore.errors import UsageError
@@ -45,36 +50,64 @@ _NEEDED: Final = ("key", "value", "_change_type", "_commit_version")
 _END: Final = "end_key"
 
 
+@overload
 def apply_changes(
     changes: DataFrame,
     store: StoreOrClient,
     *,
     position: bytes | None = None,
     batch_id: int | None = None,
-) -> Timestamp | None:
-    """Apply a change feed to `store`. Returns the time of the commit, or None if there is none.
+) -> Timestamp | None: ...
+@overload
+def apply_changes(
+    changes: DataFrame,
+    store: Pushes,
+    *,
+    position: bytes | None = None,
+    batch_id: int | None = None,
+    shards: int = 1,
+) -> Push | None: ...
+def apply_changes(
+    changes: DataFrame,
+    store: StoreOrClient | Pushes,
+    *,
+    position: bytes | None = None,
+    batch_id: int | None = None,
+    shards: int = 1,
+) -> Timestamp | Push | None:
+    """Apply a change feed to `store`, or push it to all stores that pull. Returns the time of the
+    commit, or the push; None if there is nothing to do.
 
     `changes` is a read or a micro-batch of `format("kvstore")` with `readChangeFeed`, with or
     without images. It needs the columns `key`, `value`, `_change_type`, `_commit_version`, and
     `end_key` unless the feed has images. Filters may choose keys.
 
-    `store` is open in this process, or a client. All changes become visible at once. `position` is
-    a key of the store that no other stream uses: it holds the number of the last micro-batch. Pass
-    it with the `batch_id` that `foreachBatch` tells; then a repeated micro-batch is skipped.
-    Without them a repeated window leaves the same state, and is one more commit.
+    `store` is open in this process, or a client, or the `bulk.Pushes` of a root, for which the
+    number of `shards` is as in `push`. All changes become visible at once, on each store.
+    `position` is a key of the store that no other stream uses: it holds the number of the last
+    micro-batch. In a push it names the stream. Pass it with the `batch_id` that `foreachBatch`
+    tells; then a repeated micro-batch is skipped. Without them a repeated window leaves the same
+    state, and is one more commit or push.
 
     The rows are collected in this process. Bound the micro-batches of a stream by
     `maxBytesPerTrigger`, and start a large store from a restored backup. Raises `UsageError` for a
-    frame that is no change feed, and above `BATCH_BYTES_MAX`.
+    frame that is no change feed, above `BATCH_BYTES_MAX`, and for a push that clears more than
+    1,000 ranges of keys.
     """
     if (position is None) != (batch_id is None):
         raise UsageError("one of position and batch_id is given", "pass both, or neither")
     if position is not None:
         require_key(position, name="position")
+    require(SOURCES, "apply_changes")
+    if isinstance(store, Pushes):
+        feed = None if position is None or batch_id is None else MicroBatch(position, batch_id)
+        return _pushed(changes, store, shards, feed)
+    if shards != 1:
+        raise UsageError(f"shards={shards} and a store", "pass shards with bulk.Pushes")
+    if position is not None:
         found = store.get(position)
         if found is not None and batch_id is not None and batch_id <= _number(found, position):
             return None
-    require(SOURCES, "apply_changes")
     rows = _ordered(changes)
     if not rows.num_rows:
         return None
@@ -84,6 +117,61 @@ def apply_changes(
         if position is not None:
             batch.put(position, str(batch_id).encode())
     return batch.timestamp
+
+
+def _pushed(
+    changes: DataFrame, pushes: Pushes, shards: int, feed: MicroBatch | None
+) -> Push | None:
+    """Push the last change of each key, and the ranges that were cleared."""
+    if feed is not None and pushes.of_feed(feed) is not None:
+        return None
+    last = LastChanges()
+    for step in _steps(_ordered(changes)):
+        step.add_to(last)
+    if not last.values and not last.cleared:
+        return None
+    with pushes.begin_changes(shards, cleared=last.cleared, feed=feed) as building:
+        keys: list[list[bytes]] = [[] for _ in range(shards)]
+        for key in last.values:
+            keys[shard_of(key, shards)].append(key)
+        for shard, chosen in enumerate(keys):
+            with building.writer(shard) as writer:
+                for key in chosen:
+                    last.write(key, writer)
+        return building.seal()
+
+
+class LastChanges:
+    """The changes of a window as one push has them: `cleared` before `values`, None for a delete.
+
+    A key that was written before its range was cleared is in no row: the range deletes it.
+    """
+
+    def __init__(self) -> None:
+        self.cleared: list[tuple[bytes, bytes]] = []
+        self.values: SortedDict[bytes, bytes | None] = SortedDict()
+
+    def delete_range(self, start: bytes, end: bytes) -> None:
+        """Clear the keys from `start` up to `end`, which is excluded."""
+        self.cleared.append((start, end))
+        for key in list(self.values.irange(start, end, inclusive=(True, False))):
+            del self.values[key]
+
+    def put(self, key: bytes, value: bytes) -> None:
+        """Give `key` a value."""
+        self.values[key] = value
+
+    def delete(self, key: bytes) -> None:
+        """Delete `key`."""
+        self.values[key] = None
+
+    def write(self, key: bytes, writer: PartWriter) -> None:
+        """Write the last change of a key."""
+        value = self.values[key]
+        if value is None:
+            writer.delete(key)
+        else:
+            writer.put(key, value)
 
 
 class _Step:
@@ -96,7 +184,7 @@ class _Step:
     def change(self, key: bytes, value: bytes | None) -> None:
         self._values[key] = value
 
-    def add_to(self, batch: Batch) -> None:
+    def add_to(self, batch: Batch | LastChanges) -> None:
         if self._cleared is not None:
             batch.delete_range(*self._cleared)
         for key, value in self._values.items():

@@ -164,21 +164,35 @@ def reads(spark: SparkSession) -> None:
         assert list(second.scan()) == model(1)
 
 
-def follow(spark: SparkSession, into: Callable[[DataFrame, int], None] | None = None) -> int:
-    """The rows of a stream from the beginning."""
+def follow(spark: SparkSession, into: Callable[[DataFrame, int], None] | None = None) -> None:
+    """A stream from the beginning, into a function or into `followed`."""
     changes = spark.readStream.format("kvstore").option("readChangeFeed", "true")
     writer = changes.load(str(Path("copy").absolute())).writeStream.trigger(availableNow=True)
     if into is not None:
-        query = writer.foreachBatch(into).option("checkpointLocation", "refused").start()
+        writer = writer.foreachBatch(into)
     else:
-        query = (
-            writer.format("parquet")
-            .option("path", str(Path("followed").absolute()))
-            .option("checkpointLocation", str(Path("offsets").absolute()))
-            .start()
-        )
+        writer = writer.format("parquet").option("path", str(Path("followed").absolute()))
+    offsets = tempfile.mkdtemp(dir=Path.cwd())
+    query = writer.option("checkpointLocation", offsets).start()
     assert query.awaitTermination(int(WAIT_S))
-    return spark.read.parquet(str(Path("followed").absolute())).count()
+
+
+def followed(spark: SparkSession) -> None:
+    """The rows of a stream as files, and as pushes that the function of a micro-batch makes."""
+    follow(spark)
+    assert spark.read.parquet(str(Path("followed").absolute())).count() == ROWS
+    root = str(Path("changes").absolute())
+
+    def push_changes(batch: DataFrame, number: int) -> None:
+        apply_changes(batch, bulk.Pushes(root), position=b"copy", batch_id=number)
+
+    follow(spark, push_changes)
+    with (
+        kvstore.open("changed") as store,
+        bulk.pull(store, root, name="changed") as puller,
+    ):
+        puller.wait(len(bulk.Pushes(root).list()))
+        assert list(store.scan()) == model(1)
 
 
 def bounded(spark: SparkSession) -> None:
@@ -252,7 +266,7 @@ def main(kind: str) -> None:
             reads(spark)
             if has(SOURCES):
                 bounded(spark)
-                assert follow(spark) == ROWS
+                followed(spark)
             pushed(spark)
             jobs(spark)
         os.chdir("/")

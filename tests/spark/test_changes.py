@@ -4,15 +4,19 @@ repeated."""
 from __future__ import annotations
 
 import random
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+import bulk
 import kvstore
+from bulk.pushes.pull import Puller
 from kvstore import Store
 from kvstore.errors import UsageError
 from spark_connector import apply_changes
+from tests.pushes.made import drain
 from tests.spark.test_origins import write_history
 
 if TYPE_CHECKING:
@@ -31,14 +35,17 @@ def feed(spark: SparkSession, path: Path, since: int, upto: int, **options: str)
 
 
 @pytest.mark.parametrize("options", [{}, {"includePreimage": "true"}, {"revisions": "latest"}])
-def test_windows_of_random_histories_make_the_target_equal_to_the_source(
+def test_windows_of_random_histories_make_the_targets_equal_to_the_source(
     spark: SparkSession, tmp_path: Path, options: dict[str, str]
 ) -> None:
-    pick = random.Random(26)
-    with (
-        kvstore.open(tmp_path / "source", durability="async") as source,
-        kvstore.open(tmp_path / "target", durability="async") as target,
-    ):
+    """The targets are a store, and two stores that take a shard each of a push."""
+    pick, pushes = random.Random(26), bulk.Pushes(tmp_path / "pushes")
+    with ExitStack() as opened:
+        source, target, *shards = (
+            opened.enter_context(kvstore.open(tmp_path / name, durability="async"))
+            for name in ("source", "target", "shard-0", "shard-1")
+        )
+        pullers = [Puller(each, pushes, name=f"s{n}", shard=n) for n, each in enumerate(shards)]
         write_history(source, tmp_path, pick, steps=40)
         times = sorted({change.timestamp for change in source.changes("oldest")})
         since = 0
@@ -46,7 +53,12 @@ def test_windows_of_random_histories_make_the_target_equal_to_the_source(
             window = feed(spark, tmp_path / "checkpoint", since, upto, **options)
             for _ in range(2):  # a repeated window leaves the same state
                 apply_changes(window, target)
-                assert list(target.scan()) == list(source.scan(as_of=upto))
+                apply_changes(window, pushes, shards=2)
+                for puller in pullers:
+                    drain(puller)
+                wanted = list(source.scan(as_of=upto))
+                assert list(target.scan()) == wanted
+                assert sorted(row for each in shards for row in each.scan()) == wanted
             since = upto
 
 
@@ -65,6 +77,38 @@ def test_changes_of_one_commit_take_effect_in_their_order(
     stamp = apply_changes(spark.createDataFrame(rows, CHANGES), store)
     assert list(store.scan()) == [(b"b", b"after"), (b"e", b"inserted")]
     assert {change.timestamp for change in store.changes(int(stamp or 0) - 1)} == {stamp}
+
+
+def test_a_push_of_changes_is_one_commit_and_its_revert_takes_them_back(
+    spark: SparkSession, store: Store, tmp_path: Path
+) -> None:
+    pushes = bulk.Pushes(tmp_path / "pushes")
+    before = {b"a": b"old", b"b": b"old", b"c": b"kept", b"d": b"old"}
+    store.put_many(before)
+    rows = [
+        (b"d", None, None, "delete", 5),
+        (b"a", None, b"lost", "put", 6),
+        (b"a", b"c", None, "delete_range", 7),
+        (b"b", None, b"new", "put", 7),
+    ]
+    changes = spark.createDataFrame(rows, CHANGES)
+    made = apply_changes(changes, pushes, position=b"feed", batch_id=3)
+    assert made is not None
+    assert (made.number, made.mode, made.rows) == (1, "change", 2)
+    for number in (3, 2):
+        assert apply_changes(changes, pushes, position=b"feed", batch_id=number) is None
+    assert apply_changes(changes.limit(0), pushes) is None
+    puller = Puller(store, pushes, name="s")
+    drain(puller)
+    assert dict(store.scan()) == {b"b": b"new", b"c": b"kept"}
+    at = store.imports.all()[0].added
+    assert at is not None
+    assert dict(store.scan(as_of=at - 1)) == before
+    assert apply_changes(changes, pushes, position=b"other", batch_id=3) is not None
+    pushes.revert(1)
+    pushes.revert(2)
+    drain(puller)
+    assert dict(store.scan()) == before
 
 
 def test_a_repeated_micro_batch_makes_no_second_commit(spark: SparkSession, store: Store) -> None:
@@ -130,6 +174,8 @@ def test_what_is_no_change_feed_is_refused_and_changes_nothing(
         apply_changes(odd, store)
     with pytest.raises(UsageError, match="one of position and batch_id"):
         apply_changes(put, store, batch_id=1)
+    with pytest.raises(UsageError, match=r"pass shards with bulk\.Pushes"):
+        apply_changes(put, store, shards=2)  # type: ignore[call-overload]
     store.put(b"mine", b"text")
     with pytest.raises(UsageError, match="holds b'text', and no number"):
         apply_changes(put, store, position=b"mine", batch_id=1)
