@@ -4,7 +4,6 @@ files."""
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 import zipfile
@@ -18,9 +17,7 @@ import bulk
 import kvstore
 import kvstore.backup
 import kvstore.bulk
-
-ROOT = Path(__file__).parent.parent
-PACKAGES = ("kvstore", "bulk", "backup", "spark_connector", "pyspark_kvstore")
+from tests.harness.wheels import PACKAGES, ROOT, build, source_copy
 
 
 def test_the_version_is_the_distributions() -> None:
@@ -77,8 +74,8 @@ def test_a_foreign_package_of_our_name_is_refused_by_name(
 def test_spark_finds_the_format_of_an_editable_install(tmp_path: Path) -> None:
     """Spark lists the modules on the path whose names begin with `pyspark_`. A finder of an
     editable install lists none."""
-    source = _source(tmp_path)
-    _build(source, "editable", tmp_path)
+    source = source_copy(tmp_path)
+    build(source, "editable", tmp_path)
     (wheel,) = tmp_path.glob("kvstore_mvcc-*.whl")
     site = tmp_path / "site"
     with zipfile.ZipFile(wheel) as archive:
@@ -96,13 +93,13 @@ def test_spark_finds_the_format_of_an_editable_install(tmp_path: Path) -> None:
     assert done.stdout == "['pyspark_kvstore']\n"
 
 
-def test_a_wheel_holds_no_file_of_an_earlier_build(tmp_path: Path) -> None:
-    source = _source(tmp_path)
+def test_a_wheel_holds_no_file_of_an_earlierbuild(tmp_path: Path) -> None:
+    source = source_copy(tmp_path)
     deleted = source / "kvstore" / "deleted.py"
     deleted.touch()
-    _build(source, "wheel", tmp_path / "first")
+    build(source, "wheel", tmp_path / "first")
     deleted.unlink()
-    _build(source, "wheel", tmp_path)
+    build(source, "wheel", tmp_path)
     (wheel,) = tmp_path.glob("kvstore_mvcc-*.whl")
     with zipfile.ZipFile(wheel) as archive:
         held = {name for name in archive.namelist() if ".dist-info/" not in name}
@@ -115,28 +112,3 @@ def test_a_wheel_holds_no_file_of_an_earlier_build(tmp_path: Path) -> None:
         or path.parent.name in ("options", "files")
     }
     assert held == expected
-
-
-def _source(tmp_path: Path) -> Path:
-    """A copy of the sources, in which no C compiler is needed."""
-    source = tmp_path / "source"
-    for name in PACKAGES:
-        skipped = shutil.ignore_patterns("__pycache__", "*.so", "*.c", "*.pyx", "*.pxi")
-        shutil.copytree(ROOT / name, source / name, ignore=skipped)
-    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, source)
-    # Compiling takes half a minute and is optional. Here the compiler fails at once.
-    for path in (ROOT / "kvstore" / "loops" / "compiled").glob("*.p[xy][xi]"):
-        (source / path.relative_to(ROOT)).touch()
-    return source
-
-
-def _build(source: Path, kind: str, target: Path) -> None:
-    build = f"import setuptools.build_meta as b, sys; print(b.build_{kind}(sys.argv[1]))"
-    subprocess.run(
-        [sys.executable, "-c", build, str(target)],
-        cwd=source,
-        env={**os.environ, "CC": "false"},
-        check=True,
-        capture_output=True,
-    )

@@ -24,7 +24,8 @@ from spark_connector.jobs.backup import backup
 from spark_connector.jobs.compact import compact
 from spark_connector.jobs.restore import restore
 from spark_connector.jobs.verify import verify
-from tests.cluster.driver import WAIT_S, frame, model
+from tests.cluster.driver import frame, model
+from tests.cluster.killing import WAIT_S
 
 UNDER_WAY: Final = "under way"
 DONE: Final = "done"

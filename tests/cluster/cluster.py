@@ -6,11 +6,12 @@
     <root>/worker-0 ...  the directories of workers
 
 Where the tests have the rights for it (root on Linux), each worker runs in a mount namespace of its
-own, with an empty file system over `<root>/driver`. Elsewhere `hides` is false, and workers see
-everything.
+own, with an empty file system over `<root>/driver`, and over `<root>/shared` where the cluster
+shares nothing. Elsewhere `hides` is false, and workers see everything.
 
 Invariants
-1. Each process of the cluster has its own directory: a relative path means another place in each.
+1. Each process of the cluster has its own directory, also for temporary files: a relative path
+   means another place in each.
 2. All processes end with the cluster: each leads a process group, and the group is killed.
 """
 
@@ -37,9 +38,8 @@ from typing import Final
 import pyspark
 
 from spark_connector.java import java_for_spark
+from tests.harness.wheels import PACKAGES, ROOT, build, source_copy
 
-ROOT: Final = Path(__file__).parents[2]
-PACKAGES: Final = ("kvstore", "bulk", "backup", "spark_connector", "pyspark_kvstore")
 WAIT_S: Final = 180.0
 """A bound of each wait; a loaded machine starts a JVM in ten seconds."""
 
@@ -55,11 +55,13 @@ _REGISTERED: Final = "Successfully registered with master"
 
 @dataclass
 class Cluster:
-    """A running cluster. `hides` tells whether workers cannot see the directory of drivers."""
+    """A running cluster. `hides` tells whether workers cannot see the directory of drivers, and the
+    shared one if `shares` is false."""
 
     root: Path
     master: str = ""
     hides: bool = False
+    shares: bool = True
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
     workers: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
@@ -70,7 +72,7 @@ class Cluster:
             directory = f"worker-{len(self.workers)}"
             options = ["--cores", str(cores), "--memory", "1g", "--webui-port", "0"]
             work = ["--work-dir", str(self.root / directory), self.master]
-            hiding = self.driver if self.hides else None
+            hiding = [self.driver, *([] if self.shares else [self.shared])] if self.hides else []
             logs.append(_start(self, directory, [_WORKER, *options, *work], hiding=hiding))
             self.workers.append(self.processes[-1])
         for log in logs:
@@ -146,10 +148,10 @@ def end_group(process: subprocess.Popen[bytes] | subprocess.Popen[str]) -> None:
 
 
 @contextmanager
-def running(workers: int = 2, *, cores: int = 1) -> Iterator[Cluster]:
+def running(workers: int = 2, *, cores: int = 1, shares: bool = True) -> Iterator[Cluster]:
     """A cluster with `workers` workers, for the time of the block."""
     root = Path(tempfile.mkdtemp(prefix="kvc-"))
-    cluster = Cluster(root)
+    cluster = Cluster(root, shares=shares)
     try:
         for directory in (cluster.shared, cluster.driver):
             directory.mkdir()
@@ -175,12 +177,25 @@ def library_zip(path: Path) -> Path:
     return path
 
 
-def _make_environment(directory: Path) -> None:
+def install_wheel(cluster: Cluster) -> Path:
+    """A Python for executors into which a wheel of this tree is installed, without a compiler."""
+    place = cluster.root / "installed"
+    site = _make_environment(place / "environment")
+    build(source_copy(place), "wheel", place)
+    (wheel,) = place.glob("*.whl")
+    options = ["-q", "--no-index", "--no-deps", "--target", str(site)]
+    subprocess.run([sys.executable, "-m", "pip", "install", *options, str(wheel)], check=True)
+    return place / "environment" / "bin" / "python"
+
+
+def _make_environment(directory: Path) -> Path:
     """A Python that imports the packages installed here, but nothing of an editable install: a line
-    of a `.pth` file adds a directory, and leaves the `.pth` files in there alone."""
+    of a `.pth` file adds a directory, and leaves the `.pth` files in there alone. Returns the
+    directory of its packages."""
     venv.create(directory, symlinks=True)
     (site,) = directory.glob("lib/python*/site-packages")
     (site / "libraries.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    return site
 
 
 def _may_mount() -> bool:
@@ -196,16 +211,16 @@ def _may_mount() -> bool:
 
 
 def _start(
-    cluster: Cluster, name: str, arguments: Sequence[str], *, hiding: Path | None = None
+    cluster: Cluster, name: str, arguments: Sequence[str], *, hiding: Sequence[Path] = ()
 ) -> Path:
     directory = cluster.root / name
-    directory.mkdir()
+    (directory / "tmp").mkdir(parents=True)
     home = Path(pyspark.__file__).parent
     java = [str(java_for_spark().home / "bin" / "java"), "-Xmx256m", *_FAST.split()]
     command = [*java, "-cp", f"{home}/jars/*", arguments[0]]
     command += ["--host", "127.0.0.1", *arguments[1:]]
-    if hiding is not None:
-        script = f'mount -t tmpfs none "{hiding}" && exec "$@"'
+    if hiding:
+        script = " && ".join([*(f'mount -t tmpfs none "{each}"' for each in hiding), 'exec "$@"'])
         command = ["unshare", "--mount", "sh", "-c", script, "sh", *command]
     log = directory / "log"
     with log.open("wb") as output:
@@ -213,7 +228,7 @@ def _start(
             subprocess.Popen(
                 command,
                 cwd=directory,
-                env=_plain_environment(home),
+                env={**_plain_environment(home), "TMPDIR": str(directory / "tmp")},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,

@@ -9,9 +9,7 @@ from __future__ import annotations
 import json
 import os
 import random
-import signal
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -31,11 +29,22 @@ from spark_connector.jobs.backup import backup
 from spark_connector.jobs.compact import compact
 from spark_connector.jobs.restore import restore
 from spark_connector.jobs.verify import verify
+from tests.cluster import pushing
+from tests.cluster.killing import WAIT_S, has_tasks, killing
 
 ROWS = 3000
 SEED = "KVSTORE_CLUSTER_SEED"
-KILLS = 3
-WAIT_S = 300.0
+KILLS = 2
+"""Executors that must die in the midst of each kind of work."""
+ROUNDS_MAX = 15
+LOCAL_ONLY = (
+    "spark.driver.bindAddress",
+    "spark.local.dir",
+    "spark.python.daemon.module",
+    "spark.python.unix.domain.socket.enabled",
+)
+"""Settings that a session gives itself on one machine, and leaves to a cluster."""
+_ENVIRONMENT = "spark.executorEnv.AWS_"
 
 
 def frame(spark: SparkSession, rows: int = ROWS, generation: int = 0) -> DataFrame:
@@ -53,44 +62,6 @@ def read(spark: SparkSession, path: Path | str, **options: str) -> list[tuple[by
     return sorted((bytes(row.key), bytes(row.value)) for row in df.collect())
 
 
-def executors(spark: SparkSession) -> list[int]:
-    """The process ids of the executors of this application."""
-    wanted = spark.sparkContext.applicationId.encode()
-    found = []
-    for each in Path("/proc").iterdir():
-        if each.name.isdigit():
-            try:
-                command = (each / "cmdline").read_bytes()
-            except OSError:
-                continue  # it has ended
-            if b"CoarseGrainedExecutorBackend" in command and wanted in command:
-                found.append(int(each.name))
-    return sorted(found)
-
-
-@contextmanager
-def killing(spark: SparkSession, is_time: Callable[[], Any], pick: random.Random) -> Iterator[None]:
-    """Kill one executor as soon as `is_time()` holds, while the block runs. One must be killed."""
-    killed: list[int] = []
-    over = threading.Event()
-
-    def watch() -> None:
-        while not over.wait(0.01):
-            if is_time() and (running := executors(spark)):
-                killed.append(pick.choice(running))
-                os.kill(killed[0], signal.SIGKILL)
-                return
-
-    watcher = threading.Thread(target=watch, daemon=True)
-    watcher.start()
-    try:
-        yield
-    finally:
-        over.set()
-        watcher.join(WAIT_S)
-    assert killed, "the work ended before an executor was killed"
-
-
 def refusal(work: Callable[[], Any]) -> str:
     """The error of `work`, which is one line."""
     with pytest.raises(UsageError) as found:
@@ -101,22 +72,26 @@ def refusal(work: Callable[[], Any]) -> str:
 
 def loads(spark: SparkSession, shared: Path, pick: random.Random) -> dict[str, Any]:
     """An import, a read, a backup and a restore. An executor dies during the import."""
-    staging = shared / "staging"
-    with kvstore.open("store") as store:
-        with killing(spark, lambda: any(staging.glob("sorting-*/run-*")), pick):
+    name = spark.sparkContext.applicationId
+    place = shared / name
+    place.mkdir()
+    staging = place / "staging"
+    with kvstore.open(f"store-{name}") as store:
+        with killing(spark, lambda: any(staging.glob("sorting-*/run-*")), pick) as killed:
             stamp = bulk_import(frame(spark), store, "key", "value", staging=str(staging))
+        assert killed, "the import ended before an executor was killed"
         assert list(store.scan(as_of=stamp)) == model()
         assert not staging.exists()
-        store.checkpoint(shared / "copy")
-        assert read(spark, shared / "copy", numPartitions="2") == model()
-        backup(spark, store, shared / "collection", copies=shared, tasks=2)
-        restore(spark, shared / "collection", shared / "restored", tasks=2)
-    with kvstore.open("../shared/restored") as restored:
+        store.checkpoint(place / "copy")
+        assert read(spark, place / "copy", numPartitions="2") == model()
+        backup(spark, store, place / "collection", copies=place, tasks=2)
+        restore(spark, place / "collection", place / "restored", tasks=2)
+    with kvstore.open(place / "restored") as restored:
         assert list(restored.scan()) == model()
     loops = spark.sparkContext.parallelize(range(2), 2).map(loops_here).collect()
     return {
         "rows": ROWS,
-        "streamed": len(stream(spark, shared)),
+        "streamed": len(stream(spark, place, f"checkpoint-{name}")),
         "loops": sorted(set(loops)),
     }
 
@@ -127,9 +102,7 @@ def loops_here(_: int) -> str:
     return "compiled" if COMPILED else "plain"
 
 
-def stream(
-    spark: SparkSession, shared: Path, checkpoint: str = "checkpoint"
-) -> list[tuple[bytes, bytes]]:
+def stream(spark: SparkSession, shared: Path, checkpoint: str) -> list[tuple[bytes, bytes]]:
     seen: list[tuple[bytes, bytes]] = []
 
     def add(batch: DataFrame, _: int) -> None:
@@ -193,44 +166,42 @@ def bare(spark: SparkSession, shared: Path, pick: random.Random) -> dict[str, An
 
 
 def kills(spark: SparkSession, shared: Path, pick: random.Random) -> dict[str, Any]:
-    """An executor dies as soon as a kind of work has begun; this repeats some times for each
-    kind."""
+    """An executor dies as soon as a kind of work has begun. All kinds repeat until executors have
+    died in the midst of each."""
     done = dict.fromkeys(("import", "backup", "compact", "restore", "stream"), 0)
     place = shared / f"kills-{pick.randrange(1 << 32)}"
     place.mkdir()
 
-    def under_way() -> bool:
-        return bool(spark.sparkContext.statusTracker().getActiveStageIds())
+    @contextmanager
+    def hit(kind: str) -> Iterator[None]:
+        with killing(spark, lambda: has_tasks(spark), pick) as killed:
+            yield
+        done[kind] += len(killed)
 
-    for round_ in range(KILLS):
-        df = frame(spark, generation=round_)
-        with kvstore.open("kills-store") as store:
-            with killing(spark, under_way, pick):
-                bulk_import(df, store, "key", "value", staging=str(place / "staging"))
-            assert list(store.scan()) == model(generation=round_)
-            done["import"] += 1
-            with killing(spark, under_way, pick):
-                backup(spark, store, place / "collection", copies=place, tasks=4)
-            verify(spark, place / "collection", store, copies=place)
-            done["backup"] += 1
-        if round_:
-            with killing(spark, under_way, pick):
-                compact(spark, place / "collection", tasks=4)
-            verify(spark, place / "collection")
-            done["compact"] += 1
-        out = place / f"restored-{round_}"
-        with killing(spark, under_way, pick):
-            restore(spark, place / "collection", out, tasks=4)
-        with kvstore.open_read_only(out) as restored:
-            assert list(restored.scan()) == model(generation=round_)
-        done["restore"] += 1
     with kvstore.open("stream-store") as store:
         bulk_import(frame(spark), store, "key", "value", staging=str(place / "staging"))
         store.checkpoint(place / "copy")
-    for round_ in range(KILLS):
-        with killing(spark, under_way, pick):
+    for round_ in range(ROUNDS_MAX):
+        with kvstore.open("kills-store") as store:
+            df = frame(spark, generation=round_)
+            with hit("import"):
+                bulk_import(df, store, "key", "value", staging=str(place / "staging"))
+            assert list(store.scan()) == model(generation=round_)
+            with hit("backup"):
+                backup(spark, store, place / "collection", copies=place, tasks=4)
+            verify(spark, place / "collection", store, copies=place)
+        with hit("compact"):  # of two backups, from the second round on
+            compact(spark, place / "collection", tasks=4)
+        verify(spark, place / "collection")
+        out = place / f"restored-{round_}"
+        with hit("restore"):
+            restore(spark, place / "collection", out, tasks=4)
+        with kvstore.open_read_only(out) as restored:
+            assert list(restored.scan()) == model(generation=round_)
+        with hit("stream"):
             stream(spark, place, f"checkpoint-{round_}")
-        done["stream"] += 1
+        if min(done.values()) >= KILLS:
+            break
     return done
 
 
@@ -251,7 +222,19 @@ def main(settings: str, shared: str, *names: str) -> None:
     given = json.loads(settings)
     assert "spark.cores.max" in refusal(lambda: session("cluster", cores=2, **given))
     spark = session("cluster", **given)
-    scenarios = {"loads": loads, "hidden": hidden, "bare": bare, "kills": kills}
+    conf = spark.sparkContext.getConf()
+    assert [name for name in LOCAL_ONLY if conf.contains(name)] == []
+    for name, value in given.items():  # the driver finds the bucket as its executors do
+        if name.startswith(_ENVIRONMENT):
+            os.environ[name.removeprefix("spark.executorEnv.")] = value
+    scenarios = {
+        "loads": loads,
+        "hidden": hidden,
+        "bare": bare,
+        "kills": kills,
+        "nights": pushing.nights,
+        "straggling": pushing.straggling,
+    }
     relative = Path(os.path.relpath(shared))
     found = {name: scenarios[name](spark, relative, random.Random(seed)) for name in names}
     spark.stop()

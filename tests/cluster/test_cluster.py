@@ -16,7 +16,8 @@ import pytest
 
 from kvstore.testing.seeds import seed_of
 from tests.cluster.again import DONE, KINDS, UNDER_WAY
-from tests.cluster.cluster import Cluster, end_group, library_zip, running
+from tests.cluster.cluster import Cluster, end_group, install_wheel, library_zip, running
+from tests.cluster.driver import KILLS
 
 DRIVER_S_MAX = 900
 """The longest life of a driver; a quiet machine needs a minute for the longest."""
@@ -58,6 +59,16 @@ def test_work_on_a_cluster_with_a_shared_directory_survives_a_killed_executor(
 ) -> None:
     found = drive(cluster, "loads", **shipped(cluster))["loads"]
     assert found["loops"] == ["compiled"]
+    assert found["rows"] == found["streamed"] == 3000
+
+
+@pytest.mark.cluster
+def test_executors_with_an_installed_wheel_do_the_same_work_by_plain_loops(
+    cluster: Cluster,
+) -> None:
+    python = str(install_wheel(cluster))
+    found = drive(cluster, "loads", **{"spark.pyspark.python": python})["loads"]
+    assert found["loops"] == ["plain"]
     assert found["rows"] == found["streamed"] == 3000
 
 
@@ -119,4 +130,4 @@ def under_way(
 def test_executors_that_die_in_every_kind_of_work_change_no_result(cluster: Cluster) -> None:
     kills = drive(cluster, "kills", **shipped(cluster))["kills"]
     assert sorted(kills) == ["backup", "compact", "import", "restore", "stream"]
-    assert min(kills.values()) >= 1
+    assert min(kills.values()) >= KILLS, kills
