@@ -9,6 +9,7 @@ Floors, from the top:
 
     cli
     pull                     a store takes the pushes
+    reverting place          a push is taken back by rows; how far a store has come
     pushes amended           a job makes them; a person reverts and expires them; one for one store
     statuses log             reports of stores; the order of events
     sharding modes newer     the shard of a key; older and newer rows

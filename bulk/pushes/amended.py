@@ -119,7 +119,7 @@ class AmendedPush:
         push that came after that write may cover it."""
         if all(stamp <= (self._how.built_at or 0) for stamp in chain(*self._stamps)):
             return True
-        last = self._stamps.last_write(self._store, key)
+        last = self._stamps.last_write(self._store, key, self._at)
         return self._keeps(last.timestamp) and last.timestamp not in self._stamps.standing
 
     def _searched(self) -> list[Span]:

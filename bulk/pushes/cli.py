@@ -25,7 +25,7 @@ UrlArgument = Annotated[
 NumberArgument = Annotated[
     int, typer.Argument(metavar="PUSH", help="The number of a push.", show_default=False)
 ]
-_LISTED = ["push", "at", "state", "shards", "rows", "bytes"]
+_LISTED = ["push", "at", "mode", "state", "shards", "rows", "bytes"]
 _STATUS = ["name", "shard", "state", "at", "error"]
 
 
@@ -81,6 +81,7 @@ def list_(url: UrlArgument, limit: int = 100, as_json: JsonOption = False) -> No
         {
             "push": push.number,
             "at": iso(push.at),
+            "mode": push.mode,
             "state": push.state,
             "shards": push.shards,
             "rows": push.rows,

@@ -43,10 +43,10 @@ class PushStamps(NamedTuple):
                 passed.update((each["at"], each.get("added") or each["at"]))
         return cls(frozenset(standing), frozenset(passed))
 
-    def last_write(self, store: Store, key: bytes) -> LastWrite:
-        """The write that made the value of `key` that a reader sees. O(versions)."""
+    def last_write(self, store: Store, key: bytes, at: Timestamp) -> LastWrite:
+        """The write that made the value of `key` which a reader sees at `at`. O(versions)."""
         for version in store.history(key):
-            if version.timestamp not in self.passed:
+            if version.timestamp <= at and version.timestamp not in self.passed:
                 return LastWrite(version.timestamp, version.value)
         return LastWrite(Timestamp(0), None)
 

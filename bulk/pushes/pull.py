@@ -27,8 +27,9 @@ from bulk.ingest import ingest_pushed
 from bulk.manifest import Manifest
 from bulk.pushes.amended import AmendedPush
 from bulk.pushes.log import EXPIRE, PUSH, REVERT, Push, PushEvent
-from bulk.pushes.newer import PushStamps
-from bulk.pushes.pushes import Pushes
+from bulk.pushes.place import PushPlace, PushState, with_state
+from bulk.pushes.pushes import Pushes, import_id_of
+from bulk.pushes.reverting import revert_rows
 from bulk.pushes.statuses import PUSHES_TOLD, require_name
 from bulk.stages import StageTimes
 from kvstore.arguments import require_count, require_seconds
@@ -104,7 +105,7 @@ class Puller:
         self._stop = threading.Event()
         self._moved = threading.Condition()
         self._thread: threading.Thread | None = None
-        self._root: str | None = None
+        self._place = PushPlace(store, pushes.log, self.shard)
         self._reported = 0
         self._is_told = False
         self._failing: dict[str, str] = {}
@@ -137,7 +138,7 @@ class Puller:
         """Wait until this store has taken or refused a push. Raises `BusyError` at the timeout."""
 
         def has_passed() -> bool:
-            return str(number) in self._fields()["pushes"]
+            return str(number) in self._place.fields()["pushes"]
 
         with self._moved:
             if not self._moved.wait_for(has_passed, timeout):
@@ -146,7 +147,7 @@ class Puller:
     @property
     def status(self) -> dict[str, Any]:
         """The position, what became of the last pushes, and the failures that were tried again."""
-        return {**self._fields(), **self._failures.figures("pull")}
+        return {**self._place.fields(), **self._failures.figures("pull")}
 
     def _run(self) -> None:
         while not self._stop.is_set():
@@ -168,7 +169,7 @@ class Puller:
         while a push that was refused may still be added."""
         if not self._is_told:
             self._report()
-        fields = self._fields()
+        fields = self._place.fields()
         event = self._pushes.log.event(fields["log"] + 1)
         if event is None:
             if not self._try_again(fields):
@@ -178,7 +179,7 @@ class Puller:
         elif event.kind == REVERT:
             self._revert(event, fields)
         else:
-            self._move(fields, event.number)
+            self._place.move(fields, event.number)
         with self._moved:
             self._moved.notify_all()
         self._report()
@@ -196,7 +197,7 @@ class Puller:
         event = self._pushes.log.event(pushes[first]["retry"])
         assert event is not None, "events are never removed"
         self._take(event, fields)
-        return self._fields() != fields
+        return self._place.fields() != fields
 
     def _take(self, event: PushEvent, fields: dict[str, Any]) -> None:
         """Add the push of an event, or refuse it."""
@@ -205,13 +206,13 @@ class Puller:
         moved = {**fields, "log": max(event.position, fields["log"])}
 
         def after(added: Timestamp) -> WriteSet:
-            found = self._with(moved, push.number, "added", at=added, import_id=manifest.import_id)
-            made = {**found, "shards": push.shards}
-            return self._store.positions.moving(self._position, made)
+            state = PushState("added", at=added, import_id=manifest.import_id)
+            made = with_state({**moved, "shards": push.shards}, push.number, state)
+            return self._place.moving(made)
 
-        stamps = PushStamps.of(fields["pushes"].values())
-        is_plain = push.how.is_plain
-        amends = None if is_plain else AmendedPush(self._store, push.how, stamps, self._tell)
+        amends = None
+        if not push.how.is_plain:
+            amends = AmendedPush(self._store, push.how, self._place.stamps(), self._tell)
         try:
             manifest = self._checked(event, push, fields)
             bucket = self._pushes.bucket(push.job, self.shard)
@@ -229,7 +230,7 @@ class Puller:
         self._failing = {}
         spent = {stage: round(seconds, 3) for stage, seconds in times.seconds.items()}
         self._spent = {str(push.number): spent}
-        if self._state_of(push.number) != "added":  # it was added by hand before
+        if self._place.state_of(push.number) != "added":  # it was added by hand before
             self._store.positions.write(after(added))
 
     def _tell_failure(self, push: Push, error: KVStoreError) -> None:
@@ -289,118 +290,63 @@ class Puller:
         known = moved["pushes"].get(str(push.number))
         if may_pass and known is not None:
             return  # it was refused for this reason before, and is tried again
-        made = self._with(
-            moved,
-            push.number,
-            "refused",
-            error=_text_of(error),
-            retry=event.position if may_pass else None,
-        )
+        retry = event.position if may_pass else None
+        state = PushState("refused", error=_text_of(error), retry=retry)
         self._failing = {}
-        self._store.positions.move(self._position, made)
+        self._place.write(with_state(moved, push.number, state))
 
     def _revert(self, event: PushEvent, fields: dict[str, Any]) -> None:
         told = fields["pushes"].get(str(event.number), {})
         if told.get("state") != "added":
-            if told.get("state") == "refused":  # it is not tried again
-                self._move(fields, event.number, "refused", error=told["error"])
-            else:
-                self._move(fields, event.number)
+            is_refused = told.get("state") == "refused"  # it is not tried again
+            state = PushState("refused", error=told["error"]) if is_refused else None
+            self._place.move(fields, event.number, state)
             return
         import_id = told["import"]
+        by_rows = self._reverts_by_rows(told, fields["pushes"])
         moved = {**fields, "log": event.position}
 
         def after(reverted: Timestamp) -> WriteSet:
-            made = self._with(
-                moved,
-                event.number,
-                "reverted",
-                at=reverted,
-                added=told["at"],
-                import_id=import_id,
-            )
-            return self._store.positions.moving(self._position, made)
+            state = PushState("reverted", "", reverted, told["at"], import_id, by_rows=by_rows)
+            return self._place.moving(with_state(moved, event.number, state))
 
         try:
-            reverted = self._store.imports.revert(import_id, after=after)
+            if by_rows:
+                own = import_id_of(f"revert/{self._place.name}/{event.number}", self.shard)
+                added, stamps = Timestamp(told["at"]), self._place.stamps()
+                reverted = revert_rows(self._store, own, added, stamps, after, self._tell)
+            else:
+                reverted = self._store.imports.revert(import_id, after=after)
         except _ENDS:
             raise
         except (UsageError, HistoryGoneError) as error:
-            kept = {"at": told["at"], "import_id": import_id}
             problem = f"revert refused: {_text_of(error)}"
-            self._move(fields, event.number, "added", error=problem, **kept)
+            kept = PushState("added", problem, told["at"], import_id=import_id)
+            self._place.move(fields, event.number, kept)
             return
-        if self._state_of(event.number) != "reverted":  # it was reverted by hand before
+        if self._place.state_of(event.number) != "reverted":  # it was reverted by hand before
             self._store.positions.write(after(reverted))
+
+    def _reverts_by_rows(
+        self, told: Mapping[str, Any], pushes: Mapping[str, Mapping[str, Any]]
+    ) -> bool:
+        """Whether a push is taken back by rows: the store has no record of its import, or an
+        earlier push was taken back so, whose rows a revert by the record would show again."""
+        record = self._store.imports.get(told["import"])
+        if record is None or record.added != told["at"]:
+            return True
+        return any(each.get("by_rows") and each["added"] < told["at"] for each in pushes.values())
 
     def _tell(self, _: str) -> None:
         if self._stop.is_set():
             raise _Stopped
-
-    # -- the position -----------------------------------------------------------------------
-
-    @property
-    def _position(self) -> str:
-        if self._root is None:
-            self._root = self._pushes.log.root_id()
-        return f"pushes/{self._root}/{self.shard}"
-
-    def _fields(self) -> dict[str, Any]:
-        found = self._store.positions.get(self._position)
-        if found is None:
-            return {"log": 0, "shards": None, "pushes": {}}
-        return {
-            "log": found.integer("log"),
-            "shards": found.optional("shards", int),
-            "pushes": found.field("pushes", dict),
-        }
-
-    def _state_of(self, number: int) -> str | None:
-        told = self._fields()["pushes"].get(str(number))
-        return None if told is None else str(told["state"])
-
-    def _with(
-        self,
-        fields: dict[str, Any],
-        number: int,
-        state: str,
-        *,
-        error: str = "",
-        at: Timestamp | None = None,
-        added: Timestamp | None = None,
-        import_id: int | None = None,
-        retry: int | None = None,
-    ) -> dict[str, Any]:
-        """The position with another state of a push. `at` is the time of that state, `added` the
-        stamp of a reverted push, and `retry` the event of a refused push that may still be
-        added."""
-        told = {
-            "state": state,
-            "error": error[:500],
-            "at": at,
-            "added": added,
-            "import": import_id,
-            "retry": retry,
-        }
-        pushes = {**fields["pushes"], str(number): told}
-        for old in sorted(pushes, key=int)[:-PUSHES_TOLD]:
-            del pushes[old]
-        return {**fields, "pushes": pushes}
-
-    def _move(
-        self, fields: dict[str, Any], number: int, state: str | None = None, **told: Any
-    ) -> None:
-        """Pass the next event, which is about push `number`."""
-        moved = {**fields, "log": fields["log"] + 1}
-        made = moved if state is None else self._with(moved, number, state, **told)
-        self._store.positions.move(self._position, made)
 
     # -- the report -------------------------------------------------------------------------
 
     def _report(self) -> None:
         """Put the status. A failure that may pass is tried again at the next step."""
         self._is_told = False
-        fields = self._fields()
+        fields = self._place.fields()
         pushes = {
             number: {
                 "state": told["state"],

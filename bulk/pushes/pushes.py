@@ -125,7 +125,6 @@ class Pushes:
 
         Raises `UsageError`.
         """
-        require_count(shards, name="shards", most=SHARDS_MAX)
         how = mode_of(mode, prefix, keep_newer=keep_newer, built_at=built_at)
         return BuildingPush(self, shards, max_bytes, how)
 
@@ -143,7 +142,6 @@ class Pushes:
         With `feed` each micro-batch is pushed once: `seal` returns the push of this batch or of a
         later one, if there is one. Raises `UsageError` for more than 1,000 ranges.
         """
-        require_count(shards, name="shards", most=SHARDS_MAX)
         return BuildingPush(self, shards, max_bytes, mode_of_changes(cleared), feed)
 
     def of_feed(self, batch: MicroBatch) -> Push | None:
@@ -313,6 +311,7 @@ class BuildingPush:
         how: PushMode,
         feed: MicroBatch | None = None,
     ) -> None:
+        require_count(shards, name="shards", most=SHARDS_MAX)
         self._how, self._feed = how, feed
         self.job = secrets.token_hex(16)
         self._pushes = pushes

@@ -22,9 +22,11 @@ from bulk.bucket import BucketUrl
 from bulk.part import Part
 from bulk.pushes import Push, Pushes, StoreStatus
 from bulk.pushes.log import import_path
-from bulk.pushes.pushes import import_id_of
+from bulk.pushes.modes import ADD, ModeName, mode_of
+from bulk.pushes.pushes import BuildingPush, import_id_of
 from bulk.sort import Duplicates
 from bulk.stages import StageTimes
+from kvstore.timestamp import TimeLike
 from spark_connector.access import Access, Address, staging_at
 from spark_connector.loading.build import Made, sent_part
 from spark_connector.loading.columns import Columns
@@ -70,6 +72,10 @@ def push(
     key: Columns,
     value: Column | str,
     shards: int = 1,
+    mode: ModeName = ADD,
+    prefix: bytes | None = None,
+    keep_newer: bool = False,
+    built_at: TimeLike | None = None,
     wait_for: Collection[str] = (),
     timeout: float | None = None,
     op: Column | str | None = None,
@@ -83,10 +89,12 @@ def push(
     """Push `df` to all stores that pull from `url`: a URL that backups take, or a path that Spark's
     machines and the stores share. Returns a report with the number of the push.
 
-    With several `shards`, each store takes one: `shard_of` tells which keys it gets. The job waits
-    until the stores `wait_for` have added the push; see `Pushes.wait` for what it raises then. The
-    other parameters are as in `stage_import`. Nothing is pushed if the job fails or is killed; the
-    files of a killed job stay until `Pushes.expire` removes them.
+    With several `shards`, each store takes one: `shard_of` tells which keys it gets. `mode`,
+    `prefix`, `keep_newer` and `built_at` are as in `Pushes.begin`; a row outside of the span that
+    the push replaces fails the job. The job waits until the stores `wait_for` have added the push;
+    see `Pushes.wait` for what it raises then. The other parameters are as in `stage_import`.
+    Nothing is pushed if the job fails or is killed; the files of a killed job stay until
+    `Pushes.expire` removes them.
     """
     rows = ImportRows(df, key, value, op, partitions, None, duplicates, order_by, expires)
     rows.require_order()
@@ -94,7 +102,8 @@ def push(
     place = _root(url)
     pushes = Pushes(place)
     began, times = time.perf_counter(), StageTimes()
-    with pushes.begin(shards, max_bytes=max_bytes) as building:
+    how = mode_of(mode, prefix, keep_newer=keep_newer, built_at=built_at)
+    with BuildingPush(pushes, shards, max_bytes, how) as building:
         task = _sender(place, building.job, keeps_first=order_by is not None)
         with watched(df.sparkSession, progress):
             ordered = _by_shard(rows, shards).mapInArrow(task, RESULT)
@@ -103,13 +112,15 @@ def push(
     built = time.perf_counter()
     waited = pushes.wait(pushed.number, wait_for, timeout=timeout) if wait_for else None
     stores = () if waited is None else waited.stores
-    return PushReport(
-        pushed,
-        round(built - began, 3),
-        round(time.perf_counter() - built, 3),
-        {stage: round(spent, 3) for stage, spent in times.seconds.items()},
-        stores,
-    )
+    return PushReport(pushed, round(built - began, 3), _since(built), _rounded(times), stores)
+
+
+def _since(began: float) -> float:
+    return round(time.perf_counter() - began, 3)
+
+
+def _rounded(times: StageTimes) -> Mapping[str, float]:
+    return {stage: round(spent, 3) for stage, spent in times.seconds.items()}
 
 
 def _root(url: Address) -> BucketUrl:

@@ -187,6 +187,62 @@ def test_a_store_that_was_restored_keeps_newer_writes(pushes: Pushes, tmp_path: 
         assert dict(store.scan()) == {**rows(b"new", 0, 6), b"a/03": b"live"}
 
 
+def test_a_restored_store_takes_back_the_pushes_that_its_backup_has(
+    pushes: Pushes, tmp_path: Path
+) -> None:
+    with kvstore.open(tmp_path / "store") as store:
+        store.put_many(rows(b"old", 0, 6))
+        puller = Puller(store, pushes, name="s")
+        push(pushes, rows(b"first", 0, 4))
+        push(pushes, rows(b"second", 2, 5), mode="replace", prefix=b"a/")
+        drain(puller)
+        store.put(b"a/03", b"live")
+        before = dict(store.scan())
+        Collection(tmp_path / "backups").backup(store)
+        pushes.revert(2)
+        pushes.revert(1)
+        drain(puller)
+        assert dict(store.scan()) == {**rows(b"old", 0, 6), b"a/03": b"live"}
+    Collection(tmp_path / "backups").restore(tmp_path / "restored")
+    with kvstore.open(tmp_path / "restored") as store:
+        puller = Puller(store, pushes, name="restored")
+        push(pushes, {b"a/00": b"third", b"a/09": b"third"})
+        assert puller.step()  # the revert of push 2
+        first = {**rows(b"old", 4, 6), **rows(b"first", 0, 4), b"a/03": b"live"}
+        assert dict(store.scan()) == first
+        assert puller.step()  # the revert of push 1
+        assert dict(store.scan()) == {**rows(b"old", 0, 6), b"a/03": b"live"}
+        drain(puller)
+        pushes.revert(3)  # its record is here, and push 1, which lies below, is gone for good
+        drain(puller)
+        assert dict(store.scan()) == {**rows(b"old", 0, 6), b"a/03": b"live"}
+        stores = [pushes.status(number).stores for number in (2, 1)]
+        ats = [each.at for found in stores for each in found if each.name == "restored"]
+        assert [dict(store.scan(as_of=at)) for at in ats] == [first, dict(store.scan())]
+        assert ats[0] is not None
+        assert dict(store.scan(as_of=ats[0] - 1)) == before
+        assert store.verify().problems == ()
+
+
+def test_a_revert_of_a_push_whose_history_a_restored_store_lacks_is_refused(
+    pushes: Pushes, tmp_path: Path
+) -> None:
+    with kvstore.open(tmp_path / "store") as store:
+        store.put_many(rows(b"old", 0, 6))
+        push(pushes, rows(b"first", 0, 4))
+        drain(Puller(store, pushes, name="s"))
+        store.gc(keep=timedelta(0))
+        Collection(tmp_path / "backups").backup(store)
+    pushes.revert(1)
+    Collection(tmp_path / "backups").restore(tmp_path / "restored")
+    with kvstore.open(tmp_path / "restored") as store:
+        drain(Puller(store, pushes, name="s"))
+        assert dict(store.scan()) == {**rows(b"old", 0, 6), **rows(b"first", 0, 4)}
+    [told] = pushes.status(1).stores
+    assert told.state == "added"
+    assert "revert refused: HistoryGoneError" in told.error
+
+
 def test_a_push_whose_history_is_gone_is_refused(pushes: Pushes, store: Store) -> None:
     built_at = build_time(store)
     store.delete(b"a/03")

@@ -1,0 +1,99 @@
+"""The place of a store in the log of pushes: how far it has come, and what became of the last
+pushes.
+
+    {"log": events passed, "shards": k | null, "pushes": {"<push>":
+        {"state", "error", "at": ns, "added": ns, "import", "retry": event, "by_rows": bool}}}
+
+`at` is the time of the state, and `added` the stamp of a reverted push. `retry` is the event of a
+refused push that may still be added. `by_rows` tells how a push was reverted.
+
+Invariants
+1. The place moves in the step that adds or reverts a push (`kvstore.positions`).
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from bulk.pushes.log import PushLog
+from bulk.pushes.newer import PushStamps
+from bulk.pushes.statuses import PUSHES_TOLD
+from kvstore.mvcc import WriteSet
+from kvstore.store import Store
+from kvstore.timestamp import Timestamp
+
+
+class PushState(NamedTuple):
+    """The state of one push in a store, as the place of the store has it."""
+
+    state: str
+    error: str = ""
+    at: Timestamp | None = None
+    added: Timestamp | None = None
+    import_id: int | None = None
+    retry: int | None = None
+    by_rows: bool = False
+
+    def fields(self) -> dict[str, Any]:
+        """The fields of the state, as they are stored."""
+        fields = self._asdict()
+        fields["import"] = fields.pop("import_id")
+        return {**fields, "error": self.error[:500]}
+
+
+class PushPlace:
+    """The place of `store` in a log, for one shard."""
+
+    def __init__(self, store: Store, log: PushLog, shard: int) -> None:
+        self._store, self._log, self._shard = store, log, shard
+        self._root: str | None = None
+
+    @property
+    def name(self) -> str:
+        """The name of the position. The first call costs a get."""
+        if self._root is None:
+            self._root = self._log.root_id()
+        return f"pushes/{self._root}/{self._shard}"
+
+    def fields(self) -> dict[str, Any]:
+        """The place as it is stored."""
+        found = self._store.positions.get(self.name)
+        if found is None:
+            return {"log": 0, "shards": None, "pushes": {}}
+        return {
+            "log": found.integer("log"),
+            "shards": found.optional("shards", int),
+            "pushes": found.field("pushes", dict),
+        }
+
+    def state_of(self, number: int) -> str | None:
+        """The state of a push; None if the place does not tell it."""
+        told = self.fields()["pushes"].get(str(number))
+        return None if told is None else str(told["state"])
+
+    def stamps(self) -> PushStamps:
+        """The stamps of the pushes that the store has taken."""
+        return PushStamps.of(self.fields()["pushes"].values())
+
+    def moving(self, fields: dict[str, Any]) -> WriteSet:
+        """The writes that move the place, to be committed with the rows of a push."""
+        return self._store.positions.moving(self.name, fields)
+
+    def move(
+        self, fields: dict[str, Any], number: int, state: PushState | None = None
+    ) -> Timestamp:
+        """Pass the next event, which is about push `number`. There are no rows."""
+        moved = {**fields, "log": fields["log"] + 1}
+        return self.write(moved if state is None else with_state(moved, number, state))
+
+    def write(self, fields: dict[str, Any]) -> Timestamp:
+        """Move the place in a commit of its own."""
+        return self._store.positions.move(self.name, fields)
+
+
+def with_state(fields: dict[str, Any], number: int, state: PushState) -> dict[str, Any]:
+    """The place with another state of a push. The oldest pushes are forgotten."""
+    pushes = {**fields["pushes"], str(number): state.fields()}
+    for old in sorted(pushes, key=int)[:-PUSHES_TOLD]:
+        del pushes[old]
+    return {**fields, "pushes": pushes}

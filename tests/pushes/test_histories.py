@@ -1,0 +1,198 @@
+"""Random histories of pushes, reverts, live writes and restores, on two shards, against a model."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+import bulk
+import kvstore
+from backup import Collection
+from bulk.pushes import Pushes
+from bulk.pushes.pull import Puller
+from kvstore.store import Store
+from kvstore.testing.bounds import bounds
+from kvstore.testing.seeds import seed_of
+from tests.pushes.made import build_time, drain, push
+from tests.pushes.model import Effect, Made, ModelStore
+
+SHARDS = 2
+KEYS = [b"%s/%d" % (prefix, number) for prefix in (b"a", b"b") for number in range(6)]
+
+
+class Host:
+    """A store, its model, its last backup, and the states that its timeline must show."""
+
+    def __init__(self, root: Path, pushes: Pushes, shard: int, pick: random.Random) -> None:
+        self.root, self.pushes, self.shard, self.pick = root, pushes, shard, pick
+        self.at = root / "store-0"
+        self.model = ModelStore()
+        self.saved: tuple[ModelStore, dict[int, dict[bytes, bytes]], int] | None = None
+        self.shown: dict[int, dict[bytes, bytes]] = {}
+        self.passed = 0
+        self.open()
+
+    def open(self) -> None:
+        self.store: Store = kvstore.open(self.at)
+        self.puller = Puller(self.store, self.pushes, name=f"s{self.shard}", shard=self.shard)
+
+    def note(self) -> None:
+        """Remember the present state, and compare it with the model."""
+        state = dict(self.store.scan())
+        assert state == self.model.state()
+        self.shown[int(self.store.upper) - 1] = state
+
+    def live(self, effect: Effect) -> None:
+        with self.store.batch() as batch:
+            for key, value in effect.items():
+                batch.delete(key) if value is None else batch.put(key, value)
+        self.model.write(int(self.store.upper) - 1, effect)
+
+    def delete_range(self, prefix: bytes) -> None:
+        self.store.delete_range(prefix + b"/", prefix + b"0")
+        gone = [key for key in KEYS if key.startswith(prefix)]
+        self.model.write(int(self.store.upper) - 1, dict.fromkeys(gone))
+
+    def backup(self) -> None:
+        Collection(self.root / "backups").backup(self.store)
+        self.saved = self.model.copy(), dict(self.shown), self.passed
+
+    def restore(self) -> None:
+        if self.saved is None:
+            return
+        self.store.close()
+        self.at = self.root / f"restored-{self.pick.getrandbits(40)}"
+        Collection(self.root / "backups").restore(self.at)
+        shutil.rmtree(self.root / "backups")  # the restored store begins a chain of its own
+        model, shown, self.passed = self.saved
+        self.model, self.shown, self.saved = model.copy(), dict(shown), None
+        self.open()
+
+    def require_history(self) -> None:
+        """Each time shows its state, and the changes between two of them lead from one to the
+        other: as changes by key and by time, and as events."""
+        times = sorted(self.shown)
+        for at, state in self.shown.items():
+            assert dict(self.store.scan(as_of=kvstore.Timestamp(at))) == state
+        for since, upto in pairwise(times):
+            for order in ("key", "time"):
+                state = dict(self.shown[since])
+                for change in self.store.changes(since, upto, order=order):
+                    if change.op == "delete_range":
+                        assert change.end_key is not None
+                        for key in [k for k in state if change.key <= k < change.end_key]:
+                            del state[key]
+                    elif change.value is None:
+                        state.pop(change.key, None)
+                    else:
+                        state[change.key] = change.value
+                assert state == self.shown[upto], order
+        assert self.store.verify().problems == ()
+
+
+class History:
+    """One random history."""
+
+    def __init__(self, root: Path, pick: random.Random) -> None:
+        self.pick = pick
+        self.pushes = Pushes(f"memory://histories-{os.getpid()}-{pick.getrandbits(60)}/root")
+        self.made: list[Made | int] = []
+        self.hosts = [Host(root / str(n), self.pushes, n, pick) for n in range(SHARDS)]
+        self.read_at = 0
+
+    def effect(self) -> Effect:
+        keys = self.pick.sample(KEYS, self.pick.randint(1, 4))
+        value = b"live %d" % self.pick.getrandbits(20)
+        return {key: self.pick.choice([None, value]) for key in keys}
+
+    def build(self) -> None:
+        """A job reads its data now."""
+        self.read_at = build_time(*(host.store for host in self.hosts))
+
+    def push(self) -> None:
+        prefix = self.pick.choice([None, b"a/", b""])
+        keys = [key for key in KEYS if key.startswith(prefix or b"") and self.pick.random() < 0.5]
+        rows = {key: b"push %d" % self.pick.getrandbits(20) for key in keys}
+        keeps = self.pick.random() < 0.6
+        push(
+            self.pushes,
+            rows,
+            shards=SHARDS,
+            mode="add" if prefix is None else "replace",
+            prefix=prefix,
+            keep_newer=keeps,
+            built_at=self.read_at if keeps else None,
+        )
+        self.made.append(Made(rows, prefix, self.read_at if keeps else None))
+
+    def revert(self) -> None:
+        pushes = [at for at, made in enumerate(self.made, 1) if isinstance(made, Made)]
+        if pushes:
+            position = self.pick.choice(pushes)
+            number = sum(1 for at in pushes if at <= position)
+            events = len([*self.pushes.log.events()])
+            self.pushes.revert(number)
+            if len([*self.pushes.log.events()]) > events:
+                self.made.append(number)
+
+    def pull(self) -> None:
+        host = self.pick.choice(self.hosts)
+        drain(host.puller)
+        for at in range(host.passed, len(self.made)):
+            made = self.made[at]
+            if isinstance(made, int):
+                host.model.take_back(made)
+                continue
+            rows = {k: v for k, v in made.rows.items() if bulk.shard_of(k, SHARDS) == host.shard}
+            number = sum(isinstance(each, Made) for each in self.made[: at + 1])
+            host.model.take(int(host.store.upper) - 1, number, made._replace(rows=rows))
+        host.passed = len(self.made)
+
+    def step(self) -> None:
+        host = self.pick.choice(self.hosts)
+        steps: list[tuple[Callable[[], None], int]] = [
+            (lambda: host.live(self.effect()), 6),
+            (lambda: host.delete_range(self.pick.choice([b"a", b"b"])), 1),
+            (self.build, 3),
+            (self.push, 4),
+            (self.revert, 3),
+            (self.pull, 6),
+            (host.backup, 2),
+            (host.restore, 1),
+        ]
+        calls, weights = zip(*steps, strict=True)
+        self.pick.choices(calls, weights)[0]()
+        for each in self.hosts:
+            each.note()
+
+    def run(self, steps: int) -> None:
+        try:
+            for _ in range(steps):
+                self.step()
+            for host in self.hosts:
+                host.require_history()
+        finally:
+            for host in self.hosts:
+                host.store.close()
+
+
+def histories(tmp_path: Path, count: int, steps: int) -> None:
+    pick = random.Random(seed_of("KVSTORE_PUSHES_SEED", None))
+    for number in range(count):
+        with bounds(SCAN_CHUNK=pick.choice([1, 3, 1000])):
+            History(tmp_path / str(number), pick).run(steps)
+
+
+def test_a_random_history_shows_what_the_model_shows(tmp_path: Path) -> None:
+    histories(tmp_path, 2, 40)
+
+
+@pytest.mark.soak
+def test_random_histories_show_what_the_model_shows(tmp_path: Path) -> None:
+    histories(tmp_path, 150, 80)
