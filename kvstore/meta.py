@@ -14,6 +14,7 @@
     generation/<time, 16 hex>  see kvstore/changes/generation.py
     epochs/<run, 16 hex>       see kvstore/changes/epoch.py
     clear/<timestamp, 16 hex>  see kvstore/clears.py
+    collections                see kvstore/collected.py
     replica                    see kvstore/replica.py
     request/<writer>           see kvstore/store/requests.py
     requests-forgotten         timestamp: notes of requests up to it may be gone

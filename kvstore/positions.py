@@ -6,6 +6,10 @@ A position is an ordinary key with versions, hidden from plain reads. So backups
 replicas carry it like all other keys, and a store that is put back to a time has the position of
 that time.
 
+The position of a log of pushes has a field `pushes`, by which a look at the store names them:
+
+    number -> {"state", "import", "at": time of the state, "added": time of a reverted push, ...}
+
 Invariants
 1. A position moves with the rows that it stands for: neither is there without the other.
 """
@@ -13,15 +17,27 @@ Invariants
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from itertools import chain
+from typing import Any, NamedTuple
 
 from kvstore.codec.json import JsonObject, read_object
 from kvstore.commit import Committer
+from kvstore.meta import optional_timestamp_of
 from kvstore.mvcc.versions import Versions
 from kvstore.mvcc.write import OpenWriteSet, WriteSet
 from kvstore.reserve import POSITIONS, Reserve
+from kvstore.span import Span
 from kvstore.timestamp import Timestamp
+
+
+class PushTold(NamedTuple):
+    """A push that a store has added, and the time at which it was reverted, if it was."""
+
+    number: str
+    import_id: int | None
+    added: Timestamp | None
+    reverted: Timestamp | None
 
 
 class Positions:
@@ -50,6 +66,22 @@ class Positions:
     def write(self, moving: WriteSet) -> Timestamp:
         """As `move`, of the writes that `moving` has made."""
         return self._committer.commit(moving, durability="sync")
+
+
+def pushes_told(versions: Versions, as_of: int) -> Iterator[PushTold]:
+    """The pushes that the positions of a store name at a time. Raises `CorruptionError`."""
+    chunks = versions.scan(Span.of_prefix(POSITIONS), as_of)
+    for key, value in chain.from_iterable(zip(*chunk, strict=True) for chunk in chunks):
+        name = key[len(POSITIONS) :].decode("utf-8", "backslashreplace")
+        fields = read_object(value, where=f"position {name}")
+        told = fields.get("pushes")
+        for number in told if type(told) is dict else ():
+            push = fields.inner("pushes").inner(number)
+            state, at = push.text("state"), optional_timestamp_of(push, "at")
+            added = optional_timestamp_of(push, "added") if state == "reverted" else at
+            reverted = at if state == "reverted" else None
+            if state in ("added", "reverted"):
+                yield PushTold(number, push.optional_integer("import"), added, reverted)
 
 
 def _key(name: str) -> bytes:

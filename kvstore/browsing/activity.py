@@ -18,12 +18,23 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from kvstore.changes.index import ChangeIndex
 from kvstore.clears import Clears
+from kvstore.collected import CollectionRun
 from kvstore.imports import ImportRecord
 from kvstore.limits import BROWSE_HEADERS_MAX, BROWSE_MARKS_MAX, BROWSE_PARTS, BROWSE_SEEKS_MAX
 from kvstore.mvcc.fragments import Fragments
+from kvstore.positions import PushTold
 from kvstore.span import Span
 
-MarkKind: TypeAlias = Literal["import", "revert", "range delete", "clear", "history begins"]
+MarkKind: TypeAlias = Literal[
+    "import",
+    "revert",
+    "push",
+    "push reverted",
+    "range delete",
+    "clear",
+    "collection",
+    "history begins",
+]
 
 
 class Interval(NamedTuple):
@@ -43,6 +54,7 @@ class Mark(NamedTuple):
     span: Span | None = None
     import_id: int | None = None
     rows: int | None = None
+    push: str | None = None
 
 
 class Activity(NamedTuple):
@@ -119,17 +131,29 @@ def marks(
     fragments: Fragments,
     clears: Clears,
     begins: int,
+    pushes: Iterable[PushTold] = (),
+    collections: Iterable[CollectionRun] = (),
 ) -> tuple[list[Mark], bool]:
     """The marks in `(since, upto]`, oldest first, and whether there are more. `begins` is the
     oldest readable time. Costs a look at each import and clear, which are in memory."""
     found: list[Mark] = []
+    pushed = {push.import_id: push for push in pushes if push.added is not None}
+    rows = {}
+    for record in imports:
+        rows[record.import_id] = record.rows
+        if record.import_id not in pushed:
+            found += _of_load(record.added, "import", record.import_id, record.rows)
+            found += _of_load(record.reverted, "revert", record.import_id, record.rows)
+    for push in pushed.values():
+        known = push.import_id, rows.get(push.import_id or 0), push.number
+        found += _of_load(push.added, "push", *known)
+        found += _of_load(push.reverted, "push reverted", *known)
+    found = [mark for mark in found if since < mark.at <= upto]
+    # A run that kept nothing began at the time at which history begins: the first of a window.
+    runs = (Mark(run.at, "collection", rows=run.versions) for run in collections)
+    found += (mark for mark in runs if since <= mark.at <= upto)
     if 0 < begins <= upto and since <= begins:
         found.append(Mark(begins, "history begins"))
-    for record in imports:
-        for at, kind in ((record.added, "import"), (record.reverted, "revert")):
-            if at is not None and since < at <= upto:
-                known: MarkKind = "import" if kind == "import" else "revert"
-                found.append(Mark(at, known, None, record.import_id, record.rows))
     found += (
         Mark(clear.timestamp, "clear", clear.span)
         for clear in clears.all()
@@ -141,3 +165,13 @@ def marks(
         found += (Mark(at, "range delete", Span(start, end)) for at in times)
     found.sort(key=lambda mark: mark.at)
     return found[-BROWSE_MARKS_MAX:], len(found) > BROWSE_MARKS_MAX
+
+
+def _of_load(
+    at: int | None,
+    kind: MarkKind,
+    import_id: int | None,
+    rows: int | None,
+    push: str | None = None,
+) -> list[Mark]:
+    return [] if at is None else [Mark(at, kind, None, import_id, rows, push)]

@@ -8,8 +8,11 @@ from kvstore.arguments import require_count
 from kvstore.browsing.activity import Activity, Interval, intervals, marks, total
 from kvstore.browsing.keys import Folders, KeyPage, key_page
 from kvstore.browsing.versions import VersionPage, version_page
+from kvstore.collected import collections
 from kvstore.limits import BROWSE_INTERVALS_MAX, BROWSE_ROWS_MAX
+from kvstore.meta import Meta
 from kvstore.parts import Parts
+from kvstore.positions import pushes_told
 from kvstore.span import Span, require_key
 from kvstore.timestamp import TimeLike, Timestamp
 
@@ -58,6 +61,7 @@ class Browsing:
         count = require_count(count, name="count", most=BROWSE_INTERVALS_MAX)
         low, high = parts.reads.window(since, upto)
         found = list(intervals(parts.index, low, high, count))
+        has_pushes, newest = parts.reserve.has_positions, parts.committer.upper - 1
         events, has_more = marks(
             low,
             high,
@@ -65,6 +69,8 @@ class Browsing:
             fragments=parts.versions.view.fragments,
             clears=parts.clears,
             begins=parts.reads.whole_since,
+            pushes=pushes_told(parts.versions, newest) if has_pushes else (),
+            collections=collections(Meta(parts.versions.engine)),
         )
         return Activity(found, events, has_more)
 

@@ -39,6 +39,7 @@ from pathlib import Path
 from kvstore.changes.entry import OP_DELETE_RANGE, OP_IMPORT, OP_REVERT
 from kvstore.claims import HoldRecord
 from kvstore.codec.keys import SUFFIX_BYTES, decode_suffix, span_bounds
+from kvstore.collected import CollectionRun, stage_collection
 from kvstore.counts import WorkCount
 from kvstore.engine.api import CHANGES, DATA, RANGES, WriteBatch, pairs
 from kvstore.errors import ClosedError, UsageError
@@ -101,6 +102,8 @@ class _Tally:
     """All removed and rewritten entries lie between `first` and `last`."""
     tell: Callable[[int], None] = _tell_nobody
     """Called with the number of versions removed so far."""
+    began: int = 0
+    """The newest complete time when the run began."""
     window: tuple[int, int, int] = (0, 0, 0)
     """The time of the first commit that was looked at, of the newest such one, and of the last
     one at most."""
@@ -163,11 +166,11 @@ class Collector:
         with self._alone():
             self._committer.require_writable()
             previous = self._committer.since
-            lost, held_by = self._advance(target)
+            tally = _Tally(tell=progress or _tell_nobody)
+            tally.began, lost, held_by = self._advance(target)
             since = self._committer.since
             if since > previous:
                 self._committer.persist()
-            tally = _Tally(tell=progress or _tell_nobody)
             self._remove_history(since, tally)
             self.require_running()
             tally.imports += self.leftovers.abort_stale(STALE_IMPORT_S)
@@ -257,8 +260,9 @@ class Collector:
 
     # -- since ------------------------------------------------------------------------------
 
-    def _advance(self, target: int) -> tuple[tuple[HoldRecord, ...], tuple[HoldRecord, ...]]:
-        """Move `since`; returns the holds that were lost, and the claims that held `since` back."""
+    def _advance(self, target: int) -> tuple[int, tuple[HoldRecord, ...], tuple[HoldRecord, ...]]:
+        """Move `since`; returns the time now, the holds that were lost, and the claims that held
+        `since` back."""
         committer = self._committer
         with committer.lock:
             self.require_running()
@@ -268,7 +272,7 @@ class Collector:
             allowed = min([newest, *(claim.timestamp for claim in held_by)])
             if min(target, allowed) > committer.since:
                 committer.move_since(min(target, allowed))
-            return lost, held_by
+            return newest, lost, held_by
 
     def _remove_history(self, since: int, tally: _Tally) -> None:
         """The steps after the first. Continues where a crash ended them."""
@@ -277,7 +281,7 @@ class Collector:
             self.at_step("since")
             self._remove_versions(collected, since, tally)
             self._remove_ranges(since, tally)
-            self._trim(since)
+            self._trim(since, tally)
             tally.imports += self.leftovers.forget_history(since)
             self.at_step("imports")
         tally.tidied += self.tidy(since, self.require_running)
@@ -374,11 +378,15 @@ class Collector:
 
     # -- index and clears -------------------------------------------------------------------
 
-    def _trim(self, since: int) -> None:
+    def _trim(self, since: int, tally: _Tally) -> None:
+        run = CollectionRun(Timestamp(tally.began), Timestamp(since), tally.versions)
+
         def stage(batch: WriteBatch) -> None:
             self._index.stage_trim(batch, since)
             self._clears.stage_forget(batch, since)
             self._meta.stage_timestamp(batch, COLLECTED, since)
+            if tally.versions or tally.ranges:
+                stage_collection(self._meta, batch, run)
 
         with self._committer.lock:
             self.require_running()

@@ -143,6 +143,9 @@ BROWSE_SEEKS_MAX = 2048
 BROWSE_INTERVALS_MAX = 240
 """Intervals of one window of changes."""
 
+COLLECTIONS_TOLD = 100
+"""Runs of GC that a store remembers for its page: a record of 10 kB at most."""
+
 BROWSE_MARKS_MAX = 200
 """Marks of one window of changes."""
 

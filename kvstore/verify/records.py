@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from kvstore.changes.entry import OP_IMPORT, OP_REVERT
 from kvstore.claims import HoldRecord
 from kvstore.codec.keys import encode_reference
+from kvstore.collected import collections
 from kvstore.commit import Committer
 from kvstore.errors import printable
 from kvstore.imports import ImportRecord, Imports
@@ -27,6 +28,8 @@ def check_frontiers(findings: Findings, meta: Meta, committer: Committer) -> Non
     with findings.reading():
         for _ in meta.records(""):
             pass
+    with findings.reading():
+        collections(meta)
     add = findings.add
     with committer.lock:  # under it the stored values move together with the values in use
         since, upper, durable = committer.since, committer.upper, committer.durable

@@ -3,7 +3,7 @@
 Where this process may make control groups (version 1 or 2 of Linux), the kernel ends the contained
 process if it takes more than its limit. Everywhere, the process tells the most memory it has had.
 
-    python -m tests.harness.contained STORE ROWS     the life itself
+    python -m tests.harness.contained STORE ROWS STEP     a step of the life itself
 """
 
 from __future__ import annotations
@@ -17,7 +17,10 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from kvstore import Store
 
 LIMIT_BYTES: Final = 256 << 20
 _GROUP: Final = "KVSTORE_TEST_GROUP"
@@ -52,13 +55,13 @@ def control_group(limit: int) -> Iterator[Path | None]:
             made.rmdir()
 
 
-def live_contained(store: Path, rows: int) -> tuple[int, bool]:
-    """The life of a store of `rows` rows in `LIMIT_BYTES`, in a process of its own. Returns the
-    most bytes that the process had, and whether the kernel enforced the limit."""
+def live_contained(store: Path, rows: int, step: str) -> tuple[int, bool]:
+    """A step (`STEPS`) in the life of a store of `rows` rows in `LIMIT_BYTES`, in a process of its
+    own. Returns the most bytes that the process had, and whether the kernel enforced the limit."""
     with control_group(LIMIT_BYTES) as group:
         environment = {**os.environ, _GROUP: "" if group is None else str(group)}
         done = subprocess.run(
-            [sys.executable, "-m", "tests.harness.contained", str(store), str(rows)],
+            [sys.executable, "-m", "tests.harness.contained", str(store), str(rows), step],
             env=environment,
             stdout=subprocess.PIPE,
             check=True,
@@ -71,23 +74,25 @@ def main() -> None:
     group = os.environ[_GROUP]
     if group:
         Path(group, "cgroup.procs").write_text(str(os.getpid()))
-    live(Path(sys.argv[1]), int(sys.argv[2]))
+    STEPS[sys.argv[3]](Path(sys.argv[1]), int(sys.argv[2]))
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("VmHWM:"):
             sys.stdout.write(json.dumps({"most": int(line.split()[1]) * 1024}))
 
 
-def live(place: Path, rows: int) -> None:
-    """Write the rows, then read them by scans, look-ups, a server and the looks of a page."""
-    import kvstore
-    from kvstore.server import ListenAddress, app, serving
-
-    options = kvstore.Options(cache_bytes=32 << 20, write_buffer_bytes=4 << 20, open_files=64)
-    with kvstore.open(place, options=options, durability="async") as store:
+def write(place: Path, rows: int) -> None:
+    """Write the rows in no order."""
+    with _opened(place, durability="async") as store:
         for first in range(0, rows, _CHUNK):
             numbers = range(first, min(first + _CHUNK, rows))
             store.put_many({_key(number * 7919 % rows): b"v" * 30 for number in numbers})
-    with kvstore.open(place, options=options) as store:
+
+
+def read(place: Path, rows: int) -> None:
+    """Read the rows by scans, look-ups, a server and the looks of a page."""
+    from kvstore.server import ListenAddress, app, serving
+
+    with _opened(place) as store:
         assert sum(batch.num_rows for batch in store.scan_batches()) == rows
         drawn = random.Random(0)
         for _ in range(2000):
@@ -104,6 +109,16 @@ def live(place: Path, rows: int) -> None:
             for thread in threads:
                 thread.join()
         store.gc(before=store.now())
+
+
+STEPS: Final = {"write": write, "read": read}
+
+
+def _opened(place: Path, **how: Any) -> Store:
+    import kvstore
+
+    options = kvstore.Options(cache_bytes=32 << 20, write_buffer_bytes=4 << 20, open_files=64)
+    return kvstore.open(place, options=options, **how)
 
 
 def _read_all(url: str, rows: int) -> None:

@@ -300,7 +300,9 @@ def test_history_that_is_gone_is_told(tmp_path: Path) -> None:
         store.gc(before=store.now())
         person = Asking(Page(store, None))
         assert person.get(f"keys?at={int(old)}").status == 410
-        assert "history begins" in person.text("activity?per=second")
+        changes = person.text("activity?per=second")
+        assert "history begins" in changes
+        assert "Garbage collection removed 1 version." in changes
 
 
 def test_a_store_without_anything_has_a_page(store: kvstore.Store) -> None:

@@ -85,7 +85,7 @@ def _marks(call: PageRequest, found: Activity) -> Grid:
         ]
         for mark in reversed(found.marks)
     ]
-    caption = "Imports, reverts, range deletes, clears and the begin of history"
+    caption = "Loads, reverts, range deletes, clears, collections and the begin of history"
     if found.has_more_marks:
         caption += " (the newest)"
     empty = "None in this window."
@@ -93,8 +93,13 @@ def _marks(call: PageRequest, found: Activity) -> Grid:
 
 
 def _concern(mark: Mark) -> str:
+    if mark.kind == "collection":
+        noun = "version" if mark.rows == 1 else "versions"
+        return f"Garbage collection removed {mark.rows:,} {noun}."
+    load = "" if mark.push is None else f"push {mark.push}, "
     if mark.import_id is not None:
-        return f"{mark.rows or 0:,} rows of import {mark.import_id:016x}"
+        rows = "the rows" if mark.rows is None else f"{mark.rows:,} rows"
+        return f"{rows} of {load}import {mark.import_id:016x}"
     if mark.span is None:
         return "Garbage collection gave up everything older."
     end = "the end" if mark.span.end is None else to_notation(mark.span.end[:100])
