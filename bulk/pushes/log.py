@@ -14,7 +14,7 @@ Invariants
    order. A process whose put was overtaken reads the event and tries the next number.
 2. Numbers have no gaps. A reader that finds no object under the next number has reached the end.
 3. Events are never removed, so a store that was away, or is new, finds all of them. A year of
-   pushes every five minutes is 100,000 objects of some hundred bytes.
+   pushes every five minutes is 100,000 objects of some hundred bytes. A job reads the newest ones.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from __future__ import annotations
 import json
 import re
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final, NamedTuple
 
 from bulk.pushes.modes import PLAIN, PushMode, read_mode
 from bulk.pushes.sharding import SHARDS_MAX
 from kvstore.codec.json import JsonObject, read_object
 from kvstore.codec.keys import IMPORT_ID_MAX
-from kvstore.errors import FormatVersionError
+from kvstore.errors import CorruptionError, FormatVersionError, UsageError
 from kvstore.limits import JSON_BYTES_MAX
 from kvstore.storage.contract import Blob, put_first
 from kvstore.timestamp import Timestamp
@@ -140,23 +140,53 @@ class PushLog:
             yield event
             start += 1
 
+    def end(self, known: int = 0) -> int:
+        """The position of the last event, 0 where there is none. `known` has an event, or is 0.
+
+        Costs two requests for each doubling of the events behind `known`, and one at least.
+        """
+        low, step = known, 1
+        while self._has(low + step):
+            low, step = low + step, 2 * step
+        high = low + step
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if self._has(middle) else (low, middle)
+        return low
+
+    def newest_first(self, end: int) -> Iterator[PushEvent]:
+        """The events up to a position, the newest first. Costs a get for each that is taken."""
+        for position in range(end, 0, -1):
+            event = self.event(position)
+            if event is None:
+                where = f"{self.where}/{_name(position)}"
+                raise CorruptionError(where, "it is gone, and later events are there")
+            yield event
+
     def append(
-        self, fields_for: Callable[[list[PushEvent]], dict[str, Any] | None]
+        self,
+        fields_for: Callable[[Iterator[PushEvent]], dict[str, Any] | None],
+        known: int = 0,
     ) -> PushEvent | None:
-        """Append the event that `fields_for` makes of all events before it, at their end.
+        """Append the event that `fields_for` makes of the events before it, which it takes from the
+        newest on. `known` is as in `end`.
 
         It is asked again where another process was faster, and may return None to give up.
         """
-        events = list(self.events())
+        end = known
         while True:
-            fields = fields_for(events)
+            end = self.end(end)
+            fields = fields_for(self.newest_first(end))
             if fields is None:
                 return None
-            position = len(events) + 1
             made = {"format": MODES_FORMAT if "mode" in fields else FORMAT, **fields}
-            if put_first(self._blob, _name(position), json.dumps(made, sort_keys=True).encode()):
-                return self.event(position)
-            events += self.events(position)
+            data = json.dumps(made, sort_keys=True).encode()
+            if put_first(self._blob, _name(end + 1), data):
+                return self.event(end + 1)
+
+    def _has(self, position: int) -> bool:
+        size = self._blob.size
+        return self._blob.patience.over(lambda: size(_name(position))) is not None
 
     def _read(self, name: str, newest: int = FORMAT) -> JsonObject | None:
         read = self._blob.get_range
@@ -169,6 +199,60 @@ class PushLog:
         if found.get("format") not in supported:
             raise FormatVersionError(where, found=found.get("format"), supported=supported)
         return found
+
+
+def pushes_of(events: Iterable[PushEvent]) -> list[Push]:
+    """The pushes of a log, oldest first, each with its state."""
+    found: dict[int, Push] = {}
+    for event in events:
+        if event.push is not None:
+            found[event.number] = event.push
+        elif event.number in found:
+            state = "reverted" if event.kind == REVERT else "expired"
+            found[event.number] = found[event.number]._replace(state=state)
+    return list(found.values())
+
+
+def place_of(
+    newest: Iterator[PushEvent], job: str, feed: MicroBatch | None, known: int
+) -> tuple[int, Push | None]:
+    """The next number of a push. With it comes the push that `job`, or this micro-batch, has made
+    already: an earlier attempt whose answer was lost, or another process."""
+    number, has_feed = 1, feed is None
+    for event in newest:
+        if event.push is not None:
+            number = max(number, event.number + 1)
+            if event.push.job == job:
+                return number, event.push
+            if feed is not None and event.push.feed is not None and not has_feed:
+                has_feed = event.push.feed.position == feed.position
+                if has_feed and event.push.feed.number >= feed.number:
+                    return number, event.push
+        if event.position <= known and has_feed and number > 1:
+            break
+    return number, None
+
+
+def last_of_feed(newest: Iterator[PushEvent], batch: MicroBatch) -> Push | None:
+    """The last push of this feed, if it has this micro-batch or a later one."""
+    pushes = (event.push for event in newest if event.push is not None)
+    for push in pushes:
+        if push.feed is not None and push.feed.position == batch.position:
+            return push if push.feed.number >= batch.number else None
+    return None
+
+
+def back_to(newest: Iterator[PushEvent], number: int) -> list[PushEvent]:
+    """The events from the newest back to push `number`, which is the last of the list. Raises
+    `UsageError` if there is no such push."""
+    found = []
+    for event in newest:
+        found.append(event)
+        if event.push is not None and event.number <= number:
+            break
+    if not found or found[-1].push is None or found[-1].number != number:
+        raise UsageError(f"there is no push {number!r}", "see Pushes.list()")
+    return found
 
 
 def _name(position: int) -> str:

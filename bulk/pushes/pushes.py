@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Literal, NamedTuple
@@ -22,7 +22,11 @@ from bulk.pushes.log import (
     Push,
     PushEvent,
     PushLog,
+    back_to,
     import_path,
+    last_of_feed,
+    place_of,
+    pushes_of,
 )
 from bulk.pushes.modes import ADD, PLAIN, ModeName, PushMode, mode_of, mode_of_changes
 from bulk.pushes.sharding import SHARDS_MAX
@@ -31,7 +35,7 @@ from bulk.staged import Import
 from kvstore.arguments import require_count, require_path, require_seconds
 from kvstore.clock import Clock
 from kvstore.codec.keys import IMPORT_ID_MAX
-from kvstore.errors import BusyError, ImportRefusedError, UsageError
+from kvstore.errors import BusyError, ImportRefusedError
 from kvstore.limits import ORPHAN_S, PUSH_POLL_S
 from kvstore.storage.address import open_blob, public_address
 from kvstore.storage.below import BlobBelow
@@ -145,9 +149,9 @@ class Pushes:
         return BuildingPush(self, shards, max_bytes, mode_of_changes(cleared), feed)
 
     def of_feed(self, batch: MicroBatch) -> Push | None:
-        """The push of this micro-batch, or of a later one of its feed. Costs a get for each
-        event."""
-        return _of_feed(self.log.events(), batch)
+        """The push of this micro-batch, or of a later one of its feed. Costs a get for each event
+        since the last push of the feed."""
+        return last_of_feed(self.log.newest_first(self.log.end()), batch)
 
     def seal(
         self,
@@ -155,9 +159,11 @@ class Pushes:
         manifests: Sequence[Manifest],
         how: PushMode = PLAIN,
         feed: MicroBatch | None = None,
+        known: int = 0,
     ) -> Push:
         """Put a push of sealed imports at the end of the log. A job is put once, and so is a
-        micro-batch of a feed: the push that was there is returned."""
+        micro-batch of a feed: the push that was there is returned. `known` is a position of the log
+        from before the job began."""
         imports = [
             {
                 "import_id": f"{each.import_id:016x}",
@@ -168,23 +174,19 @@ class Pushes:
             for each in manifests
         ]
         at = Clock().wall_ns()
-
         before: list[Push] = []
 
-        def fields(events: list[PushEvent]) -> dict[str, Any] | None:
-            found = _of_job(events, job)  # an earlier attempt, whose answer was lost
-            if found is None and feed is not None:
-                found = _of_feed(events, feed)
+        def fields(newest: Iterator[PushEvent]) -> dict[str, Any] | None:
+            number, found = place_of(newest, job, feed, known)
             if found is not None:
                 before.append(found)
                 return None
-            number = 1 + sum(event.kind == PUSH for event in events)
             made = {"kind": PUSH, "push": number, "job": job, "at": at, "imports": imports}
             if feed is not None:
                 made["feed"] = {"position": feed.position.hex(), "batch": feed.number}
             return made if how.is_plain else {**made, **how.fields()}
 
-        event = self.log.append(fields)
+        event = self.log.append(fields, known)
         push = before[0] if event is None else event.push
         assert push is not None
         return push
@@ -193,11 +195,11 @@ class Pushes:
 
     def list(self) -> list[Push]:
         """All pushes, oldest first. Costs a get for each event."""
-        return _pushes(self.log.events())
+        return pushes_of(self.log.events())
 
     def status(self, number: int) -> PushStatus:
         """The push, and its state on each store. Raises `UsageError` for a number of no push."""
-        push = _require(self.list(), number)
+        push = self._found(number)
         return PushStatus(push, tuple(self.statuses.of_push(number)))
 
     def wait(
@@ -216,7 +218,7 @@ class Pushes:
         """
         seconds = None if timeout is None else require_seconds(timeout, name="timeout")
         began = time.monotonic()
-        push = _require(self.list(), number)
+        push = self._found(number)
         while True:
             states = {each.name: each for each in self.statuses.of_push(number, names)}
             for each in states.values():
@@ -292,12 +294,17 @@ class Pushes:
             "at": Clock().wall_ns(),
         }
 
-        def once(events: list[PushEvent]) -> dict[str, Any] | None:
-            _require(_pushes(events), number)
+        def once(newest: Iterator[PushEvent]) -> dict[str, Any] | None:
+            events = back_to(newest, number)
             is_done = any(event.kind == kind and event.number == number for event in events)
             return None if is_done else fields
 
         self.log.append(once)
+
+    def _found(self, number: int) -> Push:
+        """A push with its state. Costs a get for each event since. Raises `UsageError`."""
+        events = back_to(self.log.newest_first(self.log.end()), number)
+        return pushes_of(reversed(events))[0]
 
 
 class BuildingPush:
@@ -312,7 +319,7 @@ class BuildingPush:
         feed: MicroBatch | None = None,
     ) -> None:
         require_count(shards, name="shards", most=SHARDS_MAX)
-        self._how, self._feed = how, feed
+        self._how, self._feed, self._known = how, feed, pushes.log.end()
         self.job = secrets.token_hex(16)
         self._pushes = pushes
         self.imports = [
@@ -337,7 +344,7 @@ class BuildingPush:
         sent = parts or [()] * len(self.imports)
         manifests = [each.seal(found) for each, found in zip(self.imports, sent, strict=True)]
         self._how.require_rows(manifests)
-        push = self._pushes.seal(self.job, manifests, self._how, self._feed)
+        push = self._pushes.seal(self.job, manifests, self._how, self._feed, self._known)
         self._is_sealed = push.job == self.job
         return push
 
@@ -367,34 +374,3 @@ def root_place(
     if "://" not in text:
         text = str(require_path(text, name="url"))
     return PushesPlace(BucketUrl(text, options or {}, patience))
-
-
-def _pushes(events: Any) -> list[Push]:
-    """The pushes of a log, oldest first, each with its state."""
-    found: dict[int, Push] = {}
-    for event in events:
-        if event.push is not None:
-            found[event.number] = event.push
-        elif event.number in found:
-            state = "reverted" if event.kind == REVERT else "expired"
-            found[event.number] = found[event.number]._replace(state=state)
-    return list(found.values())
-
-
-def _of_job(events: Iterable[PushEvent], job: str) -> Push | None:
-    found = (event.push for event in events if event.push is not None)
-    return next((push for push in found if push.job == job), None)
-
-
-def _of_feed(events: Iterable[PushEvent], batch: MicroBatch) -> Push | None:
-    """The first push of this micro-batch, or of a later one of its feed."""
-    pushes = (event.push for event in events if event.push is not None)
-    found = (push for push in pushes if push.feed and push.feed.position == batch.position)
-    return next((push for push in found if push.feed and push.feed.number >= batch.number), None)
-
-
-def _require(pushes: Sequence[Push], number: int) -> Push:
-    for push in pushes:
-        if push.number == number:
-            return push
-    raise UsageError(f"there is no push {number!r}", "see Pushes.list()")

@@ -11,8 +11,9 @@ from bulk.pushes import Pushes
 from bulk.pushes.log import MicroBatch
 from bulk.pushes.modes import SPANS_MAX
 from bulk.pushes.pull import Puller
-from kvstore.errors import UsageError
+from kvstore.errors import CorruptionError, UsageError
 from kvstore.span import RESERVED
+from kvstore.storage.memory import MemoryBlob
 from tests.pushes.made import drain
 
 
@@ -73,3 +74,44 @@ def test_ranges_that_no_push_can_clear_are_refused(pushes: Pushes) -> None:
     with pytest.raises(UsageError, match="a push cannot replace keys"):
         change(pushes, b"v", (b"a", RESERVED + b"z"))
     assert pushes.list() == []
+
+
+class CountingBlob(MemoryBlob):
+    """Counts the reads of the log."""
+
+    reads = 0
+
+    def get_range(self, name: str, *, start: int, length: int) -> bytes | None:
+        self.reads += name.startswith("log/")
+        return super().get_range(name, start=start, length=length)
+
+    def size(self, name: str) -> int | None:
+        self.reads += name.startswith("log/")
+        return super().size(name)
+
+
+def test_a_job_reads_the_end_of_a_long_log_alone() -> None:
+    blob = CountingBlob()
+    pushes = Pushes.over(blob, "counted")
+    for number in range(60):
+        change(pushes, b"v", feed=MicroBatch(b"orders", number))
+    blob.reads = 0
+    assert change(pushes, b"w", feed=MicroBatch(b"orders", 60)).number == 61
+    pushes.revert(60)
+    assert pushes.status(60).push.state == "reverted"
+    assert pushes.status(61).push.state == "sealed"
+    assert pushes.of_feed(MicroBatch(b"orders", 60)) is not None
+    assert blob.reads < 5 * 2 * 8
+    for number in (0, 62):
+        with pytest.raises(UsageError, match="there is no push"):
+            pushes.revert(number)
+
+
+def test_a_log_with_a_gap_is_damaged() -> None:
+    blob = MemoryBlob()
+    pushes = Pushes.over(blob, "gapped")
+    for _ in range(6):
+        change(pushes, b"v")
+    blob.delete("log/00000000000000000004.json")
+    with pytest.raises(CorruptionError, match="it is gone, and later events are there"):
+        pushes.status(2)
