@@ -7,7 +7,7 @@ import random
 import shutil
 import signal
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -58,22 +58,24 @@ def killed(spawn: Any, *arguments: Any) -> bool:
     return False
 
 
-def steps_between(pick: random.Random) -> int:
-    return pick.randrange(60, 200)
+def some_steps(pick: random.Random) -> Iterator[int]:
+    while True:
+        yield pick.randrange(60, 200)
 
 
-def every_step(pick: random.Random) -> int:
-    return pick.randrange(1, 9)
+def each_step(_: random.Random) -> Iterator[int]:
+    """Each process is killed one step later than the one before, so every step is met."""
+    yield from count(1)
 
 
-@pytest.mark.parametrize("steps", [steps_between, pytest.param(every_step, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("steps", [some_steps, pytest.param(each_step, marks=pytest.mark.soak)])
 def test_a_restore_that_is_killed_at_any_step_continues_and_fetches_nothing_twice(
     spawn: Any,
     store: kvstore.Store,
     proxy: Proxy,
     url: str,
     tmp_path: Path,
-    steps: Callable[[random.Random], int],
+    steps: Callable[[random.Random], Iterator[int]],
 ) -> None:
     pick = seeded("KVSTORE_RESUME_SEED")
     options, place = s3_options(proxy.url), tmp_path / "restored"
@@ -83,8 +85,8 @@ def test_a_restore_that_is_killed_at_any_step_continues_and_fetches_nothing_twic
             change(store, pick, 60)
             collection.backup(store)
     proxy.taken()
-    kills = 0
-    while killed(spawn, url, options, place, steps(pick), LIMITS):
+    kills, drawn = 0, steps(pick)
+    while killed(spawn, url, options, place, next(drawn), LIMITS):
         kills += 1
         assert kills < 2000
         if place.exists():  # the kill came behind the rename, before the files were removed
