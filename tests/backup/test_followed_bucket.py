@@ -128,9 +128,11 @@ def test_a_follower_survives_a_bucket_that_fails_in_turn(
     def wait_until(is_done: Callable[[FollowerSays], bool]) -> None:
         while True:
             said = child.hear()
-            assert said.since <= max(said.upper, 0) or said.windows == 0
+            reached = seen.upper
+            assert reached >= said.upper
+            # The hold has moved before the follower tells its window, so GC may be ahead of that.
+            assert not reached or said.since <= reached
             if is_done(said):
-                assert seen.upper >= said.upper
                 sizes.append(said.resident_bytes)
                 return
 

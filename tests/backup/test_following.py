@@ -150,7 +150,8 @@ def test_a_writer_at_full_speed_beside_a_bucket_that_is_absent_and_lossy_in_turn
             change(store, pick, 1)
             status = follower.status()
             follower.require()
-            assert store.since <= status.upper
+            # The hold has moved before the follower tells its window, so GC may be ahead of that.
+            assert store.since <= seen.upper
             if is_done(status):
                 return status
 
