@@ -14,8 +14,9 @@ import pyarrow as pa
 import typer
 
 from bulk.applying import RowsApplied, apply_rows, sync_rows
+from bulk.decoding import decoded, decoded_files
 from bulk.exports import export_rows, live_rows, write_rows
-from bulk.files import column_names, file_events, file_rows, format_of
+from bulk.files import file_events, format_of
 from bulk.ingest import ingest
 from bulk.loading import import_rows
 from bulk.manifest import Manifest
@@ -37,7 +38,6 @@ from kvstore.cli.options import (
     ValueEncodingOption,
     iso,
     one_of,
-    to_bytes,
     to_duration,
     to_span,
     to_text,
@@ -191,7 +191,7 @@ def import_(
             return
         has_expiries = expires is None and op is None and not sync
         reading = Reading(files)
-        decoded = _decoded_files(files, columns, notation, reading, has_expiries=has_expiries)
+        decoded = decoded_files(files, columns, notation, reading, has_expiries=has_expiries)
         rows = reading.over(decoded, counting(progress, "rows read"))
         if sync:
             _tell_applied(sync_rows(opened, rows, span, twice), as_json)
@@ -352,7 +352,7 @@ def seed_(
         both, show = Encodings(encoding, encoding), counting(progress, "rows read")
         newest = seed(
             store,
-            counted(reading.over(_decoded(events, both, str(store)), show)),
+            counted(reading.over(decoded(events, both, str(store)), show)),
             key=key,
             value=value,
             at=at,
@@ -361,60 +361,6 @@ def seed_(
             duplicates=twice,
         )
     print_figures({"newest": iso(newest), "rows": rows}, as_json=as_json)
-
-
-def _decoded_files(
-    sources: list[Path],
-    columns: dict[str, str | None],
-    notation: Encodings,
-    reading: Reading,
-    *,
-    has_expiries: bool,
-) -> Iterator[pa.RecordBatch]:
-    """The rows of all files. A key or a value that is not in its notation is named by file and
-    row. With `has_expiries` each file may have a column `expires`."""
-    named = {name: column for name, column in columns.items() if column}
-    timed = [source for source in sources if has_expiries and _has_expiries(source, named)]
-    for source in sources:
-        more = {"expires": "expires"} if source in timed else {}
-        rows = file_rows([source], reading=reading, **named, **more)
-        for batch in _decoded(rows, notation, str(source)):
-            if timed and not more:  # the batches of all files have the same columns
-                yield batch.append_column("expires", pa.nulls(batch.num_rows, pa.int64()))
-            else:
-                yield batch
-
-
-def _has_expiries(source: Path, named: dict[str, str]) -> bool:
-    """Whether a file has a column `expires` that serves for nothing else."""
-    return "expires" not in named.values() and "expires" in column_names(source)
-
-
-def _decoded(
-    rows: Iterator[pa.RecordBatch], notation: Encodings, where: str
-) -> Iterator[pa.RecordBatch]:
-    """Decode hex or base64 in the first two columns, keys and values. Text stays as it is, and so
-    do nulls, which are refused later."""
-    if notation == (Encoding.TEXT, Encoding.TEXT):
-        yield from rows
-        return
-    first = 1
-    for batch in rows:
-        columns = [
-            pa.array(_cells(column, encoding, where, first), pa.binary())
-            for column, encoding in zip(batch.columns[:2], notation, strict=True)
-        ]
-        yield pa.RecordBatch.from_arrays([*columns, *batch.columns[2:]], schema=batch.schema)
-        first += batch.num_rows
-
-
-def _cells(column: pa.Array, encoding: Encoding, where: str, first: int) -> Iterator[bytes | None]:
-    number = first
-    try:
-        for number, raw in enumerate(column.to_pylist(), first):  # noqa: B007
-            yield None if raw is None else to_bytes(raw.decode("latin-1"), encoding)
-    except UsageError as error:
-        raise UsageError(f"{where}: row {number}: {error.what}", error.remedy) from error
 
 
 def _tell(manifest: Manifest, stamp: Timestamp, as_json: bool) -> None:

@@ -8,7 +8,7 @@
 Floors, from the top:
 
     cli
-    pull                     a store takes the pushes
+    pull sending             a store takes the pushes; rows in any order
     reverting place          a push is taken back by rows; how far a store has come
     pushes amended           a job makes them; a person reverts and expires them; one for one store
     statuses log             reports of stores; the order of events

@@ -1,17 +1,35 @@
-"""`kvstore push`: a store pulls from a bucket; pushes are listed, reverted and expired."""
+"""`kvstore push`: files become a push, a store pulls; pushes are listed, reverted and expired."""
 
 from __future__ import annotations
 
 import signal
 import threading
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Final
 
 import typer
 
+from bulk.decoding import decoded_files
+from bulk.files import format_of
+from bulk.progress import Reading
+from bulk.pushes.modes import ADD, REPLACE, ModeName
 from bulk.pushes.pull import Puller
 from bulk.pushes.pushes import Pushes
-from kvstore.cli.options import JsonOption, StoreArgument, iso, to_duration
-from kvstore.cli.output import note, print_figures, print_json, print_list, working
+from bulk.pushes.sending import send_rows
+from bulk.sort import Duplicates
+from kvstore.cli.options import (
+    Encoding,
+    Encodings,
+    JsonOption,
+    PrefixOption,
+    StoreArgument,
+    iso,
+    one_of,
+    to_bytes,
+    to_duration,
+    to_time,
+)
+from kvstore.cli.output import counting, note, print_figures, print_json, print_list, working
 from kvstore.cli.stores import open_or_create
 
 app = typer.Typer(
@@ -22,9 +40,35 @@ UrlArgument = Annotated[
     str,
     typer.Argument(metavar="URL", help="The root of the pushes.", show_default=False),
 ]
+SourcesArgument = Annotated[
+    list[Path],
+    typer.Argument(
+        metavar="SOURCE",
+        help="Files: .parquet, .csv, .tsv, .jsonl, .arrow, .feather.",
+        show_default=False,
+    ),
+]
+KeyOption = Annotated[str, typer.Option(metavar="COLUMN", help="The column with the keys.")]
+ValueOption = Annotated[str, typer.Option(metavar="COLUMN", help="The column with the values.")]
+ShardsOption = Annotated[int, typer.Option(help="The number of shards.")]
+ModeOption = Annotated[str, typer.Option(help="add, or replace.")]
+KeepNewerOption = Annotated[
+    bool, typer.Option("--keep-newer", help="Leave keys alone that are newer than --built-at.")
+]
+BuiltAtOption = Annotated[
+    str | None, typer.Option(metavar="TIME", help="When the rows were read.", show_default=False)
+]
+DuplicatesOption = Annotated[
+    str, typer.Option(help="A key that comes twice: error, or last: the last row counts.")
+]
+EncodingOption = Annotated[
+    Encoding, typer.Option("--encoding", "-e", help="The encoding of keys and values in the files.")
+]
 NumberArgument = Annotated[
     int, typer.Argument(metavar="PUSH", help="The number of a push.", show_default=False)
 ]
+MODES: Final[tuple[ModeName, ...]] = (ADD, REPLACE)
+DUPLICATES: Final[tuple[Duplicates, ...]] = ("error", "last")
 _LISTED = ["push", "at", "mode", "state", "shards", "rows", "bytes"]
 _STATUS = ["name", "shard", "state", "at", "error"]
 
@@ -67,6 +111,55 @@ def pull_(
     states = [told["state"] for told in pushes.values()]
     figures = {state: states.count(state) for state in ("added", "reverted", "refused")}
     print_figures({"events": position["log"], **figures}, as_json=as_json)
+
+
+_MAKE_HELP: Final = """\
+Push the rows of files to all stores that pull from a URL. The formats are the formats of
+kvstore import; a column expires has the times at which keys expire.
+
+With --mode replace the push is the new whole of the keys with --prefix: stores delete the
+other keys there. With --keep-newer keys stay that were written after --built-at.
+
+\b
+Examples:
+  kvstore push make s3://bucket/pushes fares.parquet --key trip --value fare
+  kvstore push make s3://bucket/pushes codes.csv --mode replace --prefix code/
+"""
+
+
+@app.command(name="make", help=_MAKE_HELP)
+def make_(
+    url: UrlArgument,
+    sources: SourcesArgument,
+    key: KeyOption = "key",
+    value: ValueOption = "value",
+    shards: ShardsOption = 1,
+    mode: ModeOption = ADD,
+    prefix: PrefixOption = None,
+    keep_newer: KeepNewerOption = False,
+    built_at: BuiltAtOption = None,
+    duplicates: DuplicatesOption = "error",
+    encoding: EncodingOption = Encoding.TEXT,
+    as_json: JsonOption = False,
+) -> None:
+    """Take the options, and push."""
+    for source in sources:
+        format_of(source)
+    twice = one_of("--duplicates", duplicates, DUPLICATES)
+    building = Pushes(url).begin(
+        shards,
+        mode=one_of("--mode", mode, MODES),
+        prefix=None if prefix is None else to_bytes(prefix, encoding),
+        keep_newer=keep_newer,
+        built_at=to_time(built_at),
+    )
+    with building, working(f"pushing to {url}", quiet=as_json) as progress:
+        reading, notation = Reading(sources), Encodings(encoding, encoding)
+        columns = {"key": key, "value": value}
+        found = decoded_files(sources, columns, notation, reading, has_expiries=True)
+        push = send_rows(building, reading.over(found, counting(progress, "rows read")), twice)
+    figures = {"push": push.number, "rows": push.rows, "bytes": push.size_bytes}
+    print_figures(figures, as_json=as_json)
 
 
 @app.command(name="list")

@@ -8,21 +8,22 @@ import shutil
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-import bulk
 import kvstore
 from backup import Collection
-from bulk.pushes import Pushes
+from bulk.pushes import Pushes, shard_of
 from bulk.pushes.pull import Puller
 from kvstore.store import Store
 from kvstore.testing.bounds import bounds
+from kvstore.testing.kills import run_until_killed
 from kvstore.testing.seeds import seed_of
 from tests.pushes.made import build_time, drain, push
 from tests.pushes.model import Effect, Made, ModelStore
+from tests.pushes.puller import pull_on
 
-SHARDS = 2
 KEYS = [b"%s/%d" % (prefix, number) for prefix in (b"a", b"b") for number in range(6)]
 
 
@@ -99,11 +100,12 @@ class Host:
 class History:
     """One random history."""
 
-    def __init__(self, root: Path, pick: random.Random) -> None:
-        self.pick = pick
-        self.pushes = Pushes(f"memory://histories-{os.getpid()}-{pick.getrandbits(60)}/root")
+    def __init__(self, root: Path, pick: random.Random, url: str, shards: int) -> None:
+        self.pick, self.shards = pick, shards
+        self.pushes = Pushes(url)
         self.made: list[Made | int] = []
-        self.hosts = [Host(root / str(n), self.pushes, n, pick) for n in range(SHARDS)]
+        """The pushes, and the numbers of pushes that were reverted, as the log has them."""
+        self.hosts = [Host(root / str(n), self.pushes, n, pick) for n in range(shards)]
         self.read_at = 0
 
     def effect(self) -> Effect:
@@ -123,7 +125,7 @@ class History:
         push(
             self.pushes,
             rows,
-            shards=SHARDS,
+            shards=self.shards,
             mode="add" if prefix is None else "replace",
             prefix=prefix,
             keep_newer=keeps,
@@ -144,15 +146,21 @@ class History:
     def pull(self) -> None:
         host = self.pick.choice(self.hosts)
         drain(host.puller)
-        for at in range(host.passed, len(self.made)):
+        assert host.puller.status["log"] == len(self.made)
+        self.advance(host)
+
+    def advance(self, host: Host) -> None:
+        """Have the model of a host take what its store has taken."""
+        taken = host.puller.status["log"]
+        for at in range(host.passed, taken):
             made = self.made[at]
             if isinstance(made, int):
                 host.model.take_back(made)
                 continue
-            rows = {k: v for k, v in made.rows.items() if bulk.shard_of(k, SHARDS) == host.shard}
+            rows = {k: v for k, v in made.rows.items() if shard_of(k, self.shards) == host.shard}
             number = sum(isinstance(each, Made) for each in self.made[: at + 1])
             host.model.take(int(host.store.upper) - 1, number, made._replace(rows=rows))
-        host.passed = len(self.made)
+        host.passed = taken
 
     def step(self) -> None:
         host = self.pick.choice(self.hosts)
@@ -182,11 +190,48 @@ class History:
                 host.store.close()
 
 
+class KilledHistory(History):
+    """A history of one store, whose pushes are taken by processes that are killed."""
+
+    hits = 0
+
+    def __init__(self, root: Path, pick: random.Random, url: str, spawn: Any) -> None:
+        super().__init__(root, pick, url, 1)
+        self.spawn = spawn
+
+    def pull(self) -> None:
+        [host] = self.hosts
+        if host.passed == len(self.made):
+            return
+        host.store.close()
+        delay = self.pick.uniform(0, 0.05)
+        where = str(host.at), self.pushes.where
+        said = run_until_killed(self.spawn, pull_on, where, lambda said: bool(said), delay)
+        self.hits += said[-1] == "begun" and "idle" not in said
+        host.open()
+        assert host.store.verify().problems == ()
+        self.advance(host)
+
+
 def histories(tmp_path: Path, count: int, steps: int) -> None:
     pick = random.Random(seed_of("KVSTORE_PUSHES_SEED", None))
     for number in range(count):
+        url = f"memory://histories-{os.getpid()}-{pick.getrandbits(60)}/root"
         with bounds(SCAN_CHUNK=pick.choice([1, 3, 1000])):
-            History(tmp_path / str(number), pick).run(steps)
+            History(tmp_path / str(number), pick, url, 2).run(steps)
+
+
+def kills(tmp_path: Path, spawn: Any, hits: int) -> None:
+    """Kill pullers until `hits` of them were in the midst of an event."""
+    pick = random.Random(seed_of("KVSTORE_PULLER_SEED", None))
+    number = hit = 0
+    while hit < hits:
+        root = tmp_path / str(number)
+        history = KilledHistory(root, pick, str(root / "pushes"), spawn)
+        history.run(40)
+        hit += history.hits
+        number += 1
+        assert number < 10 * hits, f"{hit} of {number} histories had a kill that hit"
 
 
 def test_a_random_history_shows_what_the_model_shows(tmp_path: Path) -> None:
@@ -196,3 +241,16 @@ def test_a_random_history_shows_what_the_model_shows(tmp_path: Path) -> None:
 @pytest.mark.soak
 def test_random_histories_show_what_the_model_shows(tmp_path: Path) -> None:
     histories(tmp_path, 150, 80)
+
+
+def test_a_history_whose_pullers_are_killed_shows_what_the_model_shows(
+    tmp_path: Path, spawn: Any
+) -> None:
+    kills(tmp_path, spawn, 1)
+
+
+@pytest.mark.soak
+def test_histories_whose_pullers_are_killed_show_what_the_model_shows(
+    tmp_path: Path, spawn: Any
+) -> None:
+    kills(tmp_path, spawn, 60)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import random
 import threading
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 from zlib import crc32
 
 import pytest
@@ -21,10 +19,7 @@ from kvstore.errors import AccessDeniedError, BusyError, ImportRefusedError, Usa
 from kvstore.storage import address
 from kvstore.storage.memory import MemoryBlob
 from kvstore.testing.bounds import bounds
-from kvstore.testing.kills import run_until_killed
-from kvstore.testing.seeds import seed_of
 from tests.pushes.made import drain, push
-from tests.pushes.puller import pull_on
 
 
 def generation(number: int, rows: int = 30) -> dict[bytes, bytes]:
@@ -290,48 +285,3 @@ def test_a_worker_waits_is_waited_for_and_ends(pushes: Pushes, tmp_path: Path) -
         puller.close()
         assert threading.active_count() <= before
         assert store.get(b"a") == b"1"
-
-
-def kills(tmp_path: Path, spawn: Any, hits: int) -> None:
-    """Kill pullers until `hits` of them were in the midst of a push."""
-    pick = random.Random(seed_of("KVSTORE_PULLER_SEED", None))
-    pushes = Pushes(str(tmp_path / "root"))
-    store_at = str(tmp_path / "store")
-    count = hit = 0
-    while hit < hits:
-        push(pushes, generation(count, 400))
-        if count and pick.random() < 0.3:
-            pushes.revert(count)
-        count += 1
-        assert count < 10 * hits, f"{hit} of {count} kills hit"
-        said = run_until_killed(
-            spawn, pull_on, (store_at, pushes.where), lambda said: bool(said), pick.uniform(0, 0.05)
-        )
-        hit += said[-1] == "begun" and "idle" not in said
-        with kvstore.open(store_at) as store:
-            assert store.verify().problems == ()
-    with (
-        kvstore.open(tmp_path / "store") as store,
-        kvstore.open(None, engine="memory") as plain,
-    ):
-        drain(Puller(store, pushes, name="killed"))
-        drain(Puller(plain, pushes, name="spared"))
-        assert dict(store.scan()) == dict(plain.scan())
-        records = [r for r in store.imports.all() if r.added is not None]
-        assert len(records) == count
-        assert sorted(r.added or 0 for r in records) == [
-            r.added for r in sorted(records, key=lambda r: _number_of(pushes, r.import_id))
-        ]
-
-
-def _number_of(pushes: Pushes, import_id: int) -> int:
-    return next(p.number for p in pushes.list() if p.imports[0].import_id == import_id)
-
-
-def test_a_puller_that_is_killed_takes_each_push_once(tmp_path: Path, spawn: Any) -> None:
-    kills(tmp_path, spawn, 2)
-
-
-@pytest.mark.soak
-def test_pullers_that_are_killed_take_each_push_once(tmp_path: Path, spawn: Any) -> None:
-    kills(tmp_path, spawn, 60)

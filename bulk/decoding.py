@@ -1,0 +1,67 @@
+"""Rows of files whose keys and values are in a notation, such as hex, as columns of bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pyarrow as pa
+
+from bulk.files import column_names, file_rows
+from bulk.progress import Reading
+from kvstore.cli.options import Encoding, Encodings, to_bytes
+from kvstore.errors import UsageError
+
+
+def decoded_files(
+    sources: list[Path],
+    columns: Mapping[str, str | None],
+    notation: Encodings,
+    reading: Reading,
+    *,
+    has_expiries: bool,
+) -> Iterator[pa.RecordBatch]:
+    """The rows of all files. A key or a value that is not in its notation is named by file and
+    row. With `has_expiries` each file may have a column `expires`."""
+    named = {name: column for name, column in columns.items() if column}
+    timed = [source for source in sources if has_expiries and _has_expiries(source, named)]
+    for source in sources:
+        more = {"expires": "expires"} if source in timed else {}
+        rows = file_rows([source], reading=reading, **named, **more)
+        for batch in decoded(rows, notation, str(source)):
+            if timed and not more:  # the batches of all files have the same columns
+                yield batch.append_column("expires", pa.nulls(batch.num_rows, pa.int64()))
+            else:
+                yield batch
+
+
+def _has_expiries(source: Path, named: dict[str, str]) -> bool:
+    """Whether a file has a column `expires` that serves for nothing else."""
+    return "expires" not in named.values() and "expires" in column_names(source)
+
+
+def decoded(
+    rows: Iterator[pa.RecordBatch], notation: Encodings, where: str
+) -> Iterator[pa.RecordBatch]:
+    """Decode hex or base64 in the first two columns, keys and values. Text stays as it is, and so
+    do nulls, which are refused later."""
+    if notation == (Encoding.TEXT, Encoding.TEXT):
+        yield from rows
+        return
+    first = 1
+    for batch in rows:
+        columns = [
+            pa.array(_cells(column, encoding, where, first), pa.binary())
+            for column, encoding in zip(batch.columns[:2], notation, strict=True)
+        ]
+        yield pa.RecordBatch.from_arrays([*columns, *batch.columns[2:]], schema=batch.schema)
+        first += batch.num_rows
+
+
+def _cells(column: pa.Array, encoding: Encoding, where: str, first: int) -> Iterator[bytes | None]:
+    number = first
+    try:
+        for number, raw in enumerate(column.to_pylist(), first):  # noqa: B007
+            yield None if raw is None else to_bytes(raw.decode("latin-1"), encoding)
+    except UsageError as error:
+        raise UsageError(f"{where}: row {number}: {error.what}", error.remedy) from error
