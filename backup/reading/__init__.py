@@ -4,7 +4,8 @@ Floors, from the top:
 
     reader                  the reads of a store, on a collection
     held labels             the chains that a long reader holds; the side of a join
-    cache rows              the bytes that a reader keeps; rows of a snapshot, as a store gives them
+    cache rows spans        the bytes that a reader keeps; rows of a snapshot, as a store gives
+                            them; the first live rows of spans
 """
 
 from backup.reading.cache import keeping

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cached_property
+from functools import cached_property, partial
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -22,13 +22,17 @@ import pyarrow as pa
 
 from backup.chains import Chains, no_backup
 from backup.instants import gone
-from backup.shard import Shard, ShardPart, ShardSnapshot
+from backup.reading.spans import RowFound, SpanLabels, first_rows
+from backup.shard import Shard, ShardPart, ShardSnapshot, Window
 from backup.shard.rows.part_reader import OpenedPart
 from kvstore.errors import HistoryGoneError, NotYetWrittenError, printable
 from kvstore.joins.labels import Numbers
 from kvstore.joins.order import in_order
 from kvstore.joins.side import VALUE_FIELDS, Asked, Search, placed, value_columns
 from kvstore.limits import JOIN_COLUMNS_ROWS_MAX, JOIN_VALUE_BYTES_MAX
+from kvstore.mvcc import Fragments
+from kvstore.span import Span
+from kvstore.tables.answers import AskedSpans, RowsFound
 from kvstore.timestamp import Timestamp
 
 _DECODED = 8
@@ -111,20 +115,13 @@ class CollectionAnswers:
     def answer(self, labels: Asked, search: Search) -> list[pa.Array] | None:
         """The values of the labels and the timestamps of their versions."""
         self._require_written(labels)
-        lost: npt.NDArray[np.bool_] = np.ones(len(labels.times), np.bool_)
         values: list[pa.Array] = []
         places: list[Numbers] = []
-        times = np.full(len(lost), -1, np.int64)
-        for held in reversed(self._held):
-            is_covered = labels.times >= held.since
-            if held.kept:
-                is_covered |= np.isin(labels.times, list(held.kept))
-            asked = np.flatnonzero(lost & is_covered & (labels.times < held.upper))
-            if not len(asked):
-                continue
-            lost[asked] = False
-            is_all = len(asked) == len(lost)
-            keys = labels.keys if is_all else labels.keys.take(pa.array(asked))
+        count = len(labels.times)
+        times = np.full(count, -1, np.int64)
+        covered, lost = self._covered(labels.times)
+        for held, asked in covered:
+            keys = labels.keys if len(asked) == count else labels.keys.take(pa.array(asked))
             ordered = in_order(keys, labels.times[asked])
             found = held.snapshot.find(
                 ordered,
@@ -140,9 +137,57 @@ class CollectionAnswers:
         if lost.any() and not search.is_gone_null:
             raise self._gone(labels, int(np.argmax(lost)))
         if not values:
-            return value_columns(pa.nulls(len(lost), pa.binary()), times)
-        every = placed(pa.concat_arrays(values), np.concatenate(places), len(lost))
+            return value_columns(pa.nulls(count, pa.binary()), times)
+        every = placed(pa.concat_arrays(values), np.concatenate(places), count)
         return value_columns(every, times)
+
+    def first_alive(self, labels: AskedSpans) -> RowsFound | None:
+        """The first live row of each span, at the time of its label. None where several rows have
+        too many bytes together. Costs as `first_rows`, for each chain."""
+        asked = Asked(pa.array(labels.starts, pa.binary()), labels.times, labels.first)
+        self._require_written(asked)
+        covered, lost = self._covered(labels.times)
+        if lost.any():
+            raise self._gone(asked, int(np.argmax(lost)))
+        rows: list[RowFound | None] = [None] * len(labels.starts)
+        for held, places in covered:
+            ordered = sorted(places.tolist(), key=labels.starts.__getitem__)
+            question = SpanLabels(
+                [labels.starts[at] for at in ordered],
+                [labels.ends[at] for at in ordered],
+                labels.times[ordered],
+            )
+            window = Window(-1, int(question.times.max()))
+            span = Span(question.starts[0], question.ends[-1])
+            cleared = Fragments.of(
+                held.snapshot.range_tombstones(window, span, opened=self._opened)
+            )
+            versions = partial(held.snapshot.view, window)
+            found = first_rows(versions, cleared, question, bytes_max=JOIN_VALUE_BYTES_MAX)
+            if found is None:
+                return None
+            for at, row in zip(ordered, found, strict=True):
+                rows[at] = row
+        keys, values = ([row and row[field] for row in rows] for field in (0, 1))
+        times = np.array([-1 if row is None else row.timestamp for row in rows], np.int64)
+        return RowsFound(pa.array(keys, pa.binary()), pa.array(values, pa.binary()), times)
+
+    def _covered(
+        self, times: Numbers
+    ) -> tuple[list[tuple[HeldChain, Numbers]], npt.NDArray[np.bool_]]:
+        """The places of the times that each chain answers, the newest chain first, and which times
+        no chain covers."""
+        lost: npt.NDArray[np.bool_] = np.ones(len(times), np.bool_)
+        found: list[tuple[HeldChain, Numbers]] = []
+        for held in reversed(self._held):
+            is_covered = times >= held.since
+            if held.kept:
+                is_covered |= np.isin(times, list(held.kept))
+            places = np.flatnonzero(lost & is_covered & (times < held.upper))
+            if len(places):
+                lost[places] = False
+                found.append((held, places))
+        return found, lost
 
     def _require_written(self, labels: Asked) -> None:
         upper = self._held[-1].upper

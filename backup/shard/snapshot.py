@@ -11,6 +11,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import NamedTuple, TypeVar
 
@@ -21,7 +22,7 @@ from backup.shard.rows.found import FindBounds, Found, find_versions
 from backup.shard.rows.part_bytes import MissingPartError
 from backup.shard.rows.part_reader import OpenedPart, open_part
 from backup.shard.rows.ranges import range_tombstones
-from backup.shard.rows.rules import RULES, AsOf, View, Window
+from backup.shard.rows.rules import RULES, VERSIONS, AsOf, View, Window
 from backup.shard.state import codec
 from backup.shard.state.state import ShardBatch, ShardPart
 from kvstore.codec.json import read_object
@@ -168,13 +169,14 @@ class ShardSnapshot:
             raise self._explain(error) from error
 
     def range_tombstones(
-        self, view: Window, span: Span, *, opened: Callable[[ShardPart], OpenedPart]
+        self, view: Window, span: Span, *, opened: Callable[[ShardPart], OpenedPart] | None = None
     ) -> Iterator[RangeTombstone]:
         """The range tombstones of a window that reach into `span`. See `rows.ranges`.
 
         Raises `LeaseExpiredError` if the lease was lost and parts are gone.
         """
-        return explained(range_tombstones(self.batches, view, span, opened), self._explain)
+        open_one = opened or partial(OpenedPart, self._blob, rule=VERSIONS, by_block=True)
+        return explained(range_tombstones(self.batches, view, span, open_one), self._explain)
 
     @contextmanager
     def explaining(self) -> Iterator[None]:

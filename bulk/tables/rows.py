@@ -118,9 +118,14 @@ def _timed(
     keys: pa.Array, values: pa.Array, dues: pa.Array | None, rows: pa.Array
 ) -> pa.RecordBatch:
     if dues is None:
-        return pa.RecordBatch.from_arrays([keys, values], schema=rows_schema())
-    schema = pa.schema([*rows_schema(), ("expires", pa.int64()), ("expires_with", pa.binary())])
-    return pa.RecordBatch.from_arrays([keys, values, dues, rows], schema=schema)
+        return pa.RecordBatch.from_arrays([keys, values], schema=stored_schema(expires=False))
+    return pa.RecordBatch.from_arrays([keys, values, dues, rows], schema=stored_schema())
+
+
+def stored_schema(*, expires: bool = True) -> pa.Schema:
+    """The columns of `stored_batches`, of rows that expire or of rows that stay."""
+    more = [("expires", pa.int64()), ("expires_with", pa.binary())]
+    return pa.schema([*rows_schema(), *more]) if expires else rows_schema()
 
 
 def key_text(codec: TableCodec, key: bytes) -> str:

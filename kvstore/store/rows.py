@@ -19,6 +19,7 @@ from kvstore.limits import BATCH_BYTES_MAX
 from kvstore.mvcc import WriteSet
 from kvstore.span import Span
 from kvstore.store.requests import Requests, RequestToken
+from kvstore.tables.answers import StoredRowSource
 from kvstore.tables.catalogue import Catalogue
 from kvstore.tables.codec import TableCodec
 from kvstore.tables.joining import join_rows
@@ -48,7 +49,9 @@ class SentRows:
 
     def join(self, name: str, labels: object, **question: Any) -> pa.RecordBatchReader:
         """The labels with columns of the rows that they ask for: see `Table.join`."""
-        return join_rows(self._parts, self._catalogue.codec(name), labels, **question)
+        return join_rows(
+            StoredRowSource(self._parts), self._catalogue.codec(name), labels, **question
+        )
 
     def commit(
         self,

@@ -10,7 +10,8 @@ Floors, from the top:
     collected               the rows of a collection, with their history
     finding writing joining changing
                             rows by an index; changes of rows; times of labels
-    side sources            answers to labels; a store, a snapshot, a transaction or a batch
+    side sources            keyed answers to labels; a store, a snapshot, a transaction or a batch
+    answers                 the rows that labels ask for
     catalogue classes conform found
                             the definitions of a store; rows as they arrive, and as reads find them
     evolve                  how tables begin and change

@@ -10,22 +10,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from datetime import timedelta
 from typing import Any, Protocol
 
 import pyarrow as pa
 
-from kvstore.errors import NotYetWrittenError, UsageError
-from kvstore.joins.join import join
-from kvstore.joins.side import Answers, Asked, Join, Search, Side
+from kvstore.errors import NotYetWrittenError
+from kvstore.joins.labels import Numbers
+from kvstore.joins.side import Answers, Asked, Search, Side
+from kvstore.limits import JOIN_VALUE_BYTES_MAX
 from kvstore.mvcc import Version
 from kvstore.span import Span
+from kvstore.tables.answers import AskedSpans, RowsFound
 from kvstore.tables.catalogue import Catalogue
 from kvstore.tables.codec import TableCodec
-from kvstore.tables.joining import asked_rows
-from kvstore.tables.side import TableSide
 from kvstore.tables.sources import SnapshotRows
-from kvstore.timestamp import TimeLike, Timestamp, to_timestamp
+from kvstore.timestamp import TIMESTAMP_MAX, TimeLike, Timestamp, to_timestamp
 
 
 class CollectedRows(SnapshotRows):
@@ -65,6 +64,20 @@ class CollectedRows(SnapshotRows):
         """The side of the collection in a join, up to the time of the table."""
         return _SideUpto(self.store.join_side(), self._as_of)
 
+    @contextmanager
+    def answers(self) -> Iterator[_RowAnswersUpto]:
+        """See `RowSource.answers`."""
+        with self.store.join_side().opened() as answers:
+            yield _RowAnswersUpto(answers, self._as_of)
+
+
+class SpanAnswers(Answers, Protocol):
+    """Answers of a collection that find rows in spans, too."""
+
+    def first_alive(self, labels: AskedSpans) -> RowsFound | None:
+        """See `RowAnswers.latest`."""
+        ...
+
 
 class _SideUpto:
     """A side of a join that answers no label above a time."""
@@ -89,41 +102,34 @@ class _AnswersUpto:
 
     def answer(self, labels: Asked, search: Search) -> list[pa.Array] | None:
         """The values of the labels. Raises `NotYetWrittenError` for a time above the table's."""
-        latest = int(labels.times.max(initial=0))
-        if latest > self.newest:
-            raise NotYetWrittenError(as_of=Timestamp(latest), upper=Timestamp(self.newest + 1))
+        _require_upto(labels.times, self.newest)
         return self._answers.answer(labels, search)
 
 
-class Sided(Protocol):
-    """A table that labels can be joined to."""
+class _RowAnswersUpto:
+    """See `kvstore.tables.answers.RowAnswers`."""
 
-    def join_side(self) -> TableSide:
-        """Its side of a join."""
-        ...
+    def __init__(self, answers: SpanAnswers, as_of: Timestamp) -> None:
+        self._answers, self.newest = answers, as_of
+        self.rows_first, self.rows_max = answers.rows_first, answers.rows_max
+
+    def at(self, labels: Asked) -> RowsFound | None:
+        """See `RowAnswers.at`."""
+        _require_upto(labels.times, self.newest)
+        every_age = Search(TIMESTAMP_MAX, False, JOIN_VALUE_BYTES_MAX)
+        found = self._answers.answer(labels, every_age)
+        if found is None:
+            return None
+        values, times = found
+        return RowsFound(labels.keys, values, times.cast(pa.int64()).fill_null(-1).to_numpy())
+
+    def latest(self, labels: AskedSpans) -> RowsFound | None:
+        """See `RowAnswers.latest`."""
+        _require_upto(labels.times, self.newest)
+        return self._answers.first_alive(labels)
 
 
-def join_collected(
-    table: Sided,
-    codec: TableCodec,
-    labels: object,
-    *,
-    on: str | Sequence[str],
-    at: str | None,
-    known_at: str | TimeLike | None,
-    max_age: timedelta | None,
-    columns: Sequence[str] | None,
-    prefix: str,
-) -> pa.RecordBatchReader:
-    """See `Table.join`, for a table of a collection."""
-    definition = codec.definition
-    if definition.has_event_time:
-        raise UsageError(
-            f"{definition.where} has an event time, on which a collection joins no labels",
-            "restore the collection and join its table, or ask for single rows by latest()",
-        )
-    reader, names, chosen, schema = asked_rows(codec, labels, on, at, known_at, columns, prefix)
-    source = Join(table, key=names, max_age=max_age, columns=chosen, prefix=prefix)
-    found = join(reader, [source], at=at)
-    renamed = (pa.RecordBatch.from_arrays(batch.columns, schema=schema) for batch in found)
-    return pa.RecordBatchReader.from_batches(schema, renamed)
+def _require_upto(times: Numbers, newest: int) -> None:
+    latest = int(times.max(initial=0))
+    if latest > newest:
+        raise NotYetWrittenError(as_of=Timestamp(latest), upper=Timestamp(newest + 1))

@@ -4,9 +4,11 @@ A table without an event time gives each label the row of its key as it was know
 time. A table with an event time gives it the newest row whose event time is not above the label's
 time, among the rows that were known at `known_at`.
 
+`answers.py` has the rows: of a store, and by its contract of a collection.
+
 Invariants
 1. Each label comes out once, in its place, with all its columns.
-2. GC and clears leave history alone from the call until the end of the result.
+2. The source keeps its history from the call until the end of the result.
 3. Memory is bounded by the limits of a piece. A piece whose rows are too large is halved.
 """
 
@@ -14,7 +16,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
-from functools import partial
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -24,12 +25,11 @@ import pyarrow.compute as pc
 from kvstore.arguments import require_age
 from kvstore.columns import require_time_type
 from kvstore.errors import UsageError
-from kvstore.joins.labels import Labels, Numbers, require_complete, require_kept
+from kvstore.joins.labels import Numbers
+from kvstore.joins.side import Asked
 from kvstore.joins.sources import Piece, Pieces, label_reader, times_of_labels
-from kvstore.limits import JOIN_ROWS_FIRST, JOIN_VALUE_BYTES_MAX
-from kvstore.mvcc.lookup import SearchBounds
-from kvstore.parts import Parts
 from kvstore.span import Span, prefix_end
+from kvstore.tables.answers import AskedSpans, RowAnswers, RowsFound, RowSource
 from kvstore.tables.codec import TableCodec
 from kvstore.tables.conform import key_values
 from kvstore.tables.definition import Column
@@ -54,7 +54,7 @@ class RowJoin(NamedTuple):
 
 
 def join_rows(
-    parts: Parts,
+    source: RowSource,
     codec: TableCodec,
     labels: object,
     *,
@@ -69,17 +69,16 @@ def join_rows(
     """The labels with columns of the rows that they ask for. See `Table.join`. The first label is
     row `first` in errors."""
     age = require_age(max_age, name="max_age")
-    parts.committer.health.require()
     reader, names, chosen, schema = asked_rows(codec, labels, on, at, known_at, columns, prefix)
     plan = RowJoin(
         names,
         at,
-        _known(parts, reader.schema, known_at),
+        _known(source, reader.schema, known_at),
         TIMESTAMP_MAX if age is None else age // timedelta(microseconds=1) * 1000,
         chosen,
         prefix,
     )
-    batches = _joined(parts, codec, reader, plan, schema, first)
+    batches = _joined(source, codec, reader, plan, schema, first)
     next(batches)
     return pa.RecordBatchReader.from_batches(schema, batches)
 
@@ -170,12 +169,12 @@ def _columns_besides(codec: TableCodec, schema: pa.Schema, prefix: str) -> list[
     ]
 
 
-def _known(parts: Parts, schema: pa.Schema, known_at: str | TimeLike | None) -> str | int:
+def _known(source: RowSource, schema: pa.Schema, known_at: str | TimeLike | None) -> str | int:
     if isinstance(known_at, str) and known_at in schema.names:
         _require_column(schema, known_at)
         require_time_type(schema.field(known_at))
         return known_at
-    return parts.reads.at(None if known_at is None else to_timestamp(known_at, name="known_at"))
+    return source.time(known_at, "known_at")
 
 
 def _require_column(schema: pa.Schema, name: str) -> None:
@@ -186,39 +185,33 @@ def _require_column(schema: pa.Schema, name: str) -> None:
 
 
 def _joined(
-    parts: Parts,
+    source: RowSource,
     codec: TableCodec,
     reader: pa.RecordBatchReader,
     plan: RowJoin,
     schema: pa.Schema,
     first: int,
 ) -> Iterator[pa.RecordBatch]:
-    pins = parts.pins  # in a forked child, which ends the pass, handles have no fields
-    pin = pins.new()
-    try:
-        with parts.committer.lock:
-            pins.keep(pin, parts.committer.since, kind="join")
+    with source.answers() as answers:
         # A batch without columns first: taking it holds the history, within the call.
         yield pa.record_batch([], names=[])
-        pieces = Pieces(reader, JOIN_ROWS_FIRST, JOIN_ROWS_FIRST, first)
+        pieces = Pieces(reader, answers.rows_first, answers.rows_max, first)
         for piece in pieces:
             size = 0
-            for batch in _answered(parts, codec, piece, plan, schema):
+            for batch in _answered(answers, codec, piece, plan, schema):
                 size += sum(column.nbytes for column in batch.columns[len(reader.schema) :])
                 yield batch
             pieces.learn(piece.rows, size)
-    finally:
-        pins.let_go(pin, None)
 
 
 def _answered(
-    parts: Parts, codec: TableCodec, piece: Piece, plan: RowJoin, schema: pa.Schema
+    answers: RowAnswers, codec: TableCodec, piece: Piece, plan: RowJoin, schema: pa.Schema
 ) -> Iterator[pa.RecordBatch]:
     """The batches of a piece with the added columns."""
-    found = _answers(parts, codec, piece, plan)
+    found = _columns(answers, codec, piece, plan)
     if found is None:
         for half in piece.halves():
-            yield from _answered(parts, codec, half, plan, schema)
+            yield from _answered(answers, codec, half, plan, schema)
         return
     first = 0
     for batch in piece.batches:
@@ -228,7 +221,9 @@ def _answered(
             yield pa.RecordBatch.from_arrays([*batch.columns, *columns], schema=schema)
 
 
-def _answers(parts: Parts, codec: TableCodec, piece: Piece, plan: RowJoin) -> list[pa.Array] | None:
+def _columns(
+    answers: RowAnswers, codec: TableCodec, piece: Piece, plan: RowJoin
+) -> list[pa.Array] | None:
     """The added columns of a piece of labels. None if the rows of several labels have too many
     bytes together: the caller passes a smaller piece."""
     definition = codec.definition
@@ -236,103 +231,70 @@ def _answers(parts: Parts, codec: TableCodec, piece: Piece, plan: RowJoin) -> li
         column.name: key_values(piece.batches, piece.first, name, column.type)
         for name, column in zip(plan.on, definition.key_columns, strict=False)
     }
-    newest = partial(parts.reads.at, None)
+
+    def newest() -> int:
+        return answers.newest
+
     at = None if plan.at is None else times_of_labels(piece, plan.at, newest)
-    if not definition.has_event_time:
-        assert isinstance(plan.known_at, int)
-        known = np.full(piece.rows, plan.known_at, np.int64) if at is None else at
-        keys = codec.key.keys(pa.RecordBatch.from_pydict(columns)).to_pylist()
-        return _rows_at(parts, codec, keys, known, piece.first, known - plan.age_max, plan)
-    assert at is not None, "the caller asked for it"
-    event = definition.key_columns[-1]
+    known = at
     if isinstance(plan.known_at, str):
         known = times_of_labels(piece, plan.known_at, newest)
-    else:
+    elif definition.has_event_time or known is None:
         known = np.full(piece.rows, plan.known_at, np.int64)
+    assert known is not None
+    if not definition.has_event_time:
+        asked = Asked(codec.key.keys(pa.RecordBatch.from_pydict(columns)), known, piece.first)
+        found = answers.at(asked)
+        return None if found is None else _decoded(codec, found, known - plan.age_max, plan)
+    assert at is not None, "the caller asked for it"
+    event = definition.key_columns[-1]
     starts = codec.key.keys(
         pa.RecordBatch.from_pydict({**columns, event.name: _events(at, event.type)})
-    ).to_pylist()
+    )
     stems = KeyCodec(definition, codec.key.prefix, definition.key[:-1])
     ends = [
         prefix_end(stem) for stem in stems.keys(pa.RecordBatch.from_pydict(columns)).to_pylist()
     ]
-    labels = Labels(starts, known, piece.first)
-    require_complete(parts, labels)
-    require_kept(parts, labels)
-    search: dict[tuple[bytes, int], bytes | None] = {}
-    keys = []
-    for start, end, time in zip(starts, ends, known.tolist(), strict=True):
-        asked = start, time
-        if asked not in search:
-            search[asked] = first_key(parts, Span(start, end), time)
-        keys.append(search[asked])
-    found = _rows_at(parts, codec, keys, known, piece.first, None, plan)
-    if found is not None and plan.age_max < TIMESTAMP_MAX:
-        found = _not_older(codec, keys, at - plan.age_max, event.type, found)
-    return found
-
-
-def first_key(parts: Parts, span: Span, as_of: int) -> bytes | None:
-    """The first live key of a span. One seek, and a step for each dead key before it."""
-    chunk = next(parts.versions.scan(span, as_of, limit=1), None)
-    return None if chunk is None else chunk[0][0]
-
-
-def _rows_at(
-    parts: Parts,
-    codec: TableCodec,
-    keys: Sequence[bytes | None],
-    times: Numbers,
-    first: int,
-    least: Numbers | None,
-    plan: RowJoin,
-) -> list[pa.Array] | None:
-    """The columns of the rows of keys, each at its time, and the time of its version. A row is null
-    where a key has no version or one older than `least`. None if the rows have too many bytes
-    together."""
-    there = [at for at, key in enumerate(keys) if key is not None]
-    wanted = [key for key in keys if key is not None]
-    asked = times[there] if len(there) else np.empty(0, np.int64)
-    labels = Labels(wanted, asked, first)
-    require_complete(parts, labels)
-    require_kept(parts, labels)
-    bounds = SearchBounds(bytes_max=JOIN_VALUE_BYTES_MAX)
-    answer = parts.versions.get_timed(wanted, np.ascontiguousarray(asked).data, bounds)
-    if answer is None:
+    found = answers.latest(AskedSpans(starts.to_pylist(), ends, known, piece.first))
+    if found is None:
         return None
-    stamps = np.asarray(answer.times, np.int64)
-    alive = [
-        at
-        for at, value in enumerate(answer.values)
-        if value is not None and (least is None or stamps[at] >= least[there[at]])
-    ]
-    batch = codec.decode(
-        pa.array([wanted[at] for at in alive], pa.binary()),
-        pa.array([answer.values[at] for at in alive], pa.binary()),
-        plan.columns,
-    )
-    places = np.full(len(keys), -1, np.int64)
-    places[[there[at] for at in alive]] = np.arange(len(alive))
+    if plan.age_max < TIMESTAMP_MAX:
+        found = _not_older(codec, found, at - plan.age_max, event.type)
+    return _decoded(codec, found, None, plan)
+
+
+def _decoded(
+    codec: TableCodec, found: RowsFound, least: Numbers | None, plan: RowJoin
+) -> list[pa.Array]:
+    """The columns of rows, and the times of their versions: null where a label has no row, or one
+    whose version is older than `least`."""
+    is_alive = found.values.is_valid().to_numpy(zero_copy_only=False)
+    if least is not None:
+        is_alive = is_alive & (found.times >= least)
+    alive = np.flatnonzero(is_alive)
+    rows = pa.array(alive)
+    batch = codec.decode(found.keys.take(rows), found.values.take(rows), plan.columns)
+    places = np.full(len(is_alive), -1, np.int64)
+    places[alive] = np.arange(len(alive))
     taken = pa.array(places, mask=places < 0)
-    times_found = pa.array(stamps[alive] if alive else np.empty(0, np.int64)).cast(_TIME)
-    return [column.take(taken) for column in (*batch.columns, times_found)]
+    times = pa.array(found.times[alive]).cast(_TIME)
+    return [column.take(taken) for column in (*batch.columns, times)]
 
 
 def _not_older(
-    codec: TableCodec,
-    keys: Sequence[bytes | None],
-    least: Numbers,
-    type_: pa.DataType,
-    found: list[pa.Array],
-) -> list[pa.Array]:
-    """The columns, null where the event time of the row is below `least`, in nanoseconds."""
-    there = [at for at, key in enumerate(keys) if key is not None]
-    events = codec.key.arrays(pa.array([keys[at] for at in there], pa.binary()))[-1]
-    young = np.zeros(len(keys), bool)
-    bounds = pa.array(_events(least[there] - 1, type_)) if there else events
-    young[there] = pc.greater(events, bounds).to_numpy(zero_copy_only=False)
-    mask = pa.array(young)
-    return [pc.if_else(mask, column, pa.nulls(len(column), column.type)) for column in found]
+    codec: TableCodec, found: RowsFound, least: Numbers, type_: pa.DataType
+) -> RowsFound:
+    """The rows whose event time is not below `least`, in nanoseconds."""
+    there = np.flatnonzero(found.values.is_valid().to_numpy(zero_copy_only=False))
+    if not len(there):
+        return found
+    events = codec.key.arrays(found.keys.take(pa.array(there)))[-1]
+    bounds = pa.array(_events(least[there] - 1, type_))
+    is_young = pc.greater(events, bounds).to_numpy(zero_copy_only=False)
+    mask = np.zeros(len(found.values), bool)
+    mask[there[is_young]] = True
+    values = pc.if_else(pa.array(mask), found.values, pa.scalar(None, pa.binary()))
+    return found._replace(values=values)
 
 
 def _events(times: Numbers, type_: pa.DataType) -> pa.Array:

@@ -24,12 +24,13 @@ from kvstore.limits import BATCH_BYTES_MAX, SCAN_CHUNK
 from kvstore.mvcc import Version, WriteSet
 from kvstore.parts import Parts
 from kvstore.span import Span
+from kvstore.tables.answers import RowAnswers, StoredRowSource
 from kvstore.tables.catalogue import Catalogue, change
 from kvstore.tables.codec import TableCodec
 from kvstore.tables.definition import Definition
 from kvstore.tables.evolve import Alteration
 from kvstore.tables.space import definition_key
-from kvstore.timestamp import TimeLike, Timestamp, to_timestamp
+from kvstore.timestamp import TimeLike, Timestamp
 
 
 @dataclass(slots=True)
@@ -158,8 +159,7 @@ class StoreRows:
 
     def time(self, time: TimeLike | None, name: str) -> Timestamp:
         """A time that the caller gave, by default the newest complete one."""
-        at = None if time is None else to_timestamp(time, name=name)
-        return Timestamp(self.parts.reads.at(at))
+        return StoredRowSource(self.parts).time(time, name)
 
     def first(self, span: Span, at: Timestamp) -> tuple[bytes, bytes] | None:
         """The first live key in `span` at `at`, with its value. One seek."""
@@ -173,6 +173,10 @@ class StoreRows:
     def side(self) -> StoredSide:
         """The side of the store in a join."""
         return StoredSide(self.parts)
+
+    def answers(self) -> AbstractContextManager[RowAnswers]:
+        """See `RowSource.answers`."""
+        return StoredRowSource(self.parts).answers()
 
     def held(self, as_of: TimeLike | None) -> HeldRows:
         return HeldRows(self.store.snapshot(as_of), self.catalogue)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
-from functools import partial
 from itertools import chain
 from typing import Any, NoReturn
 
@@ -20,7 +19,7 @@ from kvstore.tables.building import build_index
 from kvstore.tables.changing import RowImages, change_schema, changed_batches, require_images
 from kvstore.tables.classes import row_of
 from kvstore.tables.codec import TableCodec, UnknownLayoutError, dicts
-from kvstore.tables.collected import CollectedRows, join_collected
+from kvstore.tables.collected import CollectedRows
 from kvstore.tables.conform import batches_of
 from kvstore.tables.evolve import Added, Alteration, IndexColumns, named_parts
 from kvstore.tables.feeding import TableFeed, open_feed
@@ -239,16 +238,21 @@ class Table:
 
         All columns are null where there is no such row, and where it is older than `max_age`. By
         default these are the columns that the labels lack. Their names begin with `prefix`. Raises
-        as `Store.join`, and `UsageError` for a table of a collection that has an event time. Costs
-        a seek for each label.
+        as `Store.join`. Costs a seek for each label; in a collection, a row group for each stretch
+        of labels.
         """
         rows = self._kept_rows("joined")
-        codec = rows.codec(self.name)
-        if isinstance(rows, CollectedRows):
-            run = partial(join_collected, self, codec, labels)
-        else:
-            run = partial(join_rows, rows.parts, codec, labels)
-        return run(on=on, at=at, known_at=known_at, max_age=max_age, columns=columns, prefix=prefix)
+        return join_rows(
+            rows,
+            rows.codec(self.name),
+            labels,
+            on=on,
+            at=at,
+            known_at=known_at,
+            max_age=max_age,
+            columns=columns,
+            prefix=prefix,
+        )
 
     def join_side(self) -> TableSide:
         """The side of this table in a join of several sources: see `kvstore.join`."""

@@ -17,16 +17,13 @@ from pyspark.sql import Column, DataFrame
 
 import bulk
 from bulk.bucket import BucketUrl
-from bulk.definitions import EncodedBy
 from bulk.ingest import require_on_conflict
 from bulk.manifest import Manifest
 from bulk.remote import OnConflict
 from bulk.sort import Duplicates
-from bulk.tables import key_text
 from kvstore.control.scripts import StoreOrClient, as_store
 from kvstore.errors import (
     ImportRefusedError,
-    KeyOrderError,
     NotUniqueError,
     TableAlteredError,
     UsageError,
@@ -40,7 +37,7 @@ from spark_connector.loading.build import build_import
 from spark_connector.loading.columns import Columns
 from spark_connector.loading.progress import Progress
 from spark_connector.loading.rows import ImportRows
-from spark_connector.loading.tables import RowEncoder, require_columns
+from spark_connector.loading.tables import require_typed, rows_once, table_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,30 +91,22 @@ def bulk_import(
     `run_import` returns a report instead.
 
     For a table (`store.table("trips")`) `df` has columns of the table, in any order, and neither
-    `key`, `value`, `op`, `splits`, `duplicates` nor `expires` is given. The tasks that sort the
-    rows build their index entries too. A type, a null or a value that does not fit is refused by
-    column and row. Raises `TableAlteredError` if the table is altered meanwhile, and
-    `NotUniqueError` for a row with the values of another one in a unique index.
+    `key`, `value`, `op`, `splits` nor `duplicates` is given. The tasks that sort the rows build
+    their index entries too, which expire with their row. `expires` names one more column, or is an
+    expression. A type, a null or a value that does not fit is refused by column and row. Raises
+    `TableAlteredError` if the table is altered meanwhile, and `NotUniqueError` for a row with the
+    values of another one in a unique index.
 
     Raises `UsageError` on bad columns, duplicates and null keys or values; then no row is added.
     """
     more: Any = {"import_id": import_id, "progress": progress, "max_bytes": max_bytes}
     if isinstance(store, Table):
-        _require_none(store, duplicates, key, value, op, splits, order_by, expires)
-        return _table_import(df, store, staging, partitions, on_conflict, **more)
+        require_typed(store, duplicates, key, value, op, splits, order_by)
+        return _table_import(df, store, staging, partitions, on_conflict, expires, **more)
     if key is None or value is None:
         raise UsageError("None is no column of keys or values", "pass both, or load into a table")
     rows = ImportRows(df, key, value, op, partitions, splits, duplicates, order_by, expires)
     return run_import(rows, store, staging, on_conflict, **more).stamp
-
-
-def _require_none(table: Table, duplicates: Duplicates, *given: object) -> None:
-    """Raise `UsageError` for the choices of a load of keys and values."""
-    if any(each is not None for each in given) or duplicates != "error":
-        raise UsageError(
-            f"a load into table {table.name!r} with key, value, op, splits, duplicates or expires",
-            "leave them out: the table has a key",
-        )
 
 
 def _table_import(
@@ -126,18 +115,13 @@ def _table_import(
     staging: Address | None,
     partitions: int | None,
     on_conflict: OnConflict,
+    expires: Column | str | None,
     **more: Any,
 ) -> Timestamp:
     store, codec, check = table.import_target()
-    require_columns(df, codec)
-    encoder = RowEncoder(table.name, codec.stored)
-    made = [EncodedBy.of(codec)]
-    rows = ImportRows(df, "key", "value", partitions=partitions, encoder=encoder, tables=made)
-    try:
+    rows = table_rows(df, codec, expires=expires, partitions=partitions)
+    with rows_once(codec):
         return run_import(rows, store, staging, on_conflict, check=check, **more).stamp
-    except KeyOrderError as error:
-        what = f"the row {key_text(codec, error.key)} came twice"
-        raise UsageError(what, "remove duplicates: df.dropDuplicates") from error
 
 
 def run_import(

@@ -10,12 +10,13 @@ import pickle
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Final, TypeAlias
+from typing import Final, Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812  # as every Spark program has it
+from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import BinaryType, NullType, StringType
 
 from bulk.definitions import EncodedBy
@@ -55,16 +56,23 @@ KEY: Final = "key"
 VALUE: Final = "value"
 OP: Final = "op"
 EXPIRES: Final = "expires"
-Encoder: TypeAlias = "Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]"
-"""Makes batches of keys and values of the batches of a task. It is picklable."""
-
 REFUSED_KEY: Final = b""
-
-_ENCODED: Final = "key binary, value binary"
-"""The schema of rows that an encoder has made."""
 
 _ORDER: Final = "kvstore_order"
 _WHAT: Final = "the columns to load"
+
+
+class Encoder(Protocol):
+    """Makes batches of keys and values of the batches of a task. It is picklable."""
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns of the batches that it makes."""
+        ...
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """The rows of a task."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -143,15 +151,20 @@ class ImportRows:
             require_time(str(self.expires), rows.schema[EXPIRES].dataType)
         return rows
 
+    def encoded(self) -> DataFrame:
+        """The columns to load, and for a table the rows that the encoder makes of them."""
+        if self.encoder is None:
+            return self.chosen()
+        columns = from_arrow_schema(self.encoder.schema)
+        return self.chosen().mapInArrow(_told_refusals(self.encoder), columns)
+
     def _column(self, given: Column | str) -> Column:
         return column_of(self.df, given, _WHAT)
 
     def by_key(self) -> DataFrame:
         """The rows, partitioned and sorted by key. Of rows with one key the first is to be kept."""
         self.require_order()
-        rows, count = self.chosen(), self.file_count()
-        if self.encoder is not None:
-            rows = rows.mapInArrow(_told_refusals(self.encoder), _ENCODED)
+        rows, count = self.encoded(), self.file_count()
         if self.splits is not None:
             parted = rows.repartitionById(count, partition_of(F.col(KEY), self.splits))
         else:
@@ -214,7 +227,9 @@ def _coalesced(df: DataFrame) -> DataFrame:
     return df.coalesce(max(INPUT_TASKS, _TASKS_PER_CORE * (cores_of(df.sparkSession) or 1)))
 
 
-def _told_refusals(encoder: Encoder) -> Encoder:
+def _told_refusals(
+    encoder: Encoder,
+) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     """`encoder`, which passes a refusal on as a row with the empty key, which no table has. Spark
     would try a task that fails again."""
 
@@ -222,9 +237,8 @@ def _told_refusals(encoder: Encoder) -> Encoder:
         try:
             yield from encoder(batches)
         except UsageError as error:
-            told = pickle.dumps(error)
-            columns = [pa.array([each], pa.binary()) for each in (REFUSED_KEY, told)]
-            yield pa.RecordBatch.from_arrays(columns, names=[KEY, VALUE])
+            told = {KEY: REFUSED_KEY, VALUE: pickle.dumps(error)}
+            yield pa.RecordBatch.from_pylist([told], encoder.schema)
 
     return encode
 

@@ -3,31 +3,52 @@
 Invariants
 1. Types are checked before any task runs, values by the task that encodes them. A refusal names the
    column, and the row by its place in its partition.
+2. A row and its index entries have one due time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Final
 
+import numpy as np
 import pyarrow as pa
 from pyspark import TaskContext
-from pyspark.sql import DataFrame
+from pyspark.sql import Column, DataFrame
 
-from bulk.tables import stored_batches
-from kvstore.errors import UsageError
-from kvstore.tables import TableCodec
+from bulk.definitions import EncodedBy
+from bulk.sort import Duplicates
+from bulk.tables import key_text, stored_batches
+from bulk.tables.rows import stored_schema
+from kvstore.clock import Clock
+from kvstore.columns import expiry_column
+from kvstore.errors import KeyOrderError, UsageError
+from kvstore.tables import Table, TableCodec
 from kvstore.tables.conform import conform
 from kvstore.tables.definition import Definition
 from spark_connector.interfaces import utc_schema
+from spark_connector.loading.columns import column_of, require_time, selected
+from spark_connector.loading.rows import ImportRows
+
+_DUE: Final = "kvstore_due"
+"""The last column of a DataFrame whose rows expire."""
 
 
 @dataclass(frozen=True)
 class RowEncoder:
-    """Makes keys and values of the rows of a table, in a task."""
+    """Makes keys and values of the rows of a table, in a task. With `expires` the last column has
+    the due times; errors call it by this name."""
 
     table: str
     definition: bytes
+    expires: str | None = None
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns of the batches that it makes."""
+        return stored_schema(expires=self.expires is not None)
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         definition = Definition.from_bytes(self.table, self.definition)
@@ -35,19 +56,80 @@ class RowEncoder:
         first = 0
         for batch in batches:
             try:
-                rows = conform(definition, batch, first)
+                given, dues = self._timed(batch, first)
+                rows = conform(definition, given, first)
             except UsageError as error:
                 raise UsageError(f"{error.what}{_place()}", error.remedy) from None
             first += batch.num_rows
-            yield from stored_batches(codec, rows)
+            yield from stored_batches(codec, rows, dues)
+
+    def _timed(self, batch: pa.RecordBatch, first: int) -> tuple[pa.RecordBatch, pa.Array | None]:
+        """The columns of the table, and the due times as nanoseconds: null for rows that stay."""
+        if self.expires is None:
+            return batch, None
+        last = batch.num_columns - 1
+        is_set, times = expiry_column(batch.column(last), self.expires, first, Clock().wall_ns)
+        stays = ~is_set.to_numpy(zero_copy_only=False)
+        dues = np.zeros(len(stays), np.int64)
+        dues[~stays] = times
+        return batch.select(range(last)), pa.array(dues, mask=stays)
 
 
-def require_columns(df: DataFrame, codec: TableCodec) -> None:
-    """Raise `UsageError` unless the DataFrame has columns of the table alone, in types that hold
-    its values, and every column that takes no null."""
+def table_rows(
+    df: DataFrame,
+    codec: TableCodec,
+    *,
+    expires: Column | str | None = None,
+    partitions: int | None = None,
+) -> ImportRows:
+    """The rows of a load into the table of `codec`.
+
+    Raises `UsageError` unless the DataFrame has columns of the table alone, in types that hold its
+    values, and every column that takes no null. `expires` has the due times: an expression, or the
+    name of one more column.
+    """
+    name = None if expires is None else str(expires)
+    rows = df if expires is None else _with_dues(df, codec.definition, expires)
+    _require_columns(rows, codec.definition, has_dues=expires is not None)
+    encoder = RowEncoder(codec.definition.name, codec.stored, name)
+    made = [EncodedBy.of(codec)]
+    return ImportRows(rows, "key", "value", partitions=partitions, encoder=encoder, tables=made)
+
+
+def require_typed(table: Table, duplicates: Duplicates, *given: object) -> None:
+    """Raise `UsageError` for the choices of a load of keys and values."""
+    if any(each is not None for each in given) or duplicates != "error":
+        raise UsageError(
+            f"a load into table {table.name!r} with key, value, op, splits, duplicates or order_by",
+            "leave them out: the table has a key",
+        )
+
+
+@contextmanager
+def rows_once(codec: TableCodec) -> Iterator[None]:
+    """Name a row that came twice by the columns of its key."""
+    try:
+        yield
+    except KeyOrderError as error:
+        what = f"the row {key_text(codec, error.key)} came twice"
+        raise UsageError(what, "remove duplicates: df.dropDuplicates") from error
+
+
+def _with_dues(df: DataFrame, definition: Definition, expires: Column | str) -> DataFrame:
+    """The rows with their due times in the last column. A named column that the table lacks has due
+    times alone."""
+    what = "the times at which rows expire"
+    rows = selected(df, [df["*"], column_of(df, expires, what).alias(_DUE)], what)
+    require_time(str(expires), rows.schema[_DUE].dataType)
+    is_more = isinstance(expires, str) and expires in df.columns
+    return rows.drop(expires) if is_more and expires not in definition.by_name else rows
+
+
+def _require_columns(df: DataFrame, definition: Definition, *, has_dues: bool) -> None:
     schema = utc_schema(df.schema)
-    empty = pa.RecordBatch.from_arrays([pa.array([], f.type) for f in schema], schema=schema)
-    conform(codec.definition, empty)
+    fields = list(schema)[: len(schema) - has_dues]
+    empty = [pa.array([], field.type) for field in fields]
+    conform(definition, pa.RecordBatch.from_arrays(empty, schema=pa.schema(fields)))
 
 
 def _place() -> str:

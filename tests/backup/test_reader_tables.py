@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+import random
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,21 @@ def answers(people: Table, seen: Table, marks: list[Timestamp]) -> list[Any]:
     found += [rows_of(people.join(labels, on="id"))]
     found += [rows_of(people.join(labels, on="id", columns=["name"], prefix="p_"))]
     found += [rows_of(kvstore.join(labels, [kvstore.Join(people, key="id")]))]
+    pick = random.Random(7)
+    events = pa.table(
+        {
+            "device": [f"d{pick.randrange(3)}" for _ in range(80)],
+            "when": [at(pick.randrange(11)) for _ in range(80)],
+            "known": pa.array([int(pick.choice(marks)) for _ in range(80)], pa.int64()),
+        }
+    )
+    for choices in (
+        {},
+        {"known_at": "known"},
+        {"known_at": middle, "columns": ["x"], "prefix": "f_"},
+        {"known_at": "known", "max_age": timedelta(seconds=2)},
+    ):
+        found += [rows_of(seen.join(events, on="device", at="when", **choices))]
     return found
 
 
@@ -93,8 +109,9 @@ def _require_refusals(reader: CollectionReader, marks: list[Timestamp]) -> None:
     assert rows_of(then.join(late.slice(0, 1), on="id")) == rows_of(
         then.join(late.slice(0, 1), on="id", at=None)
     )
-    labels = pa.table({"device": ["d0"], "ts": [marks[5]]})
-    with pytest.raises(UsageError, match="restore the collection"):
-        reader.table("seen").join(labels, on="device")
+    events = pa.table({"device": ["d0"], "ts": [at(5)], "known": pa.array([int(marks[6])])})
+    for known in ("known", marks[6]):
+        with pytest.raises(NotYetWrittenError):
+            reader.table("seen", marks[5]).join(events, "device", known_at=known).read_all()
     with pytest.raises(UsageError, match="table of the store"):
         reader.table("people").alter(drop=["name"])

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from datetime import date, datetime, timezone
+from datetime import date, datetime, timedelta, timezone
 from decimal import Decimal
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pytest
+from pyspark.sql import functions as F  # noqa: N812
 
-from kvstore import Store
+import kvstore
+from kvstore import ManualClock, Span, Store
 from kvstore.errors import NotUniqueError, TableAlteredError, UsageError
 from kvstore.tables import unique
+from kvstore.tables.space import table_prefix
 from spark_connector import bulk_import
 
 if TYPE_CHECKING:
@@ -100,6 +104,41 @@ def test_a_load_into_a_table_takes_no_key_and_checks_unique_indexes(
     assert [record.reverted for record in store.imports.all()] == [None]
     bulk_import(spark.sql("SELECT id, concat('a', id) AS zone FROM range(1, 9)"), mails)
     assert [row["id"] for row in mails.find("one", "a1")] == [1]
+
+
+def test_rows_expire_with_their_entries(spark: SparkSession, tmp_path: Path) -> None:
+    clock = ManualClock(1_800_000_000 * 10**9)
+    with kvstore.open(tmp_path / "store", durability="async", clock=clock) as store:
+        trips = store.table("trips", SCHEMA, "id", indexes={"by_zone": "zone"})
+        hour = "TIMESTAMP_SECONDS(1800000000 + 3600 * (id % 5))"
+        frame = spark.sql(
+            f"SELECT id, 'z' AS zone, IF(id % 5 = 0, NULL, {hour}) AS until FROM range(100)"
+        )
+        stamp = bulk_import(frame, trips, expires="until", partitions=3)
+        bulk_import(spark.sql("SELECT 1 AS id, 'kept' AS zone"), trips)
+        for hours in range(6):
+            clock.set((1_800_000_000 + 3600 * hours) * 10**9)
+            left = {n for n in range(100) if n % 5 == 0 or n % 5 > hours or n == 1}
+            assert {row["id"] for row in trips.rows()} == left
+            assert {row["id"] for row in trips.find("by_zone", "z")} == left - {1}
+        assert len(list(trips.find("by_zone", as_of=stamp))) == 100
+        span = Span.of_prefix(table_prefix(1))
+        # The entry of the row that was replaced stays behind, as a hint.
+        assert sum(1 for _ in store.keys(span.start, span.end)) == 2 * len(left) + 1
+        assert not store.verify().problems
+
+        at = spark.sql("SELECT 7 AS id, TIMESTAMP '2027-02-01 00:00:00Z' AS at")
+        bulk_import(at, trips, expires=at["at"] + F.expr("INTERVAL 1 DAY"))
+        due = trips.ttl(7)
+        assert due is not None
+        assert clock.wall_ns() + due // timedelta(microseconds=1) * 1000 == 1_801_526_400 * 10**9
+        before = store.upper
+        for expires, told in (("then", "then"), ("zone", "is string, and no time")):
+            with pytest.raises(UsageError, match=told):
+                bulk_import(frame, trips, expires=expires)
+        with pytest.raises(UsageError, match="'id' has 3 in row 0, which looks"):
+            bulk_import(spark.sql("SELECT 3 AS id"), trips, expires="id")
+        assert store.upper == before
 
 
 def test_an_alteration_during_a_load_calls_it_off(spark: SparkSession, store: Store) -> None:
