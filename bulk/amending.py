@@ -12,11 +12,17 @@ from pathlib import Path
 from typing import Protocol
 
 from kvstore.imports import Amend, ImportRecord
+from kvstore.span import Span
 from kvstore.timestamp import Timestamp
 
 
 class Amending(Protocol):
     """The amendments to one import. The methods are called once each, in their order here."""
+
+    @property
+    def replaced(self) -> Sequence[Span]:
+        """The spans of which all keys go that the import lacks."""
+        ...
 
     def begin(
         self, record: ImportRecord, at: Timestamp, files: Sequence[Path], directory: Path

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import secrets
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
@@ -18,11 +18,10 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from bulk.sort import Run, merged, sorted_batches, sorted_runs
+from bulk.sort import Sorter
 from kvstore.errors import UsageError
-from kvstore.limits import RUN_BYTES_MAX, SCAN_CHUNK
+from kvstore.limits import SCAN_CHUNK
 from kvstore.mvcc.expiry import CARRIED, EXPIRY, WAITING, longest_key
-from kvstore.span import Span
 from kvstore.timestamp import TIMESTAMP_MAX
 
 P_co = TypeVar("P_co", covariant=True)
@@ -45,9 +44,7 @@ class ExpiryRows(Generic[P_co]):
         self._by_key = begin()
         self._by_time: _Rows[P_co] | None = None
         self._given: tuple[list[bytes], list[int]] = ([], [])
-        self._waiting: list[pa.RecordBatch] = []
-        self._waiting_bytes = 0
-        self._runs: list[Run] = []
+        self._waiting = Sorter(self._scratch)
 
     def add_one(self, key: bytes, due: int) -> None:
         """Add the records of one key, which lies above all earlier ones."""
@@ -69,7 +66,7 @@ class ExpiryRows(Generic[P_co]):
         """Write both parts to disk. Costs a sort, and two fsyncs."""
         self._add_given()
         self._by_time = self._begin()
-        for batch in self._sorted():
+        for batch in self._waiting.sorted():
             self._by_time.write(batch)
         parts = [self._by_key.finish(), self._by_time.finish()]
         shutil.rmtree(self._scratch, ignore_errors=True)
@@ -92,11 +89,7 @@ class ExpiryRows(Generic[P_co]):
     def _add(self, keys: pa.Array, dues: npt.NDArray[np.int64], rows: pa.Array) -> None:
         found = self._encoded(dues)
         self._by_key.write(_rows(_joined(CARRIED, keys), found))
-        batch = _rows(_joined(WAITING, found, keys), rows)
-        self._waiting.append(batch)
-        self._waiting_bytes += batch.nbytes
-        if self._waiting_bytes >= RUN_BYTES_MAX:
-            self._runs += sorted_runs(self._taken(), self._scratch)
+        self._waiting.add(_rows(_joined(WAITING, found, keys), rows))
 
     def _encoded(self, dues: npt.NDArray[np.int64]) -> pa.Array:
         """Each due time with the id of the import, as `kvstore.mvcc.expiry` has them."""
@@ -104,17 +97,6 @@ class ExpiryRows(Generic[P_co]):
         pairs[:, 0], pairs[:, 1] = dues, self._import_id
         data = pa.py_buffer(pairs.tobytes())
         return pa.Array.from_buffers(pa.binary(16), len(dues), [None, data]).cast(pa.binary())
-
-    def _taken(self) -> Iterator[pa.RecordBatch]:
-        self._waiting_bytes = 0
-        waiting, self._waiting = self._waiting, []
-        return iter(waiting)
-
-    def _sorted(self) -> Iterator[pa.RecordBatch]:
-        if not self._runs:
-            return sorted_batches(self._taken(), self._scratch)
-        self._runs += sorted_runs(self._taken(), self._scratch)
-        return merged(self._runs, Span())
 
 
 def require_expiring(keys: pa.Array, dues: npt.NDArray[np.int64]) -> None:

@@ -209,7 +209,8 @@ def _ingest(
             at = held.enter_context(store.snapshot()).as_of
             if on_conflict == "error":
                 checks.insert(0, _live_keys(store, record, located, at, linked=linked))
-            checks += required_unique(held, store, manifest, located, at)
+            replaced = () if amends is None else amends.replaced
+            checks += required_unique(held, store, manifest, located, at, replaced)
             if amends is not None:
                 with times.stage("compare"):
                     record, further = amends.begin(record, at, located, incoming)
@@ -262,14 +263,15 @@ def _checks_of_tables(
 ) -> list[Callable[[], None]]:
     """The checks of the commit, `check` among them. Raises as `require_definitions`, and
     `UsageError` for keys of tables that the manifest does not name."""
+    checks = [] if check is None else [check]
+    for each in checks:
+        each()
+    checks += require_definitions(store, manifest.tables, where)  # names a table that is missing
     is_encoded, has_expiries = bool(manifest.tables), manifest.has_expiries
     for span in record.spans:
         store.layout.require_importable(span, is_encoded=is_encoded, has_expiries=has_expiries)
     _require_records(manifest, where)
-    given = [] if check is None else [check]
-    for each in given:
-        each()
-    return given + require_definitions(store, manifest.tables, where)
+    return checks
 
 
 def _require_records(manifest: Manifest, where: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Final
 
 import pyarrow as pa
 
@@ -16,9 +15,6 @@ from bulk.staged import Import
 from kvstore.errors import KeyOrderError, NotUniqueError, TableAlteredError, UsageError, printable
 from kvstore.store import Store
 from kvstore.timestamp import Timestamp
-
-ROWS_PER_PART: Final = 2_000_000
-"""Rows of one SST file. A file has a few hundred megabytes then, a good size for compactions."""
 
 
 def import_rows(
@@ -41,14 +37,7 @@ def import_rows(
         made = Import.create(directory / "staged")
         try:
             ordered = sorted_batches(rows, directory / "sorting", duplicates=duplicates)
-            batch = next(ordered, None)
-            while batch is not None:
-                with made.writer() as writer:
-                    taken = 0
-                    while batch is not None and taken < ROWS_PER_PART:
-                        writer.write(batch)
-                        taken += batch.num_rows
-                        batch = next(ordered, None)
+            made.write_sorted(ordered)
             manifest = made.seal(tables=tables)
         except KeyOrderError as error:  # the rows are sorted, so a key came twice
             what = f"key {name_of(error.key)} came twice"

@@ -94,6 +94,35 @@ def sorted_batches(
     yield from merged(runs, Span(), duplicates=duplicates, bytes_max=bytes_max)
 
 
+class Sorter:
+    """Rows that come batch by batch, and are sorted when all are there. Memory holds
+    `RUN_BYTES_MAX` of them; the others lie in `scratch`, which the caller removes."""
+
+    def __init__(self, scratch: Path) -> None:
+        self._scratch = scratch
+        self._waiting: list[pa.RecordBatch] = []
+        self._waiting_bytes = 0
+        self._runs: list[Run] = []
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        """Add rows in any order."""
+        self._waiting.append(batch)
+        self._waiting_bytes += batch.nbytes
+        if self._waiting_bytes >= RUN_BYTES_MAX:
+            self._runs += sorted_runs(self._taken(), self._scratch)
+
+    def sorted(self) -> Iterator[pa.RecordBatch]:
+        """All rows, ascending by key. Equal keys stay side by side."""
+        if not self._runs:
+            return sorted_batches(self._taken(), self._scratch)
+        self._runs += sorted_runs(self._taken(), self._scratch)
+        return merged(self._runs, Span())
+
+    def _taken(self) -> Iterator[pa.RecordBatch]:
+        waiting, self._waiting, self._waiting_bytes = self._waiting, [], 0
+        return iter(waiting)
+
+
 def sorted_runs(
     batches: Iterable[pa.RecordBatch], scratch: Path, *, bytes_max: int | None = None
 ) -> list[Run]:

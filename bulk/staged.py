@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Final
+
+import pyarrow as pa
 
 from bulk.addresses import Staging, staging_place
 from bulk.bucket import Bucket
@@ -16,6 +18,9 @@ from bulk.manifest import Manifest
 from bulk.part import Part, PartWriter
 from kvstore.codec.keys import IMPORT_ID_MAX
 from kvstore.errors import UsageError
+
+ROWS_PER_PART: Final = 2_000_000
+"""Rows of one SST file. A file has a few hundred megabytes then, a good size for compactions."""
 
 
 class Import:
@@ -90,6 +95,26 @@ class Import:
         writer = _Collecting(self._build.directory(), self.import_id, self._take, compression)
         self._writers.append(writer)
         return writer
+
+    def write_sorted(self, rows: Iterable[pa.RecordBatch]) -> None:
+        """Write rows that ascend by key, as `PartWriter.write` takes them, into parts of a good
+        size. Raises `KeyOrderError` for a key that comes twice."""
+        writer: PartWriter | None = None
+        written = 0
+        try:
+            for batch in rows:
+                if writer is None or written >= ROWS_PER_PART:
+                    if writer is not None:
+                        writer.finish()
+                    writer, written = self.writer(), 0
+                writer.write(batch)
+                written += batch.num_rows
+            if writer is not None:
+                writer.finish()
+        except BaseException:
+            if writer is not None:
+                writer.abandon()
+            raise
 
     def seal(
         self, parts: Sequence[Part] | None = None, *, tables: Sequence[EncodedBy] = ()

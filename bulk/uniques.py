@@ -58,8 +58,11 @@ class UniqueRows:
         codec: TableCodec,
         files: Sequence[Path],
         import_id: int,
+        replaced: Sequence[Span] = (),
     ) -> None:
-        """`files` are the staged files of the import."""
+        """`files` are the staged files of the import, which deletes all other rows in the spans
+        `replaced`."""
+        self._replaced = replaced
         self._store, self._codec = store, codec
         self._where = str(files[0].parent) if files else "the import"
         self._reference = encode_reference(import_id)
@@ -87,7 +90,7 @@ class UniqueRows:
         for change in changes:
             if change.op != "put" or self._staged_row(change.key) is not None:
                 continue
-            row = self._row(change.key, None)
+            row = self._row(change.key, None)  # None for one that is replaced
             for index in _unique(self._codec) if row is not None else ():
                 for entry in self._entries(index, [self._codec.entries(index, row).to_pylist()]):
                     staged = self._staged_entries(index, Span.of_prefix(entry.values))
@@ -131,7 +134,7 @@ class UniqueRows:
     def _row(self, key: bytes, as_of: int | None) -> pa.RecordBatch | None:
         """The row that a key will have, as a batch of one row."""
         value = self._staged_row(key)
-        if value is None:
+        if value is None and not any(key in span for span in self._replaced):
             value = self._store.get(key, as_of)
         if not value:  # deleted: a row has bytes
             return None
@@ -220,15 +223,22 @@ def _unique(codec: TableCodec) -> list[Index]:
 
 
 def required_unique(
-    held: ExitStack, store: Store, manifest: Manifest, files: Sequence[Path], as_of: int
+    held: ExitStack,
+    store: Store,
+    manifest: Manifest,
+    files: Sequence[Path],
+    as_of: int,
+    replaced: Sequence[Span] = (),
 ) -> list[UniqueRows]:
-    """Compare an import with the store at `as_of`. Returns the checks of the commit, which `held`
-    closes. Raises `NotUniqueError`."""
+    """Compare an import with the store at `as_of`, without the rows of the store in the spans that
+    are `replaced`. Returns the checks of the commit, which `held` closes. Raises
+    `NotUniqueError`."""
     checks = []
     for made in manifest.tables:
         codec = store.table(made.table).codec()
         if _unique(codec):
-            check = held.enter_context(UniqueRows(store, codec, files, manifest.import_id))
+            rows = UniqueRows(store, codec, files, manifest.import_id, replaced)
+            check = held.enter_context(rows)
             check.require(as_of)
             checks.append(check)
     return checks

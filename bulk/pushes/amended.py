@@ -55,6 +55,11 @@ class AmendedPush:
         self._newer = NOTHING
         self._left_out: set[bytes] = set()
 
+    @property
+    def replaced(self) -> Sequence[Span]:
+        """See `Amending.replaced`. Newer writes stay, so no key of theirs is sure to go."""
+        return self._how.spans if self._how.built_at is None else ()
+
     def begin(
         self, record: ImportRecord, at: Timestamp, files: Sequence[Path], directory: Path
     ) -> tuple[ImportRecord, list[Path]]:

@@ -28,6 +28,8 @@ from kvstore.meta import optional_timestamp_of, span_of
 from kvstore.mvcc.expiry import EXPIRY
 from kvstore.reserve import FIRST_ROW
 from kvstore.span import RESERVED, Span, merge_spans
+from kvstore.tables import TableCodec
+from kvstore.tables.space import table_prefix
 from kvstore.timestamp import TimeLike, Timestamp, to_instant
 
 ModeName: TypeAlias = Literal["add", "replace"]
@@ -69,17 +71,39 @@ class PushMode(NamedTuple):
                     "push them by another push, or replace a longer span",
                 )
 
+    def require_tables(self, codecs: Iterable[TableCodec]) -> None:
+        """Raise `UsageError` unless the spans of tables belong to the tables of the push."""
+        own = []
+        for codec in codecs:
+            require_keeping(codec, self.built_at)
+            own.append(Span.of_prefix(table_prefix(codec.definition.number)))
+        if any(span.start >= FIRST_ROW and span not in own for span in self.spans):
+            raise UsageError(
+                "the push replaces a table of which it has no rows", "push its rows by table="
+            )
+
 
 PLAIN: Final = PushMode()
 """The mode of a push that only writes its rows."""
 
 
 def mode_of(
-    mode: ModeName, prefix: bytes | None, *, keep_newer: bool, built_at: TimeLike | None
+    mode: ModeName,
+    prefix: bytes | None,
+    codec: TableCodec | None = None,
+    *,
+    keep_newer: bool,
+    built_at: TimeLike | None,
 ) -> PushMode:
-    """The mode that the arguments of a caller describe. Raises `UsageError`."""
+    """The mode that the arguments of a caller describe. A push of a table replaces its keys: the
+    rows, and the entries of its indexes. Raises `UsageError`."""
     if mode not in (ADD, REPLACE):
         raise UsageError(f"mode={mode!r}", 'pass "add" or "replace"')
+    if codec is not None:
+        if prefix is not None:
+            raise UsageError(f"prefix={prefix!r} with a table", "leave it out")
+        prefix = table_prefix(codec.definition.number) if mode == REPLACE else None
+        require_keeping(codec, built_at)
     if (mode == REPLACE) != (prefix is not None):
         raise UsageError(
             f"mode={mode!r} with prefix={prefix!r}",
@@ -106,6 +130,17 @@ def mode_of_changes(cleared: Iterable[tuple[bytes, bytes]]) -> PushMode:
         )
     _require_own(spans)
     return PushMode(CHANGE, spans) if spans else PLAIN
+
+
+def require_keeping(codec: TableCodec, built_at: object) -> None:
+    """Raise `UsageError` for a push that keeps newer rows of a table with a unique index. A row
+    that is kept may have the values of a row of the push, and nothing compares the two."""
+    for index in codec.definition.indexes:
+        if built_at is not None and index.is_unique:
+            raise UsageError(
+                f"keep_newer for {codec.definition.where}, whose index {index.name!r} is unique",
+                "leave out keep_newer, or drop the index",
+            )
 
 
 def read_mode(found: JsonObject) -> PushMode:

@@ -23,6 +23,7 @@ from types import TracebackType
 from typing import Any, Final
 
 from bulk.addresses import Staging
+from bulk.definitions import require_definitions
 from bulk.ingest import ingest_pushed
 from bulk.manifest import Manifest
 from bulk.pushes.amended import AmendedPush
@@ -260,6 +261,10 @@ class Puller:
         if (manifest.import_id, manifest.checksum) != (sealed.import_id, sealed.checksum):
             raise bucket.refusal("another import lies there than was pushed")
         push.how.require_rows([manifest])
+        if not push.how.is_plain:
+            require_definitions(self._store, manifest.tables, bucket.where)
+            tables = [self._store.table(each.table) for each in manifest.tables]
+            push.how.require_tables(table.codec() for table in tables)
         self._require_told(push, fields["pushes"])
         return manifest
 

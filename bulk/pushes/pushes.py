@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple
 
 from bulk.addresses import Staging
 from bulk.bucket import BEGUN_NAME, Bucket, BucketUrl
+from bulk.definitions import EncodedBy
 from bulk.manifest import Manifest
 from bulk.part import Part, PartWriter
 from bulk.pushes.log import (
@@ -29,18 +30,20 @@ from bulk.pushes.log import (
     pushes_of,
 )
 from bulk.pushes.modes import ADD, PLAIN, ModeName, PushMode, mode_of, mode_of_changes
+from bulk.pushes.rows import PushedRows
 from bulk.pushes.sharding import SHARDS_MAX
 from bulk.pushes.statuses import Statuses, StoreStatus
 from bulk.staged import Import
 from kvstore.arguments import require_count, require_path, require_seconds
 from kvstore.clock import Clock
 from kvstore.codec.keys import IMPORT_ID_MAX
-from kvstore.errors import BusyError, ImportRefusedError
+from kvstore.errors import BusyError, ImportRefusedError, UsageError
 from kvstore.limits import ORPHAN_S, PUSH_POLL_S
 from kvstore.storage.address import open_blob, public_address
 from kvstore.storage.below import BlobBelow
 from kvstore.storage.contract import Blob
 from kvstore.storage.patience import Patience
+from kvstore.tables import Table, TableCodec
 from kvstore.timestamp import NS_PER_SECOND, TimeLike
 
 
@@ -115,10 +118,16 @@ class Pushes:
         keep_newer: bool = False,
         built_at: TimeLike | None = None,
         max_bytes: int | None = None,
+        table: Table | None = None,
     ) -> BuildingPush:
         """Begin a push of `shards` imports. Its number is taken when it is sealed.
 
-        With `mode="replace"` the push is the new whole of the keys with `prefix`. Each store
+        With `table` it has rows of this table: see `BuildingPush.add`. The table may be of any
+        store, snapshot or collection, because its definition alone counts. A store takes the push
+        if its table of this name has the same definition, and refuses it otherwise.
+
+        With `mode="replace"` the push is the new whole of the keys with `prefix`, or of the table.
+        Each store
         deletes the other keys there, at the stamp at which the rows of the push appear, and a
         revert brings them back. The price is one pass over the live keys of the span.
 
@@ -129,8 +138,9 @@ class Pushes:
 
         Raises `UsageError`.
         """
-        how = mode_of(mode, prefix, keep_newer=keep_newer, built_at=built_at)
-        return BuildingPush(self, shards, max_bytes, how)
+        codec = None if table is None else table.codec()
+        how = mode_of(mode, prefix, codec, keep_newer=keep_newer, built_at=built_at)
+        return BuildingPush(self, shards, max_bytes, how, codec=codec)
 
     def begin_changes(
         self,
@@ -317,9 +327,12 @@ class BuildingPush:
         max_bytes: int | None,
         how: PushMode,
         feed: MicroBatch | None = None,
+        codec: TableCodec | None = None,
     ) -> None:
         require_count(shards, name="shards", most=SHARDS_MAX)
         self._how, self._feed, self._known = how, feed, pushes.log.end()
+        self._tables = () if codec is None else (EncodedBy.of(codec),)
+        self._rows = None if codec is None else PushedRows(codec, shards)
         self.job = secrets.token_hex(16)
         self._pushes = pushes
         self.imports = [
@@ -333,16 +346,36 @@ class BuildingPush:
     def writer(self, shard: int = 0, *, compression: str = "lz4") -> PartWriter:
         """A writer of one more part of a shard: see `bulk.Import.writer`. The caller puts the keys
         of the shard alone, as `shard_of` tells."""
+        if self._rows is not None:
+            raise UsageError("a push of a table has no writers of keys", "pass its rows to add")
         return self.imports[shard].writer(compression=compression)
+
+    def add(self, rows: object, *, expires: str | None = None) -> None:
+        """Add rows of the table: Arrow data, or a frame of Polars, DuckDB or pandas, in any order.
+
+        Each row goes to the shard of its key, with its index entries. `expires` names one more
+        column, with the times at which rows are deleted, null for rows that stay. Raises
+        `UsageError` that names column and row for a value that does not fit. Rows beyond the memory
+        go to the local disk, and are sorted when the push is sealed.
+        """
+        if self._rows is None:
+            raise UsageError("the push has no table", "begin it with table=")
+        self._rows.add(rows, expires)
 
     def seal(self, parts: Sequence[Sequence[Part]] | None = None) -> Push:
         """Seal all imports, and put the push at the end of the log: stores take it from then on.
 
         `parts` are the parts of each shard that other processes have sent. Raises as `Import.seal`,
-        and `UsageError` for rows outside of the span that the push replaces.
+        and `UsageError` for rows outside of the span that the push replaces, and for a row of a
+        table that came twice.
         """
+        if self._rows is not None:
+            self._rows.write(self.imports)
         sent = parts or [()] * len(self.imports)
-        manifests = [each.seal(found) for each, found in zip(self.imports, sent, strict=True)]
+        manifests = [
+            each.seal(found, tables=self._tables)
+            for each, found in zip(self.imports, sent, strict=True)
+        ]
         self._how.require_rows(manifests)
         push = self._pushes.seal(self.job, manifests, self._how, self._feed, self._known)
         self._is_sealed = push.job == self.job
@@ -352,6 +385,8 @@ class BuildingPush:
         return self
 
     def __exit__(self, *_: object) -> None:
+        if self._rows is not None:
+            self._rows.close()
         if not self._is_sealed:
             for shard, each in enumerate(self.imports):
                 each.discard()

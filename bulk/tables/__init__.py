@@ -10,6 +10,6 @@ Floors, from the top:
 """
 
 from bulk.tables.exports import ExportReport, export_parquet
-from bulk.tables.rows import import_files, key_text, stored_batches
+from bulk.tables.rows import import_files
 
-__all__ = ["ExportReport", "export_parquet", "import_files", "key_text", "stored_batches"]
+__all__ = ["ExportReport", "export_parquet", "import_files"]

@@ -15,17 +15,16 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from bulk.definitions import EncodedBy
+from bulk.encoded import key_text, stored_batches
 from bulk.files import due_times, typed_batches
 from bulk.loading import import_rows
 from bulk.manifest import Manifest
 from bulk.progress import Reading
 from bulk.remote import OnConflict
 from bulk.sort import Duplicates
-from kvstore.arrow import rows_schema
-from kvstore.errors import UsageError, printable
+from kvstore.errors import UsageError
 from kvstore.tables import Table, TableCodec
 from kvstore.tables.conform import conform
 from kvstore.timestamp import Timestamp
@@ -96,42 +95,3 @@ def file_batches(
             except UsageError as error:
                 raise UsageError(f"{path}: {error.what}", error.remedy) from None
             first += batch.num_rows
-
-
-def stored_batches(
-    codec: TableCodec, batch: pa.RecordBatch, dues: pa.Array | None = None
-) -> Iterator[pa.RecordBatch]:
-    """Keys and values of the rows of a batch, and of their entries in each index. With `dues` they
-    have the times at which the rows expire, and each entry the key of the row with which it
-    does."""
-    keys, values = codec.encode(batch)
-    none = pa.nulls(len(keys), pa.binary())
-    yield _timed(keys, values, dues, none)
-    rows = none if dues is None else pc.if_else(dues.is_valid(), keys, none)
-    for index in codec.definition.indexes:
-        entries = codec.entries(index, batch)
-        empty = pa.repeat(pa.scalar(b"", pa.binary()), len(entries))
-        yield _timed(entries, empty, dues, rows)
-
-
-def _timed(
-    keys: pa.Array, values: pa.Array, dues: pa.Array | None, rows: pa.Array
-) -> pa.RecordBatch:
-    if dues is None:
-        return pa.RecordBatch.from_arrays([keys, values], schema=stored_schema(expires=False))
-    return pa.RecordBatch.from_arrays([keys, values, dues, rows], schema=stored_schema())
-
-
-def stored_schema(*, expires: bool = True) -> pa.Schema:
-    """The columns of `stored_batches`, of rows that expire or of rows that stay."""
-    more = [("expires", pa.int64()), ("expires_with", pa.binary())]
-    return pa.schema([*rows_schema(), *more]) if expires else rows_schema()
-
-
-def key_text(codec: TableCodec, key: bytes) -> str:
-    """A key of a row as its columns, for errors."""
-    if not key.startswith(codec.key.prefix):
-        return printable(key)
-    values = zip(codec.key.columns, codec.key.values(key), strict=True)
-    named = (f"{column.name}={value!r:.100}" for column, value in values)
-    return f"{', '.join(named)} of {codec.definition.where}"

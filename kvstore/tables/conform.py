@@ -161,12 +161,13 @@ _CROSSINGS: Final = frozenset(
 def batches_of(definition: Definition, data: object) -> Iterator[pa.RecordBatch]:
     """The rows of anything that speaks Arrow, in batches with the columns of a table."""
     first = 0
-    for batch in _reader(data):
+    for batch in record_batches(data):
         yield conform(definition, batch, first)
         first += batch.num_rows
 
 
-def _reader(data: object) -> Iterator[pa.RecordBatch]:
+def record_batches(data: object) -> Iterator[pa.RecordBatch]:
+    """The batches of anything that speaks Arrow. Raises `UsageError` for anything else."""
     try:
         if isinstance(data, pa.RecordBatch):
             return iter([data])

@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -24,17 +23,19 @@ from bulk.pushes import Push, Pushes, StoreStatus
 from bulk.pushes.log import import_path
 from bulk.pushes.modes import ADD, ModeName, mode_of
 from bulk.pushes.pushes import BuildingPush, import_id_of
+from bulk.pushes.rows import SHARD
 from bulk.sort import Duplicates
 from bulk.stages import StageTimes
+from kvstore.errors import UsageError
+from kvstore.tables import Table, TableCodec
 from kvstore.timestamp import TimeLike
 from spark_connector.access import Access, Address, staging_at
 from spark_connector.loading.build import Made, sent_part
 from spark_connector.loading.columns import Columns
 from spark_connector.loading.progress import Progress, watched
 from spark_connector.loading.results import RESULT, as_batches, results
-from spark_connector.loading.rows import KEY, ImportRows, without_repeats
-
-_SHARD: Final = "kvstore_shard"
+from spark_connector.loading.rows import KEY, ImportRows, raise_refusals, without_repeats
+from spark_connector.loading.tables import require_typed, rows_once, table_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +70,9 @@ def push(
     df: DataFrame,
     url: Address,
     *,
-    key: Columns,
-    value: Column | str,
+    key: Columns | None = None,
+    value: Column | str | None = None,
+    table: Table | None = None,
     shards: int = 1,
     mode: ModeName = ADD,
     prefix: bytes | None = None,
@@ -89,6 +91,10 @@ def push(
     """Push `df` to all stores that pull from `url`: a URL that backups take, or a path that Spark's
     machines and the stores share. Returns a report with the number of the push.
 
+    For rows of a table (`table=store.table("trips")`, of any store with the definition that the
+    serving ones have) `df` has columns of the table, as in `bulk_import`, and no `key` and `value`
+    are given. A store whose table has another definition refuses the push.
+
     With several `shards`, each store takes one: `shard_of` tells which keys it gets. `mode`,
     `prefix`, `keep_newer` and `built_at` are as in `Pushes.begin`; a row outside of the span that
     the push replaces fails the job. The job waits until the stores `wait_for` have added the push;
@@ -96,31 +102,64 @@ def push(
     Nothing is pushed if the job fails or is killed; the files of a killed job stay until
     `Pushes.expire` removes them.
     """
-    rows = ImportRows(df, key, value, op, partitions, None, duplicates, order_by, expires)
-    rows.require_order()
+    codec = None if table is None else table.codec()
+    keyed = key, value, op, duplicates, order_by
+    rows = _rows_of(df, table, codec, shards, partitions, expires, *keyed)
     rows.require_size(max_bytes)
     place = _root(url)
     pushes = Pushes(place)
     began, times = time.perf_counter(), StageTimes()
-    how = mode_of(mode, prefix, keep_newer=keep_newer, built_at=built_at)
-    with BuildingPush(pushes, shards, max_bytes, how) as building:
-        task = _sender(place, building.job, keeps_first=order_by is not None)
-        with watched(df.sparkSession, progress):
-            ordered = _by_shard(rows, shards).mapInArrow(task, RESULT)
+    how = mode_of(mode, prefix, codec, keep_newer=keep_newer, built_at=built_at)
+    with BuildingPush(pushes, shards, max_bytes, how, codec=codec) as building:
+        with watched(df.sparkSession, progress), rows_once(codec):
+            ordered = _by_shard(rows, shards).mapInArrow(_sender(place, building.job, rows), RESULT)
             made = results(pushes.where, ordered, "building a push in")
         pushed = building.seal(_parts(made, shards, times))
+    return _reported(pushes, pushed, began, times, wait_for, timeout)
+
+
+def _rows_of(
+    df: DataFrame,
+    table: Table | None,
+    codec: TableCodec | None,
+    shards: int,
+    partitions: int | None,
+    expires: Column | str | None,
+    key: Columns | None,
+    value: Column | str | None,
+    op: Column | str | None,
+    duplicates: Duplicates,
+    order_by: Column | str | None,
+) -> ImportRows:
+    """The rows of a table, if one is given, or keys and values. Raises `UsageError`."""
+    if table is not None and codec is not None:
+        require_typed(table, duplicates, key, value, op, order_by)
+        return table_rows(df, codec, expires=expires, partitions=partitions, shards=shards)
+    if key is None or value is None:
+        raise UsageError("None is no column of keys or values", "pass both, or push a table")
+    rows = ImportRows(df, key, value, op, partitions, None, duplicates, order_by, expires)
+    rows.require_order()
+    return rows
+
+
+def _reported(
+    pushes: Pushes,
+    pushed: Push,
+    began: float,
+    times: StageTimes,
+    wait_for: Collection[str],
+    timeout: float | None,
+) -> PushReport:
+    """Wait for the stores that the job waits for, and report. The build ends with this call."""
     built = time.perf_counter()
     waited = pushes.wait(pushed.number, wait_for, timeout=timeout) if wait_for else None
-    stores = () if waited is None else waited.stores
-    return PushReport(pushed, round(built - began, 3), _since(built), _rounded(times), stores)
-
-
-def _since(began: float) -> float:
-    return round(time.perf_counter() - began, 3)
-
-
-def _rounded(times: StageTimes) -> Mapping[str, float]:
-    return {stage: round(spent, 3) for stage, spent in times.seconds.items()}
+    return PushReport(
+        pushed,
+        round(built - began, 3),
+        round(time.perf_counter() - built, 3),
+        {stage: round(spent, 3) for stage, spent in times.seconds.items()},
+        () if waited is None else waited.stores,
+    )
 
 
 def _root(url: Address) -> BucketUrl:
@@ -132,21 +171,23 @@ def _root(url: Address) -> BucketUrl:
 
 def _by_shard(rows: ImportRows, shards: int) -> DataFrame:
     """The rows with their shard, partitioned by ranges of (shard, key), and sorted so."""
-    chosen = rows.chosen()
-    with_shard = chosen.withColumn(_SHARD, shard_of(KEY, shards))
-    parted = with_shard.repartitionByRange(rows.file_count(), _SHARD, KEY)
-    return parted.sortWithinPartitions(_SHARD, KEY, *rows.last_first()).drop(*rows.order_columns())
+    chosen = rows.encoded()
+    if rows.encoder is None:
+        chosen = chosen.withColumn(SHARD, shard_of(KEY, shards))
+    parted = chosen.repartitionByRange(rows.file_count(), SHARD, KEY)
+    return parted.sortWithinPartitions(SHARD, KEY, *rows.last_first()).drop(*rows.order_columns())
 
 
 def _sender(
-    place: BucketUrl, job: str, *, keeps_first: bool
+    place: BucketUrl, job: str, pushed: ImportRows
 ) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     """The task that writes the rows of each shard in its range into one part, and sends it."""
+    keeps_first, is_encoded = pushed.order_by is not None, pushed.encoder is not None
 
     def build(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         def work() -> list[tuple[int, Made]]:
             found = []
-            for shard, rows in _shards(iter(batches)):
+            for shard, rows in _shards(raise_refusals(batches) if is_encoded else iter(batches)):
                 kept = without_repeats(rows) if keeps_first else rows
                 target = place.below(import_path(job, shard))
                 [made] = sent_part(target, import_id_of(job, shard), kept)
@@ -168,10 +209,10 @@ def _shards(
     def rows_of(shard: int) -> Iterator[pa.RecordBatch]:
         for batch in chain(left[:1], batches):
             left.clear()
-            shards = batch.column(_SHARD)
+            shards = batch.column(SHARD)
             count = pc.sum(pc.equal(shards, shard)).as_py() or 0
             if count:
-                yield batch.slice(0, count).drop_columns([_SHARD])
+                yield batch.slice(0, count).drop_columns([SHARD])
             if count < batch.num_rows:
                 left.append(batch.slice(count))
                 return
@@ -182,7 +223,7 @@ def _shards(
             if first is None:
                 return
             left.append(first)
-        shard = left[0].column(_SHARD)[0].as_py()
+        shard = left[0].column(SHARD)[0].as_py()
         yield shard, rows_of(shard)
 
 

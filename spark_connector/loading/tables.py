@@ -13,17 +13,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
-import numpy as np
 import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql import Column, DataFrame
 
 from bulk.definitions import EncodedBy
+from bulk.encoded import due_column, key_text, stored_batches, stored_schema
+from bulk.pushes.rows import sharded_batches, sharded_schema
 from bulk.sort import Duplicates
-from bulk.tables import key_text, stored_batches
-from bulk.tables.rows import stored_schema
-from kvstore.clock import Clock
-from kvstore.columns import expiry_column
 from kvstore.errors import KeyOrderError, UsageError
 from kvstore.tables import Table, TableCodec
 from kvstore.tables.conform import conform
@@ -39,16 +36,18 @@ _DUE: Final = "kvstore_due"
 @dataclass(frozen=True)
 class RowEncoder:
     """Makes keys and values of the rows of a table, in a task. With `expires` the last column has
-    the due times; errors call it by this name."""
+    the due times; errors call it by this name. With `shards` each row tells its shard."""
 
     table: str
     definition: bytes
     expires: str | None = None
+    shards: int | None = None
 
     @property
     def schema(self) -> pa.Schema:
         """The columns of the batches that it makes."""
-        return stored_schema(expires=self.expires is not None)
+        stored = stored_schema(expires=self.expires is not None)
+        return stored if self.shards is None else sharded_schema(stored)
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         definition = Definition.from_bytes(self.table, self.definition)
@@ -61,18 +60,15 @@ class RowEncoder:
             except UsageError as error:
                 raise UsageError(f"{error.what}{_place()}", error.remedy) from None
             first += batch.num_rows
-            yield from stored_batches(codec, rows, dues)
+            stored = stored_batches(codec, rows, dues)
+            yield from stored if self.shards is None else sharded_batches(stored, self.shards)
 
     def _timed(self, batch: pa.RecordBatch, first: int) -> tuple[pa.RecordBatch, pa.Array | None]:
         """The columns of the table, and the due times as nanoseconds: null for rows that stay."""
         if self.expires is None:
             return batch, None
         last = batch.num_columns - 1
-        is_set, times = expiry_column(batch.column(last), self.expires, first, Clock().wall_ns)
-        stays = ~is_set.to_numpy(zero_copy_only=False)
-        dues = np.zeros(len(stays), np.int64)
-        dues[~stays] = times
-        return batch.select(range(last)), pa.array(dues, mask=stays)
+        return batch.select(range(last)), due_column(batch.column(last), self.expires, first)
 
 
 def table_rows(
@@ -81,8 +77,9 @@ def table_rows(
     *,
     expires: Column | str | None = None,
     partitions: int | None = None,
+    shards: int | None = None,
 ) -> ImportRows:
-    """The rows of a load into the table of `codec`.
+    """The rows of a load into the table of `codec`, or of a push of `shards`.
 
     Raises `UsageError` unless the DataFrame has columns of the table alone, in types that hold its
     values, and every column that takes no null. `expires` has the due times: an expression, or the
@@ -91,7 +88,7 @@ def table_rows(
     name = None if expires is None else str(expires)
     rows = df if expires is None else _with_dues(df, codec.definition, expires)
     _require_columns(rows, codec.definition, has_dues=expires is not None)
-    encoder = RowEncoder(codec.definition.name, codec.stored, name)
+    encoder = RowEncoder(codec.definition.name, codec.stored, name, shards)
     made = [EncodedBy.of(codec)]
     return ImportRows(rows, "key", "value", partitions=partitions, encoder=encoder, tables=made)
 
@@ -106,11 +103,13 @@ def require_typed(table: Table, duplicates: Duplicates, *given: object) -> None:
 
 
 @contextmanager
-def rows_once(codec: TableCodec) -> Iterator[None]:
-    """Name a row that came twice by the columns of its key."""
+def rows_once(codec: TableCodec | None) -> Iterator[None]:
+    """Name a row of a table that came twice by the columns of its key."""
     try:
         yield
     except KeyOrderError as error:
+        if codec is None:
+            raise
         what = f"the row {key_text(codec, error.key)} came twice"
         raise UsageError(what, "remove duplicates: df.dropDuplicates") from error
 

@@ -30,7 +30,7 @@ from pyspark.sql.types import (
     StructType,
 )
 
-from bulk.tables import key_text
+from bulk.encoded import key_text
 from bulk.tables.outside import is_binary, outside_type, outside_values
 from kvstore.errors import UsageError
 from kvstore.reserve import CATALOGUE

@@ -10,7 +10,7 @@ import pytest
 import bulk
 import kvstore
 from bulk.definitions import EncodedBy
-from bulk.tables.rows import stored_batches
+from bulk.encoded import stored_batches
 from kvstore.errors import KeyConflictError
 from tests.bulk.staged import stage
 

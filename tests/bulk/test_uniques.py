@@ -15,8 +15,8 @@ import bulk
 import kvstore
 from backup import Collection
 from bulk.definitions import EncodedBy
+from bulk.encoded import stored_batches
 from bulk.loading import import_rows
-from bulk.tables.rows import stored_batches
 from kvstore import desc, unique
 from kvstore.errors import ConflictError, ImportRefusedError, NotUniqueError
 from kvstore.testing.bounds import bounds

@@ -44,7 +44,7 @@ def test_files_are_sorted_and_imported_at_one_time(
     monkeypatch.setattr(
         bulk.loading, "sorted_batches", partial(sorted_batches, bytes_max=bytes_max)
     )
-    monkeypatch.setattr(bulk.loading, "ROWS_PER_PART", 300)
+    monkeypatch.setattr(bulk.staged, "ROWS_PER_PART", 300)
     monkeypatch.setattr("bulk.sort.ARROW_ROWS_MAX", 100)
     half = TABLE.slice(0, 500), TABLE.slice(500)
     files = [write_file(tmp_path / f"{n}{suffix}", part) for n, part in enumerate(half)]

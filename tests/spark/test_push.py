@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
 import pytest
 from obstore.store import ObjectStore
 
 import bulk
 import kvstore
+from bulk.pushes.pull import Puller
+from kvstore import ManualClock
 from kvstore.errors import BusyError, UsageError
 from spark_connector import push, shard_of
 from spark_connector.access import Access
@@ -66,6 +71,48 @@ def test_a_push_reaches_the_stores_of_its_shards(
     assert len(pushes.list()) == 1
     with pytest.raises(BusyError, match="eu-9"):
         pushes.wait(1, ["eu-9"], timeout=0)
+
+
+def test_rows_of_a_table_reach_their_shards_with_their_entries(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    schema = pa.schema([("id", pa.int32()), ("zone", pa.string()), ("fare", pa.float64())])
+    url, clock = str(tmp_path / "pushes"), ManualClock(1_700_000_000 * 10**9)
+    rows = spark.sql(
+        "SELECT id, CONCAT('z', id % 7) AS zone, id / 4 AS fare, "
+        "IF(id % 3 = 0, 1700003600000000000L, NULL) AS until FROM range(0, 900, 1, 4)"
+    )
+    with ExitStack() as opened:
+        stores = [
+            opened.enter_context(kvstore.open(None, engine="memory", clock=clock)) for _ in range(2)
+        ]
+        tables = [store.table("trips", schema, "id", {"by_zone": "zone"}) for store in stores]
+        report = push(rows, url, table=tables[0], shards=2, partitions=3, expires="until")
+        assert report.rows == 2 * 900 + 2 * 2 * 300  # entries, and the records of due times
+        for refused, told in (
+            (rows.selectExpr("id", "zone AS place"), "has no column 'place'"),
+            (rows.selectExpr("id + 2147483000 AS id"), "does not hold 2147483648 of row"),
+            (rows.selectExpr("id % 800 AS id"), "the row id=.* of table 'trips' came twice"),
+        ):
+            with pytest.raises(UsageError, match=told):
+                push(refused, url, table=tables[0], shards=2, partitions=3)
+        with pytest.raises(UsageError, match="the table has a key"):
+            push(rows, url, table=tables[0], key="id", value="zone")
+        with pytest.raises(UsageError, match="or push a table"):
+            push(rows, url)
+        for at, store in enumerate(stores):
+            puller = Puller(store, bulk.Pushes(url), name=f"s{at}", shard=at)
+            while puller.step():
+                pass
+        for now in (0, 3600 * 10**9):
+            clock.advance(now)
+            left = [n for n in range(900) if now == 0 or n % 3]
+            assert sorted(row["id"] for table in tables for row in table.rows()) == left
+            for table in tables:
+                ids = [row["id"] for row in table.rows() if row["zone"] == "z3"]
+                assert [row["id"] for row in table.find("by_zone", "z3")] == ids
+                assert len(ids) > 30
+        assert all(not store.verify().problems for store in stores)
 
 
 def test_shards_are_the_same_in_spark_and_in_python(spark: SparkSession) -> None:

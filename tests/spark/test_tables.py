@@ -136,8 +136,8 @@ def test_rows_expire_with_their_entries(spark: SparkSession, tmp_path: Path) -> 
         for expires, told in (("then", "then"), ("zone", "is string, and no time")):
             with pytest.raises(UsageError, match=told):
                 bulk_import(frame, trips, expires=expires)
-        with pytest.raises(UsageError, match="'id' has 3 in row 0, which looks"):
-            bulk_import(spark.sql("SELECT 3 AS id"), trips, expires="id")
+        with pytest.raises(UsageError, match="'id' has 1700000000 in row 0, which looks"):
+            bulk_import(spark.sql("SELECT 1700000000 AS id"), trips, expires="id")
         assert store.upper == before
 
 

@@ -15,8 +15,9 @@ import pytest
 import kvstore
 from backup import Collection
 from bulk.definitions import EncodedBy
+from bulk.encoded import stored_batches
 from bulk.loading import import_rows
-from bulk.tables import import_files, stored_batches
+from bulk.tables import import_files
 from kvstore import unique
 from kvstore.errors import NotUniqueError, UsageError
 from kvstore.span import Span

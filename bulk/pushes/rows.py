@@ -1,0 +1,113 @@
+"""Rows of a table in a push: sorted by shard and key, with their index entries.
+
+Invariants
+1. An index entry has the shard of its row, whatever the shard of its own key would be. So each
+   store has the entries of its rows, and no others.
+2. Memory is bounded by `RUN_BYTES_MAX` and `SORT_BYTES_MAX`, whatever the number of shards.
+"""
+
+from __future__ import annotations
+
+import shutil
+import struct
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from operator import itemgetter
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from bulk.encoded import due_column, key_text, stored_batches, stored_schema
+from bulk.pushes.sharding import shard_column
+from bulk.sort import Sorter
+from bulk.staged import Import
+from bulk.uploading import scratch_directory
+from kvstore.errors import KeyOrderError, UsageError
+from kvstore.limits import KEY_BYTES_MAX
+from kvstore.tables import TableCodec
+from kvstore.tables.conform import conform, record_batches
+
+SHARD: Final = "kvstore_shard"
+"""The column of the shards of stored rows."""
+
+_SHARD_BYTES: Final = struct.Struct(">H")
+
+
+def sharded_schema(stored: pa.Schema) -> pa.Schema:
+    """The columns of stored rows, and their shard."""
+    return stored.append(pa.field(SHARD, pa.int32()))
+
+
+def sharded_batches(stored: Iterator[pa.RecordBatch], shards: int) -> Iterator[pa.RecordBatch]:
+    """The batches of `bulk.encoded.stored_batches`, with the shard of each row in one more
+    column."""
+    found: pa.Array | None = None
+    for batch in stored:
+        if found is None:  # the rows come first
+            found = shard_column(batch.column("key"), shards)
+        yield pa.RecordBatch.from_arrays(
+            [*batch.columns, found], schema=sharded_schema(batch.schema)
+        )
+
+
+class PushedRows:
+    """The rows of a push that is being built."""
+
+    def __init__(self, codec: TableCodec, shards: int) -> None:
+        self.codec, self._shards = codec, shards
+        self._scratch = scratch_directory()
+        self._rows = Sorter(self._scratch)
+
+    def add(self, rows: object, expires: str | None) -> None:
+        """Add rows; see `BuildingPush.add`."""
+        definition, first = self.codec.definition, 0
+        for batch in record_batches(rows):
+            dues = pa.nulls(batch.num_rows, pa.int64())
+            given = batch
+            if expires is not None:
+                if expires not in batch.schema.names:
+                    named = ", ".join(batch.schema.names)
+                    raise UsageError(f"the rows have no column {expires!r}", f"they have {named}")
+                dues = due_column(batch.column(expires), expires, first)
+                given = batch.drop_columns([expires])
+            stored = stored_batches(self.codec, conform(definition, given, first), dues)
+            for each in sharded_batches(stored, self._shards):
+                self._rows.add(_by_shard(each))
+            first += batch.num_rows
+
+    def write(self, imports: Sequence[Import]) -> None:
+        """Write the rows of each shard into its import. Raises `UsageError` for a row that came
+        twice."""
+        try:
+            pieces = (piece for batch in self._rows.sorted() for piece in _pieces(batch))
+            for shard, found in groupby(pieces, key=itemgetter(0)):
+                imports[shard].write_sorted(rows for _, rows in found)
+        except KeyOrderError as error:
+            what = f"the row {key_text(self.codec, error.key)} came twice"
+            raise UsageError(what, "remove one of the two") from error
+
+    def close(self) -> None:
+        """Remove the files of the sort. Repeatable."""
+        shutil.rmtree(self._scratch, ignore_errors=True)
+
+
+def _by_shard(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Rows whose keys begin with the bytes of their shard, for the sort."""
+    shards = [_SHARD_BYTES.pack(shard) for shard in batch.column(SHARD).to_pylist()]
+    keys = pc.binary_join_element_wise(pa.array(shards, pa.binary()), batch.column("key"), b"")
+    others = [batch.column(name) for name in stored_schema().names[1:]]
+    return pa.RecordBatch.from_arrays([keys, *others], schema=stored_schema())
+
+
+def _pieces(batch: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """The rows of each shard in a sorted batch, with the keys that they had."""
+    keys = batch.column("key")
+    ends = pc.run_end_encode(pc.binary_slice(keys, 0, _SHARD_BYTES.size))
+    # Arrow fails for slices without an end of some arrays.
+    plain = pc.binary_slice(keys, _SHARD_BYTES.size, _SHARD_BYTES.size + KEY_BYTES_MAX)
+    rows = pa.RecordBatch.from_arrays([plain, *batch.columns[1:]], schema=batch.schema)
+    first = 0
+    for shard, end in zip(ends.values.to_pylist(), ends.run_ends.to_pylist(), strict=True):
+        yield _SHARD_BYTES.unpack(shard)[0], rows.slice(first, end - first)
+        first = end
