@@ -221,18 +221,19 @@ def main(settings: str, shared: str, *names: str) -> None:
     seed = seed_of(SEED)
     given = json.loads(settings)
     assert "spark.cores.max" in refusal(lambda: session("cluster", cores=2, **given))
-    spark = session("cluster", **given)
-    conf = spark.sparkContext.getConf()
-    assert [name for name in LOCAL_ONLY if conf.contains(name)] == []
     for name, value in given.items():  # the driver finds the bucket as its executors do
         if name.startswith(_ENVIRONMENT):
             os.environ[name.removeprefix("spark.executorEnv.")] = value
+    spark = session("cluster", **given)
+    conf = spark.sparkContext.getConf()
+    assert [name for name in LOCAL_ONLY if conf.contains(name)] == []
     scenarios = {
         "loads": loads,
         "hidden": hidden,
         "bare": bare,
         "kills": kills,
         "nights": pushing.nights,
+        "staged": pushing.staged,
         "straggling": pushing.straggling,
     }
     relative = Path(os.path.relpath(shared))

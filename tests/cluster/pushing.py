@@ -14,11 +14,15 @@ from typing import Any, Final
 from pyspark.sql import DataFrame, SparkSession
 
 import bulk
-from spark_connector import push
+import kvstore
+from backup import Collection
+from spark_connector import bulk_import, push
 from tests.cluster.killing import WAIT_S, has_tasks, killing
 
 BUCKET: Final = "pushes"
 URL: Final = f"s3://{BUCKET}/root"
+STAGING_URL: Final = f"s3://{BUCKET}/staging"
+COLLECTION_URL: Final = f"s3://{BUCKET}/backups"
 STRAGGLED_URL: Final = f"s3://{BUCKET}/straggled"
 SHARDS: Final = 2
 NAMES: Final = tuple(f"store-{shard}" for shard in range(SHARDS))
@@ -85,6 +89,21 @@ def nights(spark: SparkSession, shared: Path, pick: random.Random) -> dict[str, 
     pushes.wait(REVERTED, NAMES, until="reverted", timeout=WAIT_S)
     found = pushes.wait(PUSHES, NAMES, timeout=WAIT_S)
     return {"kills": kills, "states": [each.state for each in found.stores]}
+
+
+def staged(spark: SparkSession, shared: Path, pick: random.Random) -> dict[str, Any]:
+    """An import that is staged in the bucket, and a read of a collection there. Executors die."""
+    with kvstore.open("staged-store") as store:
+        with killing(spark, lambda: has_tasks(spark), pick) as loading:
+            bulk_import(generation(spark, 1), store, "key", "value", staging=STAGING_URL)
+        assert dict(store.scan()) == model(1)
+        assert len(store.imports.all()) == 1
+        Collection(COLLECTION_URL).backup(store)
+    rows = spark.read.format("kvstore").option("numPartitions", "4").load(COLLECTION_URL)
+    with killing(spark, lambda: has_tasks(spark), pick) as reading:
+        found = [(bytes(row.key), bytes(row.value)) for row in rows.collect()]
+    assert sorted(found) == sorted(model(1).items())
+    return {"kills": len(loading) + len(reading)}
 
 
 def straggling(spark: SparkSession, shared: Path, pick: random.Random) -> dict[str, Any]:

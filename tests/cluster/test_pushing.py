@@ -1,4 +1,4 @@
-"""Pushes from a cluster to stores through a bucket that misbehaves; nothing else is shared.
+"""Pushes and imports of a cluster through a bucket that misbehaves; nothing else is shared.
 
 Executors, drivers and pullers are killed, the bucket is slow, answers 503 and loses answers.
 """
@@ -170,6 +170,16 @@ def test_a_twin_of_a_task_that_the_bucket_keeps_waiting_adds_nothing(
         while puller.step():
             pass
         assert dict(store.scan()) == pushing.model(1)
+
+
+def test_an_import_and_a_read_through_the_bucket_have_all_rows_whoever_is_killed(
+    cluster: Cluster, proxy: Proxy
+) -> None:
+    seed = seed_of("KVSTORE_PUSHING_SEED")
+    proxy.weather = Storm(random.Random(seed))
+    found = drive(cluster, "staged", **settings(cluster, proxy))["staged"]
+    assert found["kills"]
+    assert list(cluster.shared.iterdir()) == []
 
 
 def test_stores_have_the_sealed_rows_once_whoever_is_killed(

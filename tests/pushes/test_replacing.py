@@ -292,6 +292,10 @@ def test_rows_outside_of_the_span_are_refused(pushes: Pushes) -> None:
         {"spans": [["61", None]]},
         {"spans": [[(b"\xff" * 9 + b"\0p").hex(), None]]},
         {"built_at": "noon"},
+        {"mode": "change", "spans": []},
+        {"feed": ["61", 1]},
+        {"feed": {"position": "6", "batch": 1}},
+        {"feed": {"position": "61", "batch": -1}},
     ],
 )
 def test_an_event_with_a_mode_that_no_job_writes_is_damage(fields: dict[str, Any]) -> None:
