@@ -194,16 +194,24 @@ class AsyncClient(AsyncCapture):
         key: bytes,
         change: Callable[[bytes | None], bytes | None],
         *,
+        expires: Expires | None = None,
         durability: Durability | None = None,
     ) -> bytes | None:
         """See `Client.update`. `change` is a plain function, and runs in a thread."""
-        return await self._run(self._client.update, key, change, durability=durability)
+        how: Any = {"expires": expires, "durability": durability}
+        return await self._run(self._client.update, key, change, **how)
 
     async def increment(
-        self, key: bytes, by: int = 1, *, durability: Durability | None = None
+        self,
+        key: bytes,
+        by: int = 1,
+        *,
+        expires: Expires | None = None,
+        durability: Durability | None = None,
     ) -> int:
         """See `Store.increment`."""
-        return await self._run(self._client.increment, key, by, durability=durability)
+        how: Any = {"expires": expires, "durability": durability}
+        return await self._run(self._client.increment, key, by, **how)
 
     async def ttl(self, key: bytes) -> timedelta | None:
         """See `Store.ttl`."""

@@ -277,9 +277,13 @@ def conditional(
     return ClientRequest("POST", VERBS_PATH + name, _timestamp, body, JSON_TYPE, once=True)
 
 
-def increment(key: bytes, by: int, durability: str | None) -> ClientRequest[int]:
+def increment(
+    key: bytes, by: int, durability: str | None, expires: Expires | None = None
+) -> ClientRequest[int]:
     """See `Store.increment`."""
     fields = {"key": to_json(require_key(key)), "by": by, "durability": durability}
+    if expires is not None:  # a server from before would refuse an argument that it does not know
+        fields["expires"] = _expiry(expires)
     return verb("increment", fields, lambda reply: int(reply.json()["sum"]), once=True)
 
 

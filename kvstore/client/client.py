@@ -285,15 +285,24 @@ class Client(ServedUpkeep):
         key: bytes,
         change: Callable[[bytes | None], bytes | None],
         *,
+        expires: Expires | None = None,
         durability: Durability | None = None,
     ) -> bytes | None:
         """See `Store.update`. The function runs here, in a transaction: three round trips or
         more. It runs again after each conflict."""
-        return self.transact(lambda txn: txn.update(key, change), durability=durability)
+        update = partial(Transaction.update, key=key, change=change, expires=expires)
+        return self.transact(update, durability=durability)
 
-    def increment(self, key: bytes, by: int = 1, *, durability: Durability | None = None) -> int:
+    def increment(
+        self,
+        key: bytes,
+        by: int = 1,
+        *,
+        expires: Expires | None = None,
+        durability: Durability | None = None,
+    ) -> int:
         """See `Store.increment`."""
-        return self._pool.send(calls.increment(key, by, durability))
+        return self._pool.send(calls.increment(key, by, durability, expires))
 
     def ttl(self, key: bytes) -> timedelta | None:
         """See `Store.ttl`."""

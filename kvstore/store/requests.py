@@ -170,10 +170,16 @@ class Requests:
             return TIMESTAMP_MAX  # the commit finds the note, and writes nothing
 
     def increment(
-        self, key: bytes, by: int, token: RequestToken | None, durability: Durability | None
+        self,
+        key: bytes,
+        by: int,
+        token: RequestToken | None,
+        durability: Durability | None,
+        expires: Expires | None = None,
     ) -> int:
         """See `Store.increment`. A repetition looks up the sum that the first one has made."""
-        add = partial(self.updates.increment, key, by, durability=durability)
+        due = None if expires is None else self.due(expires, token)
+        add = partial(self.updates.increment, key, by, due=due, durability=durability)
         found = self._once(add, token, None)
         if isinstance(found, Timestamp):
             read = partial(self._versions.get, key)

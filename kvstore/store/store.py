@@ -629,6 +629,7 @@ class Store:
         key: bytes,
         change: Callable[[bytes | None], bytes | None],
         *,
+        expires: Expires | None = None,
         durability: Durability | None = None,
     ) -> bytes | None:
         """Set `key` to `change(value)` in one commit, and return the new value.
@@ -637,7 +638,8 @@ class Store:
         deleted. No other commit comes between the read and the write, so there is no conflict and
         no retry: `change` runs once, under the commit lock. It must be short, and must not write to
         the store (`UsageError`). An error that it raises is passed on, and nothing is written. The
-        new value does not expire, also if the old one did.
+        new value expires at `expires`, as in `put`; without it, the new value does not expire, also
+        if the old one did.
 
         Example:
 
@@ -646,16 +648,26 @@ class Store:
 
             assert store.update(b"seats/UA/1545", book) == b"179"
         """
-        return self.requests.updates.update(key, change, durability=durability)
+        due = None if expires is None else self._committer.expiries.due(expires)
+        return self.requests.updates.update(key, change, due=due, durability=durability)
 
-    def increment(self, key: bytes, by: int = 1, *, durability: Durability | None = None) -> int:
+    def increment(
+        self,
+        key: bytes,
+        by: int = 1,
+        *,
+        expires: Expires | None = None,
+        durability: Durability | None = None,
+    ) -> int:
         """Add `by` to the counter at `key` in one commit, and return the sum.
 
         A counter is an integer of 64 bits in decimal text, such as `b"42"`; an absent key counts as
-        0. The sum does not expire, also if the counter did. Raises `UsageError`, with nothing
-        written, for another value and for a sum beyond.
+        0. The sum expires at `expires`, as in `put`; without it, the sum does not expire, also if
+        the counter did. Raises `UsageError`, with nothing written, for another value and for a sum
+        beyond.
         """
-        return self.requests.updates.increment(key, by, durability=durability)
+        due = None if expires is None else self._committer.expiries.due(expires)
+        return self.requests.updates.increment(key, by, due=due, durability=durability)
 
     def ttl(self, key: bytes) -> timedelta | None:
         """How long until `key` expires; None if it does not, or is absent. Two look-ups."""

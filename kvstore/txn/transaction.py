@@ -275,18 +275,20 @@ class Transaction:
                 assert at is not None, "one of the two is set"
                 self._writes.put_expiring(key, value, at)
 
-    def update(self, key: bytes, change: Updating) -> bytes | None:
-        """Set `key` to `change(value)`, and return that; None deletes it. A read and a write."""
+    def update(
+        self, key: bytes, change: Updating, *, expires: Expires | None = None
+    ) -> bytes | None:
+        """Set `key` to `change(value)`, and return that; None deletes it. See `Store.update`."""
         new = change(self.get(key))
         if new is None:
             self._writes.delete(key)
         else:
-            self._writes.put(key, new)
+            self.put(key, new, expires=expires)
         return new
 
-    def increment(self, key: bytes, by: int = 1) -> int:
-        """Add `by` to the counter at `key`, and return the sum. A read and a write."""
-        found = self.update(key, adding(key, by))
+    def increment(self, key: bytes, by: int = 1, *, expires: Expires | None = None) -> int:
+        """Add `by` to the counter at `key`, and return the sum. See `Store.increment`."""
+        found = self.update(key, adding(key, by), expires=expires)
         assert found is not None, "a counter is never deleted"
         return int(found)
 

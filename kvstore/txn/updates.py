@@ -46,10 +46,11 @@ class Updates:
         key: bytes,
         change: Updating,
         *,
+        due: int | None = None,
         durability: Durability | None,
         note: CommitNote | None = None,
     ) -> bytes | None:
-        """See `Store.update`."""
+        """See `Store.update`. The new value expires at `due`."""
         if not callable(change):
             raise UsageError(f"{change!r} is no function", "pass one that takes the value")
         key = require_key(key)
@@ -69,8 +70,11 @@ class Updates:
                     "use a transaction to write several keys",
                 )
             if new is not None:
-                writes.put(key, new)
-                new = writes.points[key]
+                if due is None:
+                    writes.put(key, new)
+                else:
+                    writes.put_expiring(key, new, due)
+                new = bytes(writes.points[key] or b"")
             elif old is None:
                 raise _UnchangedError
 
@@ -85,11 +89,12 @@ class Updates:
         key: bytes,
         by: int,
         *,
+        due: int | None = None,
         durability: Durability | None,
         note: CommitNote | None = None,
     ) -> int:
         """See `Store.increment`."""
-        found = self.update(key, adding(key, by), durability=durability, note=note)
+        found = self.update(key, adding(key, by), due=due, durability=durability, note=note)
         assert found is not None, "a counter is never deleted"
         return int(found)
 

@@ -75,6 +75,13 @@ def test_updates_and_many_rows_go_through_the_server(client: Client, store: kvst
     assert client.update(b"b", lambda old: (old or b"") + b"!") == b"2!"
     assert client.update(b"b", lambda old: None) is None
     assert dict(store.scan()) == {b"a": b"-1"}
+    assert client.increment(b"c", 2, expires=timedelta(hours=1)) == 2
+    assert client.update(b"d", lambda old: b"v", expires=timedelta(hours=1)) == b"v"
+    for key in (b"c", b"d"):
+        assert timedelta(minutes=59) < (store.ttl(key) or timedelta(0)) <= timedelta(hours=1)
+    assert client.increment(b"c", -2) == 0
+    assert store.ttl(b"c") is None
+    client.delete_range(b"c", b"e")
     store.put(b"a", b"x")
     with pytest.raises(UsageError, match="no counter"):
         client.increment(b"a")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
 
 import polars as pl
 import pyarrow as pa
@@ -11,7 +13,7 @@ import pytest
 
 import kvstore
 from kvstore.errors import ConflictError, UsageError
-from kvstore.limits import VALUE_BYTES_MAX
+from kvstore.limits import KEY_BYTES_MAX, VALUE_BYTES_MAX
 from kvstore.span import RESERVED
 from kvstore.testing.bounds import bounds
 from kvstore.testing.seeds import seeded
@@ -42,6 +44,37 @@ def test_an_update_gets_the_newest_value_and_its_change_is_in_the_feed(
         (b"n", b"-4"),
         (b"k", None),
     ]
+
+
+def test_an_update_decides_whether_its_value_expires(tmp_path: Path) -> None:
+    hour, clock = timedelta(hours=1), kvstore.ManualClock(10**18)
+    with kvstore.open(tmp_path / "s", clock=clock, durability="async") as store:
+
+        def lives() -> dict[str, int | None]:
+            found = {key.decode(): store.ttl(key) for key, _ in store.scan()}
+            return {key: life and round(life.total_seconds()) for key, life in found.items()}
+
+        assert store.update(b"k", lambda old: b"a", expires=hour) == b"a"
+        assert store.increment(b"n", 5, expires=hour) == 5
+        assert store.transact(lambda txn: txn.increment(b"t", expires=hour)) == 1
+        store.put(b"gone", b"v")
+        assert store.update(b"gone", lambda old: None, expires=hour) is None
+        assert lives() == {"k": 3600, "n": 3600, "t": 3600}
+        clock.advance(60 * 10**9)
+        assert store.increment(b"n", expires=hour) == 6  # the life of the counter begins anew
+        assert store.update(b"k", lambda old: (old or b"") + b"b") == b"ab"
+        with store.transaction() as txn:
+            assert txn.update(b"u", lambda old: b"x", expires="+30m") == b"x"
+            assert txn.increment(b"t") == 2
+        assert lives() == {"k": None, "n": 3600, "t": None, "u": 1800}
+        with pytest.raises(UsageError, match="ahead"):
+            store.increment(b"n", expires=timedelta(0))
+        with pytest.raises(UsageError, match="one that expires"):
+            store.update(b"x" * KEY_BYTES_MAX, lambda old: b"v", expires=hour)
+        clock.advance(3600 * 10**9)
+        assert dict(store.scan()) == {b"k": b"ab", b"t": b"2"}
+        assert store.history(b"n")[0].value is None
+        assert store.increment(b"n") == 1
 
 
 def test_threads_lose_no_update_beside_puts_and_transactions(store: kvstore.Store) -> None:

@@ -119,10 +119,11 @@ def pop(call: Invocation) -> Answer:
 
 
 def increment(call: Invocation) -> Answer:
-    """Add `by` to a counter, which is an integer in decimal text, and return the sum."""
-    given = call.count("by")
+    """Add `by` to a counter, which is an integer in decimal text, and return the sum. `expires` is
+    as in `put`."""
+    given, how = call.count("by"), (call.token, durability(call), call.expiry())
     by = 1 if given is None else given
-    return {"sum": call.store.requests.increment(call.key(), by, call.token, durability(call))}
+    return {"sum": call.store.requests.increment(call.key(), by, *how)}
 
 
 def persist(call: Invocation) -> Answer:
@@ -212,7 +213,7 @@ WRITES: Final = [
         ("delete_if", delete_if, {**_KEY, **_CONDITION}, None),
         ("pop", pop, _KEY, None),
         ("persist", persist, _KEY, None),
-        ("increment", increment, {**_KEY, "by": "integer"}, None),
+        ("increment", increment, {**_KEY, "by": "integer", "expires": "time"}, None),
     )
 ]
 WRITES.append(
