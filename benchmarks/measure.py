@@ -2,7 +2,8 @@
 
 The machine's speed drifts by tens of percent within a minute, for all subjects alike. So a ratio
 compares two runs of the same round only, and the order of the subjects rotates from round to round.
-A figure is the median of its rounds; the least and the largest ratio are kept beside it.
+A figure is the median of its rounds; the least and the largest ratio are kept beside it. Workloads
+of one group share their rounds: a call that several of them compare runs once a round.
 
 The ratio of processor times is taken too. It leaves out waiting for the disk and for
 neighbours, so it is the steadier one for work that waits for nothing.
@@ -11,11 +12,16 @@ neighbours, so it is the steadier one for work that waits for nothing.
 from __future__ import annotations
 
 import statistics
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from benchmarks.subject import Process, Result
 from benchmarks.workloads import Contender, Workload
+
+GROUP_SECONDS = 60.0
+"""Work of minutes takes the same time again, and needs fewer rounds."""
 
 
 @dataclass(slots=True)
@@ -44,56 +50,93 @@ class Figure:
 
 
 def measure(
-    workload: Workload,
+    together: Sequence[Workload],
     subjects: Mapping[str, Process],
     peers: Sequence[str],
     *,
     rounds: int,
     first_step: int = 0,
 ) -> list[Figure]:
-    """Run `workload` for all its contenders in turn."""
-    line = [workload.baseline, workload.ours]
-    if workload.peers_call is not None:
-        line += [Contender(peer, workload.peers_call) for peer in peers]
-    roles = ["baseline", "ours", *["peer"] * (len(line) - 2)]
-    durability = [subjects[each.subject].facts.get("durability", "") for each in line]
-    figures = [
-        Figure(workload.name, each.name, role, durability=waits)
-        for each, role, waits in zip(line, roles, durability, strict=True)
-    ]
-    for number in range(-workload.warm, rounds):
+    """Run workloads that are measured together: a call that several of them have runs once a
+    round. No round but the first begins after `GROUP_SECONDS`."""
+    rows = [_Row.of(workload, subjects, peers) for workload in together]
+    line: list[Contender] = []
+    for contender in (each for row in rows for each in row.contenders):
+        if _place(line, contender) == len(line):
+            line.append(contender)
+    problems: dict[int, str] = {}
+    began = time.monotonic()
+    for number in range(-together[0].warm, rounds):
+        if number > 0 and time.monotonic() - began > GROUP_SECONDS:
+            break
         places = list(range(len(line)))
         turn = number % len(line)
-        results = {}
+        results: dict[int, Result] = {}
         for place in places[turn:] + places[:turn]:
-            figure, contender = figures[place], line[place]
-            if figure.problem:
+            if place in problems:
                 continue
-            result = _run(workload, subjects[contender.subject], contender, first_step + number)
+            contender = line[place]
+            process = subjects[contender.subject]
+            result = _run(together[0], process, contender, first_step + number)
             if result.problem:
-                figure.problem = result.problem
-            elif number >= 0:
+                problems[place] = result.problem
+            else:
                 results[place] = result
-        _note(workload, figures, results)
-    for figure in figures[1:]:
-        if not figure.ratios and not figure.problem:
-            figure.problem = f"no baseline: {figures[0].problem}"
-    return figures
+        for row in rows if number >= 0 else ():
+            row.note([results.get(_place(line, each)) for each in row.contenders])
+    for row in rows:
+        row.end([problems.get(_place(line, each), "") for each in row.contenders])
+    return [figure for row in rows for figure in row.figures]
 
 
-def _note(workload: Workload, figures: list[Figure], results: Mapping[int, Result]) -> None:
-    """Note one round: each subject's result against the baseline's, which is the first."""
-    for place, result in results.items():
-        figure = figures[place]
-        figure.peak_bytes = max(figure.peak_bytes, result.peak_bytes)
-        figure.grown_bytes = max(figure.grown_bytes, result.grown_bytes)
-        figure.per_second.append(1 / _cost(workload, result))
-        if 0 not in results:
-            continue
-        figure.ratios.append(_cost(workload, results[0]) / _cost(workload, result))
-        if workload.has_cpu and workload.per != "bytes":
-            costs = [each.cpu_seconds / max(each.items, 1) for each in (results[0], result)]
-            figure.cpu_ratios.append(costs[0] / max(costs[1], 1e-12))
+class _Row(NamedTuple):
+    """A workload with its contenders, the baseline first, and a figure for each."""
+
+    workload: Workload
+    contenders: Sequence[Contender]
+    figures: Sequence[Figure]
+
+    @classmethod
+    def of(cls, workload: Workload, subjects: Mapping[str, Process], peers: Sequence[str]) -> _Row:
+        line = [workload.baseline, workload.ours]
+        if workload.peers_call is not None:
+            line += [Contender(peer, workload.peers_call) for peer in peers]
+        roles = ["baseline", "ours", *["peer"] * (len(line) - 2)]
+        durability = [subjects[each.subject].facts.get("durability", "") for each in line]
+        figures = [
+            Figure(workload.name, each.name, role, durability=waits)
+            for each, role, waits in zip(line, roles, durability, strict=True)
+        ]
+        return cls(workload, line, figures)
+
+    def note(self, results: Sequence[Result | None]) -> None:
+        """Note one round: each contender's result against the baseline's, which is the first."""
+        base = results[0]
+        for figure, result in zip(self.figures, results, strict=True):
+            if result is None:
+                continue
+            figure.peak_bytes = max(figure.peak_bytes, result.peak_bytes)
+            figure.grown_bytes = max(figure.grown_bytes, result.grown_bytes)
+            figure.per_second.append(1 / _cost(self.workload, result))
+            if base is None:
+                continue
+            figure.ratios.append(_cost(self.workload, base) / _cost(self.workload, result))
+            if self.workload.has_cpu and self.workload.per != "bytes":
+                costs = [each.cpu_seconds / max(each.items, 1) for each in (base, result)]
+                figure.cpu_ratios.append(costs[0] / max(costs[1], 1e-12))
+
+    def end(self, problems: Sequence[str]) -> None:
+        """Tell the reason of each figure that is missing."""
+        for figure, problem in zip(self.figures, problems, strict=True):
+            figure.problem = problem
+            if not figure.ratios and not problem:
+                figure.problem = f"no baseline: {problems[0]}"
+
+
+def _place(line: Sequence[Contender], wanted: Contender) -> int:
+    """The place in `line` of the same call of the same subject, or the length of `line`."""
+    same = ((each.subject, each.call) == (wanted.subject, wanted.call) for each in line)
+    return next((place for place, is_same in enumerate(same) if is_same), len(line))
 
 
 def _run(workload: Workload, process: Process, contender: Contender, number: int) -> Result:

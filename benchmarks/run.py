@@ -48,15 +48,24 @@ def _growing(workload: Workload) -> bool:
 
 
 def _by_spark(workload: Workload) -> bool:
-    return workload.name.startswith("spark-")
+    return workload.name.startswith("spark-") and not _joins(workload)
+
+
+def _joins(workload: Workload) -> bool:
+    return "join-" in workload.name
 
 
 WRITTEN = (
-    Part(100_000, _growing),
+    Part(100_000, lambda workload: _growing(workload) and not _joins(workload)),
     Part(1_000_000, lambda workload: not _by_spark(workload), has_peers=True),
-    Part(3_000_000, lambda workload: _growing(workload) or _by_spark(workload)),
+    Part(
+        3_000_000,
+        lambda workload: _by_spark(workload) or (_growing(workload) and not _joins(workload)),
+    ),
+    Part(10_000_000, lambda workload: _growing(workload) and _joins(workload)),
 )
-"""The parts of BENCHMARKS.md. Spark's jobs are too short to compare below some million rows."""
+"""The parts of BENCHMARKS.md. Spark's jobs are too short to compare below some million rows; joins
+have histories of two versions for each row."""
 
 
 def main() -> None:
@@ -171,10 +180,10 @@ def _play(
         for number, stage in enumerate(stages[: last + 1]):
             for call in stage.prepare:
                 _prepare(subjects, call)
-            for place_in_stage, workload in enumerate(stage.workloads, 1):
+            for place_in_stage, group in enumerate(stage.groups, 1):
                 first = 1000 * number + 30 * place_in_stage
-                _say(workload.name)
-                yield from measure(workload, subjects, named, rounds=size.rounds, first_step=first)
+                _say(", ".join(workload.name for workload in group))
+                yield from measure(group, subjects, named, rounds=size.rounds, first_step=first)
 
 
 def _prepare(subjects: Mapping[str, Process], call: Call) -> None:

@@ -3,14 +3,28 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from importlib import import_module
 from pathlib import Path
 
 import pytest
 
-from benchmarks import document, machine, report
-from benchmarks.subject import Process
-from benchmarks.workloads import PEERS, Contender, Size, section, workloads
+from benchmarks import data, document, machine, report
+from benchmarks import measure as measuring
+from benchmarks.data import Data
+from benchmarks.measure import measure
+from benchmarks.subject import Process, Subject, Timed, Work
+from benchmarks.workloads import (
+    PEERS,
+    Call,
+    Contender,
+    Size,
+    Stage,
+    Workload,
+    scenes,
+    section,
+    workloads,
+)
 
 SIZES = [Size.of(rows, rounds=3) for rows in (100_000, 1_000_000, 10_000_000)]
 
@@ -37,6 +51,70 @@ def test_a_peer_that_is_not_installed_is_missing_and_not_measured(tmp_path: Path
     process.close()
     assert result.problem.startswith("missing: ")
     assert result.items == 0
+
+
+def test_rows_made_in_pieces_are_the_rows_that_are_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    held = Data(70_000)
+    assert held.keys == sorted(set(held.keys))
+    assert len(held.values) == len(held.keys)
+    monkeypatch.setattr(data, "HELD_ROWS", 0)
+    made = Data(70_000)
+    assert list(made.keys) == held.keys
+    assert list(made.values) == held.values
+    assert made.keys[65_000:66_000] == held.keys[65_000:66_000]
+    assert made.values[69_990:80_000] == held.values[69_990:]
+    assert (made.keys[-1], made.middle(10)) == (held.keys[-1], held.middle(10))
+    assert held.middle(10) == (held.keys[34_995], held.keys[35_005])
+    assert set(made.lookups(100, 1)) | set(made.updates(100, 1)[0]) <= set(held.keys)
+
+
+class Counting(Subject):
+    """Each call of a side handles as many items as it was called before, in a second."""
+
+    def __init__(self, directory: Path, data: Data) -> None:
+        super().__init__(directory, data)
+        self._calls = Counter[str]()
+
+    def handle(self, side: str) -> Work:
+        self._calls[side] += 1
+        return lambda: Timed(self._calls[side], 1.0, 1.0)
+
+
+def test_a_call_of_several_rows_of_a_group_runs_once_a_round(tmp_path: Path) -> None:
+    where = f"{__name__}:{Counting.__name__}"
+    sides = {side: Contender(where, Call("handle", {"side": side}), side) for side in "abc"}
+    group = [
+        Workload(base, sides[base], sides["c"], warm=True, group="together") for base in ("a", "b")
+    ]
+    process = Process(where, tmp_path, 1)
+    figures = measure(group, {where: process}, [], rounds=3)
+    process.close()
+    assert [figure.subject for figure in figures] == ["a", "c", "b", "c"]
+    assert [figure.per_second for figure in figures] == [[2, 3, 4]] * 4
+    assert all(figure.ratios == [1.0] * 3 for figure in figures)
+    stage = Stage((), [*group, Workload("alone", sides["a"], sides["c"])])
+    assert stage.groups == [group, [stage.workloads[-1]]]
+
+
+def test_a_group_has_one_round_of_its_own_where_work_is_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(measuring, "GROUP_SECONDS", 0)
+    where = f"{__name__}:{Counting.__name__}"
+    process = Process(where, tmp_path, 1)
+    a, b = (Contender(where, Call("handle", {"side": side}), side) for side in "ab")
+    figures = measure([Workload("long", a, b, warm=True)], {where: process}, [], rounds=3)
+    process.close()
+    assert [figure.per_second for figure in figures] == [[2]] * 2
+
+
+def test_the_workloads_of_a_group_are_neighbours_that_are_measured_alike() -> None:
+    for scene in scenes(SIZES[1]):
+        for stage in scene.stages:
+            names = [group[0].group for group in stage.groups if group[0].group]
+            assert len(set(names)) == len(names)
+            for group in stage.groups:
+                assert len({(each.items, each.repeats, each.warm) for each in group}) == 1
 
 
 def test_the_table_tells_what_was_measured_and_why_the_rest_was_not() -> None:

@@ -24,18 +24,19 @@ SPARK_WAYS = (
 def joins(size: Size) -> list[Workload]:
     """The store and a collection against DuckDB, and the store against Polars and pandas."""
     found = []
-    for name, reaches in REACHES.items():
-        ours = JOINS["collection" if name == "collection" else "store"]
-        for share, reach in zip(SHARES, reaches, strict=True):
+    for place, share in enumerate(SHARES):
+        for name, reaches in REACHES.items():
+            ours = JOINS["collection" if name == "collection" else "store"]
             call = Call("join", {"share": share})
             found.append(
                 Workload(
                     f"join-{name}-{share * 100:g}",
                     Contender(JOINS[PEERS[name]], call),
                     Contender(ours, call),
-                    reach=reach,
-                    grows=name != "pandas",
+                    reach=reaches[place],
+                    grows=True,
                     warm=True,
+                    group=f"join-{share * 100:g}",
                 )
             )
     for peer in ("duckdb", "polars", "pandas"):
@@ -58,7 +59,8 @@ def spark_joins() -> list[Workload]:
             by(ours, share),
             reach=reach,
             warm=True,
+            group=f"spark-join-{share * 100:g}",
         )
-        for name, ours, theirs in SPARK_WAYS
         for share, reach in zip(SHARES, SPARK_REACHES, strict=True)
+        for name, ours, theirs in SPARK_WAYS
     ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any, NamedTuple
 
 RAW = "benchmarks.raw:Raw"
@@ -123,7 +124,8 @@ class Workload:
     `baseline` and `ours` are subjects beside the peers, which get `peers_call`. `reach` is the
     ratio that the project has set itself, `grows` whether the growth run has it. Of `repeats`
     runs in a turn the least time counts. `warm`: one round more comes first that does not count.
-    `has_cpu`: the subject counts all processor time of its work.
+    `has_cpu`: the subject counts all processor time of its work. Neighbours with one `group` are
+    measured together, and have the same `items`, `repeats` and `warm`.
     """
 
     name: str
@@ -138,6 +140,7 @@ class Workload:
     warm: bool = False
     has_cpu: bool = True
     slow_arguments: dict[str, Any] = field(default_factory=dict)
+    group: str = ""
 
 
 class Stage(NamedTuple):
@@ -145,6 +148,12 @@ class Stage(NamedTuple):
 
     prepare: Sequence[Call]
     workloads: Sequence[Workload]
+
+    @property
+    def groups(self) -> list[list[Workload]]:
+        """The workloads, those together that share their rounds."""
+        groups = groupby(self.workloads, key=lambda each: each.group or each.name)
+        return [list(group) for _, group in groups]
 
 
 class Scene(NamedTuple):

@@ -31,4 +31,5 @@ def _row(
     name: str, base: str, call: Call, *, reach: float | None, items: int | None = None
 ) -> Workload:
     baseline, ours = Contender(ROWS[base], call), Contender(ROWS["table"], call)
-    return Workload(name, baseline, ours, items=items, reach=reach, warm=True)
+    group = "-".join(name.split("-")[:2])
+    return Workload(name, baseline, ours, items=items, reach=reach, warm=True, group=group)

@@ -53,7 +53,7 @@ def scenes(size: Size) -> list[Scene]:
         ),
         Scene([Stage((fill, settle, Call("scan")), beside_ranges(size))]),
         Scene([Stage((fill, settle, Call("scan")), expiring(size))]),
-        Scene([Stage((Call("ycsb_fill"),), ycsb(size))]),
+        Scene(ycsb(size)),
         Scene([Stage((fill, settle, *windows), flat(size))]),
         Scene([Stage((), flushed(size))]),
         Scene([Stage((), committed(size))], is_quick=False),

@@ -22,13 +22,13 @@ def spark() -> list[Workload]:
             Contender(SPARK, Call(operation), operation),
             reach=reach,
             warm=True,
-            **more,
+            **{"group": f"spark-{name.partition('-')[0]}"} | more,
         )
 
     return [
         against("import", "sort", "bulk_import", 0.71),
         against("import-delta", "import_by_delta", "bulk_import", None),
-        against("import-tiny", "import_hundred", "import_ten_thousand", 0.33),
+        against("import-tiny", "import_hundred", "import_ten_thousand", 0.33, group="spark-tiny"),
         against("apply", "follow_parquet", "apply_changes", None, per="micro-batch"),
         against("read", "read_parquet", "read_collection", 0.8),
         against("read-increments", "read_parquet", "read_increments", None),

@@ -106,6 +106,7 @@ def served() -> list[Workload]:
             Contender(SERVED, Call(f"{operation}s", {"count": count})),
             items=count,
             repeats=3,
+            group=f"serve-{operation}",
         )
         for operation, count in (("get", 500), ("put", 100))
         for name, server in SERVERS.items()
@@ -193,7 +194,7 @@ def committed(size: Size) -> list[Workload]:
             Contender(COMMITTED_FEW, Call(operation, {"commits": few})),
             Contender(COMMITTED, Call(operation, {"commits": many})),
             reach=0.83,
-            grows=True,
+            grows=size.rows <= many,
             repeats=3,
         )
         for name, operation in names.items()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from benchmarks.workloads.plan import YCSB, Call, Contender, Size, Workload
+from typing import Any
+
+from benchmarks.workloads.plan import YCSB, Call, Contender, Size, Stage, Workload
 
 _REACHED = {
     "a": (1.0, None),
@@ -15,14 +17,17 @@ _REACHED = {
 """The ratios to reach beside raw rocksdict, and beside lmdb."""
 
 
-def ycsb(size: Size) -> list[Workload]:
-    """Each workload beside raw rocksdict and beside each peer."""
+def ycsb(size: Size) -> list[Stage]:
+    """Each workload beside raw rocksdict and beside each peer, behind the same settled files."""
     found = []
     for mix, (raw, lmdb) in _REACHED.items():
         count = size.lookups // (20 if mix == "e" else 1)
         call = Call("ycsb", {"mix": mix, "count": count})
+        rows = []
         for base, reach in (("raw", raw), ("lmdb", lmdb), ("plyvel", None), ("sqlite3", None)):
             sides = Contender(YCSB[base], call, base), Contender(YCSB["store"], call, "kvstore")
             name = f"ycsb-{mix}" if base == "raw" else f"ycsb-{mix}-{base}"
-            found.append(Workload(name, *sides, items=count, reach=reach, warm=True))
+            more: Any = {"reach": reach, "warm": True, "group": f"ycsb-{mix}"}
+            rows.append(Workload(name, *sides, items=count, **more))
+        found.append(Stage((Call("ycsb_settle"),) if found else (Call("ycsb_fill"),), rows))
     return found
