@@ -21,7 +21,7 @@ from benchmarks.subject import Process, Result
 from benchmarks.workloads import Contender, Workload
 
 GROUP_SECONDS = 60.0
-"""Work of minutes takes the same time again, and needs fewer rounds."""
+"""Work of minutes warms what it needs, and takes the same time again."""
 
 
 @dataclass(slots=True)
@@ -58,7 +58,7 @@ def measure(
     first_step: int = 0,
 ) -> list[Figure]:
     """Run workloads that are measured together: a call that several of them have runs once a
-    round. No round but the first begins after `GROUP_SECONDS`."""
+    round. No round begins after `GROUP_SECONDS`; a warm round that takes longer counts."""
     rows = [_Row.of(workload, subjects, peers) for workload in together]
     line: list[Contender] = []
     for contender in (each for row in rows for each in row.contenders):
@@ -67,8 +67,6 @@ def measure(
     problems: dict[int, str] = {}
     began = time.monotonic()
     for number in range(-together[0].warm, rounds):
-        if number > 0 and time.monotonic() - began > GROUP_SECONDS:
-            break
         places = list(range(len(line)))
         turn = number % len(line)
         results: dict[int, Result] = {}
@@ -82,8 +80,11 @@ def measure(
                 problems[place] = result.problem
             else:
                 results[place] = result
-        for row in rows if number >= 0 else ():
+        is_long = time.monotonic() - began > GROUP_SECONDS
+        for row in rows if number >= 0 or is_long else ():
             row.note([results.get(_place(line, each)) for each in row.contenders])
+        if is_long:
+            break
     for row in rows:
         row.end([problems.get(_place(line, each), "") for each in row.contenders])
     return [figure for row in rows for figure in row.figures]

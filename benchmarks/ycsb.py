@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable
+from functools import cache
 from itertools import islice
 from typing import Any, Final, NamedTuple
 
@@ -133,8 +134,7 @@ class Ycsb(Subject):
         shares, kinds = zip(*MIXES[mix], strict=True)
         chosen = pick.choice(kinds, count, p=shares).tolist()
         ranks = _zipfian(pick, self.data.rows, count)
-        spread = np.random.default_rng(_SEED).permutation(self.data.rows)
-        keys = [self.data.keys[at] for at in spread[ranks].tolist()]
+        keys = [self.data.keys[at] for at in _spread(self.data.rows)[ranks].tolist()]
         _, values = self.data.updates(min(count, self.data.rows), step)
         lengths = pick.integers(1, SCAN_ROWS_MAX + 1, count).tolist()
         if mix in GROWING:
@@ -166,9 +166,21 @@ class Ycsb(Subject):
 
 def _zipfian(pick: np.random.Generator, rows: int, count: int) -> npt.NDArray[np.int64]:
     """Ranks from 0 on, the least most often."""
-    weights = np.cumsum(1 / np.arange(1, rows + 1) ** SKEW)
+    weights = _weights(rows)
     found = np.searchsorted(weights, pick.random(count) * weights[-1])
     return np.minimum(found, rows - 1).astype(np.int64)
+
+
+@cache
+def _spread(rows: int) -> npt.NDArray[np.int64]:
+    """The row of each rank."""
+    return np.random.default_rng(_SEED).permutation(rows)
+
+
+@cache
+def _weights(rows: int) -> npt.NDArray[np.float64]:
+    """The sums of the weights of the ranks."""
+    return np.cumsum(1 / np.arange(1, rows + 1) ** SKEW)
 
 
 class OursYcsb(Ycsb):

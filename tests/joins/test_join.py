@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -412,21 +412,24 @@ def test_labels_stream_in_bounded_memory(store: Store, tmp_path: Path, side: str
         most = max(most, pa.total_allocated_bytes() - before)
 
     source = source_with_a_hot_key(store, tmp_path, side)
+    labels = hot_labels(store, 100_000)
     before = pa.total_allocated_bytes()
     with bounds(JOIN_ROWS_MAX=1 << 16, JOIN_COLUMNS_ROWS_MAX=1 << 16):
-        join_hot_labels(store, source, 600_000, look)
+        join_hot_labels(source, [labels] * 6, look)
     assert most < 30 << 20
 
 
 @pytest.mark.soak
+@pytest.mark.parametrize("rows_a_batch", [100_000, 10_000_000])
 @pytest.mark.parametrize("side", ["store", "collection"])
 def test_ten_million_labels_take_bounded_memory_of_the_process(
-    store: Store, tmp_path: Path, side: str
+    store: Store, tmp_path: Path, side: str, rows_a_batch: int
 ) -> None:
     source = source_with_a_hot_key(store, tmp_path, side)
+    labels = hot_labels(store, rows_a_batch)
     Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here on
     before = peak_bytes()
-    join_hot_labels(store, source, 10_000_000, lambda: None)
+    join_hot_labels(source, [labels] * (10_000_000 // rows_a_batch), lambda: None)
     assert peak_bytes() - before < 300 << 20
 
 
@@ -441,23 +444,30 @@ def source_with_a_hot_key(store: Store, tmp_path: Path, side: str) -> Any:
     return store if side == "store" else collection
 
 
-def join_hot_labels(store: Store, source: Any, rows: int, look: Callable[[], None]) -> None:
-    """Join `rows` labels, half of which have the key `a`. `look` is called for each batch."""
+def hot_labels(store: Store, rows: int) -> pa.RecordBatch:
+    """Labels of which half have the key `a`, and one in a hundred another key of the store."""
     late = store.upper - 1
     made = table([pair for n in range(50_000) for pair in ((b"a", late), (b"b%d" % n, late))])
+    [batch] = pa.concat_tables([made] * (rows // made.num_rows)).combine_chunks().to_batches()
+    return batch
+
+
+def join_hot_labels(
+    source: Any, batches: Sequence[pa.RecordBatch], look: Callable[[], None]
+) -> None:
+    """Join the labels of all batches. `look` is called for each."""
     taken = found = 0
 
     def arriving() -> Iterator[pa.RecordBatch]:
-        for _ in range(rows // made.num_rows):
+        for batch in batches:
             look()
-            yield made.to_batches()[0]
+            yield batch
 
-    labels = pa.RecordBatchReader.from_batches(made.schema, arriving())
-    for batch in source.join(labels):
+    for batch in source.join(pa.RecordBatchReader.from_batches(batches[0].schema, arriving())):
         taken += batch.num_rows
         found += batch.num_rows - batch.column("value").null_count
-    assert taken == rows
-    assert found == rows // 2 + rows // made.num_rows * 1000
+    assert taken == sum(batch.num_rows for batch in batches)
+    assert found == taken // 2 + taken // 100
 
 
 def peak_bytes() -> int:
