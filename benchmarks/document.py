@@ -1,4 +1,4 @@
-"""Writes BENCHMARKS.md, its picture, and README's table, from one run: `make bench`.
+"""Writes BENCHMARKS.md, its pictures, and README's table, from one run: `make bench`.
 
 `page.md` beside this module is the text around the tables. Nothing in BENCHMARKS.md is written by
 hand; in README the lines between the two marks are.
@@ -7,7 +7,7 @@ hand; in README the lines between the two marks are.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,7 +18,7 @@ from benchmarks.workloads import table
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "BENCHMARKS.md"
 README = ROOT / "README.md"
-PICTURE = Path(__file__).parent / "picture.png"
+PICTURES = Path(__file__).parent / "pictures"
 TEMPLATE = Path(__file__).parent / "page.md"
 
 MARKS = "<!-- from BENCHMARKS.md -->\n", "<!-- end -->\n"
@@ -76,15 +76,17 @@ def write(file: Path) -> None:
     from benchmarks import picture  # matplotlib is not needed for anything else
 
     facts, lines = report.read(file)
-    widest = report.widest(report.scales(lines))
-    picture.draw(widest, PICTURE)
-    PAGE.write_text(page(facts, lines))
-    README.write_text(with_headlines(README.read_text(), headlines(widest)))
+    scales = report.scales(lines)
+    drawn = picture.draw(scales, PICTURES)
+    PAGE.write_text(page(facts, lines, {each.title: each.file for each in drawn}))
+    README.write_text(with_headlines(README.read_text(), headlines(report.widest(scales))))
 
 
-def page(facts: Line, lines: Sequence[Line]) -> str:
-    """BENCHMARKS.md as a whole."""
+def page(facts: Line, lines: Sequence[Line], pictures: Mapping[str, str]) -> str:
+    """BENCHMARKS.md as a whole. `pictures` are files of the directory of pictures, by title."""
+    place = PICTURES.relative_to(ROOT)
     parts = {
+        "pictures": "\n\n".join(f"![{title}]({place / file})" for title, file in pictures.items()),
         "machine": "\n".join(_machine(facts)),
         "tables": report.tables(lines),
         "workloads": _described(),

@@ -1,117 +1,234 @@
-"""The picture of a run: the scale with the most workloads, each a line on a logarithmic axis."""
+"""The pictures of a run: a few rows each, in words, on a logarithmic axis.
+
+A row has a mark for each workload that it names, green where the target is reached. Where peers
+were measured too, the best of them stands beside, by its name. A picture shows the largest scale
+at which most of its workloads were measured.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import chain
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, NamedTuple
 
 import matplotlib as mpl
 
-from benchmarks.report import PEER_NAMES, Scale
-from benchmarks.workloads import Workload, section
+from benchmarks.report import PEER_NAMES, Line, Scale
+from benchmarks.workloads import Workload
 
 mpl.use("Agg")
 
 import matplotlib.pyplot as plt
+from matplotlib.ticker import LogLocator, NullFormatter
 
-_MET, _MISSED, _NEUTRAL = "#2a7f4f", "#c0392b", "#333333"
-_LINE_INCHES = 0.25
-_PANEL_INCHES = 8
-
-
-def draw(scale: Scale, target: Path) -> None:
-    """Write the ratios of `scale` to `target`, in two columns of workloads."""
-    columns = _columns(scale)
-    height = _LINE_INCHES * max(map(_lines_of, columns)) + 1.6
-    picture, (panels,) = plt.subplots(
-        ncols=len(columns), figsize=(_PANEL_INCHES * len(columns), height), squeeze=False
-    )
-    ratios = [
-        ratio
-        for column in columns
-        for workload in column
-        for ratio in scale.ours(workload)["ratios"]
-    ]
-    handles: dict[str, Any] = {}
-    for axes, column in zip(panels, columns, strict=True):
-        _draw_column(axes, scale, column)
-        axes.set_xlim(min(0.04, min(ratios) / 1.5), max(12.0, max(ratios) * 1.5))
-        for side in ("top", "right", "left"):
-            axes.spines[side].set_visible(False)
-        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
-            handles.setdefault(label, handle)
-    picture.suptitle(
-        f"Rate over the baseline's rate, {scale.rows:,} rows: right is faster",
-        y=1 - 0.08 / height,
-        fontsize=12,
-    )
-    picture.legend(
-        handles.values(),
-        handles,
-        loc="upper center",
-        bbox_to_anchor=(0.5, 1 - 0.35 / height),
-        ncol=12,
-        frameon=False,
-        fontsize=9,
-    )
-    picture.tight_layout(rect=(0, 0, 1, 1 - 0.65 / height))
-    picture.savefig(target, dpi=110, metadata={"Software": None})
-    plt.close(picture)
+_MET, _MISSED, _NEUTRAL, _PEER = "#2a7f4f", "#c0392b", "#333333", "#1f77b4"
+_SHAPES: Final = "Dos^v"
+_LINE_INCHES: Final = 0.34
+_WIDTH_INCHES: Final = 9.0
 
 
-def _columns(scale: Scale) -> list[list[Workload]]:
-    """The measured workloads in two columns of about one height, cut between sections."""
-    sections: dict[str, list[Workload]] = {}
-    for workload in scale.workloads:
-        if scale.ours(workload)["median"] is not None:
-            sections.setdefault(section(workload.name), []).append(workload)
-    parts = list(sections.values())
-    if len(parts) < 2:
-        return parts
-    cuts = ([list(chain(*parts[:cut])), list(chain(*parts[cut:]))] for cut in range(1, len(parts)))
-    return min(cuts, key=lambda both: max(map(_lines_of, both)))
+class Picture(NamedTuple):
+    """Rows of words; each has workloads by the name of their marks."""
+
+    title: str
+    rows: Mapping[str, Mapping[str, str]]
+
+    @property
+    def file(self) -> str:
+        """The name of its file."""
+        return self.title.lower().replace(" ", "-") + ".png"
+
+    @property
+    def workloads(self) -> list[str]:
+        """The workloads of all rows."""
+        return [workload for marks in self.rows.values() for workload in marks.values()]
 
 
-def _lines_of(column: Sequence[Workload]) -> float:
-    """Lines that a column takes, headings included."""
-    return len(column) + 1.5 * len({section(workload.name) for workload in column})
+def _alone(**rows: str) -> dict[str, dict[str, str]]:
+    """Rows of one mark, by the names of their workloads, with `_` for `-`."""
+    return {words: {"kvstore": name.replace("_", "-")} for name, words in rows.items()}
 
 
-def _draw_column(axes: Any, scale: Scale, column: Sequence[Workload]) -> None:
-    """A line a workload, a heading above each section."""
-    place, heading, places = 0.0, "", []
-    for workload in column:
-        if section(workload.name) != heading:
-            heading = section(workload.name)
-            place += 0.5
-            axes.text(0, place, heading, transform=axes.get_yaxis_transform(), weight="bold")
-            place += 1
-        _draw_workload(axes, scale, workload, place)
-        places.append(place)
-        place += 1
+def _shares(**marks: str) -> dict[str, dict[str, str]]:
+    """A row for each share of labels; the marks are the beginnings of workloads' names."""
+    return {
+        f"labels: {share} % of versions": {
+            mark.replace("_", " "): f"{name}-{share}" for mark, name in marks.items()
+        }
+        for share in ("0.1", "1", "10", "100")
+    }
+
+
+PICTURES: Final = (
+    Picture(
+        "Writing",
+        _alone(
+            bulk_load="load all rows, sorted",
+            commit_100="durable commit of 100 rows",
+            commit_10k="durable commit of 10,000 rows",
+            transact_synced="durable transaction",
+            transact="transaction that waits for no disk",
+            delete_range="delete a tenth of all rows",
+            import_100mb="add a prebuilt import of 100 MB",
+        ),
+    ),
+    Picture(
+        "Reading",
+        _alone(
+            get="read one key",
+            get_as_of="read one key at an old time",
+            get_many="read many keys in one call",
+            scan="scan all rows",
+            scan_as_of="scan all rows at an old time",
+            scan_arrow="scan into Arrow",
+            changes_arrow="read changes as Arrow",
+        ),
+    ),
+    Picture(
+        "YCSB",
+        {
+            words: {
+                f"against {name}": f"ycsb-{mix}" + ("" if name == "RocksDB" else f"-{name}")
+                for name in ("RocksDB", "lmdb", "plyvel", "sqlite3")
+            }
+            for mix, words in {
+                "a": "A: half reads, half updates",
+                "b": "B: 95 % reads, 5 % updates",
+                "c": "C: reads only",
+                "d": "D: reads of the newest rows",
+                "e": "E: short scans",
+                "f": "F: reads, and writes of what was read",
+            }.items()
+        },
+    ),
+    Picture(
+        "Joins",
+        _shares(
+            against_DuckDB="join-store",
+            against_Polars="join-polars",
+            against_pandas="join-pandas",
+            collection_against_DuckDB="join-collection",
+        ),
+    ),
+    Picture(
+        "Backups",
+        _alone(
+            backup="increment of 10,000 changes",
+            backup_full="full backup",
+            backup_scan="read a backup at an old time",
+            restore="restore",
+            disk_trimmed="disk, history given up",
+            disk="disk, history kept",
+        ),
+    ),
+    Picture(
+        "Spark",
+        _alone(
+            spark_import="import rows",
+            spark_read="read a collection",
+            spark_read_increments="read a collection with increments",
+            spark_read_source="read by the data source",
+            spark_read_checkpoint="read a checkpoint",
+            spark_apply="apply a stream of changes",
+            spark_backup="full backup by tasks",
+        ),
+    ),
+    Picture(
+        "Joins by Spark",
+        _shares(
+            against_ASOF_JOIN="spark-join-checkpoint",
+            collection_against_ASOF_JOIN="spark-join-collection",
+            against_a_window="spark-join-window",
+        ),
+    ),
+)
+
+
+def draw(scales: Sequence[Scale], target: Path) -> list[Picture]:
+    """Write a picture into the directory `target` for each that has figures, and return these."""
+    target.mkdir(exist_ok=True)
+    drawn = []
+    for picture in PICTURES:
+        shown = max(scales, key=lambda scale: (len(_measured(picture, scale)), scale.rows))
+        if _measured(picture, shown):
+            _draw(picture, shown, target / picture.file)
+            drawn.append(picture)
+    return drawn
+
+
+def _measured(picture: Picture, scale: Scale) -> dict[str, Workload]:
+    return {
+        each.name: each
+        for each in scale.workloads
+        if each.name in picture.workloads and scale.ours(each)["median"] is not None
+    }
+
+
+def _draw(picture: Picture, scale: Scale, target: Path) -> None:
+    measured = _measured(picture, scale)
+    rows = {
+        words: {mark: measured[name] for mark, name in marks.items() if name in measured}
+        for words, marks in picture.rows.items()
+    }
+    rows = {words: marks for words, marks in rows.items() if marks}
+    figure, axes = plt.subplots(figsize=(_WIDTH_INCHES, _LINE_INCHES * len(rows) + 1.5))
+    for place, marks in enumerate(rows.values()):
+        axes.axhline(place, color="#eeeeee", linewidth=0.8, zorder=0)
+        for number, workload in enumerate(marks.values()):
+            _mark(axes, scale.ours(workload), workload, place, _SHAPES[number])
+        if len(marks) == 1:
+            _best_peer(axes, scale, next(iter(marks.values())), place)
     axes.axvline(1, color="black", linewidth=0.8)
     axes.set_xscale("log")
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.xaxis.set_major_formatter("{x:g}")
-    axes.set_yticks(places, [workload.name for workload in column], fontsize=8)
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.margins(x=0.08)
+    axes.set_yticks(range(len(rows)), list(rows))
     axes.tick_params(axis="y", length=0)
-    axes.set_ylim(place, -0.3)
+    axes.set_ylim(len(rows) - 0.4, -0.6)
+    axes.set_title(f"{picture.title}, {scale.rows:,} rows: right of 1 is faster", fontsize=11)
+    for side in ("top", "right", "left"):
+        axes.spines[side].set_visible(False)
+    _legend(axes, list(dict.fromkeys(mark for marks in rows.values() for mark in marks)))
+    figure.tight_layout()
+    figure.savefig(target, dpi=90, metadata={"Software": None})
+    plt.close(figure)
 
 
-def _draw_workload(axes: Any, scale: Scale, workload: Workload, place: float) -> None:
-    """Peers as dots, ours as a diamond on its range: green at its target or above, red below."""
-    axes.axhline(place, color="#eeeeee", linewidth=0.8, zorder=0)
-    for number, (kind, name) in enumerate(PEER_NAMES.items()):
-        line = scale.peer(workload, kind)
-        if line is not None and line["median"]:
-            axes.plot(line["median"], place, "o", color=f"C{number}", ms=5, alpha=0.8, label=name)
-    mine, target = scale.ours(workload), workload.reach
-    colour, label = _NEUTRAL, "kvstore, no target"
-    if target is not None:
-        axes.plot(target, place, "|", color="#999999", ms=13, mew=2, label="target")
-        is_met = mine["median"] >= target
-        colour = _MET if is_met else _MISSED
-        label = f"kvstore, target {'reached' if is_met else 'missed'}"
-    axes.plot([min(mine["ratios"]), max(mine["ratios"])], [place] * 2, color=colour, lw=1.4)
-    axes.plot(mine["median"], place, "D", color=colour, ms=7, label=label)
+def _mark(axes: Any, line: Line, workload: Workload, place: float, shape: str) -> None:
+    """The median on its range. The colour tells whether it is at the target."""
+    target = workload.reach
+    is_met = target is not None and line["median"] >= target
+    colour = _NEUTRAL if target is None else _MET if is_met else _MISSED
+    axes.plot([min(line["ratios"]), max(line["ratios"])], [place] * 2, color=colour, lw=1.2)
+    axes.plot(line["median"], place, shape, color=colour, ms=7)
+
+
+def _best_peer(axes: Any, scale: Scale, workload: Workload, place: float) -> None:
+    found = {name: scale.peer(workload, kind) for kind, name in PEER_NAMES.items()}
+    medians = {name: line["median"] for name, line in found.items() if line and line["median"]}
+    if not medians:
+        return
+    name = max(medians, key=lambda each: medians[each])
+    axes.plot(medians[name], place, "o", color=_PEER, ms=5)
+    axes.annotate(
+        name, (medians[name], place), (0, 5), textcoords="offset points", ha="center",
+        fontsize=8, color=_PEER,
+    )  # fmt: skip
+
+
+def _legend(axes: Any, marks: Sequence[str]) -> None:
+    """The shapes where there are several, and the colours."""
+    shapes = [(mark, _SHAPES[at], _NEUTRAL) for at, mark in enumerate(marks) if len(marks) > 1]
+    colours = [
+        ("target reached", "s", _MET),
+        ("missed", "s", _MISSED),
+        ("no target", "s", _NEUTRAL),
+    ]
+    for name, shape, colour in shapes + colours:
+        axes.plot([], [], shape, color=colour, label=name, ls="none")
+    axes.legend(
+        loc="upper center", bbox_to_anchor=(0.4, -0.25 / (_LINE_INCHES * 4)), ncol=4,
+        frameon=False, fontsize=8,
+    )  # fmt: skip

@@ -1,7 +1,7 @@
 """The one runner: `python -m benchmarks [--write | --quick | --growth] [--rows N,N] [--only NAME]`.
 
 Each run leaves one file of JSON lines in benchmarks/out: the facts of the machine, one line for
-each figure, and how long the run took. `--write` makes BENCHMARKS.md, its picture and README's
+each figure, and how long the run took. `--write` makes BENCHMARKS.md, its pictures and README's
 table of that file (`benchmarks.document`); without it the tables are printed. `--quick` also plays
 a year of a minute (`benchmarks.year`).
 """
@@ -88,7 +88,7 @@ def main() -> None:
         print(json.dumps({"seconds": round(time.monotonic() - _STARTED)}), file=lines)
     if options.write:
         document.write(target)
-        print(f"figures: {target}; written: BENCHMARKS.md, its picture, README's table")
+        print(f"figures: {target}; written: BENCHMARKS.md, its pictures, README's table")
     else:
         print(report.tables(report.read(target)[1]))
         print(f"figures: {target}")
@@ -105,7 +105,7 @@ def main() -> None:
 def _parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     kind = parser.add_mutually_exclusive_group()
-    kind.add_argument("--write", action="store_true", help="write BENCHMARKS.md: some 20 minutes")
+    kind.add_argument("--write", action="store_true", help="write BENCHMARKS.md: half an hour")
     kind.add_argument("--quick", action="store_true", help="150,000 rows, under five minutes")
     kind.add_argument(
         "--growth", action="store_true", help="what must not grow, at 100,000 to 10,000,000 rows"

@@ -162,11 +162,32 @@ _FIGURE = re.compile(r"^\| ([\w-]+) \| ([\d.*]+ \([^)]*\)) \|", re.MULTILINE)
 
 def test_the_page_fills_each_gap_of_its_template() -> None:
     text = document.page(
-        {**machine.facts(), "seconds": 90}, [line("scan", "Ours", "ours", [1.0] * 3)]
+        {**machine.facts(), "seconds": 90},
+        [line("scan", "Ours", "ours", [1.0] * 3)],
+        {"Reading": "reading.png"},
     )
+    assert "![Reading](benchmarks/pictures/reading.png)" in text
     assert "{" not in text
     assert "This run took 2 minutes" in text
     assert "RocksDB | unknown" not in text
+
+
+def test_pictures_have_few_rows_of_workloads_and_only_what_was_measured(tmp_path: Path) -> None:
+    from benchmarks.picture import PICTURES, draw
+
+    known = {workload.name for workload in workloads(SIZES[1])}
+    for picture in PICTURES:
+        assert set(picture.workloads) <= known
+        assert len(picture.rows) <= 8
+    figures = [
+        line("scan", "Ours", "ours", [0.5, 0.8, 0.7]),
+        line("scan", "Lmdb", "peer", [1.2, 1.3, 1.1]),
+        line("ycsb-c", "kvstore", "ours", [2.0] * 3),
+        line("ycsb-c-lmdb", "kvstore", "ours", [1.0] * 3),
+    ]
+    drawn = draw(report.scales(figures), tmp_path)
+    assert [picture.file for picture in drawn] == ["reading.png", "ycsb.png"]
+    assert {file.name for file in tmp_path.iterdir()} == {"reading.png", "ycsb.png"}
 
 
 def line(
