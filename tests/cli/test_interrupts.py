@@ -19,12 +19,14 @@ from pathlib import Path
 from random import Random
 from typing import NamedTuple
 
+import pyarrow as pa
 import pytest
 
 import backup
+import bulk
 import kvstore
 from bulk.pushes import Pushes
-from kvstore.cli.exits import DONE
+from kvstore.cli.exits import DONE, USAGE
 from kvstore.cli.interrupts import INTERRUPTED
 from kvstore.testing.seeds import seeded
 
@@ -55,39 +57,95 @@ def is_whole(place: Path) -> bool:
     return backup.Collection(place / "backups").verify("checksums").parts > 0  # or it raises
 
 
+def is_reverted(place: Path) -> bool:
+    with kvstore.open_read_only(place / "s") as store:
+        return store.get(LAST) == b"newer" and store.get(b"00001") == b"v" * 20
+
+
+def has_table(count: int) -> Callable[[Path], bool]:
+    def holds(place: Path) -> bool:
+        with kvstore.open_read_only(place / "t") as store:
+            return sum(batch.num_rows for batch in store.table("rows").scan()) == count
+
+    return holds
+
+
+def has_index(place: Path) -> bool:
+    with kvstore.open_read_only(place / "t") as store:
+        return len(list(store.table("rows").find("by_value", "v"))) == 2000
+
+
+def is_file(name: str) -> Callable[[Path], bool]:
+    return lambda place: (place / name).stat().st_size > 0
+
+
 class Command(NamedTuple):
     """A command that ends by itself, and what holds once it has ended. `makes` is the name of the
-    store that it makes, which must not exist before."""
+    store or directory that it makes, which must not exist before. `rest` is the command that ends
+    the work where the command itself refuses a second call."""
 
     words: str
     holds: Callable[[Path], bool]
     makes: str | None = None
+    rest: str | None = None
 
 
+S = has_rows("s", ROWS)
 COMMANDS: Mapping[str, Command] = {
-    "scan": Command("scan s", has_rows("s", ROWS)),
+    "scan": Command("scan s", S),
+    "history": Command("history s 00001", S),
+    "stats": Command("stats s", S),
+    "changes": Command("changes s --since {at}", S),
+    "diff": Command("diff s {at}", S),
+    "doctor": Command("doctor s", S),
     "put": Command("put s k v", has_rows("s", ROWS + 1)),
-    "verify": Command("verify s", has_rows("s", ROWS)),
-    "gc": Command("gc s --keep 0s --compact", has_rows("s", ROWS)),
+    "revert": Command("revert s --prefix 0 --to {at}", is_reverted),
+    "verify": Command("verify s", S),
+    "gc": Command("gc s --keep 0s --compact", S),
     "delete-range": Command("delete-range s --prefix 0", has_rows("s", ROWS - 10_000)),
     "checkpoint": Command("checkpoint s copy", has_rows("copy", ROWS), "copy"),
     "import": Command("import s rows.csv --on-conflict overwrite", has_rows("s", ROWS + 1)),
-    "sync": Command("import s rows.csv --sync", has_rows("s", ROWS)),
+    "create": Command("import new rows.csv --create", has_rows("new", ROWS)),
+    "sync": Command("import s rows.csv --sync", S),
+    "apply": Command("import s ops.csv --op op", has_rows("s", ROWS - 1000)),
+    "imports revert": Command("imports revert t {import_id}", has_rows("t", 0)),
     "export": Command("export s out.jsonl", has_lines("out.jsonl", ROWS)),
     "seed": Command("seed seeded events.csv", has_rows("seeded", ROWS), "seeded"),
+    "feeds tail": Command("feeds tail t one", has_table(2000)),
+    "table import": Command("table import t rows rows.csv", has_table(ROWS + 1)),
+    "table scan": Command("table scan t rows --json", has_table(2000)),
+    "table alter": Command(
+        "table alter t rows --add-index by_value=value",
+        has_index,
+        rest="table build t rows by_value",
+    ),
+    "table export": Command("export t rows out.parquet", is_file("out.parquet")),
+    "journal inspect": Command("journal inspect m", has_rows("m", 2000)),
+    "journal compact": Command("journal compact m", has_rows("m", 2000)),
+    "journal salvage": Command("journal salvage m saved", has_rows("saved", 2000), "saved"),
     "backup run": Command("backup run s backups", is_whole),
     "backup verify": Command("backup verify backups", is_whole),
+    "backup contents": Command("backup verify backups --depth contents --store s", is_whole),
     "backup compact": Command("backup compact backups", is_whole),
     "backup expire": Command("backup expire backups --keep 0s", is_whole),
+    "backup scrub": Command("backup scrub backups --delete 0s", is_whole),
+    "backup scan": Command("backup scan backups", is_whole),
+    "backup diff": Command("backup diff backups {at}", is_whole),
+    "backup find": Command("backup find backups 1999", is_whole),
     "backup drill": Command("backup drill backups", is_whole),
     "backup restore": Command(
         "backup restore backups restored", has_rows("restored", ROWS), "restored"
     ),
-    "backup into": Command("backup restore backups s --into", has_rows("s", ROWS)),
+    "backup into": Command("backup restore backups s --into", S),
+    "backup replicate": Command("backup replicate backups standby", has_rows("standby", ROWS)),
     "push pull": Command("push pull s pushes --name one --once", has_rows("s", ROWS + 1)),
+    "push expire": Command("push expire pushes --keep 0", S),
 }
+"""Commands that end by themselves, each with what holds once it has ended."""
 
 ENDLESS: Mapping[str, str] = {
+    "tail": "feeds tail t one --follow",
+    "replicate": "backup replicate s standby --follow",
     "follow": "follow s",
     "changes": "changes s --follow",
     "ui": "ui s --listen 127.0.0.1:0",
@@ -108,6 +166,10 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         collection.backup(store)
         store.put(LAST, b"newer")
         collection.backup(store)
+        (place / "at").write_text(str(int(store.now())))
+        for first in range(0, 10_000, 1000):
+            store.put_many((b"%05d" % n, b"v" * 20) for n in range(first, first + 1000))
+    make_others(place)
     lines = [f"{number:05d},w" for number in range(1, ROWS + 1)]
     (place / "rows.csv").write_text("\n".join(["key,value", *lines]) + "\n")
     stamped = [f"{line},{1_700_000_000_000_000_000 + at}" for at, line in enumerate(lines)]
@@ -117,6 +179,27 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
             writer.put(b"pushed", b"row")
         building.seal()
     return place
+
+
+def make_others(place: Path) -> None:
+    """A store with a table and an import, and a store in memory with its journal."""
+    with kvstore.open(place / "t", durability="async") as store:
+        schema = pa.schema([("key", pa.string()), ("value", pa.string())])
+        rows = {"key": [f"{number:05d}" for number in range(2000)], "value": ["v"] * 2000}
+        store.table("rows", schema, key=["key"]).put_batch(pa.table(rows, schema))
+        staged = bulk.Import.create(place / "staged")
+        with staged.writer() as writer:
+            writer.put(b"imported", b"row")
+        staged.seal()
+        bulk.ingest(store, place / "staged")
+        (place / "import_id").write_text(f"{staged.import_id:016x}")
+        with store.feed("one", start=0):
+            pass
+    with kvstore.open(place / "m", engine="memory") as store:
+        for number in range(2000):
+            store.put(b"%05d" % number, b"v", durability="async")
+    ops = [f"{number:05d},w,{'delete' if number < 1000 else 'put'}" for number in range(ROWS)]
+    (place / "ops.csv").write_text("\n".join(["key,value,op", *ops]) + "\n")
 
 
 def begin(place: Path, words: str) -> subprocess.Popen[bytes]:
@@ -131,7 +214,9 @@ def begin(place: Path, words: str) -> subprocess.Popen[bytes]:
     )
 
 
-def ended(place: Path, words: str, after_s: float | None) -> tuple[int, float]:
+def ended(
+    place: Path, words: str, after_s: float | None, codes: tuple[int, ...] = (DONE,)
+) -> tuple[int, float]:
     """The exit code of a command, and its seconds; interrupted after a time, if one is given."""
     with begin(place, words) as child:
         assert child.stdout is not None
@@ -146,12 +231,14 @@ def ended(place: Path, words: str, after_s: float | None) -> tuple[int, float]:
     assert "Traceback" not in told, (words, told)
     assert "Exception ignored" not in told, (words, told)
     if after_s is None:
-        assert child.returncode == DONE, (words, told)
+        assert child.returncode in codes, (words, told)
     return child.returncode, length
 
 
 def interrupt(name: str, made: Path, place: Path, draw: Random, count: int) -> None:
-    words, holds, makes = COMMANDS[name]
+    words, holds, makes, rest = COMMANDS[name]
+    facts = {name: (made / name).read_text() for name in ("at", "import_id")}
+    words = words.format(**facts)
     shutil.copytree(made, place / "whole")
     _, length = ended(place / "whole", words, None)
     for number in range(count):
@@ -160,13 +247,16 @@ def interrupt(name: str, made: Path, place: Path, draw: Random, count: int) -> N
         code, _ = ended(copy, words, draw.uniform(0, length))
         # The interpreter itself ends by the signal where it has put back the system's handler.
         assert code in {DONE, INTERRUPTED, -signal.SIGINT}, (words, code)
-        with kvstore.open(copy / "s") as store:
-            assert store.verify().ok
+        for each in ("s", "t"):
+            with kvstore.open(copy / each) as store:
+                assert store.verify().ok
         if code != DONE:
             if makes is not None and (copy / makes).exists():
                 assert holds(copy), (words, code)  # interrupted behind the rename that made it
                 shutil.rmtree(copy / makes)
-            ended(copy, words, None)
+            again, _ = ended(copy, words, None, (DONE,) if rest is None else (DONE, USAGE))
+            if rest is not None and again == USAGE:
+                ended(copy, rest, None)
         assert holds(copy), (words, code)
         shutil.rmtree(copy)
 
