@@ -42,7 +42,8 @@ RANGE_SAMPLE_ROWS = 1000
 """Rows sampled per partition to find range borders. Spark's 100 leave files uneven."""
 
 WORKER_START_SECONDS = 60
-"""The longest start of a Python worker. Spark's 15 s are too short on a busy machine."""
+"""The longest start of a Python worker. Spark's 15 s are too short on a busy machine. The process
+that plans a stream has ten seconds: Spark has that number in its code, and no setting for it."""
 
 _PYTHON = "spark.pyspark.python"
 _JAVA_OPTIONS = "spark.driver.extraJavaOptions"
