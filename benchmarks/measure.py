@@ -20,7 +20,7 @@ from typing import NamedTuple
 from benchmarks.subject import Process, Result
 from benchmarks.workloads import Contender, Workload
 
-GROUP_SECONDS = 60.0
+GROUP_SECONDS = 40.0
 """Work of minutes warms what it needs, and takes the same time again."""
 
 

@@ -98,6 +98,9 @@ class Subject:
         others."""
         return time.process_time()
 
+    def rest(self) -> None:
+        """Give memory back after an operation, before another subject works."""
+
     def now(self) -> Any:
         """The time or version by which a later read sees the present state."""
         raise NotImplementedError
@@ -224,7 +227,9 @@ def _serve(where: str, directory: Path, rows: int, pipe: Connection) -> None:
             operation, arguments = request
             method = getattr(subject, operation, None)
             missing = Result(problem="not there")
-            pipe.send(_timed(subject, method, arguments) if method else missing)
+            result = _timed(subject, method, arguments) if method else missing
+            subject.rest()
+            pipe.send(result)
     subject.close()
 
 

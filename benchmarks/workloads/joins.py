@@ -12,6 +12,9 @@ REACHES = {
 }
 SHARES = (0.001, 0.01, 0.1, 1.0)
 PEERS = {"store": "duckdb", "collection": "duckdb", "polars": "polars", "pandas": "pandas"}
+ROWS_MAX = 10_000_000
+"""A history of more rows, and as many labels, would not fit into the memory of its peers."""
+
 SPARK_REACHES = (10.0, 5.0, 2.0, 1.0)
 SPARK_WAYS = (
     ("checkpoint", "checkpoint", "asof"),
@@ -34,7 +37,7 @@ def joins(size: Size) -> list[Workload]:
                     Contender(JOINS[PEERS[name]], call),
                     Contender(ours, call),
                     reach=reaches[place],
-                    grows=True,
+                    grows=size.rows <= ROWS_MAX,
                     warm=True,
                     group=f"join-{share * 100:g}",
                 )
