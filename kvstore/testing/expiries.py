@@ -88,6 +88,25 @@ class ExpiringMachine(StoreMachine):
         for key in content:
             self.model.expire(key, at, due)
 
+    @rule(key=keys, value=values, life=st.none() | lives, is_read=st.booleans())
+    def update(self, key: bytes, value: bytes, life: timedelta | None, is_read: bool) -> None:
+        """An update decides anew whether its key expires."""
+        due = None if life is None else self.due(life)
+        old = self.model.get(key, TIMESTAMP_MAX)
+
+        def change(found: bytes | None) -> bytes:
+            assert found == old
+            return value
+
+        if is_read:
+            self.store.transact(lambda txn: txn.update(key, change, expires=life))
+        else:
+            assert self.store.update(key, change, expires=life) == value
+        at = self.store.upper - 1
+        self.model.batch(at, [("put", key, value)])
+        if due is not None:
+            self.model.expire(key, at, due)
+
     @rule(key=keys)
     def persist(self, key: bytes) -> None:
         due = self.model.due(key, TIMESTAMP_MAX)
