@@ -205,13 +205,14 @@ class Raw(BackedUp):
         """Iterate over as many rows as the windows have changes: the least cost of any log."""
         keys = self.data.keys
         starts = range(0, len(keys) - count, max((len(keys) - count) // windows, 1))
+        bounds = [(keys[start], keys[start + count]) for start in starts[:windows]]
 
         def work() -> int:
             found = 0
-            for start in starts[:windows]:
+            for start, end in bounds:
                 options = rocks.ReadOptions()
-                options.set_iterate_upper_bound(keys[start + count])
-                found += len(list(self.db.items(from_key=keys[start], read_opt=options)))
+                options.set_iterate_upper_bound(end)
+                found += len(list(self.db.items(from_key=start, read_opt=options)))
             return found
 
         return work
