@@ -3,10 +3,13 @@ once."""
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
 import bulk
 import kvstore
+from backup.testing.faults import FaultRates, FaultyBlob, Weather
 from bulk.pushes import Pushes
 from bulk.pushes.log import MicroBatch
 from bulk.pushes.modes import SPANS_MAX
@@ -14,6 +17,8 @@ from bulk.pushes.pull import Puller
 from kvstore.errors import CorruptionError, UsageError
 from kvstore.span import RESERVED
 from kvstore.storage.memory import MemoryBlob
+from kvstore.storage.patience import Patience
+from kvstore.testing.seeds import seed_of
 from tests.pushes.made import drain
 
 
@@ -105,6 +110,30 @@ def test_a_job_reads_the_end_of_a_long_log_alone() -> None:
     for number in (0, 62):
         with pytest.raises(UsageError, match="there is no push"):
             pushes.revert(number)
+
+
+def test_jobs_on_a_bucket_that_fails_and_loses_answers_push_each_batch_once() -> None:
+    seed = seed_of("KVSTORE_CHANGING_SEED", None)
+    patience = Patience(600, pause=lambda _: None)
+    blob = FaultyBlob(MemoryBlob(patience=patience), Weather(seed, FaultRates()))
+
+    def stream(position: bytes) -> None:
+        pushes = Pushes.over(blob, "faulty")
+        for number in range(12):
+            for _ in range(2):  # a repeated micro-batch
+                change(pushes, b"v", feed=MicroBatch(position, number))
+
+    streams = [threading.Thread(target=stream, args=(name,)) for name in (b"a", b"b")]
+    for each in streams:
+        each.start()
+    for each in streams:
+        each.join()
+    made = Pushes.over(blob, "faulty").list()
+    assert [push.number for push in made] == [*range(1, 25)]
+    feeds = [push.feed for push in made]
+    for name in (b"a", b"b"):
+        wanted = [MicroBatch(name, number) for number in range(12)]
+        assert [feed for feed in feeds if feed and feed.position == name] == wanted
 
 
 def test_a_log_with_a_gap_is_damaged() -> None:
