@@ -226,9 +226,9 @@ def _values(batch: pa.RecordBatch, names: SeedColumns, first: int) -> pa.Array:
         missing = pc.and_(pc.invert(deletes), values.is_null())
         values = pc.if_else(deletes, pa.scalar(None, pa.binary()), values)
         remedy = "a put needs a value"
-    row = missing.index(True).as_py()
-    if row >= 0:
-        raise UsageError(f"column {names.value!r} has a null in row {first + row}", remedy)
+    if missing.true_count:  # Arrow's `index` would import pandas
+        row = first + missing.to_pylist().index(True)
+        raise UsageError(f"column {names.value!r} has a null in row {row}", remedy)
     return values
 
 
@@ -238,8 +238,8 @@ def _ops(column: pa.Array, name: str, first: int) -> pa.Array:
         raise UsageError(f"column {name!r} is of type {column.type}", 'pass "put" or "delete"')
     column = column.cast(pa.string())
     known = pc.is_in(column, pa.array(_OPS))
-    row = known.index(False).as_py()
-    if row >= 0:
+    if known.false_count:
+        row = known.to_pylist().index(False)
         found = column[row].as_py()
         raise UsageError(
             f"column {name!r} has {found!r} in row {first + row}", 'pass "put" or "delete"'

@@ -10,7 +10,9 @@ Invariants
 1. Nothing is open before and after the running phase, so the process may end there at once.
 2. The running phase unwinds: stores are closed, temporary files removed. A second interrupt raises
    again, and ends what the first one left.
-3. A process that was started to ignore interrupts (`nohup`) ignores them in all phases.
+3. An error behind an interrupt is taken for its consequence: a package whose import the interrupt
+   broke off raises another error when it is used.
+4. A process that was started to ignore interrupts (`nohup`) ignores them in all phases.
 """
 
 from __future__ import annotations
@@ -22,11 +24,12 @@ import sys
 import threading
 from collections.abc import Callable
 from functools import wraps
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 INTERRUPTED: Final = 130
 
 _is_watching = False
+_has_come = False
 
 
 def watch() -> None:
@@ -47,13 +50,25 @@ def interruptible(run: Callable[..., Any]) -> Callable[..., Any]:
         if not _is_watching:
             return run(*args, **options)
         try:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
+            signal.signal(signal.SIGINT, _raise)
             return run(*args, **options)
+        except Exception as error:
+            from typer import Exit  # the command has imported it
+
+            if _has_come and not isinstance(error, Exit):
+                raise KeyboardInterrupt from None
+            raise
         finally:
             # The server has handlers of its own, and puts ours back.
             signal.signal(signal.SIGINT, _end_at_once)
 
     return running
+
+
+def _raise(*_: object) -> NoReturn:
+    global _has_come
+    _has_come = True
+    raise KeyboardInterrupt
 
 
 def _end_at_once(*_: object) -> None:

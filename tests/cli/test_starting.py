@@ -108,6 +108,32 @@ except KeyboardInterrupt:
     assert (done.stdout, done.stderr) == (b"interrupted 0.0 True\n", b"")
 
 
+def test_an_error_behind_an_interrupt_is_an_interrupt() -> None:
+    """Packages swallow an interrupt of their import, and fail when they are used."""
+    script = """
+import os, signal
+from kvstore.cli.interrupts import interruptible, watch
+
+def run(interrupt):
+    try:
+        if interrupt:
+            os.kill(os.getpid(), signal.SIGINT)
+    except KeyboardInterrupt:
+        pass
+    raise AttributeError("half imported")
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+watch()
+for interrupt in (False, True):
+    try:
+        interruptible(run)(interrupt)
+    except BaseException as error:
+        print(type(error).__name__)
+"""
+    done = subprocess.run([sys.executable, "-c", script], env=ENVIRONMENT, capture_output=True)
+    assert (done.stdout, done.stderr) == (b"AttributeError\nKeyboardInterrupt\n", b"")
+
+
 def test_each_name_of_kvstore_is_found_at_its_first_use() -> None:
     """The names for type checkers and the names at run time are the same objects."""
     tree = ast.parse(Path(kvstore.__file__).read_text())
