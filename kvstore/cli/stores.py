@@ -43,17 +43,18 @@ def _require_store(path: Path, *, create: bool) -> None:
 
 @contextmanager
 def _created(path: Path, engine: str) -> Iterator[Store]:
-    """A new store. A command that is refused leaves none behind, unless something was written."""
+    """A new store. A command that is refused or interrupted leaves none behind, unless something
+    was written."""
     is_new = not path.exists()
     store = open_store(path, engine)
     try:
         with store:
             try:
                 yield store
-            except UsageError:
+            except (UsageError, KeyboardInterrupt):
                 is_new = is_new and next(store.changes(0), None) is None
                 raise
-    except UsageError:
+    except (UsageError, KeyboardInterrupt):
         if is_new:
             shutil.rmtree(path, ignore_errors=True)
         raise

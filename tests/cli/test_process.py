@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import kvstore
+from kvstore.cli.stores import open_or_create
 
 ROOT = Path(__file__).parents[2]
 COMMAND = [sys.executable, "-m", "kvstore.cli"]
@@ -131,3 +132,18 @@ def test_a_failure_has_its_code_and_one_line(tmp_path: Path, environment: dict[s
     assert (failed.returncode, failed.stdout) == (2, b"")
     assert failed.stderr.startswith(b"kvstore: ")
     assert failed.stderr.count(b"\n") == 1
+
+
+@pytest.mark.parametrize("is_written", [False, True])
+def test_an_interrupted_create_leaves_a_store_only_if_something_was_written(
+    tmp_path: Path, is_written: bool
+) -> None:
+    def command() -> None:
+        with open_or_create(tmp_path / "s", "rocksdb", create=True) as store:
+            if is_written:
+                store.put(b"k", b"v")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        command()
+    assert (tmp_path / "s").exists() == is_written
