@@ -48,11 +48,11 @@ def _growing(workload: Workload) -> bool:
 
 
 def _by_spark(workload: Workload) -> bool:
-    return workload.name.startswith("spark-") and not _joins(workload)
+    return workload.name.startswith("spark-")
 
 
 def _joins(workload: Workload) -> bool:
-    return "join-" in workload.name
+    return workload.name.startswith("join-")
 
 
 WRITTEN = (
