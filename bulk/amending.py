@@ -25,12 +25,17 @@ class Amending(Protocol):
         ...
 
     def begin(
-        self, record: ImportRecord, at: Timestamp, files: Sequence[Path], directory: Path
-    ) -> tuple[ImportRecord, list[Path]]:
-        """The record with all rows, and files in `directory` with further rows.
+        self,
+        record: ImportRecord,
+        keys: list[bytes] | None,
+        at: Timestamp,
+        files: Sequence[Path],
+        directory: Path,
+    ) -> tuple[ImportRecord, list[bytes] | None, list[Path]]:
+        """The record and the key list with all rows, and files in `directory` with further rows.
 
-        `files` have the rows of the import. The history of the store is kept from `at`, its newest
-        time, until the import is added.
+        `files` have the rows of the import, and `keys` is its key list. The history of the store is
+        kept from `at`, its newest time, until the import is added.
         """
         ...
 

@@ -213,8 +213,7 @@ def _ingest(
             checks += required_unique(held, store, manifest, located, at, replaced)
             if amends is not None:
                 with times.stage("compare"):
-                    record, further = amends.begin(record, at, located, incoming)
-                keys = None  # the list would lack the further rows
+                    record, keys, further = amends.begin(record, keys, at, located, incoming)
         held.enter_context(times.stage("add"))
         tell("prepare")
         store.imports.prepare(record, keys)

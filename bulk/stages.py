@@ -1,7 +1,7 @@
 """The seconds that each stage of a load takes: where did the time go?
 
 compute sort write upload    building an import
-fetch check add              adding it to a store
+fetch check compare add      adding it to a store; only pushes with a mode compare
 """
 
 from __future__ import annotations

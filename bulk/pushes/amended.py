@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from bulk.pushes.modes import PushMode
 from bulk.pushes.newer import NOTHING, PushStamps, written
@@ -31,6 +31,7 @@ from kvstore.codec.ordered import frame, unframe_all
 from kvstore.engine.loose import LooseFiles
 from kvstore.errors.system import storage_errors
 from kvstore.imports import Amend, ImportRecord, RowChanges
+from kvstore.limits import SETTLE_ROWS_MAX
 from kvstore.mvcc.expiry import CARRIED, EXPIRY, carried_key, decode_due, waiting_key
 from kvstore.reserve import FIRST_ROW
 from kvstore.span import Span, merge_spans
@@ -39,6 +40,14 @@ from kvstore.timestamp import Timestamp
 
 _DELETED: Final = "deleted.sst"
 """The file of the rows that delete, beside the files of the push."""
+
+
+class _Deletes(NamedTuple):
+    """A file of rows that delete. `keys` are their keys, if they are few."""
+
+    path: Path
+    rows: int
+    keys: list[bytes]
 
 
 class AmendedPush:
@@ -61,8 +70,13 @@ class AmendedPush:
         return self._how.spans if self._how.built_at is None else ()
 
     def begin(
-        self, record: ImportRecord, at: Timestamp, files: Sequence[Path], directory: Path
-    ) -> tuple[ImportRecord, list[Path]]:
+        self,
+        record: ImportRecord,
+        keys: list[bytes] | None,
+        at: Timestamp,
+        files: Sequence[Path],
+        directory: Path,
+    ) -> tuple[ImportRecord, list[bytes] | None, list[Path]]:
         """See `Amending.begin`."""
         self._at = at
         spans = tuple(merge_spans([*record.spans, *self._how.spans]))
@@ -74,27 +88,29 @@ class AmendedPush:
             kept = {key: time for key, time in found.keys.items() if self._is_newer(key)}
             self._newer = found._replace(keys=kept)
         if not self._how.spans:
-            return self._record, []
-        written_rows, file = self._write_deletes(files, directory)
-        if file is None:
-            return self._record, []
-        size = record.size_bytes + file.stat().st_size
-        self._record = replace(self._record, rows=record.rows + written_rows, size_bytes=size)
-        return self._record, [file]
+            return self._record, keys, []
+        deletes = self._write_deletes(files, directory)
+        if deletes is None:
+            return self._record, keys, []
+        size = record.size_bytes + deletes.path.stat().st_size
+        self._record = replace(self._record, rows=record.rows + deletes.rows, size_bytes=size)
+        listed = None if keys is None or not self._record.is_small else [*keys, *deletes.keys]
+        return self._record, listed, [deletes.path]
 
-    def _write_deletes(self, files: Sequence[Path], directory: Path) -> tuple[int, Path | None]:
-        """Write the rows that delete the keys which the push lacks. Returns their number and their
-        file, None if there are none."""
+    def _write_deletes(self, files: Sequence[Path], directory: Path) -> _Deletes | None:
+        """Write the rows that delete the keys which the push lacks. None if there are none."""
         with storage_errors(str(directory)):
             directory.mkdir(parents=True, exist_ok=True)
-        path, rows = directory / _DELETED, 0
-        file = SstFile(path)
+        file, path = SstFile(directory / _DELETED), directory / _DELETED
+        rows, listed = 0, list[bytes]()
         try:
             for keys in self._missing(files):
                 stored = [frame(key) + self._record.reference + TOMBSTONE for key in keys]
                 file.add(stored, [b""] * len(stored))
                 rows += len(stored)
-            return rows, None if file.finish() is None else path
+                if rows <= SETTLE_ROWS_MAX:
+                    listed += keys
+            return None if file.finish() is None else _Deletes(path, rows, listed)
         except BaseException:
             file.abandon()
             raise

@@ -59,8 +59,9 @@ def revert_rows(
         at = snapshot.as_of
         record, files = _written(store, import_id, added, at, stamps, directory, tell)
         amends = AmendedPush(store, PushMode(built_at=at), PushStamps(), tell)
-        record, _ = amends.begin(record, at, files, directory)
-        imports.prepare(record)
+        keys = imports.keys_in(record, files) if files and record.is_small else None
+        record, keys, _ = amends.begin(record, keys, at, files, directory)
+        imports.prepare(record, keys)
         imports.link(files)
         return imports.add(import_id, after=after, amend=amends.linked())
 

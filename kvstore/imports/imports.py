@@ -391,8 +391,9 @@ class Imports:
 
         def stage(batch: WriteBatch, timestamp: Timestamp, changeset: tuple[int, int]) -> Staged:
             if op == OP_IMPORT:
-                self.stored.stage(batch, record, changes)
                 changed = replace(record, added=timestamp, rows=record.rows + changes.rows)
+                self.stored.stage(batch, record, changes)
+                self._lists.amend(batch, changed, changes)
             else:
                 changed = replace(record, reverted=timestamp)
             self._stage(batch, changed)

@@ -8,7 +8,7 @@ large. GC, settling and the change index therefore look up the rows of a small i
 
 Invariants
 1. A list names every row of its import: it was read from the files, and its length is the number of
-   rows that the files have.
+   rows. The batch that changes the rows of an import changes its list.
 2. The list is written together with the record of the import, and goes together with it. It is not
    held in memory.
 3. An import without a list is read by a pass over its spans: a large one, one with long keys, one
@@ -22,8 +22,11 @@ from itertools import pairwise
 from typing import Final
 
 from kvstore.codec.json import JsonObject
+from kvstore.codec.keys import TAIL_BYTES
+from kvstore.codec.ordered import unframe
 from kvstore.engine.api import WriteBatch
 from kvstore.imports.record import ImportRecord
+from kvstore.imports.stored import UNCHANGED, RowChanges
 from kvstore.limits import IMPORT_KEYS_BYTES_MAX
 from kvstore.meta import Meta
 
@@ -54,6 +57,14 @@ class KeyLists:
         if sum(map(len, found)) <= IMPORT_KEYS_BYTES_MAX:
             keys = [key.hex() for key in sorted(found)]
             self._meta.stage(batch, keys_name(record.import_id), {"keys": keys})
+
+    def amend(self, batch: WriteBatch, record: ImportRecord, changes: RowChanges) -> None:
+        """Bring the list of an import, if it has one, to the rows that it has with `changes`."""
+        keys = self.of(record.import_id) if changes != UNCHANGED else None
+        if keys is not None:
+            gone = {unframe(stored[:-TAIL_BYTES]) for stored in changes.left_out}
+            self.stage_delete(batch, record.import_id)
+            self.stage(batch, record, [*({*keys} - gone), *changes.deleted])
 
     def stage_delete(self, batch: WriteBatch, import_id: int) -> None:
         """Add the removal of a list to an engine batch."""

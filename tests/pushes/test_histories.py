@@ -228,14 +228,14 @@ def kills(tmp_path: Path, spawn: Any, hits: int) -> None:
     while hit < hits:
         root = tmp_path / str(number)
         history = KilledHistory(root, pick, str(root / "pushes"), spawn)
-        history.run(40)
+        history.run(25)
         hit += history.hits
         number += 1
         assert number < 10 * hits, f"{hit} of {number} histories had a kill that hit"
 
 
 def test_a_random_history_shows_what_the_model_shows(tmp_path: Path) -> None:
-    histories(tmp_path, 2, 40)
+    histories(tmp_path, 1, 50)
 
 
 @pytest.mark.soak

@@ -51,6 +51,8 @@ def test_keys_that_the_push_lacks_disappear_at_its_stamp_and_come_back_with_its_
     assert dict(store.scan(as_of=at)) == dict(store.scan())
     assert dict(store.scan(as_of=at - 1)) == before
     changes = [(change.op, change.key) for change in store.changes(at - 1, at)]
+    [record] = store.imports.all()
+    assert store.imports.keys_of(record) == [key for _, key in changes]
     gone = [("delete", key) for key in rows(b"", 0, 10)]
     assert changes == gone + [("put", key) for key in rows(b"", 10, 30)]
     events = store.events(at - 1, at)
@@ -97,6 +99,29 @@ def test_writes_after_the_build_stay_and_no_reader_sees_an_older_value(
     pushes.revert(1)
     drain(puller)
     assert dict(store.scan()) == before
+
+
+def test_a_reader_beside_the_writer_sees_all_of_a_push_or_nothing(
+    pushes: Pushes, tmp_path: Path
+) -> None:
+    with kvstore.open(tmp_path / "store") as store:
+        store.put_many({**OTHER, **rows(b"old", 0, 20)})
+        with kvstore.follow(tmp_path / "store") as reader:
+            built_at = build_time(store)
+            store.put(b"a/15", b"live")
+            kept = {"keep_newer": True, "built_at": built_at}
+            push(pushes, rows(b"new", 10, 30), mode="replace", prefix=b"a/", **kept)
+            puller = Puller(store, pushes, name="s")
+            for _ in range(2):
+                before = dict(store.scan())
+                drain(puller)
+                store.sync()
+                reader.refresh()
+                assert dict(reader.scan()) == dict(store.scan()) != before
+                at = next(each.at for each in pushes.status(1).stores)
+                assert at is not None
+                assert dict(reader.scan(as_of=at - 1)) == before
+                pushes.revert(1)
 
 
 def test_a_row_of_an_older_push_is_no_newer_write(pushes: Pushes, store: Store) -> None:
