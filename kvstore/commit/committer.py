@@ -148,7 +148,7 @@ class Committer:
                 self.require_commits()
                 reserved = self._next()
             if check is not None:
-                check()
+                check() if reserved is None else self.expiries.waiting_for(check)
             self._is_committing = True
             batch = self._engine.batch()
             timestamp = self._timeline.next() if reserved is None else reserved
@@ -306,6 +306,8 @@ class Committer:
         self.health.require()
         taken = self.lock.acquire(blocking=waits)
         try:
+            if taken and self.expiries.is_held:
+                return False  # this thread checks a commit
             if taken and self.has_due:
                 self.health.require()
                 self.expiries.write_step(self._timeline.now())

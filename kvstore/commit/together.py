@@ -42,7 +42,7 @@ def commit_together(
         committer.require_commits()
         times = committer.next_times(2)
         if check is not None:
-            check()
+            committer.expiries.waiting_for(check)
         stages = (event, committer.stage_of(after(times[0])))
         batch = engine.batch()
         counts: list[Count] = []

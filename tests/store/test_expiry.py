@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import backup
+import bulk
 import kvstore
 from kvstore import ManualClock, Store, Timestamp
 from kvstore.errors import ConflictError, UsageError
@@ -319,3 +320,27 @@ def test_a_transaction_reads_its_own_expiring_values_as_plain_bytes() -> None:
         rows = list(transaction.scan())
         assert (found, rows) == (b"v", [(b"k", b"v")])
         assert {type(found), type(rows[0][1])} == {bytes}
+
+
+def test_a_check_of_a_commit_writes_no_delete_above_the_time_of_the_commit(
+    store: Store, clock: ManualClock, tmp_path: Path
+) -> None:
+    """The time of the commit is taken before its check, and the clock moves during the check."""
+    due = store.put(b"k", b"v", expires=LIFE) + HOUR
+    staged = bulk.Import.create(tmp_path / "staged")
+    with staged.writer() as writer:
+        writer.put(b"imported", b"row")
+    staged.seal()
+    seen: list[bytes | None] = []
+
+    def check() -> None:
+        if seen:  # the second call is under the lock
+            clock.advance(2 * HOUR)
+        seen.append(store.get(b"k"))
+        assert list(store.changes(store.upper - 1)) == []
+
+    stamp = bulk.ingest(store, tmp_path / "staged", check=check)
+    assert stamp < due
+    assert seen == [b"v", b"v"]
+    assert dict(store.scan()) == {b"imported": b"row"}
+    assert [change.timestamp for change in store.changes(stamp - 1)] == [stamp, due]
