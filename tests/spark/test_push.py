@@ -18,6 +18,7 @@ from kvstore import ManualClock
 from kvstore.errors import BusyError, UsageError
 from spark_connector import push, shard_of
 from spark_connector.access import Access
+from tests.pushes.made import build_time
 from tests.shard.conftest import s3_bucket, s3_server
 
 if TYPE_CHECKING:
@@ -64,11 +65,33 @@ def test_a_push_reaches_the_stores_of_its_shards(
         assert found[0] | found[1] == model
         assert all(bulk.shard_of(key, 2) == at for at in range(2) for key in found[at])
 
+        built_at = build_time(one, two)
+        one.put(b"k1/live", b"newer")
+        report = push(
+            frame(spark, 1010),
+            url,
+            key="k",
+            value="v",
+            shards=2,
+            partitions=2,
+            mode="replace",
+            prefix=b"k",
+            keep_newer=True,
+            built_at=built_at,
+            wait_for=["eu-1", "eu-2"],
+            timeout=300,
+        )
+        assert report.push.mode == "replace"
+        kept = {key: model[key] for key in sorted(model)[:1010]}
+        assert {**dict(one.scan()), **dict(two.scan())} == {**kept, b"k1/live": b"newer"}
+
+    with pytest.raises(UsageError, match="outside of the span"):
+        push(frame(spark, 10), url, key="k", value="v", mode="replace", prefix=b"k000009")
     pushes = bulk.Pushes(url.url, options=options)
     twice = frame(spark, 10).union(frame(spark, 1))
     with pytest.raises(UsageError, match="k000000"):
         push(twice, url, key="k", value="v", shards=2, partitions=2)
-    assert len(pushes.list()) == 1
+    assert len(pushes.list()) == 2
     with pytest.raises(BusyError, match="eu-9"):
         pushes.wait(1, ["eu-9"], timeout=0)
 
