@@ -176,6 +176,9 @@ class FollowerSays(NamedTuple):
 SMALL = kvstore.Options(cache_bytes=32 << 20, write_buffer_bytes=4 << 20, open_files=64)
 """The options that `docs/how-to/small-containers.md` advises."""
 
+SMALL_MERGES = {"MERGE_ROWS_MAX": 1 << 16, "MERGE_BYTES_MAX": 32 << 20}
+"""An eighth of the rows and bytes that a merge of backups buffers."""
+
 
 def follow_bucket(
     url: str, options: dict[str, Any], place: Path, seed: int, said: Connection
@@ -188,7 +191,7 @@ def follow_bucket(
         with suppress(RetryableError):
             collection = Collection(url, options=options, patience=0.5)
     with (
-        bounds(FOLLOW_PAUSE_S=0.01, FOLLOW_PAUSE_S_MAX=0.1),
+        bounds(FOLLOW_PAUSE_S=0.01, FOLLOW_PAUSE_S_MAX=0.1, **SMALL_MERGES),
         kvstore.open(place, durability="async", options=SMALL) as store,
         collection.follow(store, every=timedelta(milliseconds=1)) as follower,
     ):

@@ -36,9 +36,9 @@ LONG_ABSENCES = {7, 23}
 """Rounds in which the bucket stays absent until the recovery point is `LONG_ABSENCE_S` old."""
 LONG_ABSENCE_S = 150.0
 MIB = 1 << 20
-RESIDENT_MIB_MAX = 1024
-"""A store with small options takes 256 MiB. A window and two merges at once held 411 MiB of Arrow's
-memory at most, and Arrow gives memory back late."""
+RESIDENT_MIB_MAX = 768
+"""A store with small options takes 256 MiB. A window and two small merges at once take the rest:
+Arrow gives memory back late."""
 
 
 class Season(NamedTuple):
