@@ -323,7 +323,7 @@ def _arrow(
         _require_columns(path, file.schema.names, wanted)
         last = 0
         if reading is not None:
-            reading.follow(path, lambda: last / file.num_record_batches)
+            reading.follow(path, lambda: last / max(file.num_record_batches, 1))
         for number in range(file.num_record_batches):
             last = number + 1
             yield file.get_batch(number)

@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from bulk.files import file_rows
+from bulk.progress import Reading
 from kvstore.errors import UsageError
 
 COUNT = 300
@@ -97,3 +98,15 @@ def test_offsets_that_lead_out_of_a_column_are_refused(tmp_path: Path) -> None:
     path.write_bytes(changed)
     with pytest.raises(UsageError, match="cannot be read"):
         list(file_rows([path], key="key", value="value"))
+
+
+def test_progress_passes_files_without_rows(tmp_path: Path) -> None:
+    empty, full = tmp_path / "empty.arrow", tmp_path / "full.arrow"
+    schema = pa.schema([("key", pa.binary()), ("value", pa.binary())])
+    with pa.ipc.new_file(str(empty), schema):
+        pass
+    write(full, "file")
+    reading, told = Reading([empty, full]), list[int]()
+    rows = file_rows([empty, full], key="key", value="value", reading=reading)
+    assert sum(batch.num_rows for batch in reading.over(rows, told.append)) == COUNT
+    assert told[-1] == COUNT
