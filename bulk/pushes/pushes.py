@@ -127,9 +127,8 @@ class Pushes:
         if its table of this name has the same definition, and refuses it otherwise.
 
         With `mode="replace"` the push is the new whole of the keys with `prefix`, or of the table.
-        Each store
-        deletes the other keys there, at the stamp at which the rows of the push appear, and a
-        revert brings them back. The price is one pass over the live keys of the span.
+        Each store deletes the other keys there, at the stamp at which the rows of the push appear,
+        and a revert brings them back. The price is one pass over the live keys of the span.
 
         With `keep_newer` a key that was written after `built_at`, by anything but a push, stays as
         it is: the store leaves its row out, and does not delete it. `built_at` is the time at which
