@@ -23,7 +23,7 @@ from bulk.manifest import Manifest
 from bulk.progress import Reading
 from bulk.remote import OnConflict
 from bulk.seed import seed
-from bulk.sort import Duplicates
+from bulk.sort import DUPLICATES
 from bulk.stagings import expire_stagings, staged_manifest
 from kvstore.arguments import is_url
 from kvstore.cli.options import (
@@ -51,7 +51,6 @@ from kvstore.span import Span
 from kvstore.timestamp import Timestamp
 
 ON_CONFLICT: Final[tuple[OnConflict, ...]] = ("overwrite", "error")
-DUPLICATES: Final[tuple[Duplicates, ...]] = ("error", "last")
 
 EventsArgument = Annotated[
     list[Path],

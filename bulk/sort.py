@@ -38,6 +38,7 @@ from kvstore.limits import ARROW_ROWS_MAX, RUN_BLOCK_BYTES, RUN_BYTES_MAX, SORT_
 from kvstore.span import Span
 
 Duplicates: TypeAlias = Literal["error", "last"]
+DUPLICATES: Final[tuple[Duplicates, ...]] = ("error", "last")
 
 _SAMPLES_PER_RUN: Final = 1024
 _BYTES_PER_SAMPLE: Final = 256 << 10
@@ -82,7 +83,7 @@ def sorted_batches(
     `duplicates="last"` keeps the last row of each key; with `"error"` they stay side by side, and
     the part writer refuses them. Rows beyond the memory go to `scratch`.
     """
-    if duplicates not in ("error", "last"):
+    if duplicates not in DUPLICATES:
         raise UsageError(f"duplicates={duplicates!r}", 'pass "error" or "last"')
     bytes_max = SORT_BYTES_MAX if bytes_max is None else bytes_max
     runs: list[Run] = []
@@ -111,12 +112,12 @@ class Sorter:
         if self._waiting_bytes >= RUN_BYTES_MAX:
             self._runs += sorted_runs(self._taken(), self._scratch)
 
-    def sorted(self) -> Iterator[pa.RecordBatch]:
-        """All rows, ascending by key. Equal keys stay side by side."""
+    def sorted(self, duplicates: Duplicates = "error") -> Iterator[pa.RecordBatch]:
+        """All rows, ascending by key. `duplicates` is as in `sorted_batches`."""
         if not self._runs:
-            return sorted_batches(self._taken(), self._scratch)
+            return sorted_batches(self._taken(), self._scratch, duplicates=duplicates)
         self._runs += sorted_runs(self._taken(), self._scratch)
-        return merged(self._runs, Span())
+        return merged(self._runs, Span(), duplicates=duplicates)
 
     def _taken(self) -> Iterator[pa.RecordBatch]:
         waiting, self._waiting, self._waiting_bytes = self._waiting, [], 0

@@ -16,7 +16,7 @@ from bulk.pushes.modes import ADD, REPLACE, ModeName
 from bulk.pushes.pull import Puller
 from bulk.pushes.pushes import Pushes
 from bulk.pushes.sending import send_rows
-from bulk.sort import Duplicates
+from bulk.sort import DUPLICATES
 from kvstore.cli.options import (
     Encoding,
     Encodings,
@@ -68,7 +68,6 @@ NumberArgument = Annotated[
     int, typer.Argument(metavar="PUSH", help="The number of a push.", show_default=False)
 ]
 MODES: Final[tuple[ModeName, ...]] = (ADD, REPLACE)
-DUPLICATES: Final[tuple[Duplicates, ...]] = ("error", "last")
 _LISTED = ["push", "at", "mode", "state", "shards", "rows", "bytes"]
 _STATUS = ["name", "shard", "state", "at", "error"]
 

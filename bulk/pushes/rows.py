@@ -1,9 +1,11 @@
-"""Rows of a table in a push: sorted by shard and key, with their index entries.
+"""Rows in a push, sorted by shard and key: rows of keys, or rows of a table with their index
+entries.
 
 Invariants
 1. An index entry has the shard of its row, whatever the shard of its own key would be. So each
    store has the entries of its rows, and no others.
-2. Memory is bounded by `RUN_BYTES_MAX` and `SORT_BYTES_MAX`, whatever the number of shards.
+2. Memory is bounded by `RUN_BYTES_MAX` and `SORT_BYTES_MAX`, and one part is open at a time,
+   whatever the number of shards.
 """
 
 from __future__ import annotations
@@ -18,9 +20,9 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from bulk.encoded import due_column, key_text, stored_batches, stored_schema
+from bulk.encoded import due_column, key_text, stored_batches
 from bulk.pushes.sharding import shard_column
-from bulk.sort import Sorter
+from bulk.sort import Duplicates, Sorter
 from bulk.staged import Import
 from bulk.uploading import scratch_directory
 from kvstore.errors import KeyOrderError, UsageError
@@ -40,8 +42,8 @@ def sharded_schema(stored: pa.Schema) -> pa.Schema:
 
 
 def sharded_batches(stored: Iterator[pa.RecordBatch], shards: int) -> Iterator[pa.RecordBatch]:
-    """The batches of `bulk.encoded.stored_batches`, with the shard of each row in one more
-    column."""
+    """Stored batches, with the shard of each row in one more column. The first one has the rows,
+    and further ones their index entries: see `bulk.encoded.stored_batches`."""
     found: pa.Array | None = None
     for batch in stored:
         if found is None:  # the rows come first
@@ -51,13 +53,37 @@ def sharded_batches(stored: Iterator[pa.RecordBatch], shards: int) -> Iterator[p
         )
 
 
+class ShardedRows:
+    """Stored rows in any order, each with its shard."""
+
+    def __init__(self, duplicates: Duplicates = "error") -> None:
+        self._duplicates = duplicates
+        self._scratch = scratch_directory()
+        self._sorter = Sorter(self._scratch)
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        """Add a batch of `sharded_batches`."""
+        self._sorter.add(_by_shard(batch))
+
+    def write(self, imports: Sequence[Import]) -> None:
+        """Write the rows of each shard into its import. Raises `KeyOrderError` for a key that came
+        twice."""
+        batches = self._sorter.sorted(self._duplicates)
+        pieces = (piece for batch in batches for piece in _pieces(batch))
+        for shard, found in groupby(pieces, key=itemgetter(0)):
+            imports[shard].write_sorted(rows for _, rows in found)
+
+    def close(self) -> None:
+        """Remove the files of the sort. Repeatable."""
+        shutil.rmtree(self._scratch, ignore_errors=True)
+
+
 class PushedRows:
-    """The rows of a push that is being built."""
+    """The rows of a table in a push that is being built."""
 
     def __init__(self, codec: TableCodec, shards: int) -> None:
         self.codec, self._shards = codec, shards
-        self._scratch = scratch_directory()
-        self._rows = Sorter(self._scratch)
+        self._rows = ShardedRows()
 
     def add(self, rows: object, expires: str | None) -> None:
         """Add rows; see `BuildingPush.add`."""
@@ -73,31 +99,29 @@ class PushedRows:
                 given = batch.drop_columns([expires])
             stored = stored_batches(self.codec, conform(definition, given, first), dues)
             for each in sharded_batches(stored, self._shards):
-                self._rows.add(_by_shard(each))
+                self._rows.add(each)
             first += batch.num_rows
 
     def write(self, imports: Sequence[Import]) -> None:
         """Write the rows of each shard into its import. Raises `UsageError` for a row that came
         twice."""
         try:
-            pieces = (piece for batch in self._rows.sorted() for piece in _pieces(batch))
-            for shard, found in groupby(pieces, key=itemgetter(0)):
-                imports[shard].write_sorted(rows for _, rows in found)
+            self._rows.write(imports)
         except KeyOrderError as error:
             what = f"the row {key_text(self.codec, error.key)} came twice"
             raise UsageError(what, "remove one of the two") from error
 
     def close(self) -> None:
         """Remove the files of the sort. Repeatable."""
-        shutil.rmtree(self._scratch, ignore_errors=True)
+        self._rows.close()
 
 
 def _by_shard(batch: pa.RecordBatch) -> pa.RecordBatch:
     """Rows whose keys begin with the bytes of their shard, for the sort."""
     shards = [_SHARD_BYTES.pack(shard) for shard in batch.column(SHARD).to_pylist()]
     keys = pc.binary_join_element_wise(pa.array(shards, pa.binary()), batch.column("key"), b"")
-    others = [batch.column(name) for name in stored_schema().names[1:]]
-    return pa.RecordBatch.from_arrays([keys, *others], schema=stored_schema())
+    stored = batch.drop_columns([SHARD])
+    return pa.RecordBatch.from_arrays([keys, *stored.columns[1:]], schema=stored.schema)
 
 
 def _pieces(batch: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:

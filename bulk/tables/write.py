@@ -9,7 +9,6 @@ from typing import Annotated, Any
 import typer
 
 from bulk.cli import (
-    DUPLICATES,
     ON_CONFLICT,
     DuplicatesOption,
     FormatOption,
@@ -19,6 +18,7 @@ from bulk.cli import (
 from bulk.files import format_of
 from bulk.manifest import Manifest
 from bulk.progress import Reading
+from bulk.sort import DUPLICATES
 from bulk.tables.cells import to_type, to_value
 from bulk.tables.exports import export_parquet
 from bulk.tables.options import ColumnsOption, NameArgument, facts_of, names_of
