@@ -12,15 +12,13 @@ Invariants
 from __future__ import annotations
 
 import importlib
-import os
-import signal
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any, Final
+
+from kvstore.cli.interrupts import uninterrupted
 
 DEFERRED: Final = ("numpy", "numpy.typing", "pyarrow", "pyarrow.compute")
 
@@ -32,7 +30,7 @@ class Placeholder(ModuleType):
 
     def __getattr__(self, name: str) -> Any:
         own = self.__name__
-        with _LOCK, _uninterrupted():
+        with _LOCK, uninterrupted():
             package = own.partition(".")[0]
             for each in DEFERRED:
                 if each.partition(".")[0] == package and isinstance(
@@ -55,19 +53,3 @@ def defer_imports() -> None:
         sys.modules[name] = placeholder
         if member:
             setattr(sys.modules[package], member, placeholder)
-
-
-@contextmanager
-def _uninterrupted() -> Iterator[None]:
-    """Keep an interrupt until the block has ended. Python gives signals to its first thread."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    came: list[int] = []
-    before = signal.signal(signal.SIGINT, lambda number, _: came.append(number))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-        if came:
-            os.kill(os.getpid(), signal.SIGINT)

@@ -13,6 +13,7 @@ Invariants
 3. An error behind an interrupt is taken for its consequence: a package whose import the interrupt
    broke off raises another error when it is used.
 4. A process that was started to ignore interrupts (`nohup`) ignores them in all phases.
+5. Steps that must not be cut in two keep an interrupt until they are over: see `uninterrupted`.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import wraps
 from typing import Any, Final, NoReturn
 
@@ -63,6 +65,22 @@ def interruptible(run: Callable[..., Any]) -> Callable[..., Any]:
             signal.signal(signal.SIGINT, _end_at_once)
 
     return running
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Keep an interrupt until the block has ended. Python gives signals to its first thread."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _: came.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if came:
+            signal.raise_signal(signal.SIGINT)
 
 
 def _raise(*_: object) -> NoReturn:

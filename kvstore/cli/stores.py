@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
 
+from kvstore.cli.interrupts import uninterrupted
 from kvstore.control.scripts import opened
-from kvstore.errors import NotAStoreError, UsageError
+from kvstore.errors import KVStoreError, NotAStoreError
 from kvstore.opening import engine_at
 from kvstore.opening import open as open_store
-from kvstore.store import Store
+from kvstore.store import TASKS_DIRECTORY, Store
 
 
 def open_to_write(path: Path) -> AbstractContextManager[Store]:
@@ -23,17 +25,19 @@ def open_to_write(path: Path) -> AbstractContextManager[Store]:
 def open_or_create(path: Path, engine: str, *, create: bool) -> AbstractContextManager[Store]:
     """Open a store as `open_to_write`. Where nothing is, make one of `engine` if `create`."""
     if create and engine_at(path) is None:
-        return _created(path, engine)
+        return _created(path, partial(open_store, path, engine))
     _require_store(path, create=create)
     return open_to_write(path)
 
 
-def open_to_own(path: Path, engine: str, *, create: bool) -> Store:
+def open_to_own(path: Path, engine: str, *, create: bool) -> AbstractContextManager[Store]:
     """Open or create a store in this process, which listens: scripts run beside it."""
     from kvstore.control.opening import open as open_control  # brings the server with it
 
     _require_store(path, create=create)
-    return open_control(path, engine_at(path) or engine, create=create, control=True)
+    made_by = engine_at(path)
+    listening = partial(open_control, path, made_by or engine, create=create, control=True)
+    return listening() if made_by is not None else _created(path, listening)
 
 
 def _require_store(path: Path, *, create: bool) -> None:
@@ -42,22 +46,61 @@ def _require_store(path: Path, *, create: bool) -> None:
 
 
 @contextmanager
-def _created(path: Path, engine: str) -> Iterator[Store]:
-    """A new store. A command that is refused or interrupted leaves none behind, unless something
-    was written."""
-    is_new = not path.exists()
-    store = open_store(path, engine)
+def _created(path: Path, make: Callable[[], Store]) -> Iterator[Store]:
+    """A new store at `path`. A command that is refused, fails or is interrupted leaves none behind,
+    unless something was written.
+
+    An interrupt waits until the store is open, which takes some 30 ms. An earlier end would leave
+    files of which nobody knows whether another process has made them.
+    """
+    had_directory, is_free = path.exists(), _is_free(path)
+    store: Store | None = None
     try:
-        with store:
-            try:
-                yield store
-            except (UsageError, KeyboardInterrupt):
-                is_new = is_new and next(store.changes(0), None) is None
-                raise
-    except (UsageError, KeyboardInterrupt):
-        if is_new:
-            shutil.rmtree(path, ignore_errors=True)
+        with uninterrupted():
+            store = make()
+        yield store
+    except BaseException:
+        with uninterrupted():
+            if store is not None:
+                is_free = is_free and _is_blank(path, store)
+                store.close()
+                if is_free:
+                    _remove(path, keeps_directory=had_directory)
         raise
+    else:
+        store.close()
+
+
+def _is_free(path: Path) -> bool:
+    """Whether nothing is at `path`, or an empty directory."""
+    try:
+        return next(path.iterdir(), None) is None
+    except FileNotFoundError:
+        return True
+    except OSError:  # the opening tells why
+        return False
+
+
+def _is_blank(path: Path, store: Store) -> bool:
+    """Whether nobody has written to the store at `path`. An import that was begun is no write."""
+    try:
+        has_imports = any(each.added is not None for each in store.imports.all())
+        is_used = has_imports or store.holds.all() or store.tables()
+        has_tasks = (path / TASKS_DIRECTORY).exists()
+        return not (is_used or has_tasks) and next(store.changes(0), None) is None
+    except KVStoreError:  # it failed: what it holds is not known
+        return False
+
+
+def _remove(path: Path, *, keeps_directory: bool) -> None:
+    if not keeps_directory:
+        shutil.rmtree(path, ignore_errors=True)
+        return
+    for each in path.iterdir():
+        if each.is_dir() and not each.is_symlink():
+            shutil.rmtree(each, ignore_errors=True)
+        else:
+            each.unlink(missing_ok=True)
 
 
 def open_here(path: Path) -> Store:

@@ -13,7 +13,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -99,13 +100,14 @@ COMMANDS: Mapping[str, Command] = {
     "diff": Command("diff s {at}", S),
     "doctor": Command("doctor s", S),
     "put": Command("put s k v", has_rows("s", ROWS + 1)),
+    "put new": Command("put new k v --create", has_rows("new", 1), "new"),
     "revert": Command("revert s --prefix 0 --to {at}", is_reverted),
     "verify": Command("verify s", S),
     "gc": Command("gc s --keep 0s --compact", S),
     "delete-range": Command("delete-range s --prefix 0", has_rows("s", ROWS - 10_000)),
     "checkpoint": Command("checkpoint s copy", has_rows("copy", ROWS), "copy"),
     "import": Command("import s rows.csv --on-conflict overwrite", has_rows("s", ROWS + 1)),
-    "create": Command("import new rows.csv --create", has_rows("new", ROWS)),
+    "create": Command("import new rows.csv --create", has_rows("new", ROWS), "new"),
     "sync": Command("import s rows.csv --sync", S),
     "apply": Command("import s ops.csv --op op", has_rows("s", ROWS - 1000)),
     "imports revert": Command("imports revert t {import_id}", has_rows("t", 0)),
@@ -235,61 +237,81 @@ def ended(
     return child.returncode, length
 
 
-def interrupt(name: str, made: Path, place: Path, draw: Random, count: int) -> None:
-    words, holds, makes, rest = COMMANDS[name]
-    facts = {name: (made / name).read_text() for name in ("at", "import_id")}
-    words = words.format(**facts)
-    shutil.copytree(made, place / "whole")
-    _, length = ended(place / "whole", words, None)
-    for number in range(count):
-        copy = place / str(number)
-        shutil.copytree(made, copy)
-        code, _ = ended(copy, words, draw.uniform(0, length))
-        # The interpreter itself ends by the signal where it has put back the system's handler.
-        assert code in {DONE, INTERRUPTED, -signal.SIGINT}, (words, code)
-        for each in ("s", "t"):
-            with kvstore.open(copy / each) as store:
+class Subjects:
+    """The commands, each with the files that it works on and the time that it takes."""
+
+    def __init__(self, made: Path, place: Path, draw: Random) -> None:
+        self._made, self._place, self._draw = made, place, draw
+        self._facts = {name: (made / name).read_text() for name in ("at", "import_id")}
+        self._lengths: dict[str, float] = {}
+
+    def interrupt(self, name: str) -> None:
+        """Interrupt a command once, and have it, or the command that ends its work, do the rest."""
+        words, holds, makes, rest = COMMANDS[name]
+        words = words.format(**self._facts)
+        if name not in self._lengths:
+            with self._copy() as copy:
+                self._lengths[name] = ended(copy, words, None)[1]
+        with self._copy() as copy:
+            code, _ = ended(copy, words, self._draw.uniform(0, self._lengths[name]))
+            # The interpreter itself ends by the signal where it has put back the system's handler.
+            assert code in {DONE, INTERRUPTED, -signal.SIGINT}, (words, code)
+            for each in ("s", "t"):
+                with kvstore.open(copy / each) as store:
+                    assert store.verify().ok
+            if code != DONE:
+                if makes is not None and (copy / makes).exists():
+                    assert holds(copy), (words, code)  # interrupted behind the rename that made it
+                    shutil.rmtree(copy / makes)
+                again, _ = ended(copy, words, None, (DONE,) if rest is None else (DONE, USAGE))
+                if rest is not None and again == USAGE:
+                    ended(copy, rest, None)
+            assert holds(copy), (words, code)
+
+    def end(self, name: str) -> None:
+        """Interrupt a command that ends by a signal alone."""
+        with self._copy() as copy:
+            code, _ = ended(copy, ENDLESS[name], self._draw.uniform(0, ENDLESS_S))
+            # Services end in order by a signal. The others are interrupted.
+            assert code in {DONE, INTERRUPTED, -signal.SIGINT}, (name, code)
+            with kvstore.open(copy / "s") as store:
                 assert store.verify().ok
-        if code != DONE:
-            if makes is not None and (copy / makes).exists():
-                assert holds(copy), (words, code)  # interrupted behind the rename that made it
-                shutil.rmtree(copy / makes)
-            again, _ = ended(copy, words, None, (DONE,) if rest is None else (DONE, USAGE))
-            if rest is not None and again == USAGE:
-                ended(copy, rest, None)
-        assert holds(copy), (words, code)
-        shutil.rmtree(copy)
+
+    @contextmanager
+    def _copy(self) -> Iterator[Path]:
+        shutil.copytree(self._made, self._place)
+        yield self._place
+        shutil.rmtree(self._place)
 
 
 @pytest.mark.parametrize(
-    ("drawn", "count"),
+    ("drawn", "rounds"),
     [(2, 1), pytest.param(len(COMMANDS), 30, marks=pytest.mark.soak)],
     ids=["some", "all"],
 )
 def test_an_interrupted_command_leaves_nothing_half_done(
-    made: Path, tmp_path: Path, drawn: int, count: int
+    made: Path, tmp_path: Path, drawn: int, rounds: int
 ) -> None:
+    """Each round interrupts each command once, so that a soak that is cut short has met all."""
     draw = seeded("INTERRUPTS_SEED")
-    for name in draw.sample(sorted(COMMANDS), drawn):
-        interrupt(name, made, tmp_path / name.replace(" ", "-"), draw, count)
+    subjects = Subjects(made, tmp_path / "copy", draw)
+    names = draw.sample(sorted(COMMANDS), drawn)
+    for _ in range(rounds):
+        for name in names:
+            subjects.interrupt(name)
 
 
 @pytest.mark.parametrize(
-    ("drawn", "count"),
+    ("drawn", "rounds"),
     [(2, 1), pytest.param(len(ENDLESS), 30, marks=pytest.mark.soak)],
     ids=["some", "all"],
 )
 def test_an_endless_command_ends_by_an_interrupt(
-    made: Path, tmp_path: Path, drawn: int, count: int
+    made: Path, tmp_path: Path, drawn: int, rounds: int
 ) -> None:
     draw = seeded("INTERRUPTS_SEED")
-    for name in draw.sample(sorted(ENDLESS), drawn):
-        for number in range(count):
-            place = tmp_path / f"{name.replace(' ', '-')}-{number}"
-            shutil.copytree(made, place)
-            code, _ = ended(place, ENDLESS[name], draw.uniform(0, ENDLESS_S))
-            # Services end in order by a signal. The others are interrupted.
-            assert code in {DONE, INTERRUPTED, -signal.SIGINT}, (name, code)
-            with kvstore.open(place / "s") as store:
-                assert store.verify().ok
-            shutil.rmtree(place)
+    subjects = Subjects(made, tmp_path / "copy", draw)
+    names = draw.sample(sorted(ENDLESS), drawn)
+    for _ in range(rounds):
+        for name in names:
+            subjects.end(name)

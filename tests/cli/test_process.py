@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from types import FrameType
 
 import pytest
 
@@ -147,3 +148,53 @@ def test_an_interrupted_create_leaves_a_store_only_if_something_was_written(
     with pytest.raises(KeyboardInterrupt):
         command()
     assert (tmp_path / "s").exists() == is_written
+
+
+@pytest.mark.parametrize("moment", ["call", "return"])
+def test_an_interrupt_while_rocksdb_opens_a_new_store_leaves_none(
+    tmp_path: Path, moment: str
+) -> None:
+    """The interrupt comes right before RocksDB makes its files, and right after."""
+
+    def interrupt(frame: FrameType, event: str, _: object) -> None:
+        if event == moment and frame.f_code.co_name == "open_whole":
+            signal.raise_signal(signal.SIGINT)
+
+    def command() -> None:
+        sys.setprofile(interrupt)
+        try:
+            with open_or_create(tmp_path / "s", "rocksdb", create=True):
+                raise AssertionError("the interrupt was lost")
+        finally:
+            sys.setprofile(None)
+
+    with pytest.raises(KeyboardInterrupt):
+        command()
+    assert not (tmp_path / "s").exists()
+
+
+def test_a_second_interrupt_does_not_stop_the_removal_of_a_new_store(tmp_path: Path) -> None:
+    """The second interrupt comes when the store is closed, before its directory goes."""
+
+    def interrupt(frame: FrameType, event: str, _: object) -> None:
+        if event == "return" and frame.f_code is kvstore.Store.close.__code__:
+            signal.raise_signal(signal.SIGINT)
+
+    def command() -> None:
+        try:
+            with open_or_create(tmp_path / "s", "rocksdb", create=True):
+                sys.setprofile(interrupt)
+                raise KeyboardInterrupt
+        finally:
+            sys.setprofile(None)
+
+    with pytest.raises(KeyboardInterrupt):
+        command()
+    assert not (tmp_path / "s").exists()
+
+
+def test_a_directory_that_was_there_stays_without_a_store(tmp_path: Path) -> None:
+    (tmp_path / "s").mkdir()
+    with pytest.raises(InterruptedError), open_or_create(tmp_path / "s", "rocksdb", create=True):
+        raise InterruptedError
+    assert list((tmp_path / "s").iterdir()) == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import socket
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -427,7 +428,12 @@ def test_a_refused_create_leaves_no_store_behind(run: Run, tmp_path: Path) -> No
         run(command, tmp_path / "s", "--create", *words, code=2)
         assert not (tmp_path / "s").exists()
     (tmp_path / "none.csv").write_text("other\n1\n")
-    run("import", tmp_path / "s", tmp_path / "none.csv", "--create", code=2)
+    for source in ("none.csv", "missing.csv"):
+        run("import", tmp_path / "s", tmp_path / source, "--create", code=2)
+        assert not (tmp_path / "s").exists()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        listen = f"127.0.0.1:{taken.getsockname()[1]}"
+        run("serve", tmp_path / "s", "--listen", listen, "--create", code=3)
     assert not (tmp_path / "s").exists()
     run("put", tmp_path / "s", "a", "1", "--create")
     run("put", tmp_path / "s", "a" * 70_000, "1", "--create", code=2)
