@@ -106,6 +106,9 @@ class Follower:
         self._progress = progress
         self._failures = Failures("kvstore.backup", clock)
         self._merge_failures = Failures("kvstore.backup", clock)
+        if self._store is not None:
+            for each in (self._failures, self._merge_failures):
+                self._store.upkeep.watch("backup", each)
         self._stop = threading.Event()
         self._moved = threading.Condition()
         self._upper = self._windows = 0

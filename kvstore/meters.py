@@ -4,13 +4,15 @@ Invariants
 1. A counter never falls, and begins at 0 when the store is opened.
 2. Raising a counter takes no lock of its own. Commits, imports, conflicts and clears are counted
    under the commit lock, collections by the one run under way. Two threads seldom sync at once
-   (see `kvstore.commit.durability`), and may then count as one fsync.
+   (see `kvstore.commit.durability`), and may then count as one fsync. So do two servers of one
+   store that answer at once.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
+from kvstore.background import Failures
 from kvstore.clock import Durations
 from kvstore.limits import CONFLICTS_WARNED, FSYNC_WARNED_S
 from kvstore.notices import Burst
@@ -33,7 +35,11 @@ class Meters:
         "fsyncs",
         "imports_added",
         "imports_reverted",
+        "pushes_pending",
+        "requests",
+        "requests_failed",
         "slow_fsyncs",
+        "watched",
         "where",
     )
 
@@ -51,6 +57,12 @@ class Meters:
         self.collected_entries = 0
         self.collections = Durations((0.01, 0.1, 1.0, 10.0, 60.0, 600.0, 3600.0))
         self.fsyncs = Durations(FSYNC_BOUNDS_S)
+        self.requests = 0
+        self.requests_failed = 0
+        self.pushes_pending: dict[str, int] = {}
+        """The events of a log of pushes that were seen and not taken, by the address of the log."""
+        self.watched: dict[str, list[Failures]] = {}
+        """The failures of work that others do in the background, by the name of the work."""
 
     def warn_of_fsync(self, seconds: float) -> None:
         """Warn of a fsync that took long."""

@@ -5,6 +5,7 @@
     kvstore.gc         collected, span cleared              failures of background collection
     kvstore.imports    added, reverted
     kvstore.backup     backed up, compacted, expired        waits for the storage
+    kvstore.pull       push added, reverted, refused        failures of looks at a log of pushes
     kvstore.tasks      failures of tasks
 
 A record has the attributes `event`, the name of the event, and `facts`, a mapping of names to

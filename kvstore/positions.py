@@ -67,6 +67,11 @@ class Positions:
         """As `move`, of the writes that `moving` has made."""
         return self._committer.commit(moving, durability="sync")
 
+    def note_pending(self, address: str, count: int) -> None:
+        """Have the metrics tell how many events of the log of pushes at `address` are still to be
+        taken."""
+        self._committer.meters.pushes_pending[address] = count
+
 
 def pushes_told(versions: Versions, as_of: int) -> Iterator[PushTold]:
     """The pushes that the positions of a store name at a time. Raises `CorruptionError`."""

@@ -33,9 +33,11 @@ from backup.verify import DEPTHS
 from backup.window import BackupInfo
 from kvstore.cli.exits import NOT_FOUND
 from kvstore.cli.options import (
+    LISTED_MAX,
     Encoding,
     EncodingOption,
     JsonOption,
+    ListLimitOption,
     iso,
     one_of,
     to_duration,
@@ -193,16 +195,23 @@ def _back_up(
 
 @app.command(name="list")
 def list_(
-    collection: CollectionArgument, key_file: KeyFileOption = None, as_json: JsonOption = False
+    collection: CollectionArgument,
+    limit: ListLimitOption = LISTED_MAX,
+    key_file: KeyFileOption = None,
+    as_json: JsonOption = False,
 ) -> None:
-    """List the backups of a collection, oldest first.
+    """List the newest backups of a collection, the oldest of them first.
 
     \b
     Examples:
       kvstore backup list /backups/flights
+      kvstore backup list /backups/flights --limit 10
       kvstore backup list /backups/flights --json | jq .upper
     """
-    found = open_existing(collection, key_file).list()
+    known = open_existing(collection, key_file).list()
+    found = known[max(len(known) - limit, 0) :]
+    if len(found) < len(known):
+        note(f"these are the newest {limit:,} of {len(known):,}; pass --limit for more")
     if as_json:
         for info in found:
             print_json(backup_figures(info, as_json=True))

@@ -21,6 +21,7 @@ from kvstore.cli.options import (
     Encoding,
     Encodings,
     JsonOption,
+    ListLimitOption,
     PrefixOption,
     StoreArgument,
     iso,
@@ -162,7 +163,7 @@ def make_(
 
 
 @app.command(name="list")
-def list_(url: UrlArgument, limit: int = 100, as_json: JsonOption = False) -> None:
+def list_(url: UrlArgument, limit: ListLimitOption = 100, as_json: JsonOption = False) -> None:
     """List the pushes below a URL, newest first.
 
     \b

@@ -15,6 +15,7 @@ Invariants
 
 from __future__ import annotations
 
+import logging
 import shutil
 import threading
 from collections.abc import Mapping
@@ -50,6 +51,7 @@ from kvstore.errors import (
 )
 from kvstore.limits import PULL_EVERY_S, PULL_PAUSE_S_MAX
 from kvstore.mvcc import WriteSet
+from kvstore.notices import notice
 from kvstore.storage.contract import FAILURES
 from kvstore.store import Store
 from kvstore.timestamp import Timestamp
@@ -103,11 +105,12 @@ class Puller:
         self._every = PULL_EVERY_S if every is None else require_seconds(every, name="every")
         self._store, self._pushes = store, pushes
         self._failures = Failures("kvstore.pull", Clock())
+        store.upkeep.watch("pull", self._failures)
         self._stop = threading.Event()
         self._moved = threading.Condition()
         self._thread: threading.Thread | None = None
         self._place = PushPlace(store, pushes.log, self.shard)
-        self._reported = 0
+        self._reported = self._end = 0
         self._is_told = False
         self._failing: dict[str, str] = {}
         """The push that cannot be taken at present, and the reason."""
@@ -167,11 +170,15 @@ class Puller:
 
     def step(self) -> bool:
         """Take the next event of the log. False if there is none: one request then, and a few more
-        while a push that was refused may still be added."""
+        while a push that was refused may still be added. An event costs one request for the end of
+        the log, which the metrics tell."""
         if not self._is_told:
             self._report()
         fields = self._place.fields()
         event = self._pushes.log.event(fields["log"] + 1)
+        if event is not None:
+            self._end = self._pushes.log.end(max(self._end, event.position))
+        self._note_pending()
         if event is None:
             if not self._try_again(fields):
                 return False
@@ -181,10 +188,26 @@ class Puller:
             self._revert(event, fields)
         else:
             self._place.move(fields, event.number)
+        if event is not None and event.kind != EXPIRE:
+            self._log(event.number)
+        self._note_pending()
         with self._moved:
             self._moved.notify_all()
         self._report()
         return True
+
+    def _log(self, number: int) -> None:
+        told = self._place.fields()["pushes"].get(str(number))
+        if told is not None:  # a store that never took a push takes nothing back
+            level = logging.WARNING if told["error"] else logging.INFO
+            facts = {"pushes": self._pushes.where, "name": self.name, "push": number}
+            notice(
+                "kvstore.pull", f"push {told['state']}", level=level, **facts, error=told["error"]
+            )
+
+    def _note_pending(self) -> None:
+        pending = max(self._end - self._place.fields()["log"], 0)
+        self._store.positions.note_pending(self._pushes.log.where, pending)
 
     def _try_again(self, fields: dict[str, Any]) -> bool:
         """Take the first push that was refused and may still be added. Whether that changed

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import time
 
-from kvstore.cli.options import JsonOption, StoreArgument, iso
-from kvstore.cli.output import print_json, print_table
+from kvstore.cli.options import LISTED_MAX, JsonOption, ListLimitOption, StoreArgument, iso
+from kvstore.cli.output import print_list
 from kvstore.errors import NotAStoreError
 from kvstore.opening import engine_at
 from kvstore.store import TASKS_DIRECTORY
 from kvstore.tasks import DEAD_SUFFIX, Task, read_tasks
 
 
-def tasks(store: StoreArgument, as_json: JsonOption = False) -> None:
+def tasks(
+    store: StoreArgument, limit: ListLimitOption = LISTED_MAX, as_json: JsonOption = False
+) -> None:
     """List the tasks of a store with their progress. The store may be in use.
 
     \b
@@ -24,12 +26,8 @@ def tasks(store: StoreArgument, as_json: JsonOption = False) -> None:
         raise NotAStoreError(str(store), "no store is there", "check the path")
     now = time.time_ns()
     found = [_fields(task, now) for task in read_tasks(store / TASKS_DIRECTORY)]
-    if as_json:
-        for fields in found:
-            print_json(fields)
-        return
     columns = ["queue", "task", "state", "available", "attempt", "progress", "error"]
-    print_table(columns, [[str(fields[name]) for name in columns] for fields in found])
+    print_list(found, columns, limit, as_json=as_json)
 
 
 def _fields(task: Task, now: int) -> dict[str, object]:

@@ -65,6 +65,18 @@ _GAUGES: Final = (
         ("backup",),
     ),
     ("imports", "", "The imports that have rows of their own.", ("state",)),
+    (
+        "pushes_pending",
+        "",
+        "The events of a log of pushes that the store has not taken, as its worker last saw.",
+        ("pushes",),
+    ),
+    (
+        "tasks",
+        "",
+        "The tasks of an open queue: available now, or later because they wait or are claimed.",
+        ("queue", "state"),
+    ),
     ("cleared_spans", "", "The spans that were destroyed since the last collection.", ()),
     ("range_fragments", "", "The pieces of range tombstones in memory.", ()),
     ("disk_bytes", "bytes", "The bytes in sorted files.", ("family",)),
@@ -89,6 +101,7 @@ _COUNTERS: Final = (
     ("collected_entries_total", "", "Entries that garbage collection removed.", ()),
     ("value_cache_hits_total", "", "Reads of one key that the cache answered.", ()),
     ("value_cache_misses_total", "", "Reads of one key that it did not answer.", ()),
+    ("requests_total", "", "Requests of clients to servers in this process.", ("result",)),
     ("background_failures_total", "", "Failures of work in the background.", ("work",)),
 )
 

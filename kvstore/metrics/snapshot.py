@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from operator import itemgetter
-from typing import Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from kvstore.claims import BACKUP, FEED, HoldRecord
 from kvstore.clock import Durations
@@ -23,6 +23,9 @@ from kvstore.meters import Meters
 from kvstore.metrics.definitions import DEFINITIONS, MetricDefinition
 from kvstore.parts import Parts
 from kvstore.timestamp import NS_PER_SECOND
+
+if TYPE_CHECKING:
+    from kvstore.tasks import QueueSize
 
 _HOLDS_MAX: Final = 1000
 """The oldest holds alone have a value of their own, so that a scrape is bounded."""
@@ -63,10 +66,13 @@ class Metric:
         return self.values[()]
 
 
-def metrics_of(parts: Parts, stats: Mapping[str, Any]) -> dict[str, Metric]:
-    """The metrics of a store, by full name. `stats` are the figures of `Store.stats`."""
+def metrics_of(
+    parts: Parts, stats: Mapping[str, Any], queues: Mapping[str, QueueSize]
+) -> dict[str, Metric]:
+    """The metrics of a store, by full name. `stats` are the figures of `Store.stats`, and `queues`
+    the queues of tasks that are open."""
     found: dict[str, dict[LabelTexts, float | Distribution]] = {name: {} for name in DEFINITIONS}
-    for name, labels, value in _values(parts, stats):
+    for name, labels, value in chain(_values(parts, stats), _tasks(queues)):
         found[name][labels] = value
     metrics = (Metric(DEFINITIONS[name], values) for name, values in found.items())
     return {metric.name: metric for metric in metrics}
@@ -91,12 +97,20 @@ def _values(parts: Parts, stats: Mapping[str, Any]) -> Iterator[_Value]:
     yield "value_cache_misses_total", (), newest.misses
     for work in ("gc", "tasks"):
         yield "background_failures_total", (work,), stats[f"{work}_failures"]
+    for work, watched in list(parts.committer.meters.watched.items()):
+        yield "background_failures_total", (work,), sum(each.count for each in watched)
     for family in FAMILIES:
         yield "disk_bytes", (family,), stats[f"{family}_bytes"]
         for figure in ("memtable_bytes", "files", "entries"):
             yield figure, (family,), stats[f"{family}_{figure}"]
     for figure in WHOLE_FIGURES:
         yield figure, (), stats[figure]
+
+
+def _tasks(queues: Mapping[str, QueueSize]) -> Iterator[_Value]:
+    for queue, size in queues.items():
+        yield "tasks", (queue, "available"), size.available
+        yield "tasks", (queue, "later"), size.total - size.available
 
 
 def _times(parts: Parts) -> Iterator[_Value]:
@@ -169,6 +183,10 @@ def _counted(meters: Meters) -> Iterator[_Value]:
     for name in ("commits", "changes", "conflicts", "imports_added", "imports_reverted"):
         yield f"{name}_total", (), getattr(meters, name)
     yield "clears_total", (), meters.clears
+    yield "requests_total", ("answered",), meters.requests
+    yield "requests_total", ("failed",), meters.requests_failed
+    for address, count in list(meters.pushes_pending.items()):
+        yield "pushes_pending", (address,), count
     yield "collected_entries_total", (), meters.collected_entries
     yield "fsync_seconds", (), _distribution(meters.fsyncs)
     yield "collection_seconds", (), _distribution(meters.collections)

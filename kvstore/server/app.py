@@ -22,6 +22,7 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from typing import Any, Final, TypeAlias, TypeVar
 from weakref import WeakKeyDictionary
@@ -201,7 +202,9 @@ class App:
             taken = length
             body = await read_body(receive, length) if length else b""
             await self._answer(head, access, body, receive, send)
+            self.service.store.requests.count()
         except KVStoreError as error:
+            self._count_failure()
             await send_error(send, error, status if self.has_tokens else 0)
         except CallerGoneError:
             return  # no error of ours: a stranger must not fill the log
@@ -214,6 +217,12 @@ class App:
             raise error
         finally:
             self._bytes -= taken
+
+    def _count_failure(self) -> None:
+        service = self._service
+        with suppress(KVStoreError):  # a forked child has no service
+            if service is not None:
+                service.store.requests.count(failed=True)
 
     async def _serve_page(self, head: Head, receive: Receive, send: Send) -> None:
         """Answer a request of the page, by a thread."""

@@ -94,6 +94,13 @@ class Requests:
         self._done: dict[str, _Done] | None = None
         self._forgotten = 0
 
+    def count(self, *, failed: bool = False) -> None:
+        """Count a request that was answered, or that `failed` by an error, for the metrics."""
+        if failed:
+            self._committer.meters.requests_failed += 1
+        else:
+            self._committer.meters.requests += 1
+
     def commit(
         self,
         writes: WriteSet,

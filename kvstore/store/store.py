@@ -1148,7 +1148,7 @@ class Store:
         """
         from kvstore.metrics import metrics_of
 
-        return metrics_of(self._parts, self.stats())
+        return metrics_of(self._parts, self.stats(), self._tasks.sizes())
 
     @property
     def tasks(self) -> Tasks:

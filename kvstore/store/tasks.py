@@ -10,6 +10,7 @@ Invariants
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -19,7 +20,7 @@ from kvstore.commit import Committer
 from kvstore.errors import ClosedError
 
 if TYPE_CHECKING:
-    from kvstore.tasks import Tasks
+    from kvstore.tasks import QueueSize, Tasks
 
 TASKS_DIRECTORY: Final = "tasks"
 
@@ -54,6 +55,13 @@ class LazyTasks:
             self._is_closed = True
             if self._tasks is not None:
                 self._tasks.close()
+
+    def sizes(self) -> Mapping[str, QueueSize]:
+        """How many tasks each queue has; none where this process has not opened the queues."""
+        with self._lock:
+            if self._tasks is None or self._is_closed:
+                return {}
+            return self._tasks.sizes()
 
     def figures(self) -> dict[str, Any]:
         """Failures of the threads that work on tasks, for `Store.stats`."""

@@ -87,6 +87,11 @@ class Upkeep:
         except KVStoreError as error:
             self._failures.note(what, error, delays=False)
 
+    def watch(self, work: str, failures: Failures) -> None:
+        """Have the metrics count the failures of `work` that another package does in the
+        background."""
+        self._committer.meters.watched.setdefault(work, []).append(failures)
+
     def figures(self) -> dict[str, Any]:
         """The figures of `Store.stats` on garbage collection in the background."""
         runs = 0 if self._worker is None else self._worker.runs

@@ -199,6 +199,8 @@ def test_a_follower_tells_the_recovery_point_before_the_bucket_answers(
             follower.require()
         status = follower.status()
         assert status.upper == upper
+        failures = store.metrics()["kvstore_background_failures_total"]
+        assert failures.values["backup",] >= 1
         assert 0 < status.behind_seconds < WAIT_S
         weather.turn(CLEAR)
         assert follower.wait_until(store.put(b"a", b"3"), WAIT_S)

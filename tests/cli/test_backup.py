@@ -34,6 +34,9 @@ def test_backups_are_run_listed_verified_and_restored(run: Run, tmp_path: Path) 
         if line
     ]
     assert len(listed) == 2
+    newest = run("backup", "list", place, "--json", "--limit", "1")
+    assert told(newest) == listed[1]
+    assert "the newest 1 of 2; pass --limit" in newest.stderr
     assert listed[1]["upper"] == again["upper"]
     shown = told(run("backup", "show", place, "--json"))
     assert (shown["batches"], shown["spans"]) == (2, [{"start": "a", "end": "a\0"}])

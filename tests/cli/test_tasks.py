@@ -49,6 +49,8 @@ def test_tasks_are_listed_while_they_are_done(tmp_path: Path, engine: str) -> No
     )
     table = CliRunner().invoke(app, ["tasks", str(path)])
     assert "it broke [Errno 2] in [/tmp]" in table.stdout
+    first = CliRunner().invoke(app, ["tasks", str(path), "--limit", "1"])
+    assert "these are 1 of 2; pass --limit for more" in first.stderr
 
 
 def test_a_path_without_a_store_is_refused(tmp_path: Path) -> None:

@@ -17,11 +17,13 @@ import pytest
 import bulk
 import kvstore
 from kvstore import ManualClock, Store
+from kvstore.background import Failures
 from kvstore.errors import ConflictError, StorageError, UsageError
 from kvstore.metrics import DEFINITIONS, Distribution
 from kvstore.metrics.slow import warn_of_slow
 from kvstore.testing.bounds import bounds
 from kvstore.testing.parts import parts_of
+from kvstore.upkeep import submit_gc
 
 START = 1_700_000_000_000_000_000
 SECOND = 10**9
@@ -137,6 +139,30 @@ def test_failures_in_the_background_are_counted(store: Store) -> None:
     fail_in_the_background(store)
     assert value(store, "background_failures_total", "gc") >= 1
     assert value(store, "background_failures_total", "tasks") == 0
+
+
+def test_failures_of_work_that_another_package_does_are_counted(
+    store: Store, clock: ManualClock
+) -> None:
+    failures = [Failures("kvstore.pull", clock) for _ in range(2)]
+    for each in failures:
+        store.upkeep.watch("pull", each)
+        assert value(store, "background_failures_total", "pull") == 0
+    for each in failures:
+        each.note("pulling", StorageError("no", "no"))
+    assert value(store, "background_failures_total", "pull") == 2
+
+
+def test_tasks_are_told_by_queue_once_the_queues_are_open(store: Store) -> None:
+    def told() -> Mapping[tuple[str, ...], Any]:
+        return store.metrics()["kvstore_tasks"].values
+
+    assert told() == {}
+    submit_gc(store, keep=timedelta(days=1))
+    assert told() == {("gc", "available"): 1, ("gc", "later"): 0}
+    claimed = store.tasks.claim(["gc"])
+    assert claimed is not None
+    assert told() == {("gc", "available"): 0, ("gc", "later"): 1}
 
 
 def test_fsyncs_are_counted_by_their_durations(store: Store) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
 from datetime import timedelta
@@ -59,6 +60,34 @@ def test_stores_take_pushes_in_order_and_take_them_back(pushes: Pushes) -> None:
         assert dict(one.scan(as_of=record.reverted - 1)) == both
         assert found.stores[0].at == record.reverted
         assert one.verify().problems == ()
+
+
+def test_the_metrics_tell_how_many_pushes_are_pending(pushes: Pushes) -> None:
+    with kvstore.open(None, engine="memory") as store:
+        puller = Puller(store, pushes, name="s")
+
+        def pending() -> float:
+            puller.step()
+            (count,) = store.metrics()["kvstore_pushes_pending"].values.values()
+            return count
+
+        assert store.metrics()["kvstore_pushes_pending"].values == {}
+        assert pending() == 0
+        for number in range(3):
+            push(pushes, generation(number))
+        assert [pending() for _ in range(4)] == [2, 1, 0, 0]
+
+
+def test_the_log_tells_of_each_push(pushes: Pushes, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="kvstore.pull")
+    with kvstore.open(None, engine="memory") as store:
+        lose(pushes, push(pushes, generation(0)).job)
+        push(pushes, generation(1))
+        pushes.revert(2)
+        drain(Puller(store, pushes, name="s"))
+    told = [(record.levelname, vars(record)["event"]) for record in caplog.records]
+    assert told == [("WARNING", "push refused"), ("INFO", "push added"), ("INFO", "push reverted")]
+    assert "nothing is there" in vars(caplog.records[0])["facts"]["error"]
 
 
 def test_a_position_is_hidden_and_changes_are_those_of_the_rows(pushes: Pushes) -> None:

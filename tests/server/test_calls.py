@@ -422,3 +422,9 @@ def test_metrics_are_read_by_prometheus(store: kvstore.Store) -> None:
         assert set(families) == {name.removesuffix("_total") for name in store.metrics()}
         assert families["kvstore_commits"].samples[0].value == before + 1
         assert [scraped("p" * 32)[0], scraped("x" * 32)[0]] == [403, 401]
+        families = {
+            each.name: each for each in text_string_to_metric_families(scraped("r" * 32)[1])
+        }
+        samples = families["kvstore_requests"].samples
+        counts = {each.labels["result"]: each.value for each in samples}
+        assert counts == {"answered": 1, "failed": 2}
