@@ -22,7 +22,7 @@ from __future__ import annotations
 import base64
 import struct
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -114,6 +114,19 @@ def _literal_block(raw: bytes) -> bytes:
     return bytes([_LENGTH_FULL << 4, *[255] * more, last]) + raw
 
 
+def _unpack_few(packed: bytes, count: int) -> list[list[int]] | None:
+    """The columns that `_few_columns` has packed; None where the block is another."""
+    if not count:
+        return [[] for _ in range(FIELDS)]
+    numbers = count * FIELDS
+    raw = packed[max(len(packed) - 8 * numbers, 0) :]
+    if len(raw) != 8 * numbers or packed != _literal_block(raw):
+        return None
+    steps = struct.unpack(f"<{numbers}Q", b"".join(raw[at::numbers] for at in range(numbers)))
+    columns = (steps[at : at + count] for at in range(0, numbers, count))
+    return [[total % (1 << 64) for total in accumulate(column)] for column in columns]
+
+
 def record_of(epoch: Epoch) -> dict[str, Any]:
     """The record of a run that is one epoch."""
     flags = FLAG_QUIESCENT * epoch.quiescent | FLAG_ENDED * epoch.ended
@@ -132,10 +145,13 @@ def unpack_run(fields: JsonObject) -> list[Epoch]:
         raise fields.damaged(f"not a run of epochs: {error}") from error
     if size != count * FIELDS * 8:
         raise fields.damaged(f"{size} bytes for {count} epochs")
-    raw = unpack_block(stored[_RAW_BYTES.size :], size, where=fields.where) if size else b""
-    shuffled = np.frombuffer(raw, np.uint8).reshape(8, -1).T
-    steps = np.ascontiguousarray(shuffled).view(np.int64).reshape(FIELDS, count)
-    columns = np.cumsum(steps, axis=1).view(np.uint64).tolist()
+    packed = stored[_RAW_BYTES.size :]
+    columns = _unpack_few(packed, count) if count <= FEW else None
+    if columns is None:
+        raw = unpack_block(packed, size, where=fields.where)
+        shuffled = np.frombuffer(raw, np.uint8).reshape(8, -1).T
+        steps = np.ascontiguousarray(shuffled).view(np.int64).reshape(FIELDS, count)
+        columns = np.cumsum(steps, axis=1).view(np.uint64).tolist()
     epochs = []
     for end, closed_at, events, flags in zip(*columns, strict=True):
         if closed_at > TIMESTAMP_MAX or flags > FLAG_QUIESCENT | FLAG_ENDED:

@@ -13,7 +13,6 @@ from kvstore.cli.output import note, print_figures, print_json, print_list, show
 from kvstore.cli.stores import open_to_write
 from kvstore.limits import HOLD_LOOK_S
 from kvstore.opening import open_read_only
-from kvstore.storage.address import is_gone
 from kvstore.timestamp import NS_PER_SECOND
 
 app = typer.Typer(
@@ -39,9 +38,7 @@ def list_holds(
     with open_read_only(store) as opened:
         found = [_hold_fields(record) for record in opened.holds.all()]
     for fields in found:
-        fields["gone"] = fields["kind"] == BACKUP and is_gone(
-            str(fields["address"]), seconds=HOLD_LOOK_S
-        )
+        fields["gone"] = fields["kind"] == BACKUP and _is_gone(str(fields["address"]))
     columns = ["name", "kind", "address", "timestamp", "owner", "moved_at", "max_age_seconds"]
     print_list(found, columns, limit, as_json=as_json)
     for fields in found:
@@ -83,6 +80,12 @@ def drop_hold(
     else:
         print_figures({key: shown(value) for key, value in fields.items()}, as_json=False)
     note(f"dropped; {dropped.cost_of_dropping}")
+
+
+def _is_gone(address: str) -> bool | None:
+    from kvstore.storage.address import is_gone  # holds of backups alone need storage
+
+    return is_gone(address, seconds=HOLD_LOOK_S)
 
 
 def _hold_fields(record: HoldRecord) -> dict[str, object]:

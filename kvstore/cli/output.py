@@ -70,15 +70,45 @@ def age_text(seconds: float) -> str:
 
 def print_table(columns: list[str], rows: list[list[str]]) -> None:
     """Print a table as wide as the terminal; without a terminal, as wide as its contents."""
-    from rich.console import Console  # 20 ms, which most commands do without
+    shown_rows = [[_printable(cell) for cell in row] for row in rows]
+    if not sys.stdout.isatty():
+        _print_columns([columns, *shown_rows])
+        return
+    from rich.console import Console  # 60 ms, which a pipe does without
     from rich.table import Table
     from rich.text import Text
 
     table = Table(*columns, box=None, pad_edge=False)
-    for row in rows:
+    for row in shown_rows:
         table.add_row(*map(Text, row))  # plain text: an error in brackets is no markup
-    width = None if sys.stdout.isatty() else 10_000
-    Console(file=sys.stdout, width=width, highlight=False).print(table)
+    Console(file=sys.stdout, highlight=False).print(table)
+
+
+def _printable(text: str) -> str:
+    """`text` in one line, without characters that change a terminal."""
+    return "".join(
+        each if each.isprintable() else each.encode("unicode_escape").decode() for each in text
+    )
+
+
+def _print_columns(rows: list[list[str]]) -> None:
+    widths = [max(map(_cells, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        padded = (
+            cell + " " * (width - _cells(cell)) for cell, width in zip(row, widths, strict=True)
+        )
+        print_line("  ".join(padded).rstrip())
+
+
+def _cells(text: str) -> int:
+    """The columns of a terminal that `text` takes."""
+    if text.isascii():
+        return len(text)
+    from unicodedata import combining, east_asian_width
+
+    return sum(
+        0 if combining(each) else 2 if east_asian_width(each) in ("W", "F") else 1 for each in text
+    )
 
 
 @contextmanager

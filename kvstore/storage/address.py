@@ -20,7 +20,6 @@ from kvstore.storage.contract import Blob, Storage
 from kvstore.storage.file_blob import FileBlob
 from kvstore.storage.file_consensus import FileConsensus
 from kvstore.storage.memory import MemoryBlob, MemoryConsensus
-from kvstore.storage.object_store import open_object_blob, open_object_store
 from kvstore.storage.patience import PATIENCE, Patience
 
 _memories: dict[str, Storage] = {}
@@ -46,6 +45,9 @@ def open_storage(
     if parts.scheme == "memory":
         fresh = Storage(MemoryBlob(), MemoryConsensus())
         return _memories.setdefault(text.rstrip("/"), fresh)
+    # Imported late, here and below: local files need no client of object stores.
+    from kvstore.storage.object_store import open_object_store
+
     return Storage(*open_object_store(text, patience=patience, **options))
 
 
@@ -82,6 +84,8 @@ def open_blob(
     if parts.scheme == "memory":
         blob = _memory_blobs.setdefault(parts.netloc, MemoryBlob())
         return BlobBelow(blob, parts.path)
+    from kvstore.storage.object_store import open_object_blob
+
     return open_object_blob(text, patience=patience, **options)
 
 

@@ -1201,6 +1201,8 @@ def _tidy(
     parts: Parts, transactions: Transactions, since: int, require_running: Callable[[], None]
 ) -> int:
     """Delete the index entries that imports into tables left behind; see `Tidying.run`."""
+    if not parts.reserve.has_tables:  # the catalogue would bring the modules of tables
+        return 0
     from kvstore.tables.tidying import Tidying
 
     begin = partial(transact, transactions.begin)

@@ -137,6 +137,13 @@ def test_golden_run_of_epochs() -> None:
     shuffled = pa.decompress(raw[4:], decompressed_size=64, codec="lz4_raw").to_pybytes()
     # First bytes of: ends 9, +3; closing times 100, +0; events 2, -2; flags 0, +1.
     assert shuffled.hex() == "0903640002fe0001" + "0000000000ff0000" * 7
+    packed = raw[:4] + pa.compress(shuffled, codec="lz4_raw", asbytes=True)
+    assert packed != raw
+    few, other = (
+        unpack_run(JsonObject({**record, "columns": base64.b64encode(each).decode()}, where="run"))
+        for each in (raw, packed)
+    )
+    assert few == other
 
 
 def test_a_damaged_run_is_corruption() -> None:

@@ -1,8 +1,10 @@
-"""The line that a long command shows: a count, its rate, and the time that is left."""
+"""The line that a long command shows: a count, its rate, and the time that is left. The columns of
+a table in a pipe."""
 
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,7 @@ from bulk.exports import export_rows
 from bulk.files import file_rows
 from bulk.progress import Reading
 from kvstore import Span
-from kvstore.cli.output import counting
+from kvstore.cli.output import counting, print_table
 from kvstore.counts import WorkCount
 
 
@@ -24,6 +26,17 @@ def shown(counts: list[int], total: int | None = None) -> list[str]:
     for count in counts:
         show(count)
     return lines
+
+
+def test_a_table_in_a_pipe_has_a_line_for_each_record(capfd: pytest.CaptureFixture[str]) -> None:
+    rows = [["\u6771\u4eac", "up", "1"], ["e\u0301", "it broke\n[red]\x1b[31m", ""]]
+    print_table(["name", "error", "n"], rows)
+    sys.stdout.flush()
+    assert capfd.readouterr().out.splitlines() == [
+        "name  error                    n",
+        "\u6771\u4eac  up                       1",
+        "e\u0301     it broke\\n[red]\\x1b[31m",
+    ]
 
 
 def test_a_count_is_shown_with_its_rate() -> None:

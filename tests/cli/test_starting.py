@@ -13,7 +13,7 @@ import pytest
 import typer
 
 import kvstore
-from kvstore.cli.app import app
+from kvstore.cli.app import OWN, app
 from kvstore.cli.summaries import SUMMARIES
 
 ROOT = Path(__file__).parents[2]
@@ -65,6 +65,38 @@ def test_a_command_that_writes_imports_no_more(tmp_path: Path) -> None:
     assert not modules & {"numpy._core", "pyarrow.lib", "rich", "ssl", "asyncio", "kvstore.server"}
     with kvstore.open_read_only(tmp_path / "s") as store:
         assert store.get(b"k") == b"w"
+
+
+SHORT = (
+    *("get s k", "scan s", "history s k", "stats s", "changes s", "diff s -1h", "feeds tail s f"),
+    *("put s k w", "delete s k", "delete-range s --prefix x", "revert s --prefix x --to -1s"),
+    *("gc s --keep 0s", "gc s --keep 1d --json", "checkpoint s copy"),
+    *("holds list s", "holds drop s h", "feeds list s", "feeds drop s f", "imports list s"),
+    *("tasks s", "doctor s", "journal inspect m", "get m k", "put m k w"),
+)
+"""Commands that touch few rows. Their imports take most of their time."""
+
+
+@pytest.mark.parametrize("words", SHORT)
+def test_a_short_command_imports_no_heavy_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with kvstore.open("s") as store:
+        store.put(b"k", b"v")
+        store.hold("h")
+        store.feed("f", start="now")
+    with kvstore.open("m", engine="memory") as store:
+        store.put(b"k", b"v")
+    for _ in range(3):  # each process that writes leaves records that a collection looks through
+        with kvstore.open("s") as store:
+            store.put(b"k", b"w")
+    modules = modules_after(RUN, *words.split())
+    assert f"kvstore.cli.{OWN[words.split()[0]].partition(':')[0]}" in modules
+    heavy = {"numpy._core", "pyarrow.lib", "rich", "obstore", "ssl", "asyncio", "cryptography"}
+    assert not modules & heavy
+    assert not modules & {"kvstore.tables", "kvstore.joins", "kvstore.server", "kvstore.client"}
+    assert not {name for name in modules if name.startswith(("bulk", "backup"))}
 
 
 def test_the_list_of_commands_imports_none_of_them() -> None:
