@@ -15,12 +15,13 @@ from urllib.parse import quote, urlencode
 
 import pyarrow as pa
 
-from kvstore.arguments import require_limit
+from kvstore.arguments import is_many, key_list, require_limit
 from kvstore.arrow import binary_array
 from kvstore.client.reply import Reply
 from kvstore.client.writes import SentWriteSet
 from kvstore.commit import Expires, sent_expiry
 from kvstore.errors import UsageError
+from kvstore.joins.labels import plain_time, times_given
 from kvstore.limits import CLIENT_URL_KEY_BYTES_MAX, KEY_BYTES_MAX, SERVER_BODY_BYTES_MAX
 from kvstore.mvcc import Version
 from kvstore.protocol import (
@@ -127,6 +128,9 @@ def floor_many(
     keys: Sequence[bytes], as_of: TimeLike | Sequence[TimeLike] | None, prefix: bytes | None
 ) -> ClientRequest[list[tuple[bytes, bytes] | None]]:
     """See `Store.floor_many`."""
+
+    if prefix is not None:
+        require_key(prefix, name="prefix")
 
     def rows(table: pa.Table) -> list[tuple[bytes, bytes] | None]:
         pairs = zip(table.column("key").to_pylist(), table.column("value").to_pylist(), strict=True)
@@ -362,15 +366,14 @@ def _many(
     query: Mapping[str, Any],
     rows: Callable[[pa.Table], T],
 ) -> ClientRequest[T]:
-    keys = list(keys)
+    keys = key_list(keys)
     if set(map(type, keys)) - {bytes} or (keys and max(map(len, keys)) > KEY_BYTES_MAX):
         keys = [require_key(key) for key in keys]
     arrays, names = [binary_array(keys)], ["key"]
     given = dict(query)
-    if isinstance(as_of, Sequence) and not isinstance(as_of, str):
-        if len(as_of) != len(keys):
-            raise UsageError(f"{len(as_of)} times for {len(keys)} keys", "pass a time for each key")
-        arrays.append(pa.array([to_timestamp(time, name="as_of") for time in as_of], pa.int64()))
+    if is_many(as_of):
+        times = map(plain_time, times_given(as_of, len(keys)))
+        arrays.append(pa.array([to_timestamp(time, name="as_of") for time in times], pa.int64()))
         names.append("as_of")
     else:
         given["as_of"] = ns(as_of)

@@ -36,21 +36,28 @@ class Labels(NamedTuple):
         return f"row {self.first + at}, key {printable(self.keys[at])}"
 
 
-def times_of(parts: Parts, as_of: Sequence[TimeLike], count: int) -> Numbers:
-    """The times that a caller gave for `count` keys, in the forms that a single time may have.
-    Raises `UsageError` for another number of them, and for a value that is no time."""
+def times_given(as_of: Sequence[TimeLike], count: int) -> list[TimeLike]:
+    """The times that a caller gave for `count` keys, unread. Raises `UsageError` for another number
+    of them, and for an array of numpy's datetimes."""
     kind = getattr(getattr(as_of, "dtype", None), "kind", "O")
     if kind == "M":
         raise UsageError("as_of has numpy's datetimes, which have no time zone", "pass Timestamps")
     given = list(as_of)
     if len(given) != count:
         raise UsageError(f"{count} keys and {len(given)} times", "pass a time for each key")
+    return given
+
+
+def times_of(parts: Parts, as_of: Sequence[TimeLike], count: int) -> Numbers:
+    """The times that a caller gave for `count` keys, in the forms that a single time may have.
+    Raises `UsageError` as `times_given`, and for a value that is no time."""
+    given = times_given(as_of, count)
     if {int, Timestamp}.issuperset(map(type, given)):
         with suppress(OverflowError):
             times = np.frombuffer(array("q", cast("list[int]", given)), np.int64)
             if not count or times.min() > OTHER_UNITS_MAX:
                 return times
-    checked = [parts.committer.to_time(_plain(time), name="as_of") for time in given]
+    checked = [parts.committer.to_time(plain_time(time), name="as_of") for time in given]
     return np.frombuffer(array("q", checked), np.int64)
 
 
@@ -106,6 +113,6 @@ def require_span_kept(parts: Parts, labels: Labels, first: int, span: Span) -> N
         ) from None
 
 
-def _plain(time: Any) -> Any:
+def plain_time(time: Any) -> Any:
     """A number of numpy as an integer, all else as it is."""
     return int(time) if isinstance(time, np.integer) else time

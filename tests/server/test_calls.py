@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
+from typing import Any
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -104,6 +106,29 @@ def test_many_keys_and_times_are_read_at_once(client: Client) -> None:
     assert client.get_many([], times[0]) == []
     assert client.floor(b"kz") == (b"k", b"4")
     assert client.floor_many([b"kz", b"a"], times[1], b"k") == [(b"k", b"1"), None]
+    numbers = np.array([int(time) for time in times])
+    assert client.get_many([b"k"] * 5, numbers) == client.get_many([b"k"] * 5, list(numbers))
+    assert client.floor_many([b"kz"] * 5, numbers)[3] == (b"k", b"3")
+
+
+@pytest.mark.parametrize("kind", ["store", "client"])
+def test_bad_keys_times_and_prefixes_are_refused_alike(
+    client: Client, store: kvstore.Store, kind: str
+) -> None:
+    source: Any = store if kind == "store" else client
+    for keys in (None, 5, b"zz", "zz", ["a"], [None]):
+        with pytest.raises(UsageError):
+            source.get_many(keys)
+        with pytest.raises(UsageError):
+            source.floor_many(keys)
+    days = np.array(["2026-01-01"], "datetime64[ns]")
+    for times in ([], [1, 2], days, [None], [True], [1_700_000_000], [datetime(2026, 1, 1)]):  # noqa: DTZ001
+        for read in (source.get_many, source.floor_many):
+            with pytest.raises(UsageError):
+                read([b"k"], times)
+    for prefix in ("k", 5, b"k" * 70_000):
+        with pytest.raises(UsageError, match="prefix"):
+            source.floor(b"k", prefix=prefix)
 
 
 def test_a_snapshot_stands_still_and_keeps_its_history(

@@ -18,7 +18,7 @@ from kvstore.server.access import READ
 from kvstore.server.invocation import Invocation
 from kvstore.server.verbs.verb import SPAN, Answer, Verb, described
 from kvstore.span import Span
-from kvstore.timestamp import NS_PER_SECOND, TimeLike, Timestamp
+from kvstore.timestamp import NS_PER_SECOND, TimeLike
 
 _WINDOW: Final = {"since": "time", "upto": "time"}
 
@@ -195,7 +195,7 @@ READS: Final = [
 def _times(call: Invocation, count: int) -> TimeLike | list[TimeLike] | None:
     """The times of a read of many keys: one for all, or the times in the table or in the list."""
     if call.table is not None and "as_of" in call.table.column_names:
-        return [Timestamp.from_ns(_whole(time)) for time in call.column("as_of")]
+        return [_whole(time) for time in call.column("as_of")]
     if not call.is_list("as_of"):
         return call.time("as_of")
     return [time if isinstance(time, str) else _whole(time) for time in call.items("as_of")]
