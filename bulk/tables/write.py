@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -43,8 +43,10 @@ from kvstore.cli.options import (
 from kvstore.cli.output import counting, print_figures, print_json, print_line, working
 from kvstore.cli.stores import open_to_write
 from kvstore.codec.tuples import desc
-from kvstore.errors import UsageError
+from kvstore.control.scripts import client_of
+from kvstore.errors import NotUniqueError, UsageError
 from kvstore.opening import open_read_only
+from kvstore.store import Store
 from kvstore.tables import Table, unique
 from kvstore.timestamp import Timestamp
 
@@ -141,7 +143,8 @@ def alter(
 ) -> None:
     """Change the columns and indexes of a table from now on. Stored rows stay as they are.
 
-    The entries of a new index are made before the command ends.
+    The entries of a new index are made before the command ends. A unique index goes again where
+    two rows have the same values.
 
     \b
     Examples:
@@ -155,7 +158,7 @@ def alter(
     for each, parts in map(_index, unique_index or []):
         indexes[each] = unique(*parts)
     with open_to_write(store) as opened:
-        table = opened.table(name)
+        table = _to_alter(opened, name)
         table.alter(
             add=dict(map(_added, add or [])) or None,
             drop=drop or None,
@@ -163,8 +166,7 @@ def alter(
             add_index=indexes or None,
             drop_index=drop_index or None,
         )
-        for each in indexes:
-            _build(table, each)
+        _build_all(table, indexes)
         facts = facts_of(table)
     if as_json:
         print_json(facts)
@@ -187,7 +189,7 @@ def build(
       kvstore table build city.db trips by_zone
     """
     with open_to_write(store) as opened:
-        rows = _build(opened.table(name), index, quiet=as_json)
+        rows = _build(_to_alter(opened, name), index, quiet=as_json)
     if as_json:
         print_json({"index": index, "rows": rows})
 
@@ -259,6 +261,23 @@ def _export_table(
         )
     fields = {"as_of": iso(report.as_of), "rows": report.rows, "bytes": report.bytes}
     print_figures(fields, as_json=as_json)
+
+
+def _to_alter(store: Store, name: str) -> Table:
+    """A table in the process that has its store open: this one, or the owner."""
+    owner = client_of(store)
+    return store.table(name) if owner is None else owner.table(name)
+
+
+def _build_all(table: Table, indexes: Iterable[str]) -> None:
+    """Build new indexes. A unique index that two rows contradict is dropped."""
+    name = ""
+    try:
+        for name in indexes:
+            _build(table, name)
+    except NotUniqueError:
+        table.alter(drop_index=name)
+        raise
 
 
 def _build(table: Table, index: str, *, quiet: bool = False) -> int:

@@ -92,6 +92,14 @@ class AsyncTable:
         """See `Table.delete`."""
         return await self._run(self._table.delete, *key)
 
+    async def alter(self, *args: Any, **alteration: Any) -> None:
+        """See `Table.alter`."""
+        await self._run(self._table.alter, *args, **alteration)
+
+    async def build_index(self, index: str) -> Timestamp | None:
+        """See `Table.build_index`."""
+        return await self._run(self._table.build_index, index)
+
     async def ttl(self, *key: Any) -> timedelta | None:
         """See `Table.ttl`."""
         return await self._run(self._table.ttl, *key)

@@ -25,6 +25,7 @@ from kvstore.client.joins import RemoteSide
 from kvstore.client.pool import Pool
 from kvstore.client.reply import Reply
 from kvstore.client.table_joins import join_served
+from kvstore.client.work import work_of
 from kvstore.client.writes import SentWriteSet
 from kvstore.codec.tuples import desc
 from kvstore.commit import Durability, sent_expiry
@@ -36,7 +37,7 @@ from kvstore.tables.catalogue import Catalogue
 from kvstore.tables.changing import RowImages, require_images
 from kvstore.tables.codec import TableCodec, dicts
 from kvstore.tables.definition import Definition
-from kvstore.tables.evolve import IndexColumns, define, require_name
+from kvstore.tables.evolve import Added, Alteration, IndexColumns, alter, define, require_name
 from kvstore.tables.finding import index_span
 from kvstore.tables.found import FoundRows, RowVersion
 from kvstore.tables.joining import latest_span
@@ -156,8 +157,8 @@ class ClientRows:
 
 
 class ClientTable(Table):
-    """A table of a client. It reads and writes rows as a table of the store does. The process that
-    has the store open alters tables and builds indexes."""
+    """A table of a client. It reads and writes rows as a table of the store does. To alter it and
+    to build its indexes takes the right `admin`."""
 
     def __init__(self, name: str, rows: ClientRows, model: type | None = None) -> None:
         super().__init__(name, None, rows, model)
@@ -299,6 +300,33 @@ class ClientTable(Table):
     def join_side(self) -> TableSide:
         """See `Table.join_side`. Keys travel to the server, and rows back."""
         return TableSide(RemoteSide(self._pool), self.codec())
+
+    def alter(
+        self,
+        add: Mapping[str, Added] | None = None,
+        drop: Sequence[str] | str | None = None,
+        widen: Mapping[str, pa.DataType | pa.Field] | None = None,
+        add_index: Mapping[str, IndexColumns] | None = None,
+        drop_index: Sequence[str] | str | None = None,
+    ) -> None:
+        """See `Table.alter`. Two round trips."""
+        alteration = Alteration(add, drop, widen, add_index, drop_index)
+        wanted = alter(self.codec().definition, alteration)
+        fields = {"table": self.name, "definition": wanted.to_bytes().decode()}
+        try:
+            self._pool.send(calls.verb("alter_table", fields, Reply.json))
+        finally:
+            self._catalogue.forget(self.name)
+
+    def build_index(
+        self, index: str, *, progress: Callable[[int], None] | None = None
+    ) -> Timestamp | None:
+        """See `Table.build_index`. The server builds. An error that `progress` raises ends the
+        work at its next step."""
+        found = work_of(self._pool, "build_index", progress, table=self.name, index=index)
+        self._catalogue.forget(self.name)
+        stamp = found["timestamp"]
+        return None if stamp is None else Timestamp(stamp)
 
     # -- inside -----------------------------------------------------------------------------
 

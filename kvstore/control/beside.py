@@ -108,12 +108,12 @@ class StoreBeside(Store):
 
     def table(self, name: str, *new: Any, **made: Any) -> Table:
         """See `Store.table`. It is read here, as of this handle's moment. The owner makes
-        tables and takes rows."""
+        tables, alters them and takes rows."""
         if new or made:
             return self.owner.table(name, *new, **made)
         rows = StoreRows(self, self._transactions.catalogue, self._parts)
         rows.codec(name)
-        return Table(name, rows, self.owner.table_rows())
+        return TableBeside(name, rows, self.owner)
 
     def revert_import(self, import_id: int) -> Timestamp:
         """See `Store.revert_import`."""
@@ -137,6 +137,24 @@ class StoreBeside(Store):
     ) -> GcReport:
         """See `Store.gc`. An error that `progress` raises ends the run of the owner."""
         return self.owner.gc(before, keep, compact=compact, progress=progress)
+
+
+class TableBeside(Table):
+    """A table at one moment. The owner of its store takes rows, alters it and builds indexes."""
+
+    def __init__(self, name: str, rows: StoreRows, owner: Client) -> None:
+        super().__init__(name, rows, owner.table_rows())
+        self._owner = owner
+
+    def alter(self, *args: Any, **alteration: Any) -> None:
+        """See `Table.alter`. This handle does not show it."""
+        self._owner.table(self.name).alter(*args, **alteration)
+
+    def build_index(
+        self, index: str, *, progress: Callable[[int], None] | None = None
+    ) -> Timestamp | None:
+        """See `Table.build_index`."""
+        return self._owner.table(self.name).build_index(index, progress=progress)
 
 
 class HoldsBeside(Holds):

@@ -22,8 +22,9 @@ from kvstore.store.requests import Requests, RequestToken
 from kvstore.tables.answers import StoredRowSource
 from kvstore.tables.catalogue import Catalogue
 from kvstore.tables.codec import TableCodec
+from kvstore.tables.definition import Definition
 from kvstore.tables.joining import join_rows
-from kvstore.tables.sent import digest_of, sent_change
+from kvstore.tables.sent import altered_as, digest_of, sent_change
 from kvstore.tables.sources import HeldRows, StoreRows, TransactionRows
 from kvstore.timestamp import TimeLike, Timestamp
 from kvstore.txn import ReadSet, Transaction, Transactions, transact
@@ -52,6 +53,12 @@ class SentRows:
         return join_rows(
             StoredRowSource(self._parts), self._catalogue.codec(name), labels, **question
         )
+
+    def alter(self, name: str, wanted: Definition) -> TableCodec:
+        """Give a table the definition that a caller has made by altering the newest one. Raises as
+        `Table.alter`."""
+        self._reader.alter(name, partial(altered_as, wanted=wanted))
+        return self._catalogue.codec(name)
 
     def commit(
         self,

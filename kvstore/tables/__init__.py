@@ -5,8 +5,8 @@ Floors, from the top:
     opening
     table                   the face
     building feeding sent tidying
-                            indexes of tables that have rows; feeds of rows; rows of clients; stale
-                            entries
+                            indexes of tables that have rows; feeds of rows; rows and definitions of
+                            clients; stale entries
     collected               the rows of a collection, with their history
     finding writing joining changing
                             rows by an index; changes of rows; times of labels

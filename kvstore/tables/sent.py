@@ -1,11 +1,15 @@
-"""Rows that a client has encoded: they are decoded, checked and completed beside the store.
+"""Rows that a client has encoded, and definitions that it has altered: both are checked beside the
+store.
 
 A client sends keys and values of rows. The store encodes them anew by its newest definition, so
-that it can read each row that it stores, and makes the entries of indexes itself.
+that it can read each row that it stores, and makes the entries of indexes itself. To alter a table,
+a client sends the definition that the table is to have. The store alters the table by itself, and
+compares.
 
 Invariants
 1. A row that is stored was decoded before, and fits the columns of the table.
 2. A client writes no entry of an index.
+3. A definition that is stored was made by an alteration of the newest one.
 """
 
 from __future__ import annotations
@@ -16,7 +20,9 @@ from collections.abc import Mapping
 import pyarrow as pa
 
 from kvstore.errors import CorruptionError, FormatVersionError, TableAlteredError, UsageError
-from kvstore.tables.codec import TableCodec, UnknownLayoutError
+from kvstore.tables.codec import TableCodec, UnknownLayoutError, default_value
+from kvstore.tables.definition import Definition
+from kvstore.tables.evolve import Alteration, alter, named_parts, unique
 from kvstore.tables.sources import RowChange, RowReader
 from kvstore.tables.writing import delete_row, put_batches
 from kvstore.timestamp import Timestamp
@@ -25,6 +31,44 @@ from kvstore.timestamp import Timestamp
 def digest_of(codec: TableCodec) -> str:
     """The SHA-256 of a definition, by which two processes tell whether they have the same one."""
     return hashlib.sha256(codec.stored).hexdigest()
+
+
+def altered_as(definition: Definition, wanted: Definition) -> Definition:
+    """A definition after the alteration by which a client has made `wanted` of it. Raises
+    `TableAlteredError` if the client had another one, `UsageError` if no alteration makes
+    `wanted`."""
+    if wanted.revision != definition.revision + 1:
+        raise TableAlteredError(definition.name)
+    found = alter(definition, _alteration(definition, wanted))
+    if found != wanted:
+        raise UsageError(
+            f"{definition.where}: no alteration makes the definition that was sent",
+            "alter the definition that the table has",
+        )
+    return found
+
+
+def _alteration(before: Definition, after: Definition) -> Alteration:
+    """The differences of two definitions as the arguments of `Table.alter`."""
+    kept = [(one, after.by_id[one.id]) for one in before.columns if one.id in after.by_id]
+    numbers = {index.number for index in after.indexes}
+    indexes = {
+        index.name: unique(*columns) if index.is_unique else columns
+        for index in after.indexes
+        if index.number > before.index_numbers
+        for columns in [named_parts(after, index.parts)]
+    }
+    return Alteration(
+        add={
+            column.name: (column.field, default_value(column))
+            for column in after.columns
+            if column.id >= before.ids
+        },
+        drop=[column.name for column in before.columns if column.id not in after.by_id],
+        widen={one.name: two.field for one, two in kept if one.field != two.field},
+        add_index=indexes,
+        drop_index=[index.name for index in before.indexes if index.number not in numbers],
+    )
 
 
 def sent_change(

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -12,6 +16,7 @@ import bulk
 import kvstore
 from kvstore.testing.bounds import bounds
 from tests.cli.installed import Run, told
+from tests.control.owners import owning
 
 pytestmark = pytest.mark.usefixtures("each_engine")
 
@@ -52,9 +57,40 @@ def test_commands_of_tables(service: kvstore.Store, run: Run, tmp_path: Path) ->
     (tmp_path / "u.csv").write_text("id,name\n2,Bo\n")
     refused = run("table", "import", service.path, "users", tmp_path / "u.csv", code=2)
     assert "import in the process that has its store open" in refused.stderr
-    run("table", "alter", service.path, "users", "--add", "age:int64", code=2)
-    assert service.table("users").schema.names == ["id", "name"]
     assert users.get(2) is None
+    refused = run("table", "alter", service.path, "users", "--drop", "id", code=2)
+    assert "'id' is in the key" in refused.stderr
+
+
+def test_tables_are_altered_and_indexed_by_another_process(
+    spawn: Any, tmp_path: Path, each_engine: str
+) -> None:
+    path = tmp_path / "owned"
+    with kvstore.open(path) as store:
+        users = store.table("users", pa.schema([("id", pa.int64()), ("name", pa.string())]), "id")
+        users.put_batch([{"id": number, "name": f"n{number % 3}"} for number in range(9)])
+
+    def shell(*words: str, code: int = 0) -> Any:
+        command = [sys.executable, "-m", "kvstore.cli", "table", words[0], str(path), "users"]
+        done = subprocess.run([*command, *words[1:]], capture_output=True, text=True)
+        assert done.returncode == code, done.stderr
+        return done.stderr if code else [json.loads(line) for line in done.stdout.splitlines()]
+
+    with owning(spawn, path, each_engine):
+        adding = ("--add", "age:int64=7", "--add-index", "by_name=name")
+        [facts] = shell("alter", *adding, "--json")
+        assert [column["name"] for column in facts["columns"]] == ["id", "name", "age"]
+        assert [index["whole"] for index in facts["indexes"]] == [True]
+        found = shell("find", "by_name", "n1", "--json")
+        assert [(row["id"], row["age"]) for row in found] == [(1, 7), (4, 7), (7, 7)]
+        refused = shell("alter", "--unique-index", "one=name", code=2)
+        assert "index 'one': name='n0' is taken by the row id=0" in refused
+        assert "no index 'one'" in shell("build", "one", code=2)
+        shell("alter", "--drop", "age", "--json")
+        assert "no column 'gone'" in shell("alter", "--add-index", "x=gone", code=2)
+    with kvstore.open(path) as store:
+        assert store.table("users").schema.names == ["id", "name"]
+        assert [*store.table("users").indexes] == ["by_name"]
 
 
 def test_commands_of_upkeep(service: kvstore.Store, run: Run) -> None:

@@ -201,8 +201,6 @@ def test_a_table_of_another_schema_is_not_made(client: Client, people: kvstore.T
     with pytest.raises(UsageError, match="there is no table 'other'"):
         client.table("other")
     for call in (
-        lambda: people.alter(add={"x": pa.int8()}),
-        lambda: people.build_index("by_name"),
         lambda: people.tidy(),
         lambda: people.import_target(),
     ):

@@ -106,25 +106,37 @@ def test_of_two_processes_that_alter_a_table_at_once_one_is_told_no(
         assert len(store.history(definition_key("t"))) == 2
 
 
-def alter_beside(path: Path, found: Any) -> None:
+def alter_beside(path: Path, met: Any, found: Any) -> None:
+    """As `add_a_column`, beside the process that has the store open."""
     with kvstore.connect(path) as owner:
+        table = owner.table("t")
+        met.wait()
         try:
-            owner.table("t").alter(add={"x": pa.int64()})
-        except UsageError as error:
-            found.put(str(error))
+            table.alter(add={"x": pa.int64()})
+        except KVStoreError as error:
+            found.put(type(error).__name__)
+        else:
+            found.put(None)
 
 
-def test_a_script_beside_the_owner_alters_no_table(
+def test_of_two_scripts_that_alter_a_table_at_once_one_is_told_no(
     spawn: Any, tmp_path: Path, each_engine: str
 ) -> None:
-    found = spawn.Queue()
+    met, found = spawn.Barrier(2), spawn.Queue()
     with kvstore.open(tmp_path / "store", each_engine, control=True) as store:
-        store.table("t", SCHEMA, key="id")
-        child = spawn.Process(target=alter_beside, args=(tmp_path / "store", found))
-        child.start()
-        assert "use the table of the store" in found.get(timeout=300)
-        child.join()
-        assert len(store.history(definition_key("t"))) == 1
+        table = store.table("t", SCHEMA, key="id")
+        table.put({"id": 1, "zone": "a"})
+        arguments = (tmp_path / "store", met, found)
+        children = [spawn.Process(target=alter_beside, args=arguments) for _ in range(2)]
+        for child in children:
+            child.start()
+        told = [found.get(timeout=300) for _ in children]
+        for child in children:
+            child.join()
+        assert told.count(None) == 1
+        assert {*told} <= {None, "TableAlteredError", "UsageError"}
+        assert table.get(1) == {"id": 1, "zone": "a", "x": None}
+        assert len(store.history(definition_key("t"))) == 2
 
 
 ROWS = 15

@@ -16,8 +16,9 @@ from kvstore.arguments import require_limit
 from kvstore.codec.json import read_object
 from kvstore.errors import CorruptionError, TableAlteredError, UsageError
 from kvstore.limits import SERVER_STREAM_ROWS
-from kvstore.server.access import READ, WRITE
+from kvstore.server.access import ADMIN, READ, WRITE
 from kvstore.server.invocation import Invocation
+from kvstore.server.verbs.progress import told
 from kvstore.server.verbs.verb import ANY_COLUMNS, Answer, Verb, described
 from kvstore.span import Span
 from kvstore.store.rows import SentRows
@@ -90,22 +91,28 @@ def table_join(call: Invocation) -> Answer:
 def make_table(call: Invocation) -> Answer:
     """Make a table, or find the one that is there and the same. `definition` is its definition as
     JSON, as the store would keep it."""
-    name, text = _name(call), call.text("definition")
-    try:
-        wanted = Definition.from_bytes(name, (text or "").encode())
-    except CorruptionError as error:
-        raise UsageError(
-            f"the definition of table {name!r}: {error.problem}", "send it whole"
-        ) from error
-    given = arguments_of(wanted)
+    given = arguments_of(_definition(call))
     table = call.store.table(
-        name,
+        _name(call),
         given.schema,
         given.key,
         given.indexes if call.flag("has_indexes") else None,
         given.event_time,
     )
     return {"definition": json.loads(table.codec().stored)}
+
+
+def alter_table(call: Invocation) -> Answer:
+    """Alter a table. `definition` is the definition that it is to have: the caller has altered the
+    newest one."""
+    codec = SentRows(call.store).alter(_name(call), _definition(call))
+    return {"definition": json.loads(codec.stored)}
+
+
+def build_index(call: Invocation) -> Answer:
+    """Make the entries of a new index for the rows that are there."""
+    table, index = call.store.table(_name(call)), call.text("index") or ""
+    return told(lambda tell: {"timestamp": table.build_index(index, progress=tell)})
 
 
 _ROWS: Final[Mapping[str, str]] = {
@@ -130,7 +137,8 @@ _CHANGES: Final[Mapping[str, str]] = {
     "images": "text",
     "columns": "list of texts",
 }
-_MAKE: Final[Mapping[str, str]] = {"table": "text", "definition": "text", "has_indexes": "flag"}
+_ALTER: Final[Mapping[str, str]] = {"table": "text", "definition": "text"}
+_BUILD: Final[Mapping[str, str]] = {"table": "text", "index": "text"}
 
 TABLES: Final = [
     Verb("table_scan", READ, table_scan, described(table_scan), _ROWS, is_read=True),
@@ -144,13 +152,32 @@ TABLES: Final = [
     ),
     Verb("table_changes", READ, table_changes, described(table_changes), _CHANGES, is_read=True),
     Verb("table_join", READ, table_join, described(table_join), _JOIN, ANY_COLUMNS),
-    Verb("make_table", WRITE, make_table, described(make_table), _MAKE),
+    Verb(
+        "make_table",
+        WRITE,
+        make_table,
+        described(make_table),
+        {**_ALTER, "has_indexes": "flag"},
+    ),
+    Verb("alter_table", ADMIN, alter_table, described(alter_table), _ALTER),
+    Verb("build_index", ADMIN, build_index, described(build_index), _BUILD),
 ]
 
 
 def _name(call: Invocation) -> str:
     call.access.require_whole("a call of a table")
     return require_name(call.text("table"))
+
+
+def _definition(call: Invocation) -> Definition:
+    """The definition of a table that a caller has made."""
+    name, text = _name(call), call.text("definition")
+    try:
+        return Definition.from_bytes(name, (text or "").encode())
+    except CorruptionError as error:
+        raise UsageError(
+            f"the definition of table {name!r}: {error.problem}", "send it whole"
+        ) from error
 
 
 def _question(call: Invocation) -> dict[str, Any]:
