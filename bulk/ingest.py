@@ -38,6 +38,7 @@ from bulk.conflicts import require_no_live_keys
 from bulk.contents import FILES_AT_ONCE, require_disjoint, require_rows, require_told
 from bulk.definitions import require_definitions
 from bulk.fetching import as_fetched, fetch, fetched_to
+from bulk.formats import require_known_rows
 from bulk.manifest import Manifest
 from bulk.remote import How, OnConflict, ingest_there
 from bulk.stages import StageTimes
@@ -105,8 +106,9 @@ def ingest(
 
     Raises `ImportRefusedError` if a file is missing, altered, truncated or of another import, or if
     its bounds or rows differ from the manifest, or if a table of its rows was altered since they
-    were encoded; `OutOfSpaceError` if the disk has no room for a fetch. Nothing was added then.
-    Costs a few milliseconds, two fsyncs and the fetch.
+    were encoded; `FormatVersionError` for rows of a newer release; `OutOfSpaceError` if the disk
+    has no room for a fetch. Nothing was added then. Costs a few milliseconds, two fsyncs and the
+    fetch.
     """
     require_on_conflict(on_conflict)
     tell = progress or (lambda step: None)
@@ -205,6 +207,8 @@ def _ingest(
         further: list[Path] = []
         if on_conflict == "error" or manifest.tables or amends is not None:
             located = _located(directory, incoming, manifest)
+            if not linked:
+                require_known_rows(store, manifest, located)
             # Later commits are checked before the import is added, so GC must keep them.
             at = held.enter_context(store.snapshot()).as_of
             if on_conflict == "error":

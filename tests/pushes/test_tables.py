@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -172,6 +173,33 @@ def test_a_store_with_another_table_refuses_by_name_and_changes_nothing(
     assert serving.get(b"next") == b"1"
     assert state_of(serving) == before
     assert [record.rows for record in serving.imports.all()] == [1]
+
+
+@pytest.mark.parametrize("is_first", [True, False], ids=["first part", "second part"])
+def test_rows_of_a_newer_release_are_refused_by_name_and_change_nothing(
+    pushes: Pushes, tmp_path: Path, is_first: bool
+) -> None:
+    with kvstore.open(tmp_path / "store") as store:
+        trips, job = trips_of(store), "a" * 32
+        trips.put({"id": 1, "zone": "z1"})
+        before = state_of(store)
+        made = bulk.Import.begin_at(pushes.bucket(job, 0), import_id_of(job, 0), None)
+        for number, is_newer in ((2, is_first), (3, not is_first)):
+            key, value = trips.codec().row({"id": number})
+            with made.writer() as writer:
+                writer.put(key, bytes([value[0] + 0x10 * is_newer]) + value[1:])
+        pushes.seal(job, [made.seal(tables=[EncodedBy.of(trips.codec())])])
+        with bulk.pull(store, pushes.where, name="s", every=0.01) as puller:
+            puller.wait(1, timeout=60)
+            told = puller.status["pushes"]["1"]
+            assert (state_of(store), store.imports.all()) == (before, [])
+            assert [*(tmp_path / "store" / "ingest").iterdir()] == []
+            push_rows(pushes, trips, rows(range(2, 5)))
+            puller.wait(2, timeout=60)
+        assert told["state"] == "refused"
+        assert "FormatVersionError" in told["error"]
+        assert "a row of table 'trips' has format version 2, this release reads 1" in told["error"]
+        assert [row["id"] for row in sorted_rows(trips)] == [1, 2, 3, 4]
 
 
 class Watched(MemoryBlob):
