@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import random
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -43,9 +43,13 @@ class Host:
         self.store: Store = kvstore.open(self.at)
         self.puller = Puller(self.store, self.pushes, name=f"s{self.shard}", shard=self.shard)
 
+    def state(self, as_of: kvstore.Timestamp | None = None) -> dict[bytes, bytes]:
+        """The live keys at a time."""
+        return dict(self.store.scan(as_of=as_of))
+
     def note(self) -> None:
         """Remember the present state, and compare it with the model."""
-        state = dict(self.store.scan())
+        state = self.state()
         assert state == self.model.state()
         self.shown[int(self.store.upper) - 1] = state
 
@@ -80,36 +84,48 @@ class Host:
         other: as changes by key and by time, and as events."""
         times = sorted(self.shown)
         for at, state in self.shown.items():
-            assert dict(self.store.scan(as_of=kvstore.Timestamp(at))) == state
+            assert self.state(kvstore.Timestamp(at)) == state
         for since, upto in pairwise(times):
-            for order in ("key", "time"):
-                state = dict(self.shown[since])
-                for change in self.store.changes(since, upto, order=order):
-                    if change.op == "delete_range":
-                        assert change.end_key is not None
-                        for key in [k for k in state if change.key <= k < change.end_key]:
-                            del state[key]
-                    elif change.value is None:
-                        state.pop(change.key, None)
-                    else:
-                        state[change.key] = change.value
-                assert state == self.shown[upto], order
+            for found in self.changed(self.shown[since], since, upto):
+                assert found == self.shown[upto]
         assert self.store.verify().problems == ()
+
+    def changed(
+        self, before: dict[bytes, bytes], since: int, upto: int
+    ) -> Iterator[dict[bytes, bytes]]:
+        """The state to which the changes of a window lead, by each kind of reading them."""
+        for order in ("key", "time"):
+            state = dict(before)
+            for change in self.store.changes(since, upto, order=order):
+                if change.op == "delete_range":
+                    assert change.end_key is not None
+                    for key in [k for k in state if change.key <= k < change.end_key]:
+                        del state[key]
+                elif change.value is None:
+                    state.pop(change.key, None)
+                else:
+                    state[change.key] = change.value
+            yield state
 
 
 class History:
     """One random history."""
+
+    keys: Sequence[bytes] = KEYS
+    spans: Sequence[bytes | None] = (None, b"a/", b"")
+    """A push replaces the keys of one of these prefixes, or nothing."""
+    host: type[Host] = Host
 
     def __init__(self, root: Path, pick: random.Random, url: str, shards: int) -> None:
         self.pick, self.shards = pick, shards
         self.pushes = Pushes(url)
         self.made: list[Made | int] = []
         """The pushes, and the numbers of pushes that were reverted, as the log has them."""
-        self.hosts = [Host(root / str(n), self.pushes, n, pick) for n in range(shards)]
+        self.hosts = [self.host(root / str(n), self.pushes, n, pick) for n in range(shards)]
         self.read_at = 0
 
     def effect(self) -> Effect:
-        keys = self.pick.sample(KEYS, self.pick.randint(1, 4))
+        keys = self.pick.sample(self.keys, self.pick.randint(1, 4))
         value = b"live %d" % self.pick.getrandbits(20)
         return {key: self.pick.choice([None, value]) for key in keys}
 
@@ -118,20 +134,18 @@ class History:
         self.read_at = build_time(*(host.store for host in self.hosts))
 
     def push(self) -> None:
-        prefix = self.pick.choice([None, b"a/", b""])
-        keys = [key for key in KEYS if key.startswith(prefix or b"") and self.pick.random() < 0.5]
+        prefix = self.pick.choice(self.spans)
+        among = [key for key in self.keys if key.startswith(prefix or b"")]
+        keys = [key for key in among if self.pick.random() < 0.5]
         rows = {key: b"push %d" % self.pick.getrandbits(20) for key in keys}
         keeps = self.pick.random() < 0.6
-        push(
-            self.pushes,
-            rows,
-            shards=self.shards,
-            mode="add" if prefix is None else "replace",
-            prefix=prefix,
-            keep_newer=keeps,
-            built_at=self.read_at if keeps else None,
-        )
-        self.made.append(Made(rows, prefix, self.read_at if keeps else None))
+        made = Made(rows, prefix, self.read_at if keeps else None)
+        mode = "add" if prefix is None else "replace"
+        self.send(made, mode=mode, keep_newer=keeps, built_at=made.built_at)
+        self.made.append(made)
+
+    def send(self, made: Made, **how: Any) -> None:
+        push(self.pushes, made.rows, shards=self.shards, prefix=made.prefix, **how)
 
     def revert(self) -> None:
         pushes = [at for at, made in enumerate(self.made, 1) if isinstance(made, Made)]
@@ -213,21 +227,21 @@ class KilledHistory(History):
         self.advance(host)
 
 
-def histories(tmp_path: Path, count: int, steps: int) -> None:
+def histories(tmp_path: Path, count: int, steps: int, kind: type[History] = History) -> None:
     pick = random.Random(seed_of("KVSTORE_PUSHES_SEED", None))
     for number in range(count):
         url = f"memory://histories-{os.getpid()}-{pick.getrandbits(60)}/root"
         with bounds(SCAN_CHUNK=pick.choice([1, 3, 1000])):
-            History(tmp_path / str(number), pick, url, 2).run(steps)
+            kind(tmp_path / str(number), pick, url, 2).run(steps)
 
 
-def kills(tmp_path: Path, spawn: Any, hits: int) -> None:
+def kills(tmp_path: Path, spawn: Any, hits: int, kind: type[KilledHistory] = KilledHistory) -> None:
     """Kill pullers until `hits` of them were in the midst of an event."""
     pick = random.Random(seed_of("KVSTORE_PULLER_SEED", None))
     number = hit = 0
     while hit < hits:
         root = tmp_path / str(number)
-        history = KilledHistory(root, pick, str(root / "pushes"), spawn)
+        history = kind(root, pick, str(root / "pushes"), spawn)
         history.run(25)
         hit += history.hits
         number += 1
