@@ -89,7 +89,7 @@ class Fetch:
                 missing.append(part)
         begun = [self._size(part.name + UNFINISHED_SUFFIX) or 0 for part in missing]
         self._done += sum(begun)
-        self._require_space(self._total - self._done)
+        require_space(self._directory, self._total - self._done)
         self._told()
         with ThreadPoolExecutor(OBJECT_PIECES_AT_ONCE, "kvstore-fetch") as pool:
             try:
@@ -150,17 +150,17 @@ class Fetch:
         except FileNotFoundError:
             return None
 
-    def _require_space(self, needed: int) -> None:
-        with storage_errors(str(self._directory)):
-            free = shutil.disk_usage(self._directory).free
-        if needed and needed + FETCH_SPARE_BYTES > free:
-            raise OutOfSpaceError(
-                str(self._directory), needed=needed + FETCH_SPARE_BYTES, free=free
-            )
-
     def _told(self) -> None:
         seconds = max(time.perf_counter() - self._began, 1e-9)
         self._tell(Fetched(self._done, self._total, self._fetched / seconds))
+
+
+def require_space(directory: Path, needed: int) -> None:
+    """Raise `OutOfSpaceError` unless `directory` has room for `needed` bytes and for the spare."""
+    with storage_errors(str(directory)):
+        free = shutil.disk_usage(directory).free
+    if needed and needed + FETCH_SPARE_BYTES > free:
+        raise OutOfSpaceError(str(directory), needed=needed + FETCH_SPARE_BYTES, free=free)
 
 
 @contextmanager

@@ -23,6 +23,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from bulk.fetching import require_space
 from bulk.pushes.modes import PushMode
 from bulk.pushes.newer import NOTHING, PushStamps, written
 from bulk.sst import SstFile
@@ -98,7 +99,8 @@ class AmendedPush:
         return self._record, listed, [deletes.path]
 
     def _write_deletes(self, files: Sequence[Path], directory: Path) -> _Deletes | None:
-        """Write the rows that delete the keys which the push lacks. None if there are none."""
+        """Write the rows that delete the keys which the push lacks. None if there are none. Raises
+        `OutOfSpaceError` before they take the room that a fetch leaves free."""
         with storage_errors(str(directory)):
             directory.mkdir(parents=True, exist_ok=True)
         file, path = SstFile(directory / _DELETED), directory / _DELETED
@@ -106,6 +108,7 @@ class AmendedPush:
         try:
             for keys in self._missing(files):
                 stored = [frame(key) + self._record.reference + TOMBSTONE for key in keys]
+                require_space(directory, sum(map(len, stored)))
                 file.add(stored, [b""] * len(stored))
                 rows += len(stored)
                 if rows <= SETTLE_ROWS_MAX:

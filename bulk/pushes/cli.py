@@ -170,6 +170,7 @@ def list_(url: UrlArgument, limit: ListLimitOption = 100, as_json: JsonOption = 
     Examples:
       kvstore push list s3://bucket/pushes
     """
+    pushes = Pushes(url).list(last=limit)
     found = [
         {
             "push": push.number,
@@ -180,9 +181,11 @@ def list_(url: UrlArgument, limit: ListLimitOption = 100, as_json: JsonOption = 
             "rows": push.rows,
             "bytes": push.size_bytes,
         }
-        for push in reversed(Pushes(url).list())
+        for push in reversed(pushes)
     ]
     print_list(found, _LISTED, limit, as_json=as_json)
+    if pushes and pushes[0].number > 1:
+        note("there are older pushes; pass --limit for more")
 
 
 @app.command(name="status")

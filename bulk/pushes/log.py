@@ -242,6 +242,31 @@ def last_of_feed(newest: Iterator[PushEvent], batch: MicroBatch) -> Push | None:
     return None
 
 
+def unexpired(newest: Iterator[PushEvent]) -> list[Push]:
+    """The pushes that are not expired, oldest first. Takes the events back to the newest push that
+    is: pushes expire in their order."""
+    expired: set[int] = set()
+    found: list[PushEvent] = []
+    for event in newest:
+        if event.kind == EXPIRE:
+            expired.add(event.number)
+        if event.push is not None and event.number in expired:
+            break
+        found.append(event)
+    return pushes_of(reversed(found))
+
+
+def newest_pushes(newest: Iterator[PushEvent], count: int) -> list[Push]:
+    """The `count` newest pushes, oldest first. Takes the events back to the oldest of them."""
+    found: list[PushEvent] = []
+    for event in newest if count else ():
+        found.append(event)
+        count -= event.push is not None
+        if not count:
+            break
+    return pushes_of(reversed(found))
+
+
 def back_to(newest: Iterator[PushEvent], number: int) -> list[PushEvent]:
     """The events from the newest back to push `number`, which is the last of the list. Raises
     `UsageError` if there is no such push."""

@@ -7,7 +7,8 @@ Invariants
    added once, also after kills, and a store that is put back from a backup takes what it lacks.
 2. A push that this store refuses changes nothing but the position, and the next push is taken.
 3. Pushes are added in the order of their numbers. A push that was refused because the disk is full
-   is tried again at each look that finds no event, until it is added, or a later push is.
+   is tried again, at looks that find no event and more free space, until it is added, or a later
+   push is.
 4. A failure that may pass, or a storage without permission, moves nothing: it is logged, told in
    the status, and tried again after a pause.
 5. The thread ends with the `with` block, also in the middle of a fetch, which continues later.
@@ -114,6 +115,8 @@ class Puller:
         self._is_told = False
         self._failing: dict[str, str] = {}
         """The push that cannot be taken at present, and the reason."""
+        self._free_then: int | None = None
+        """The free bytes of the disk when it was too full for a push."""
         self._spent: dict[str, dict[str, float]] = {}
         """The seconds of the stages of the push that was taken last."""
 
@@ -170,7 +173,7 @@ class Puller:
 
     def step(self) -> bool:
         """Take the next event of the log. False if there is none: one request then, and a few more
-        while a push that was refused may still be added. An event costs one request for the end of
+        where a push that was refused may be added now. An event costs one request for the end of
         the log, which the metrics tell."""
         if not self._is_told:
             self._report()
@@ -178,6 +181,7 @@ class Puller:
         event = self._pushes.log.event(fields["log"] + 1)
         if event is not None:
             self._end = self._pushes.log.end(max(self._end, event.position))
+            self._free_then = None
         self._note_pending()
         if event is None:
             if not self._try_again(fields):
@@ -215,7 +219,8 @@ class Puller:
         pushes = fields["pushes"]
         last = max((int(n) for n, told in pushes.items() if told["state"] in _TAKEN), default=0)
         waiting = [n for n, told in pushes.items() if told["retry"] and int(n) > last]
-        if not waiting:
+        free = self._free_bytes()
+        if not waiting or (free is not None and free <= (self._free_then or 0)):
             return False
         first = min(waiting, key=int)
         event = self._pushes.log.event(pushes[first]["retry"])
@@ -315,6 +320,7 @@ class Puller:
             if known is not None and known.added is None:
                 self._store.imports.abort(known.import_id)
         may_pass = isinstance(error, OutOfSpaceError)
+        self._free_then = self._free_bytes() if may_pass else None
         known = moved["pushes"].get(str(push.number))
         if may_pass and known is not None:
             return  # it was refused for this reason before, and is tried again
@@ -386,18 +392,21 @@ class Puller:
         }
         for number, error in self._failing.items():
             pushes[number] = {"state": "waiting", "error": error, "at": None, "seconds": {}}
-        path = self._store.path
         status = {
             "shard": self.shard,
             "position": fields["log"],
             "told": Clock().wall_ns(),
-            "free": None if path is None else shutil.disk_usage(path).free,
+            "free": self._free_bytes(),
             "pushes": pushes,
         }
         if not self._reported:
             self._reported = self._pushes.statuses.last(self.name)
         self._reported = self._pushes.statuses.write(self.name, status, after=self._reported)
         self._is_told = True
+
+    def _free_bytes(self) -> int | None:
+        path = self._store.path
+        return None if path is None else shutil.disk_usage(path).free
 
 
 def _text_of(error: KVStoreError) -> str:

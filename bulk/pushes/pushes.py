@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 import secrets
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from datetime import timedelta
+from itertools import takewhile
 from typing import Any, Literal, NamedTuple
 
 from bulk.addresses import Staging
@@ -26,8 +27,10 @@ from bulk.pushes.log import (
     back_to,
     import_path,
     last_of_feed,
+    newest_pushes,
     place_of,
     pushes_of,
+    unexpired,
 )
 from bulk.pushes.modes import ADD, PLAIN, ModeName, PushMode, mode_of, mode_of_changes
 from bulk.pushes.rows import PushedRows
@@ -202,9 +205,13 @@ class Pushes:
 
     # -- looking ----------------------------------------------------------------------------
 
-    def list(self) -> list[Push]:
-        """All pushes, oldest first. Costs a get for each event."""
-        return pushes_of(self.log.events())
+    def list(self, last: int | None = None) -> list[Push]:
+        """All pushes, oldest first, or the `last` ones. Costs a get for each event, or for each
+        event since the oldest push of the answer."""
+        if last is None:
+            return pushes_of(self.log.events())
+        require_count(last, name="last", least=0)
+        return newest_pushes(self.log.newest_first(self.log.end()), last)
 
     def status(self, number: int) -> PushStatus:
         """The push, and its state on each store. Raises `UsageError` for a number of no push."""
@@ -261,41 +268,50 @@ class Pushes:
 
         Returns the pushes that were expired. Stores that have added them keep their rows. The
         status of a store that has not tells it, and the store takes the next push. Files of jobs
-        that were killed go after a day.
+        that were killed go after a day. Pushes expire in their order. Costs a list, and a get for
+        each event since the oldest push that is kept or expires now.
         """
-        pushes = [push for push in self.list() if push.state != "expired"]
+        known = self.log.end()
+        pushes = unexpired(self.log.newest_first(known))
         if isinstance(keep, timedelta):
             oldest = Clock().wall_ns() - int(keep.total_seconds() * NS_PER_SECOND)
-            old = [push for push in pushes if push.at <= oldest]
+            old = [*takewhile(lambda push: push.at <= oldest, pushes)]
         else:
             require_count(keep, name="keep", least=0)
             old = pushes[: max(len(pushes) - keep, 0)]
         for push in old:
-            self._append(EXPIRE, push.number)
+            known = self._append(EXPIRE, push.number, known)
             for shard in range(push.shards):
                 self.bucket(push.job, shard).remove()
-        self._remove_orphans()
+        self._remove_orphans({push.job for push in pushes[len(old) :]})
         return old
 
-    def _remove_orphans(self) -> None:
-        """Remove the files of jobs that were killed before they sealed a push. Costs a list."""
-        known = {push.job for push in self.list()}
+    def _remove_orphans(self, kept: Set[str]) -> None:
+        """Remove the files of jobs that were killed before they sealed a push, and of pushes whose
+        expiry was killed. `kept` are jobs with pushes that stay. Costs a list, and a get for each
+        event where such files are a day old."""
         oldest = Clock().wall_ns() - int(ORPHAN_S * NS_PER_SECOND)
         listed = self._blob.patience.over(lambda: [*self._blob.list("imports/")])
+        left = []
         for found in listed:
             parts = found.name.split("/")
-            if len(parts) == 4 and parts[3] == BEGUN_NAME and parts[1] not in known:
-                bucket = self.bucket(parts[1], int(parts[2]))
-                begun = bucket.begun_ns()
+            if len(parts) == 4 and parts[3] == BEGUN_NAME and parts[1] not in kept:
+                begun = self.bucket(parts[1], int(parts[2])).begun_ns()
                 if begun is not None and begun <= oldest:
-                    bucket.remove()
+                    left.append((parts[1], int(parts[2])))
+        stays = {push.job for push in self.list() if push.state != "expired"} if left else set()
+        for job, shard in left:
+            if job not in stays:
+                self.bucket(job, shard).remove()
 
     def bucket(self, job: str, shard: int) -> Bucket:
         """The place of a shard's import."""
         path = import_path(job, shard)
         return Bucket(BlobBelow(self._blob, path), f"{self.where}/{path}")
 
-    def _append(self, kind: str, number: int) -> None:
+    def _append(self, kind: str, number: int, known: int | None = None) -> int:
+        """Append an event about a push, unless it is there. Returns its position. `known` is a
+        position up to which it is not, and the push is."""
         fields = {
             "kind": kind,
             "push": number,
@@ -304,11 +320,15 @@ class Pushes:
         }
 
         def once(newest: Iterator[PushEvent]) -> dict[str, Any] | None:
-            events = back_to(newest, number)
+            if known is None:
+                events = back_to(newest, number)
+            else:
+                events = [*takewhile(lambda event: event.position > known, newest)]
             is_done = any(event.kind == kind and event.number == number for event in events)
             return None if is_done else fields
 
-        self.log.append(once)
+        event = self.log.append(once, known or 0)
+        return (known or 0) if event is None else event.position
 
     def _found(self, number: int) -> Push:
         """A push with its state. Costs a get for each event since. Raises `UsageError`."""

@@ -18,8 +18,11 @@ import pytest
 import bulk
 import kvstore
 from backup import Collection
+from bulk.pushes import Pushes
+from bulk.pushes.pull import Puller
 from kvstore.errors import KVStoreError, OutOfSpaceError, PoisonedError
 from kvstore.store import Store
+from kvstore.testing.bounds import bounds
 
 DISK_BYTES = 24 << 20
 VALUE = os.urandom(64 * 1024)
@@ -126,6 +129,36 @@ def test_an_import_that_does_not_fit_adds_nothing_and_can_be_added_later(
         ballast.unlink()
         stamp = bulk.ingest(store, made.staging)
         assert len(list(store.scan(as_of=stamp))) == 201
+
+
+def test_a_push_whose_deletes_do_not_fit_is_refused_and_added_once_there_is_room(
+    disk: Path, tmp_path: Path
+) -> None:
+    pushes = Pushes(tmp_path / "pushes")
+    with kvstore.open(disk / "store") as store:
+        store.put_many({b"a/" + os.urandom(250): b"" for _ in range(20_000)})
+    with kvstore.open(disk / "store") as store:  # its log is empty: nothing is flushed later
+        before = dict(store.scan())
+        with pushes.begin(mode="replace", prefix=b"a/") as building:
+            with building.writer() as writer:
+                writer.put(b"a/", b"the whole")
+            building.seal()
+        puller = Puller(store, pushes, name="s")
+        fill(disk, spare=3 << 20)
+        with bounds(FETCH_SPARE_BYTES=1 << 20):
+            assert puller.step()
+            upper = store.upper
+            assert not puller.step()
+            [status] = pushes.status(1).stores
+            assert (status.state, "OutOfSpaceError" in status.error) == ("refused", True)
+            fetched = [*disk.glob("store/ingest/*.fetched/part-*")]
+            assert len(fetched) == 1, "the push itself has come"
+            assert not [*disk.glob("store/ingest/*/deleted*")]
+            assert store.upper == upper
+            assert dict(store.scan()) == before
+            grow(disk)
+            assert puller.step()
+        assert dict(store.scan()) == {b"a/": b"the whole"}
 
 
 def test_staging_on_a_full_disk_fails_clearly(disk: Path) -> None:

@@ -9,7 +9,22 @@ from typing import Any
 import bulk
 from bulk.pushes import Pushes
 from bulk.pushes.pull import Puller
+from kvstore.storage.memory import MemoryBlob
 from kvstore.store import Store
+
+
+class CountingBlob(MemoryBlob):
+    """Counts the reads of the log."""
+
+    reads = 0
+
+    def get_range(self, name: str, *, start: int, length: int) -> bytes | None:
+        self.reads += name.startswith("log/")
+        return super().get_range(name, start=start, length=length)
+
+    def size(self, name: str) -> int | None:
+        self.reads += name.startswith("log/")
+        return super().size(name)
 
 
 def push(pushes: Pushes, rows: Mapping[bytes, bytes], *, shards: int = 1, **mode: Any) -> bulk.Push:

@@ -19,7 +19,7 @@ from kvstore.span import RESERVED
 from kvstore.storage.memory import MemoryBlob
 from kvstore.storage.patience import Patience
 from kvstore.testing.seeds import seed_of
-from tests.pushes.made import drain
+from tests.pushes.made import CountingBlob, drain
 
 
 def change(
@@ -79,20 +79,6 @@ def test_ranges_that_no_push_can_clear_are_refused(pushes: Pushes) -> None:
     with pytest.raises(UsageError, match="a push cannot replace keys"):
         change(pushes, b"v", (b"a", RESERVED + b"z"))
     assert pushes.list() == []
-
-
-class CountingBlob(MemoryBlob):
-    """Counts the reads of the log."""
-
-    reads = 0
-
-    def get_range(self, name: str, *, start: int, length: int) -> bytes | None:
-        self.reads += name.startswith("log/")
-        return super().get_range(name, start=start, length=length)
-
-    def size(self, name: str) -> int | None:
-        self.reads += name.startswith("log/")
-        return super().size(name)
 
 
 def test_a_job_reads_the_end_of_a_long_log_alone() -> None:

@@ -15,12 +15,13 @@ import bulk
 import kvstore
 from backup import Collection
 from bulk.pushes import Pushes
+from bulk.pushes.log import EXPIRE
 from bulk.pushes.pull import Puller
 from kvstore.errors import AccessDeniedError, BusyError, ImportRefusedError, UsageError
 from kvstore.storage import address
 from kvstore.storage.memory import MemoryBlob
 from kvstore.testing.bounds import bounds
-from tests.pushes.made import drain, push
+from tests.pushes.made import CountingBlob, drain, push
 
 
 def generation(number: int, rows: int = 30) -> dict[bytes, bytes]:
@@ -248,6 +249,34 @@ def test_a_push_that_was_expired_is_told_and_the_next_one_taken(pushes: Pushes) 
         assert dict(store.scan()) == generation(2)
     assert "expired" in pushes.status(1).stores[0].error
     assert [each.state for each in pushes.list()] == ["expired", "expired", "sealed"]
+
+
+def test_the_newest_pushes_and_those_that_expire_are_found_without_the_older_log() -> None:
+    blob = CountingBlob()
+    pushes = Pushes.over(blob, "counted")
+    for _ in range(60):
+        push(pushes, {b"a": b"1"})
+    assert [each.number for each in pushes.expire(keep=2)] == [*range(1, 59)]
+    pushes.revert(60)
+    blob.reads = 0
+    told = [(each.number, each.state) for each in pushes.list(last=3)]
+    assert told == [(58, "expired"), (59, "sealed"), (60, "reverted")]
+    assert [each.number for each in pushes.expire(keep=1)] == [59]
+    assert blob.reads < 250, "the 58 pushes that were expired before are not read"
+    assert [each.number for each in pushes.list(last=100)] == [*range(1, 61)]
+    assert pushes.list(last=0) == []
+    with pytest.raises(UsageError, match="last"):
+        pushes.list(last=-1)
+
+
+def test_files_that_a_killed_expiry_left_go_with_a_later_one(pushes: Pushes) -> None:
+    first, second = (push(pushes, {b"a": b"%d" % number}) for number in range(2))
+    fields = {"kind": EXPIRE, "push": 1, "job": "b" * 32, "at": 0}
+    pushes.log.append(lambda _: fields)  # and then the process was killed
+    with bounds(ORPHAN_S=0.0):
+        assert pushes.expire(keep=1) == []
+    assert not pushes.bucket(first.job, 0).is_sealed()
+    assert pushes.bucket(second.job, 0).is_sealed()
 
 
 def test_a_push_that_was_not_sealed_is_no_push(pushes: Pushes) -> None:
