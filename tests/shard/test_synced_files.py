@@ -33,6 +33,27 @@ def test_all_bytes_are_there_and_no_more(tmp_path: Path, size: int) -> None:
         assert (tmp_path / str(number)).read_bytes() == data
 
 
+def test_a_large_file_goes_to_the_disk_in_slices(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An fsync of another process on the same disk waits for one slice, not for the whole file."""
+    try:
+        os.close(os.open(tmp_path / "probe", os.O_WRONLY | os.O_CREAT | file_blob.DIRECT))
+    except OSError:
+        pytest.skip("this file system takes no direct writes")
+    write, sizes = os.write, list[int]()
+
+    def counted(file: int, data: memoryview) -> int:
+        sizes.append(len(data))
+        return write(file, data)
+
+    monkeypatch.setattr(os, "write", counted)
+    data = random.Random(0).randbytes((9 << 20) + 5)
+    file_blob.write_synced(tmp_path / "file", data)
+    assert sizes == [1 << 20] * 9 + [4096]
+    assert (tmp_path / "file").read_bytes() == data
+
+
 def test_a_file_that_is_there_is_not_touched(tmp_path: Path) -> None:
     (tmp_path / "taken").write_bytes(b"old")
     for size in (10, 100_000):
@@ -77,10 +98,10 @@ def test_an_error_leaves_the_buffer_free(tmp_path: Path) -> None:
 
 def test_a_forked_process_has_a_buffer_of_its_own(tmp_path: Path) -> None:
     file_blob.write_synced(tmp_path / "before", b"x" * 100_000)  # from here on there is a buffer
-    ours = file_blob.write_buffer.filled(b"o" * 100_000)
+    ours = next(file_blob.write_buffer.slices(b"o" * 100_000))
     child = os.fork()
     if not child:
-        file_blob.write_buffer.filled(b"c" * 100_000)
+        next(file_blob.write_buffer.slices(b"c" * 100_000))
         os._exit(0)
     os.waitpid(child, 0)
     assert ours[:100_000] == b"o" * 100_000
