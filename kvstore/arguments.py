@@ -46,6 +46,13 @@ def require_path(path: object, *, name: str = "path") -> Path:
         raise UsageError(f"{name} {os.fspath(path)!r}: {error}", "pass another path") from error
 
 
+def require_absolute(path: str | os.PathLike[str], *, name: str = "path") -> Path:
+    """`path` as an absolute `Path`, checked as by `require_path`. A link stays a link: a call that
+    makes something at the path refuses it."""
+    require_path(path, name=name)
+    return Path(path).absolute()
+
+
 def is_url(path: str) -> bool:
     """Whether a text is a URL; also one with a single slash, as `Path("s3://b")` has."""
     scheme, colon, rest = path.partition(":")

@@ -55,7 +55,7 @@ def listen(store: Path, name: str = SOCKET_NAME) -> socket.socket:
         if name == SOCKET_NAME:
             _remove_stale(place)
         new = f"new-{secrets.token_hex(4)}"
-        with _short(place, new) as address:
+        with short(place, new) as address:
             listener.bind(address)
         (place / new).chmod(0o600)
         listener.listen(CONTROL_BACKLOG)
@@ -85,7 +85,7 @@ def dial(store: Path, timeout: float, name: str = SOCKET_NAME) -> socket.socket:
     try:
         # A connection that is not blocking is refused at once where many wait to be accepted.
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(timeout))
-        with _short(store / CONTROL_DIRECTORY, name) as address:
+        with short(store / CONTROL_DIRECTORY, name) as address:
             connection.connect(address)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(0))
     except (FileNotFoundError, NotADirectoryError, ConnectionRefusedError):
@@ -106,7 +106,7 @@ def dial(store: Path, timeout: float, name: str = SOCKET_NAME) -> socket.socket:
 
 
 @contextmanager
-def _short(place: Path, name: str) -> Iterator[bytes]:
+def short(place: Path, name: str) -> Iterator[bytes]:
     """An address of the socket `name` in the directory `place`, valid within the block."""
     address = os.fsencode(place / name)
     if len(address) <= _ADDRESS_BYTES_MAX:

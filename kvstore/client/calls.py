@@ -212,6 +212,11 @@ def fields_of(name: str) -> ClientRequest[dict[str, Any]]:
     return verb(name, {}, Reply.json, is_read=True)
 
 
+def upper() -> ClientRequest[Timestamp]:
+    """See `Store.upper`."""
+    return verb("times", {}, lambda r: Timestamp.from_ns(r.json()["upper"]), is_read=True)
+
+
 # -- writes ---------------------------------------------------------------------------------
 
 

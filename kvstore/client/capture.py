@@ -27,7 +27,7 @@ from kvstore.client.reply import Reply
 from kvstore.client.work import work_of
 from kvstore.errors import UsageError
 from kvstore.feeds import Position
-from kvstore.limits import FEED_POLL_S_MAX, STREAMS_MAX
+from kvstore.limits import STREAMS_MAX
 from kvstore.protocol import EPOCHS_SCHEMA
 from kvstore.span import Span, one_span
 from kvstore.timestamp import TimeLike, Timestamp
@@ -130,8 +130,9 @@ class ServedCapture(ServedFrontiers):
         if timeout is not None:
             ends_at = time.monotonic() + require_seconds(timeout, name="timeout")
         while not stop():
-            left = FEED_POLL_S_MAX if ends_at is None else max(ends_at - time.monotonic(), 0.0)
-            fields = {"upper": int(upper), "wait": min(left, FEED_POLL_S_MAX)}
+            most = self._pool.poll_s
+            left = most if ends_at is None else max(ends_at - time.monotonic(), 0.0)
+            fields = {"upper": int(upper), "wait": min(left, most)}
             request = calls.verb("wait_beyond", fields, Reply.json, is_read=True)
             if self._pool.send(request)["upper"] > upper or not left:
                 return

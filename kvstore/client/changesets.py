@@ -7,6 +7,7 @@ Invariants
 
 from __future__ import annotations
 
+import os
 from contextlib import suppress
 
 from kvstore.changes.changeset import Changeset, ChangesetId, ambient
@@ -24,6 +25,7 @@ class ClientChangeset(Changeset):
     def __init__(self, pool: Pool) -> None:
         super().__init__(pool, _begin, _end)
         self._pool = pool
+        self._process = os.getpid()
 
     def open(self) -> None:
         """Open it at the server, inside the changeset of this context. Repeatable."""
@@ -35,9 +37,9 @@ class ClientChangeset(Changeset):
             self.name = found["name"]
 
     def end(self) -> None:
-        """End it at the server. Repeatable."""
+        """End it at the server. Repeatable. A forked child leaves the parent's open."""
         name, self.name = self.name, ""
-        if name:
+        if name and self._process == os.getpid():
             with suppress(KVStoreError):  # it ends by itself
                 request = verb("end_changeset", {"name": name}, Reply.json)
                 self.events = self._pool.send(request)["events"]

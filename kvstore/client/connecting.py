@@ -5,15 +5,21 @@ from __future__ import annotations
 import asyncio
 import os
 from functools import partial
-from pathlib import Path
 
-from kvstore.arguments import require_seconds
+from kvstore.arguments import require_absolute, require_seconds
 from kvstore.client import calls
 from kvstore.client.asynchronous import AsyncClient
 from kvstore.client.client import Client
 from kvstore.client.endpoint import Endpoint, client_tls
 from kvstore.client.pool import Pool
-from kvstore.limits import CLIENT_PATIENCE_S, CLIENT_TIMEOUT_S, CONTROL_DIAL_S
+from kvstore.errors import UsageError
+from kvstore.limits import (
+    CLIENT_PATIENCE_S,
+    CLIENT_TIMEOUT_S,
+    CLIENT_TIMEOUT_S_MAX,
+    CLIENT_TIMEOUT_S_MIN,
+    CONTROL_DIAL_S,
+)
 
 
 def connect(
@@ -35,24 +41,33 @@ def connect(
     Raises `DeterminateError` if nobody serves there, `AccessDeniedError` for a token or a
     certificate that is refused. One round trip.
     """
-    text = os.fspath(address)
-    if isinstance(text, str) and "://" in text:
-        tls = client_tls(ca) if text.startswith("https:") else None
-        endpoint = Endpoint.parse(text, token=token, tls=tls)
-    elif os.path.isdir(text):
-        endpoint = Endpoint.of_store(Path(os.fsdecode(text)).absolute())
-        endpoint.open(CONTROL_DIAL_S).close()  # where nobody listens, patience is of no use
-    else:
-        endpoint = Endpoint.at_path(text, token=token)
     wait = CLIENT_TIMEOUT_S if timeout is None else require_seconds(timeout, name="timeout")
+    if not wait:
+        raise UsageError("timeout=0 leaves the server no time to answer", "pass seconds above 0")
     again = CLIENT_PATIENCE_S if patience is None else require_seconds(patience, name="patience")
+    endpoint = _endpoint(address, token, ca)
+    wait = min(max(wait, CLIENT_TIMEOUT_S_MIN), CLIENT_TIMEOUT_S_MAX)
     pool = Pool(endpoint, timeout=wait, patience=again)
     try:
-        pool.known = pool.send(calls.fields_of("times"))["upper"] - 1
+        pool.known = pool.send(calls.upper()) - 1
     except BaseException:
         pool.close()
         raise
     return Client(pool)
+
+
+def _endpoint(
+    address: str | os.PathLike[str], token: str | None, ca: str | os.PathLike[str] | None
+) -> Endpoint:
+    if isinstance(address, str) and "://" in address:
+        tls = client_tls(ca) if address.startswith("https:") else None
+        return Endpoint.parse(address, token=token, tls=tls)
+    path = require_absolute(address, name="address")
+    if not os.path.isdir(path):
+        return Endpoint.at_path(str(path), token=token)
+    endpoint = Endpoint.of_store(path)
+    endpoint.open(CONTROL_DIAL_S).close()  # where nobody listens, patience is of no use
+    return endpoint
 
 
 async def connect_async(

@@ -108,9 +108,11 @@ class Endpoint:
             return control_socket.dial(self.store, timeout)
         if self.path:
             opened = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            place = Path(self.path)
             try:
                 opened.settimeout(timeout)
-                opened.connect(self.path)
+                with control_socket.short(place.parent, place.name) as address:
+                    opened.connect(address)
             except BaseException:
                 opened.close()
                 raise

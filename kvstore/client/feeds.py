@@ -11,11 +11,11 @@ from kvstore.arguments import require_seconds
 from kvstore.changes.event import Expand, Images
 from kvstore.client import calls, streams
 from kvstore.client.events import events_of
-from kvstore.client.pool import Pool
+from kvstore.client.pool import FROM_CLIENT, Pool
 from kvstore.client.reply import Reply, strange
 from kvstore.errors import ClosedError, UsageError
 from kvstore.feeds import STARTS, FeedBatch, Position, Share
-from kvstore.limits import FEED_POLL_S_MAX
+from kvstore.forks import own
 from kvstore.protocol import POSITION_NAME
 from kvstore.protocol.values import from_json, to_json
 from kvstore.span import Span
@@ -37,6 +37,7 @@ class ClientFeed:
         self.position = _position(opened)
         """The position after the last delivery of this handle."""
         self._closed = False
+        own(self, repr(self), remedy=FROM_CLIENT)
 
     def batches(
         self, *, follow: bool = False, heartbeat: float | None = None
@@ -44,7 +45,7 @@ class ClientFeed:
         """See `Feed.batches`. Each batch is a round trip; following waits at the server."""
         if heartbeat is not None and not require_seconds(heartbeat, name="heartbeat"):
             raise UsageError(f"heartbeat={heartbeat}", "pass seconds above 0, or None")
-        wait = min(heartbeat or FEED_POLL_S_MAX, FEED_POLL_S_MAX) if follow else 0.0
+        wait = min(heartbeat or self._pool.poll_s, self._pool.poll_s) if follow else 0.0
         while True:
             batch = self._fetch(wait)
             self.position = batch.position

@@ -23,7 +23,7 @@ class ServedFrontiers:
     @property
     def upper(self) -> Timestamp:
         """See `Store.upper`."""
-        return Timestamp(self._times()["upper"])
+        return self._pool.send(calls.upper())
 
     @property
     def durable(self) -> Timestamp:

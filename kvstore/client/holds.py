@@ -6,6 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from kvstore.client.calls import ns
+from kvstore.client.pool import FROM_CLIENT
+from kvstore.forks import own
 from kvstore.timestamp import TimeLike, Timestamp
 
 
@@ -20,6 +22,7 @@ class ClientHold:
         self._call = call
         self.name = name
         self.token = token
+        own(self, repr(self), endings=("release",), remedy=FROM_CLIENT)
 
     @property
     def timestamp(self) -> Timestamp:

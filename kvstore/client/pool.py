@@ -16,13 +16,13 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from kvstore.changes.changeset import ambient
 from kvstore.client.calls import ClientRequest
 from kvstore.client.connection import Connection
 from kvstore.client.endpoint import Endpoint
-from kvstore.client.reply import Reply, ReplyHead
+from kvstore.client.reply import Reply, ReplyHead, strange
 from kvstore.errors import (
     ClosedError,
     DeterminateError,
@@ -30,10 +30,15 @@ from kvstore.errors import (
     KVStoreError,
     RetryableError,
 )
-from kvstore.limits import CLIENT_CONNECTIONS_MAX, CLIENT_RETRY_S
+from kvstore.limits import CLIENT_CONNECTIONS_MAX, CLIENT_RETRY_S, FEED_POLL_S_MAX
 from kvstore.protocol import ARROW_TYPE
 
 T = TypeVar("T")
+
+FROM_CLIENT: Final = (
+    "after the fork, take another from the client, which has connections of its own"
+)
+"""The remedy of a handle that a client has given to another process."""
 
 _ACCEPT = f"Accept: {ARROW_TYPE}\r\n".encode()
 
@@ -62,6 +67,11 @@ class Pool:
         self._process = os.getpid()
         self._closed = False
 
+    @property
+    def poll_s(self) -> float:
+        """How long a call may wait at the server for news: the client must not give up before."""
+        return min(FEED_POLL_S_MAX, self._timeout / 2)
+
     def send(self, request: ClientRequest[T]) -> T:
         """The answer to a request. Raises the error that the server answered with,
         `DeterminateError` if the request was surely not done, `IndeterminateError` if that is
@@ -73,7 +83,7 @@ class Pool:
             while True:
                 found = self._attempt(request, token)
                 if isinstance(found, Reply):
-                    return request.read(found)
+                    return self._read(request, found)
                 if not repeats(found):
                     raise found
         finally:
@@ -116,6 +126,16 @@ class Pool:
             return True
 
         return repeats
+
+    def _read(self, request: ClientRequest[T], found: Reply) -> T:
+        """The result in an answer. Raises `StorageError` for an answer that no server of ours
+        gives."""
+        try:
+            return request.read(found)
+        except KVStoreError:
+            raise
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            raise strange(self.where, f"an answer to another question: {error!r}") from error
 
     def _attempt(self, request: ClientRequest[T], token: bytes) -> Reply | KVStoreError:
         try:

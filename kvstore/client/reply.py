@@ -1,7 +1,8 @@
 """An answer of a server: its head, parsed from bytes, and its body as one of the types we know.
 
 Invariants
-1. A head is bounded, and so are the bodies that are read whole. A server may be hostile too.
+1. A head is bounded. A body takes memory for the bytes that have come, and not for the bytes that
+   it declares. A server may be hostile too.
 2. What does not parse is `StorageError`: it is unknown what the server did.
 """
 
@@ -48,11 +49,11 @@ class Reply(NamedTuple):
         """The JSON object of the answer. Raises `StorageError` for anything else."""
         try:
             found = json.loads(self.body)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise strange(self.where, f"no JSON: {error}") from error
         if not isinstance(found, dict):
             raise strange(self.where, "no JSON object")
-        return found
+        return _Fields(found, self.where)
 
     def table(self) -> pa.Table:
         """The rows of the answer. Raises `StorageError`."""
@@ -71,11 +72,23 @@ class Reply(NamedTuple):
         if self.kind == JSON_TYPE:
             try:
                 fields = json.loads(self.body)
-            except ValueError:
+            except (ValueError, RecursionError):
                 fields = None
             if self.status == 404 and isinstance(fields, dict) and fields.get("found") is False:
                 return None  # the key is absent
         return failure_of(fields, status=self.status, where=self.where)
+
+
+class _Fields(dict[str, Any]):
+    """The fields of an answer. A field that is missing raises `StorageError`: another server is at
+    the address."""
+
+    def __init__(self, found: dict[str, Any], where: str) -> None:
+        super().__init__(found)
+        self._where = where
+
+    def __missing__(self, name: str) -> Any:
+        raise strange(self._where, f"JSON without {name!r}")
 
 
 def read_head(head: bytes, where: str) -> ReplyHead:

@@ -22,9 +22,10 @@ from kvstore.arguments import VALUE_COLUMNS
 from kvstore.client import calls, streams
 from kvstore.client.calls import ns
 from kvstore.client.joins import RemoteSide
-from kvstore.client.pool import Pool
+from kvstore.client.pool import FROM_CLIENT, Pool
 from kvstore.client.reply import Reply
 from kvstore.errors import ClosedError, HistoryGoneError, KVStoreError
+from kvstore.forks import own
 from kvstore.joins import Join, OnGone
 from kvstore.limits import CLIENT_SNAPSHOT_LEASE_S
 from kvstore.span import Span
@@ -50,6 +51,7 @@ class ClientSnapshot:
             try:
                 self.as_of = Timestamp(pool.send(resolve)["as_of"])
                 self._lease()
+                own(self, repr(self), remedy=FROM_CLIENT)
                 return
             except HistoryGoneError:  # noqa: PERF203  # GC has passed the newest time meanwhile
                 if as_of is not None or attempt == _ATTEMPTS - 1:

@@ -77,4 +77,8 @@ def failure(message: bytes, schema: pa.Schema, where: str) -> KVStoreError:
     told = None if metadata is None else dict(metadata).get(ERROR_NAME)
     if told is None:
         return strange(where, "a batch without rows")
-    return failure_of(json.loads(told), status=500, where=where)
+    try:
+        found = json.loads(told)
+    except (ValueError, RecursionError) as error:
+        raise strange(where, f"an error that is no JSON: {error}") from error
+    return failure_of(found, status=500, where=where)

@@ -58,8 +58,7 @@ class RemoteTransactions:
     def begin(self, durability: Durability | None) -> Transaction:
         """A transaction at the newest complete time of the server. One round trip."""
         transaction = Transaction(self, 0, durability=durability)
-        upper = self._pool.send(calls.fields_of("times"))["upper"]
-        transaction.read_at = Timestamp(upper - 1)
+        transaction.read_at = Timestamp(self._pool.send(calls.upper()) - 1)
         return transaction
 
     def commit(

@@ -41,6 +41,12 @@ CLIENT_CONNECTIONS_MAX = 32
 CLIENT_TIMEOUT_S = 60.0
 """Seconds for which a client waits for the next bytes of a server."""
 
+CLIENT_TIMEOUT_S_MIN = 0.001
+"""The shortest such wait: a socket takes less than a microsecond for no bound at all."""
+
+CLIENT_TIMEOUT_S_MAX = 2_000_000.0
+"""The longest such wait, 23 days: a socket counts milliseconds in 31 bits."""
+
 CLIENT_PATIENCE_S = 10.0
 """Seconds for which a client sends a request again that was surely not done, or that the server
 does once however often it arrives."""

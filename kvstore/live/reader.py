@@ -10,6 +10,7 @@ Invariants
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Callable
 
@@ -82,7 +83,7 @@ class LiveReader(Store):
         records = LiveRecords(self._parts, engine)
         self._pursuit = Pursuit(self._committer, engine, records, durable_only=durable_only)
         self._pursuit.begin()
-        self._interval_s = max(max_staleness / 2, FOLLOW_INTERVAL_S_MIN)
+        self._interval_s = min(max(max_staleness / 2, FOLLOW_INTERVAL_S_MIN), threading.TIMEOUT_MAX)
         self._pursuit.start(self._interval_s)
 
     @property

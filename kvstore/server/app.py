@@ -30,6 +30,7 @@ from weakref import WeakKeyDictionary
 import pyarrow as pa
 
 from kvstore import opening
+from kvstore.arguments import require_path
 from kvstore.errors import (
     KVStoreError,
     RetryableError,
@@ -97,7 +98,8 @@ class App:
         verbs: Sequence[Verb] = (),
         make_page: Callable[[Store, Tokens | None], Page] = Page,
     ) -> None:
-        self._source = store
+        # The application may open it after a change of the directory.
+        self._source = store if isinstance(store, Store) else require_path(store)
         self._make_page = make_page
         self._page: Page | None = None
         self._tokens = Tokens(tokens) if isinstance(tokens, Iterable) else tokens

@@ -24,6 +24,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from kvstore.control_socket import short
 from kvstore.errors import AccessDeniedError, LockedError, UsageError
 from kvstore.limits import SERVER_BACKLOG, SERVER_IDLE_S_MAX, SERVER_REQUEST_S_MAX
 from kvstore.server.app import App
@@ -59,6 +60,10 @@ class ListenAddress(NamedTuple):
             return ipaddress.ip_address(self.host).is_loopback
         return False
 
+    def absolute(self) -> ListenAddress:
+        """The same address after a change of the directory."""
+        return self._replace(path=os.path.abspath(self.path)) if self.path else self
+
     def __str__(self) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host
         return self.path or f"{host}:{self.port}"
@@ -92,6 +97,7 @@ def serving(
 
     Raises as `serve`. The thread ends with the block, and closes the store that `app` has opened.
     """
+    address = address.absolute()
     with _prepared(app, address, tls, backing or _bound(app, address, tls), readers) as place:
         server = _server(app, place)
         thread = threading.Thread(
@@ -124,6 +130,7 @@ def serve(
     extra `server` is not installed, and for readers of a store in memory; `LockedError` if the
     address is taken; `StorageError` if a reader process does not start.
     """
+    address = address.absolute()
     with _prepared(app, address, tls, _bound(app, address, tls), readers) as place:
         _server(app, place, ready=partial(ready, place.url)).run([place.listener])
 
@@ -225,7 +232,8 @@ def _bound_path(path: str) -> socket.socket:
         _remove_stale(path)
         before = os.umask(0o177)
         try:
-            listener.bind(path)
+            with short(*_parted(path)) as address:
+                listener.bind(address)
         finally:
             os.umask(before)
         listener.listen(SERVER_BACKLOG)
@@ -247,11 +255,16 @@ def _remove_stale(path: str) -> None:
         return
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         try:
-            probe.connect(path)
+            with short(*_parted(path)) as address:
+                probe.connect(address)
         except ConnectionRefusedError:
             Path(path).unlink(missing_ok=True)
             return
     raise LockedError(path, "another server")
+
+
+def _parted(path: str) -> tuple[Path, str]:
+    return Path(path).parent, Path(path).name
 
 
 def _refused(where: str, error: OSError) -> Exception:

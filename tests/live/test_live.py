@@ -30,8 +30,8 @@ from tests.live import children
 
 pytestmark = pytest.mark.tiny_limits
 
-NEVER = 1e6
-"""Seconds between two looks; so long that the reader looks only when the test asks."""
+NEVER = float("inf")
+"""Seconds between two looks: the reader looks only when the test asks."""
 
 
 @pytest.fixture

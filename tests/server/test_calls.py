@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
@@ -23,6 +26,7 @@ from kvstore.errors import (
     HistoryGoneError,
     NotYetWrittenError,
     PreconditionError,
+    StorageError,
     UsageError,
 )
 from kvstore.mvcc import OpenWriteSet
@@ -293,6 +297,81 @@ def test_nobody_at_an_address_is_told(tmp_path: Path) -> None:
         connect(tmp_path / "nothing", patience=0)
     with pytest.raises(DeterminateError, match="connecting to"):
         connect("http://127.0.0.1:1", patience=0)
+
+
+def test_another_service_at_an_address_is_told(tmp_path: Path) -> None:
+    """Its answers are JSON, and none of ours."""
+    answers = [b"{}", b'{"upper": "soon"}', b'{"upper": null}', b"[" * 100_000]
+
+    class Other(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = answers.pop()
+            self.send_response(200)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            """Say nothing."""
+
+    with HTTPServer(("127.0.0.1", 0), Other) as other:
+        thread = threading.Thread(target=other.serve_forever)
+        thread.start()
+        try:
+            while answers:
+                with pytest.raises(StorageError, match="check the address"):
+                    connect(f"http://127.0.0.1:{other.server_port}")
+        finally:
+            other.shutdown()
+            thread.join()
+
+
+def test_relative_addresses_stay_where_they_were(
+    store: kvstore.Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A service, or a program that uses it, may change its directory."""
+    deep = tmp_path / ("d" * 60) / ("e" * 60)
+    deep.mkdir(parents=True)
+    monkeypatch.chdir(deep)
+    with (
+        serving(app(store), ListenAddress(path="socket")) as running,
+        connect("socket") as client,
+        connect(running.url) as other,
+    ):
+        monkeypatch.chdir(tmp_path)
+        with ThreadPoolExecutor(4) as threads:  # each call needs a connection
+            waits = [threads.submit(client.wait_beyond, client.upper) for _ in range(4)]
+            while any(not each.done() for each in waits):
+                client.put(b"k", b"v")
+        assert other.get(b"k") == b"v"
+    assert not (deep / "socket").exists()
+    monkeypatch.chdir(deep)
+    served = app("later")
+    monkeypatch.chdir(tmp_path)
+    with serving(served, ListenAddress("127.0.0.1", 0)) as running, connect(running.url) as client:
+        client.put(b"k", b"v")
+    assert (deep / "later").is_dir()
+    for address in ("", 5):
+        with pytest.raises(UsageError, match="address"):
+            connect(address)  # type: ignore[arg-type]
+
+
+def test_a_client_of_little_time_waits_for_news_in_small_steps(
+    store: kvstore.Store, tmp_path: Path
+) -> None:
+    """The server answers a wait before the client gives up."""
+    with serving(app(store), ListenAddress(path=str(tmp_path / "s"))) as running:
+        with connect(running.url, timeout=0.5, patience=0) as client:
+            before = client.put(b"k", b"1")
+            client.wait_beyond(client.upper, timeout=2.0)
+            feed = client.feed("news", start=before)
+            batches = feed.batches(follow=True, heartbeat=0.6)
+            assert [next(batches).events for _ in range(3)] == [[], [], []]
+        with connect(running.url, timeout=float("inf"), patience=float("inf")) as client:
+            assert client.get(b"k") == b"1"
+        with pytest.raises(UsageError, match="timeout=0"):
+            connect(running.url, timeout=0)
 
 
 def test_the_openapi_document_describes_every_verb(client: Client) -> None:

@@ -6,18 +6,28 @@ import os
 import random
 import threading
 import time
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
 import kvstore
 from kvstore.client import Client, connect
-from kvstore.errors import ConflictError, IndeterminateError, PreconditionError, UsageError
+from kvstore.client.feeds import ClientFeed
+from kvstore.client.holds import ClientHold
+from kvstore.client.snapshots import ClientSnapshot
+from kvstore.errors import (
+    ConflictError,
+    ForkedError,
+    IndeterminateError,
+    PreconditionError,
+    UsageError,
+)
 from kvstore.mvcc import WriteSet
 from kvstore.server import ListenAddress, app, serving
 from kvstore.store import RequestToken
 from kvstore.testing.bounds import bounds
-from kvstore.testing.forks import reap
+from kvstore.testing.forks import STATUS, reap
 from kvstore.testing.seeds import seeded
 from tests.server.process import ServerProcess
 from tests.txn.serialization import Record, cycle, edges
@@ -242,3 +252,40 @@ def test_a_forked_child_has_connections_and_tokens_of_its_own(store: kvstore.Sto
         assert reap(child) == 0
         assert client.get(b"child") == b"49"
         assert len(client.history(b"k")) == 51
+
+
+def test_a_forked_child_ends_nothing_that_its_parent_has_taken(store: kvstore.Store) -> None:
+    """A child leaves the blocks of its parent: the snapshot, the hold and the changeset stay."""
+    parent, status = os.getpid(), 1
+
+    def parts_of_the_child(snapshot: ClientSnapshot, feed: ClientFeed) -> None:
+        with pytest.raises(ForkedError, match="take another from the client"):
+            snapshot.get(b"k")
+        with pytest.raises(ForkedError):
+            next(feed.batches())
+
+    def parts_of_the_parent(snapshot: ClientSnapshot, hold: ClientHold) -> None:
+        client.put(b"k", b"2")
+        client.gc(keep=timedelta(0))
+        assert snapshot.get(b"k") == b"1"
+        assert hold.timestamp < client.upper
+
+    address = ListenAddress("127.0.0.1", 0)
+    with serving(app(store), address) as running, connect(running.url) as client:
+        client.put(b"k", b"1")
+        feed = client.feed("news", start="now")
+        with client.changeset() as changeset:
+            try:
+                with client.snapshot() as snapshot, client.hold("mine") as hold:
+                    child = os.fork()
+                    if os.getpid() != parent:
+                        parts_of_the_child(snapshot, feed)
+                    else:
+                        assert reap(child) == STATUS
+                        parts_of_the_parent(snapshot, hold)
+                changeset.end()
+                status = STATUS
+            finally:
+                if os.getpid() != parent:
+                    os._exit(status)
+        assert changeset.events == 1
