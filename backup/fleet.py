@@ -12,13 +12,17 @@
 Invariants
 1. A store that fails stops no other one. Its outcome has the error.
 2. Nothing is backed up unless the whole file is understood.
+3. A caller that is interrupted waits for no backup: each ends at its next rows, and the next run
+   takes over its parts.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from datetime import timedelta
 from importlib import import_module
@@ -27,11 +31,11 @@ from typing import Any, Final, NamedTuple
 
 from backup.collection import Collection
 from backup.window import BackupInfo
-from kvstore.arguments import require_count
+from kvstore.arguments import require_count, require_path
 from kvstore.control.scripts import opened
-from kvstore.errors import KVStoreError, UsageError
+from kvstore.errors import KVStoreError, RetryableError, UsageError
 from kvstore.errors.system import storage_errors
-from kvstore.limits import FLEET_CONCURRENCY_MAX
+from kvstore.limits import FLEET_CONCURRENCY_MAX, FLEET_FILE_BYTES_MAX
 from kvstore.storage.limited_blob import Bandwidth
 
 _RATE: Final = re.compile(r"(\d{1,12})\s*(B|kB|MB|GB)(/s)?")
@@ -70,9 +74,10 @@ class FleetOutcome(NamedTuple):
 
 def read_fleet(path: str | os.PathLike[str]) -> Fleet:
     """Read a file of stores. Raises `UsageError` that names the place of a mistake."""
-    file = Path(path)
-    with storage_errors(str(file)):
-        text = file.read_text(encoding="utf-8")
+    require_path(path, name="the file of stores")
+    file = Path(path)  # with its links: the paths in it count from the directory of the first one
+    with storage_errors(str(file)), file.open("rb") as stream:
+        text = stream.read(FLEET_FILE_BYTES_MAX + 1)
     fields = _parsed(file, text)
     tables = fields.pop("stores", None)
     if not isinstance(tables, dict) or not tables:
@@ -84,33 +89,45 @@ def read_fleet(path: str | os.PathLike[str]) -> Fleet:
             "at its top it has concurrency and bandwidth",
         )
     require_count(concurrency, name="concurrency", most=FLEET_CONCURRENCY_MAX)
-    home = file.absolute().parent
-    stores = tuple(_store(file, home, name, table) for name, table in tables.items())
-    places = [store.collection for store in stores]
-    for store in stores:
-        if places.count(store.collection) > 1:
-            raise UsageError(
-                f"{file}: several stores have the collection {store.collection}",
-                "a collection has the backups of one store",
-            )
+    stores = tuple(_store(file, name, table) for name, table in tables.items())
+    place, count = Counter(store.collection for store in stores).most_common(1)[0]
+    if count > 1:
+        raise UsageError(
+            f"{file}: several stores have the collection {place}",
+            "a collection has the backups of one store",
+        )
     return Fleet(stores, concurrency, None if rate is None else _rate(file, rate))
 
 
 def back_up_fleet(fleet: Fleet) -> Iterator[FleetOutcome]:
-    """Back up all stores; yields the outcome of each as it ends."""
-    bandwidth = None if fleet.bandwidth is None else Bandwidth(fleet.bandwidth)
+    """Back up all stores; yields the outcome of each as it ends. A caller that takes no more calls
+    the other backups off."""
+    off = threading.Event()
+    # A wait for a slow rate ends with the work.
+    rate = None if fleet.bandwidth is None else Bandwidth(fleet.bandwidth, pause=off.wait)
     with ThreadPoolExecutor(fleet.concurrency, thread_name_prefix="kvstore-fleet") as pool:
         try:
-            work = [pool.submit(back_up_one, store, bandwidth) for store in fleet.stores]
+            work = [pool.submit(back_up_one, store, rate, off.is_set) for store in fleet.stores]
             for done in as_completed(work):
                 yield done.result()
         except BaseException:
+            off.set()
             pool.shutdown(wait=False, cancel_futures=True)
             raise
 
 
-def back_up_one(store: FleetStore, bandwidth: Bandwidth | None = None) -> FleetOutcome:
-    """Back up one store. An error is part of the outcome."""
+def back_up_one(
+    store: FleetStore,
+    bandwidth: Bandwidth | None = None,
+    is_off: Callable[[], bool] = lambda: False,
+) -> FleetOutcome:
+    """Back up one store. An error is part of the outcome. Once `is_off()` is true, the backup ends
+    at its next rows."""
+
+    def go_on(_: object) -> None:
+        if is_off():
+            raise RetryableError(f"the backup of {store.path} was called off", "run it again")
+
     try:
         passphrase = None
         if store.passphrase_env is not None:
@@ -120,27 +137,37 @@ def back_up_one(store: FleetStore, bandwidth: Bandwidth | None = None) -> FleetO
                     f"the environment has no {store.passphrase_env}", "set it to the passphrase"
                 )
         collection = Collection(
-            store.collection, passphrase, key_file=store.key_file, bandwidth=bandwidth
+            store.collection,
+            passphrase,
+            key_file=store.key_file,
+            on_wait=go_on,
+            bandwidth=bandwidth,
         )
         with opened(store.path) as source:
-            return FleetOutcome(store.name, collection.backup(source, max_age=store.max_age))
+            done = collection.backup(source, max_age=store.max_age, progress=go_on)
+            return FleetOutcome(store.name, done)
     except (KVStoreError, OSError) as error:
         return FleetOutcome(store.name, None, f"{type(error).__name__}: {error}")
 
 
-def _parsed(file: Path, text: str) -> dict[str, Any]:
+def _parsed(file: Path, text: bytes) -> dict[str, Any]:
+    if len(text) > FLEET_FILE_BYTES_MAX:
+        raise UsageError(
+            f"{file} has more than {FLEET_FILE_BYTES_MAX:,} bytes", "write several files"
+        )
     try:
         toml: Any = import_module("tomllib")
     except ImportError as error:  # Python 3.10
         raise UsageError("reading TOML needs Python 3.11", "use a newer Python") from error
     try:
-        fields: dict[str, Any] = toml.loads(text)
-    except ValueError as error:
+        fields: dict[str, Any] = toml.loads(text.decode())
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"{file} is no TOML: {error}", "mend the file") from error
     return fields
 
 
-def _store(file: Path, home: Path, name: str, table: object) -> FleetStore:
+def _store(file: Path, name: str, table: object) -> FleetStore:
+    home = file.absolute().parent
     where = f"{file}, store {name}"
     if not isinstance(table, Mapping):
         raise UsageError(f"{where} is no table", "write [stores.NAME]")
@@ -168,7 +195,10 @@ def _age(where: str, text: str) -> timedelta:
     match = _AGE.fullmatch(text)
     if match is None:
         raise UsageError(f"{where}: max_age={text!r} is no age", "write 12h, 30d or 4w")
-    return timedelta(seconds=int(match[1]) * _AGE_UNITS[match[2]])
+    try:
+        return timedelta(seconds=int(match[1]) * _AGE_UNITS[match[2]])
+    except OverflowError as error:
+        raise UsageError(f"{where}: max_age={text!r} is older than time", "write 3650d") from error
 
 
 def _rate(file: Path, given: object) -> int:

@@ -212,6 +212,9 @@ KEPT_INSTANTS_MAX = 10_000
 FLEET_CONCURRENCY_MAX = 64
 """Stores of a fleet that are backed up at once: each takes the memory of a backup."""
 
+FLEET_FILE_BYTES_MAX = 4 << 20
+"""Bytes of a file of stores: some 40,000 stores. A wrong file is refused before it fills memory."""
+
 HOLD_LOOK_S = 5.0
 """How long `kvstore holds list` waits for a storage that fails, to tell whether backups are
 gone."""

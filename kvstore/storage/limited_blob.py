@@ -20,7 +20,7 @@ class Bandwidth:
         self,
         bytes_per_second: int,
         *,
-        pause: Callable[[float], None] = time.sleep,
+        pause: Callable[[float], object] = time.sleep,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         """Raises `UsageError` unless the rate is a number above 0."""

@@ -9,8 +9,8 @@ import pytest
 
 import backup
 import kvstore
-from backup.fleet import Fleet, FleetStore, back_up_fleet, read_fleet
-from kvstore.errors import UsageError
+from backup.fleet import Fleet, FleetStore, back_up_fleet, back_up_one, read_fleet
+from kvstore.errors import StorageError, UsageError
 from kvstore.storage.limited_blob import Bandwidth, LimitedBlob
 from kvstore.storage.memory import MemoryBlob
 
@@ -56,6 +56,9 @@ def test_a_bad_store_does_not_stop_the_others(tmp_path: Path) -> None:
         ("[stores.a]\npath = 'a'", "store a lacks"),
         ("[stores.a]\npath = 'a'\ncollection = 'b'\nkey = 'c'", "unknown fields key"),
         ("[stores.a]\npath = 'a'\ncollection = 'b'\nmax_age = 'long'", "is no age"),
+        ("[stores.a]\npath = 'a'\ncollection = 'b'\nmax_age = '999999999w'", "older than time"),
+        ("a = " + "[" * 100_000, "is no TOML"),
+        ("#" * (5 << 20), "more than 4,194,304 bytes"),
         ("[stores.a]\npath = 3\ncollection = 'b'", "no text"),
         (
             "[stores.a]\npath = 'a'\ncollection = 'c'\n[stores.b]\npath = 'b'\ncollection = 'c'",
@@ -67,6 +70,41 @@ def test_a_mistake_in_the_file_is_named(tmp_path: Path, text: str, problem: str)
     (tmp_path / "backups.toml").write_text(text)
     with pytest.raises(UsageError, match=problem):
         read_fleet(tmp_path / "backups.toml")
+
+
+@needs_toml
+def test_a_file_of_other_bytes_is_no_toml(tmp_path: Path) -> None:
+    (tmp_path / "backups.toml").write_bytes(b"\xff\xfe" + bytes(100))
+    with pytest.raises(UsageError, match="is no TOML"):
+        read_fleet(tmp_path / "backups.toml")
+    with pytest.raises(StorageError, match="nothing"):
+        read_fleet(tmp_path / "nothing.toml")
+
+
+@needs_toml
+def test_paths_count_from_the_directory_of_a_link(tmp_path: Path) -> None:
+    """Kubernetes mounts a file as a link to another directory."""
+    (tmp_path / "hidden").mkdir()
+    config(tmp_path / "hidden", "one").rename(tmp_path / "hidden" / "file")
+    (tmp_path / "backups.toml").symlink_to(tmp_path / "hidden" / "file")
+    (found,) = read_fleet(tmp_path / "backups.toml").stores
+    assert found.path == str(tmp_path / "one.db")
+
+
+def test_an_interrupted_caller_waits_for_no_backup(tmp_path: Path) -> None:
+    """At one byte a second each backup would take for ever."""
+    stores(tmp_path, "one", "two", "three")
+    names = ("missing", "one", "two", "three")
+    fleet = Fleet(
+        tuple(FleetStore(n, str(tmp_path / f"{n}.db"), str(tmp_path / n)) for n in names),
+        concurrency=2,
+        bandwidth=1,
+    )
+    outcomes = back_up_fleet(fleet)
+    assert next(outcomes).name == "missing"
+    with pytest.raises(KeyboardInterrupt):
+        outcomes.throw(KeyboardInterrupt)  # type: ignore[attr-defined]  # it is a generator
+    assert back_up_one(fleet.stores[1]).info is not None
 
 
 def test_a_missing_passphrase_fails_its_store_alone(
