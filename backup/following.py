@@ -11,7 +11,7 @@ Invariants
 1. Without a commit there is no window. The position of the follower is durable in the collection,
    and the hold of the collection tells it before the bucket answers.
 2. A failure that may pass ends no follower: it is logged with the recovery point, and tried again
-   after a pause. Every other failure ends the follower, and is raised to its owner.
+   after a pause. Every other failure ends the follower: it is logged too, and raised to its owner.
 3. Merges run in two threads of their own, one tier at a time, and never delay a window by a lock.
    A small merge never waits for a large one, so batches stay few while a large one runs.
 """
@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 from functools import partial
 from typing import Final, NamedTuple, TypeAlias
@@ -72,8 +73,9 @@ class FollowStatus(NamedTuple):
     """The state of a follower.
 
     A disaster now would lose the commits from `upper` on: they span `behind_seconds`, 0 where the
-    collection has all commits. `upper` is the start of 1970 before the first backup of all.
-    `failures` counts the failures that were tried again.
+    collection has all commits. Where the owner of the store does not answer, they may reach until
+    now. `upper` is the start of 1970 before the first backup of all. `failures` counts the failures
+    of backups and merges, and `last_error` is the newest failure of a backup.
     """
 
     upper: Timestamp
@@ -130,12 +132,10 @@ class Follower:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Close the follower. Raises the failure that has ended it, unless the block has failed."""
-        try:
+        with suppress(ForkedError):  # in a child the threads are the parent's
             self.close()
-        except ForkedError:
-            return  # the threads are the parent's
-        if kind is None:
-            self.require()
+            if kind is None:
+                self.require()
 
     def stop(self) -> None:
         """Have the follower end after the window under way, and do not wait for that."""
@@ -148,7 +148,8 @@ class Follower:
     def wait(self) -> None:
         """Wait until the follower has ended: after `stop`, or after a failure."""
         for thread in self._threads:
-            thread.join()
+            if thread is not threading.current_thread():  # `progress` may close the follower
+                thread.join()
 
     def close(self) -> None:
         """End after the window under way. Commits that came since are left to the next backup: wait
@@ -163,11 +164,9 @@ class Follower:
 
     def status(self) -> FollowStatus:
         """How far the collection has come, and what has failed."""
-        owner = self._client or self._store
-        assert owner is not None, "a follower has a store"
         figures = self._failures.figures("backup")
         behind = 0.0
-        if owner.upper > self._upper:
+        if self._has_more():
             behind = max(self._clock.wall_ns() - self._upper, 0) / NS_PER_SECOND
         return FollowStatus(
             Timestamp(self._upper),
@@ -223,12 +222,20 @@ class Follower:
         assert self._store is not None, "a follower without a client has a store"
         return self._store
 
-    def _note(self, error: KVStoreError) -> None:
-        what = f"a backup (the recovery point is {Timestamp(self._upper)})"
-        self._failures.note(what, error)
+    def _has_more(self) -> bool:
+        """Whether the store may have commits that the collection lacks."""
+        try:
+            return (self._client or self._given()).upper > self._upper
+        except _PASSING:
+            return True
+
+    def _note(self, error: KVStoreError, what: str = "a backup") -> None:
+        self._failures.note(f"{what} (the recovery point is {Timestamp(self._upper)})", error)
         self._stop.wait(self._failures.delay_s(FOLLOW_PAUSE_S, FOLLOW_PAUSE_S_MAX))
 
     def _end(self, error: BaseException) -> None:
+        point = Timestamp(self._upper)
+        self._failures.note(f"a follower has ended (the recovery point is {point}): it", error)
         with self._moved:
             self._error = error
             self._stop.set()
@@ -239,8 +246,13 @@ class Follower:
         if self._client is None:
             self._given().wait_beyond(self._upper, stop=self._stop.is_set)
             return
-        while self._client.upper <= self._upper and not self._stop.wait(CONTROL_POLL_S):
-            pass
+        while not self._stop.is_set():
+            try:
+                if self._client.upper > self._upper:
+                    return
+            except _PASSING as error:  # another process may open the store
+                self._note(error, "asking the owner for commits")
+            self._stop.wait(CONTROL_POLL_S)
 
     # -- merges -----------------------------------------------------------------------------
 

@@ -178,7 +178,9 @@ class ClientSource(StoreSource):
         return super().upper()
 
     def wait(self, upper: int, stop: Stop) -> None:
-        """See `Source.wait`. The owner is asked every `CONTROL_POLL_S`."""
+        """See `Source.wait`. The owner is asked every `CONTROL_POLL_S`. No file of the store stays
+        open meanwhile: the owner may have replaced it, and its space would not come back."""
+        self._opened.close()
         while self._client.upper <= upper and not stop.wait(CONTROL_POLL_S):
             pass
 

@@ -51,11 +51,11 @@ from kvstore.cli.output import (
     size_text,
     working,
 )
-from kvstore.cli.stores import open_here, open_to_write
+from kvstore.cli.stores import open_here, open_to_write, reach
+from kvstore.control.scripts import StoreOrClient
 from kvstore.errors import CorruptionError, UsageError
 from kvstore.limits import RETRY_S
 from kvstore.opening import engine_at, open_read_only
-from kvstore.store import Store
 from kvstore.timestamp import Timestamp
 
 _HELP: Final = (
@@ -377,11 +377,11 @@ def replicate(
     """
     age = None if max_age is None else to_duration(max_age)
     with ExitStack() as stack:
-        origin: Store | Collection
+        origin: StoreOrClient | Collection
         if engine_at(Path(source)) is None:
             origin = open_collection(source, key_file)
         else:
-            origin = stack.enter_context(open_to_write(Path(source)))
+            origin = stack.enter_context(reach(Path(source)))
         stack.enter_context(working(f"copying {source}"))
         stop = stop_on_signals() if follow else None
 
@@ -426,8 +426,8 @@ def _follow(
 
     stop = stop_on_signals()
     with (
-        open_to_write(path) as opened,
-        collection.follow(opened, to_duration(every), max_age=max_age, progress=tell) as follower,
+        reach(path) as found,
+        collection.follow(found, to_duration(every), max_age=max_age, progress=tell) as follower,
     ):
         stop.wakes(follower.stop)
         if not stop.is_set():

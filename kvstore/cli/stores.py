@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from kvstore.cli.interrupts import uninterrupted
-from kvstore.control.scripts import opened
+from kvstore.control.scripts import StoreOrClient, opened, reached
 from kvstore.errors import KVStoreError, NotAStoreError
 from kvstore.opening import engine_at
 from kvstore.opening import open as open_store
@@ -20,6 +20,12 @@ def open_to_write(path: Path) -> AbstractContextManager[Store]:
     """Open a store by the engine that made it. If a process that listens has it open, the store is
     read from its files, and the process does the writes."""
     return opened(path, open_here)
+
+
+def reach(path: Path) -> AbstractContextManager[StoreOrClient]:
+    """Open a store as `open_to_write`, for work without an end: beside another process it is a
+    client of this process."""
+    return reached(path, open_here)
 
 
 def open_or_create(path: Path, engine: str, *, create: bool) -> AbstractContextManager[Store]:

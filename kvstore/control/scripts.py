@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from kvstore import opening
 from kvstore.arguments import require_path
-from kvstore.errors import LockedError, NotListeningError
+from kvstore.errors import LockedError, NotListeningError, UsageError
 from kvstore.limits import CONTROL_TRIES, CONTROL_TRY_S
 from kvstore.store import Store
 
@@ -38,10 +38,12 @@ def as_store(given: StoreOrClient) -> Iterator[Store]:
     if isinstance(given, Store):
         yield given
         return
+    owner = client_of(given)
+    assert owner is not None, "a client has an owner"
     # Imported late: a client brings TLS with it, and most programs need none.
     from kvstore.control.beside import beside
 
-    with beside(given) as store:
+    with beside(owner) as store:
         yield store
 
 
@@ -50,6 +52,13 @@ def client_of(given: StoreOrClient) -> Client | None:
     if isinstance(given, Store):
         found: Client | None = getattr(given, "owner", None)
         return found
+    from kvstore.client import Client  # see `as_store`
+
+    if not isinstance(given, Client):
+        raise UsageError(
+            f"a Store or a Client is needed, not {type(given).__name__}",
+            "open the store, or connect to its owner: kvstore.connect(path)",
+        )
     return given
 
 
@@ -59,6 +68,20 @@ def opened(
 ) -> Iterator[Store]:
     """The store at `path`, opened to write for the time of the block; if another process has it
     open and listens, the store as of now beside that process.
+
+    Raises as `reached`.
+    """
+    with reached(path, open_here) as found, as_store(found) as store:
+        yield store
+
+
+@contextmanager
+def reached(
+    path: str | os.PathLike[str], open_here: Callable[[Path], Store] | None = None
+) -> Iterator[StoreOrClient]:
+    """The store at `path`, opened to write for the time of the block; if another process has it
+    open and listens, a client of that process. A client keeps no file of the store open, so it
+    suits work without an end.
 
     Raises as `kvstore.open`, and `LockedError` if the owner does not listen.
     """
@@ -81,8 +104,8 @@ def opened(
             client = connect(place)
         except NotListeningError:
             continue
-        with client, as_store(client) as store:
-            yield store
+        with client:
+            yield client
         return
     raise LockedError(
         refusal.path,

@@ -9,9 +9,12 @@ import random
 import signal
 import threading
 from collections.abc import Callable
+from contextlib import ExitStack
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from pathlib import Path
+from queue import Queue
+from typing import Any
 
 import pytest
 
@@ -23,6 +26,7 @@ from backup.testing.faults import FaultRates, FaultyBlob, FaultyConsensus, Weath
 from kvstore.errors import UsageError
 from kvstore.storage.patience import Patience
 from kvstore.testing.bounds import bounds
+from kvstore.testing.forks import STATUS, reap
 from kvstore.testing.seeds import seeded
 from tests.backup.histories import change
 
@@ -272,3 +276,72 @@ def test_a_script_follows_a_store_that_another_process_has_open(
             at = owner.put(b"k%d" % number, b"v")
             assert follower.wait_until(at, WAIT_S)
         collection.verify("contents", owner)
+
+
+def test_a_script_follows_a_store_over_the_end_of_its_owner(
+    store: kvstore.Store, collection: backup.Collection, tmp_path: Path
+) -> None:
+    """An owner that ends while the follower waits for commits ends no follower."""
+    store.close()
+    with ExitStack() as owning, bounds(FOLLOW_PAUSE_S=0.001, FOLLOW_PAUSE_S_MAX=0.01):
+        owner = owning.enter_context(kvstore.open(tmp_path / "store", control=True))
+        client = kvstore.connect(tmp_path / "store", patience=0)
+        with client, collection.follow(client, every=SOON) as follower:
+            at = owner.put(b"before", b"v")
+            assert follower.wait_until(at, WAIT_S)
+            owning.close()
+            while not (status := follower.status()).failures:
+                follower.require()
+            assert status.upper > at
+            assert "no process listens" in status.last_error
+            assert status.behind_seconds > 0
+            owner = owning.enter_context(kvstore.open(tmp_path / "store", control=True))
+            assert follower.wait_until(owner.put(b"after", b"v"), WAIT_S)
+        collection.verify("contents", owner)
+
+
+def test_a_follower_that_ends_by_itself_is_told_in_the_log(
+    store: kvstore.Store, collection: backup.Collection, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(_: backup.BackupInfo) -> None:
+        raise RuntimeError("no more of this")
+
+    store.put(b"a", b"1")
+    follower = collection.follow(store, progress=refuse)
+    follower.wait()
+    assert follower.status().last_error == "RuntimeError: no more of this"
+    with pytest.raises(RuntimeError):
+        follower.require()
+    assert f"a follower has ended (the recovery point is {collection.upper})" in caplog.text
+
+
+def test_progress_may_close_the_follower(
+    store: kvstore.Store, collection: backup.Collection
+) -> None:
+    made: Queue[backup.Follower] = Queue()
+    store.put(b"a", b"1")
+    with collection.follow(store, progress=lambda _: made.get().close()) as follower:
+        made.put(follower)
+        follower.wait()
+    assert follower.status().last_error == ""
+
+
+def test_a_path_is_no_store(store: kvstore.Store, collection: backup.Collection) -> None:
+    given: Any = str(store.path)
+    for call in (collection.follow, collection.backup):
+        with pytest.raises(UsageError, match="a Store or a Client is needed, not str"):
+            call(given)
+
+
+def test_a_forked_child_leaves_the_block_of_a_follower(
+    store: kvstore.Store, collection: backup.Collection
+) -> None:
+    parent, status = os.getpid(), 1
+    try:
+        with collection.follow(store, every=SOON):
+            child = os.fork()
+        status = STATUS
+    finally:
+        if os.getpid() != parent:
+            os._exit(status)
+    assert reap(child) == STATUS

@@ -7,6 +7,8 @@ import os
 import subprocess
 import sys
 import threading
+from contextlib import suppress
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -334,6 +336,51 @@ def test_a_store_of_a_service_is_backed_up_continuously_until_a_signal(
         child.wait()
         never.cancel()
         backup.Collection(place).verify("contents", owner)
+    assert child.returncode == 0
+
+
+def deleted_files(pid: int, place: Path) -> list[str]:
+    """The files below `place` that a process still has open although they were deleted."""
+    found = []
+    for each in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(OSError):  # closed meanwhile
+            found.append(os.readlink(each))
+    return [name for name in found if name.startswith(str(place)) and name.endswith("(deleted)")]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="it looks at /proc")
+@pytest.mark.parametrize("work", ["run", "replicate"])
+def test_a_follower_beside_a_service_keeps_no_deleted_file_open(
+    installed: Path, tmp_path: Path, work: str
+) -> None:
+    """It runs for a year, and the service replaces all of its files meanwhile."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(installed), str(ROOT)])}
+    command = [sys.executable, "-m", "kvstore.cli", "backup", work]
+    with kvstore.open(tmp_path / "s") as owner:
+        owner.put(b"a", b"1")
+    with (
+        kvstore.open(tmp_path / "s", control=True) as owner,
+        subprocess.Popen(
+            [*command, tmp_path / "s", tmp_path / "target", "--follow", "--json"],
+            env=environment,
+            stdout=subprocess.PIPE,
+        ) as child,
+    ):
+        assert child.stdout is not None
+        never = threading.Timer(120, child.kill)
+        never.start()
+        assert json.loads(child.stdout.readline())["upper"]
+        before = set((tmp_path / "s").glob("*.sst"))
+        assert before
+        owner.put(b"a", b"2")
+        assert json.loads(child.stdout.readline())["upper"]
+        owner.gc(keep=timedelta(0), compact=True)
+        assert before - set((tmp_path / "s").glob("*.sst"))
+        while deleted_files(child.pid, tmp_path / "s"):
+            assert child.poll() is None
+        child.terminate()
+        child.wait()
+        never.cancel()
     assert child.returncode == 0
 
 
