@@ -16,7 +16,6 @@ import os
 from contextlib import nullcontext
 from datetime import timedelta
 from functools import partial
-from pathlib import Path
 from typing import Final, Literal
 
 import pyarrow as pa
@@ -44,7 +43,7 @@ from backup.thinning import thinning_of
 from backup.uploads import Upload, upload_here
 from backup.verify import Depth, VerifyReport, verify_collection
 from backup.window import BackupInfo, Request, back_up
-from kvstore.arguments import VALUE_COLUMNS, require_age
+from kvstore.arguments import VALUE_COLUMNS, require_absolute, require_age, require_path
 from kvstore.control.scripts import StoreOrClient, as_store
 from kvstore.errors import UsageError
 from kvstore.joins import Join, OnGone, join
@@ -117,8 +116,8 @@ class Collection(CollectionContents):
         Raises `CorruptionError` where the instant cannot be restored or differs, `HistoryGoneError`
         where the collection or `store` has lost it, and as `restore` does.
         """
-        when = None if at == "random" else int(to_timestamp(at, name="at", now=self._clock.wall_ns))
-        place = None if scratch is None else Path(scratch)
+        when = None if at == "random" else self._time(at, "at")
+        place = None if scratch is None else require_path(scratch, name="scratch")
         request = DrillRequest(when, depth, place, self._address)
         restoring = partial(self.restore, progress=progress)
         with nullcontext() if store is None else as_store(store) as source:
@@ -242,7 +241,8 @@ class Collection(CollectionContents):
         at = None if as_of is None else self._time(as_of)
         span = Span.of(start, end, prefix)
         how = (history, resume, workers, progress, build)
-        return restore(self._found, self._chains_on, RestoreRequest(Path(path), at, span, *how))
+        place = require_absolute(path)
+        return restore(self._found, self._chains_on, RestoreRequest(place, at, span, *how))
 
     def restore_into(
         self,
@@ -385,7 +385,8 @@ class Collection(CollectionContents):
         Raises `UsageError` unless exactly one of `before`, `keep` and `keep_within` is given.
         """
         policy = thinning_of(keep_within, hourly=hourly, daily=daily, weekly=weekly)
-        request = expiry.request_of(before, keep, policy, self._clock)
+        limit = None if before is None else self._time(before, "before")
+        request = expiry.request_of(limit, keep, policy, self._clock)
         since = Timestamp(expiry.expire(self._chains, request, progress))
         self._tell("expired", since=since)
         return since
@@ -397,7 +398,7 @@ class Collection(CollectionContents):
         Raises `UsageError` if another instant has the label, or the name is a time; errors for an
         instant that no chain covers are as in `restore`.
         """
-        return expiry.label(self._chains, name, None if at is None else self._time(at))
+        return expiry.label(self._chains, name, None if at is None else self._time(at, "at"))
 
     def unlabel(self, name: str) -> Timestamp:
         """Take a label away; returns its instant, which the next expiry may give up. Raises

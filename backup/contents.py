@@ -126,6 +126,6 @@ class CollectionContents:
     def _chains_on(self, storage: Storage) -> Chains:
         return Chains(storage, self.url, self._clock)
 
-    def _time(self, as_of: TimeLike) -> int:
-        """A time that a caller gave, or the instant of a label."""
-        return time_or_label(as_of, self.labels, name="as_of", now=self._clock.wall_ns)
+    def _time(self, time: TimeLike, name: str = "as_of") -> int:
+        """A time that a caller gave as the argument `name`, or the instant of a label."""
+        return time_or_label(time, self.labels, name=name, now=self._clock.wall_ns)

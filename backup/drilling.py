@@ -35,6 +35,7 @@ from kvstore.errors import (
     NotYetWrittenError,
     UsageError,
 )
+from kvstore.errors.system import storage_errors
 from kvstore.limits import DRILL_PROBLEM_CHARS_MAX
 from kvstore.opening import open as open_store
 from kvstore.store import Store
@@ -187,9 +188,10 @@ def _proved(
     store: Store | None,
 ) -> tuple[int, int, int]:
     """Restore, open, verify and compare; returns the versions, the compared rows and the bytes."""
-    if request.scratch is not None:
-        request.scratch.mkdir(parents=True, exist_ok=True)
-    scratch = Path(tempfile.mkdtemp(prefix="kvstore-drill-", dir=request.scratch))
+    with storage_errors(f"the scratch space {request.scratch or tempfile.gettempdir()}"):
+        if request.scratch is not None:
+            request.scratch.mkdir(parents=True, exist_ok=True)
+        scratch = Path(tempfile.mkdtemp(prefix="kvstore-drill-", dir=request.scratch))
     try:
         place = scratch / "restored"
         restore(place, at)

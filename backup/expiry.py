@@ -24,7 +24,7 @@ from kvstore.arguments import require_age
 from kvstore.clock import WallClock
 from kvstore.errors import StatesLostError, UpperMismatchError, UsageError
 from kvstore.storage.contract import Blob, sweep
-from kvstore.timestamp import NS_PER_SECOND, TimeLike, Timestamp, to_timestamp
+from kvstore.timestamp import NS_PER_SECOND, Timestamp
 
 
 def ago(age: timedelta, clock: WallClock) -> int:
@@ -40,7 +40,7 @@ class ExpiryRequest(NamedTuple):
 
 
 def request_of(
-    before: TimeLike | None, keep: timedelta | None, policy: Thinning | None, clock: WallClock
+    before: int | None, keep: timedelta | None, policy: Thinning | None, clock: WallClock
 ) -> ExpiryRequest:
     """The request of a call. Raises `UsageError` unless one of three arguments is given."""
     age = require_age(keep, name="keep")
@@ -52,7 +52,7 @@ def request_of(
     if age is not None:
         return ExpiryRequest(ago(age, clock))
     assert before is not None
-    return ExpiryRequest(int(to_timestamp(before, name="before", now=clock.wall_ns)))
+    return ExpiryRequest(before)
 
 
 def expire(chains: Chains, request: ExpiryRequest, progress: OnProgress | None) -> int:

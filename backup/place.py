@@ -14,6 +14,7 @@ from typing import Any
 
 from backup.sealed import SealedBlob, SealedConsensus, Secret, unlock
 from backup.shard import FileBlob, Storage, open_storage
+from kvstore.arguments import is_url
 from kvstore.errors import NotAStoreError
 from kvstore.storage.cached_blob import CachedBlob
 from kvstore.storage.fetched_blob import FetchedBlob
@@ -48,7 +49,9 @@ def find_place(
     if bandwidth is not None:
         plain = Storage(LimitedBlob(plain.blob, bandwidth), plain.consensus)
     given = tuple(sorted((options or {}).items()))
-    address = PlaceAddress(os.fspath(url), secret, given)
+    text = os.fspath(url)
+    # A worker that starts after a change of the directory opens the same place.
+    address = PlaceAddress(text if is_url(text) else os.path.abspath(text), secret, given)
     return CollectionPlace(plain, secret, address.url, address)
 
 

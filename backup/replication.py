@@ -33,7 +33,7 @@ from backup.collection import Collection
 from backup.restore import built_from, restore_store, version_files
 from backup.shard import OP_DELETE, OP_PUT
 from backup.source import ClientSource, CollectionSource, Source, SourceWindow, Stop, StoreSource
-from kvstore.arguments import is_there
+from kvstore.arguments import is_there, require_absolute
 from kvstore.control.scripts import StoreOrClient, client_of
 from kvstore.errors import UsageError
 from kvstore.limits import REPLICA_BATCH_ROWS, REPLICA_WINDOW_BYTES, REPLICA_WINDOW_ROWS
@@ -202,7 +202,7 @@ def _path_of(target: str | os.PathLike[str] | Store) -> Path:
         if target.path is None:
             raise UsageError("a store in memory is no replica", "replicate to a path")
         return target.path
-    return Path(target)
+    return require_absolute(target)
 
 
 def _source(

@@ -84,7 +84,7 @@ class Secret:
         """The secret that a caller gave, if any."""
         if passphrase is None and key_file is None:
             return None
-        path = None if key_file is None else Path(key_file)
+        path = None if key_file is None else Path(key_file).absolute()
         return cls(passphrase=passphrase, key_file=path)
 
     def make_record(self, data_key: bytes) -> bytes:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from backup.cli.options import CollectionArgument, KeyFileOption, open_existing
+from backup.cli.options import CollectionArgument, KeyFileOption, complete_label, open_existing
 from backup.drilling import DRILL_DEPTHS, DrillReport
 from kvstore.cli.exits import NOT_FOUND
 from kvstore.cli.options import JsonOption, iso, one_of, to_time
@@ -23,7 +23,14 @@ from kvstore.cli.output import (
 from kvstore.errors import CorruptionError
 from kvstore.opening import open_read_only
 
-AtOption = Annotated[str, typer.Option(metavar="TIME", help="The instant to restore, or `random`.")]
+AtOption = Annotated[
+    str,
+    typer.Option(
+        metavar="TIME",
+        help="The instant to restore, its label, or `random`.",
+        autocompletion=complete_label,
+    ),
+]
 DepthOption = Annotated[
     str,
     typer.Option(

@@ -17,7 +17,12 @@ KeepOption = Annotated[
 ]
 BeforeOption = Annotated[
     str | None,
-    typer.Option(metavar="TIME", help="Give up instants before this time.", show_default=False),
+    typer.Option(
+        metavar="TIME",
+        help="Give up instants before this time, or before the instant of this label.",
+        show_default=False,
+        autocompletion=complete_label,
+    ),
 ]
 KeepWithinOption = Annotated[
     str | None,

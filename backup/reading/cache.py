@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
-from kvstore.arguments import require_count
+from kvstore.arguments import require_count, require_path
 from kvstore.limits import READER_CACHE_BYTES
 from kvstore.storage.kept_bytes import InDirectory, InMemory
 
@@ -15,9 +14,11 @@ def keeping(
 ) -> InDirectory | InMemory:
     """Keeps `bytes_max` bytes in a directory, or in memory where none is given.
 
-    Raises `UsageError` for a number below 0, another `KVStoreError` where the directory cannot be
-    made.
+    Raises `UsageError` for a number below 0 and for a URL, another `KVStoreError` where the
+    directory cannot be made.
     """
     size = READER_CACHE_BYTES if bytes_max is None else bytes_max
     require_count(size, name="cache_bytes", least=0)
-    return InMemory(size) if directory is None else InDirectory(Path(directory), size)
+    if directory is None:
+        return InMemory(size)
+    return InDirectory(require_path(directory, name="cache"), size)

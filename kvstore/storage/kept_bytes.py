@@ -11,12 +11,14 @@ Invariants
 2. The processes that share a directory write under one lock, and count an entry before they write
    it. So the entries never have more bytes than the bound, whenever a process is killed.
 3. A directory that refuses a write, or is full, keeps nothing. No read fails for it.
+4. Files of others in the directory stay, and do not count.
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
+import re
 import secrets
 import threading
 from collections import OrderedDict
@@ -28,6 +30,7 @@ from typing import Protocol
 from kvstore.digest import DIGEST_BYTES, short_digest
 from kvstore.errors.system import storage_errors
 
+_FOLDER = re.compile(f"[0-9a-f]{{{2 * DIGEST_BYTES}}}")
 _PARTIAL = ".partial"
 _NOTE_BYTES = 20
 
@@ -148,7 +151,7 @@ class InDirectory:
         """
         found: list[tuple[int, int, Path]] = []
         total = 0
-        for folder in [path for path in self._directory.iterdir() if path.is_dir()]:
+        for folder in [path for path in self._directory.iterdir() if _FOLDER.fullmatch(path.name)]:
             for path in folder.iterdir():
                 stat = path.stat()
                 if path.name.endswith(_PARTIAL):

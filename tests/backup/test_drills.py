@@ -17,6 +17,7 @@ from kvstore.errors import (
     CorruptionError,
     HistoryGoneError,
     NotYetWrittenError,
+    StorageError,
     UsageError,
 )
 from kvstore.limits import DRILLS_KEPT
@@ -205,3 +206,25 @@ def test_a_chain_has_a_proof_of_its_own(
         old.drilled_at,
         new.drilled_at,
     ]
+
+
+def test_a_drill_takes_a_label(store: kvstore.Store, collection: backup.Collection) -> None:
+    at = store.put(b"a", b"1")
+    collection.backup(store, label="before-migration")
+    store.put(b"a", b"2")
+    collection.backup(store)
+    assert at <= collection.drill("before-migration").at == collection.labels()["before-migration"]
+    with pytest.raises(UsageError, match="at='none' is no time, and no label"):
+        collection.drill("none")
+
+
+def test_a_scratch_space_that_cannot_be_made_is_told(
+    store: kvstore.Store, collection: backup.Collection, tmp_path: Path
+) -> None:
+    store.put(b"a", b"1")
+    collection.backup(store)
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(StorageError, match="the scratch space"):
+        collection.drill(scratch=tmp_path / "file")
+    with pytest.raises(UsageError, match="scratch s3://bucket/scratch is a URL"):
+        collection.drill(scratch="s3://bucket/scratch")

@@ -238,3 +238,22 @@ def test_a_damaged_part_that_was_mended_is_fetched_anew(
             reader.get_many(keys)
         path.write_bytes(whole)
         assert reader.get_many(keys) == store.get_many(keys, reader.as_of)
+
+
+def test_a_cache_stays_at_its_place(
+    store: kvstore.Store,
+    collection: backup.Collection,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A program may change its directory while it reads."""
+    store.put(b"k", b"v")
+    collection.backup(store)
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with collection.open(cache="cache") as reader:
+        monkeypatch.chdir(tmp_path / "other")
+        assert reader.get(b"k") == b"v"
+    assert [path for path in (tmp_path / "cache").rglob("*") if path.stat().st_size > 1]
+    with pytest.raises(UsageError, match="cache s3://bucket/cache is a URL"):
+        collection.open(cache="s3://bucket/cache")

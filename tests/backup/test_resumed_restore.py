@@ -174,6 +174,25 @@ def test_two_processes_build_the_same_store(
         inside.restore(tmp_path / "other", workers=2)
 
 
+def test_a_restore_finds_its_places_after_a_change_of_the_directory(
+    store: kvstore.Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its processes begin later than the collection was opened."""
+    (tmp_path / "away").mkdir()
+    (tmp_path / "key").write_bytes(bytes(range(32)))
+    monkeypatch.chdir(tmp_path)
+    collection = backup.Collection("collection", key_file="key")
+    with bounds(LIMITS):
+        live_through(store, collection, tmp_path / "staging", seed=5)
+        monkeypatch.chdir(tmp_path / "away")
+        found = collection.restore("restored", workers=2)
+    with kvstore.open(tmp_path / "away" / "restored") as restored:
+        assert versions(restored, found) == versions(store, found)
+    with pytest.raises(UsageError, match="is a URL"):
+        collection.restore("s3://bucket/restored")
+    assert [path.name for path in (tmp_path / "away").iterdir()] == ["restored"]
+
+
 def end_here(piece: int, tell: Callable[[int], None]) -> int:
     if piece == 1:
         os.kill(os.getpid(), signal.SIGKILL)

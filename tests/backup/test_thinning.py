@@ -174,6 +174,9 @@ def test_labels_are_taken_once_and_an_unlabelled_instant_expires(
         collection.backup(aged, label="first")
     with pytest.raises(UsageError, match="no label of the collection; its labels are again"):
         collection.restore(tmp_path / "restored", "third")
+    with pytest.raises(UsageError, match="before='third' is no time"):
+        collection.expire("third")
+    assert collection.expire("second") == collection.labels()["second"]
     clock.advance(DAY)
     since = collection.expire(keep=timedelta(hours=1))
     assert collection.restore(tmp_path / "restored", "again") == first

@@ -82,6 +82,19 @@ def test_a_directory_that_refuses_writes_keeps_nothing(tmp_path: Path) -> None:
         InDirectory(tmp_path / "file", BOUND)
 
 
+def test_files_of_others_in_the_directory_stay(tmp_path: Path) -> None:
+    """A person may name a directory that has other files."""
+    (tmp_path / "letters").mkdir()
+    letter = tmp_path / "letters" / "draft"
+    letter.write_bytes(bytes(BOUND))
+    os.utime(letter, (1, 1))
+    kept = InDirectory(tmp_path, BOUND)
+    for number in range(100):
+        kept.put("chain/part/a", str(number), content("a", str(number)))
+        assert kept.get("chain/part/a", str(number)) == content("a", str(number))
+    assert letter.stat().st_size == BOUND
+
+
 def fill(place: Path, seed: int, pipe: Connection) -> None:
     """Keep and look up entries until killed; a wrong one is told."""
     kept, pick = InDirectory(place, BOUND), random.Random(seed)
