@@ -174,9 +174,16 @@ class Engine(Protocol):
         ...
 
     def cursor(
-        self, family: str, start: bytes = b"", end: bytes | None = None, *, reverse: bool = False
+        self,
+        family: str,
+        start: bytes = b"",
+        end: bytes | None = None,
+        *,
+        reverse: bool = False,
+        keys_only: bool = False,
     ) -> Cursor:
-        """A pass over `start <= key < end`, ascending, or descending if `reverse`."""
+        """A pass over `start <= key < end`, ascending, or descending if `reverse`. The caller of a
+        pass with `keys_only` ignores the values: an engine may leave them empty."""
         ...
 
     def find(self, key: bytes, rest: bytes, limit: bytes, /) -> Found:

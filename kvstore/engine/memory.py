@@ -175,7 +175,13 @@ class MemoryEngine:
             return self._state.families[FAMILY_NUMBERS[family]].get(key)
 
     def cursor(
-        self, family: str, start: bytes = b"", end: bytes | None = None, *, reverse: bool = False
+        self,
+        family: str,
+        start: bytes = b"",
+        end: bytes | None = None,
+        *,
+        reverse: bool = False,
+        keys_only: bool = False,
     ) -> MemoryCursor:
         edition = self._hold(FAMILY_NUMBERS[family])
         return MemoryCursor(self, edition, start, end, reverse=reverse)

@@ -136,10 +136,16 @@ class SecondaryEngine(RocksEngine):
             return super().get(family, key)
 
     def cursor(
-        self, family: str, start: bytes = b"", end: bytes | None = None, *, reverse: bool = False
+        self,
+        family: str,
+        start: bytes = b"",
+        end: bytes | None = None,
+        *,
+        reverse: bool = False,
+        keys_only: bool = False,
     ) -> RocksCursor:
         with self.lock:
-            return super().cursor(family, start, end, reverse=reverse)
+            return super().cursor(family, start, end, reverse=reverse, keys_only=keys_only)
 
     def close(self) -> None:
         with self.lock:

@@ -119,19 +119,33 @@ class Versions:
         return timeline(self._entries(key), stamps, fragments.stack(key))
 
     def scan(
-        self, span: Span, as_of: int, *, reverse: bool = False, limit: int | None = None
+        self,
+        span: Span,
+        as_of: int,
+        *,
+        reverse: bool = False,
+        limit: int | None = None,
+        keys_only: bool = False,
     ) -> Iterator[RowChunk]:
         """Chunks of live keys and values at `as_of`, ascending or descending. Bounded memory. Few
-        entries are read behind the first `limit` rows."""
+        entries are read behind the first `limit` rows. With `keys_only` values may be empty."""
         read = self._read(as_of)
-        return live_rows(self._cursor(span, reverse=reverse), read, limit=limit)
+        cursor = self._cursor(span, reverse=reverse, keys_only=keys_only)
+        return live_rows(cursor, read, limit=limit)
 
     def scan_columns(
-        self, span: Span, as_of: int, *, chunk: int, reverse: bool = False
+        self,
+        span: Span,
+        as_of: int,
+        *,
+        chunk: int,
+        reverse: bool = False,
+        keys_only: bool = False,
     ) -> Iterator[RowArrays]:
         """As `scan`, in Arrow arrays of at most `chunk` rows."""
         read = self._read(as_of)
-        return live_columns(self._cursor(span, reverse=reverse), read, chunk=chunk)
+        cursor = self._cursor(span, reverse=reverse, keys_only=keys_only)
+        return live_columns(cursor, read, chunk=chunk)
 
     def live_pass(self, span: Span, as_of: int) -> tuple[Cursor, LiveRows]:
         """A pass over `span` and the loop that picks its live rows, for a caller that counts the
@@ -229,8 +243,9 @@ class Versions:
         fragments, stamps = self.view
         return Read(as_of, stamps, fragments.nearby(as_of))
 
-    def _cursor(self, span: Span, *, reverse: bool = False) -> Cursor:
-        return self.engine.cursor(DATA, *span_bounds(span.start, span.end), reverse=reverse)
+    def _cursor(self, span: Span, *, reverse: bool = False, keys_only: bool = False) -> Cursor:
+        bounds = span_bounds(span.start, span.end)
+        return self.engine.cursor(DATA, *bounds, reverse=reverse, keys_only=keys_only)
 
     def _entries(self, key: bytes) -> list[StoredEntry]:
         stem = frame(key)

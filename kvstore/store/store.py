@@ -422,10 +422,10 @@ class Store:
         reverse: bool = False,
         limit: int | None = None,
     ) -> Iterator[bytes]:
-        """The live keys of `scan`, without their values."""
+        """The live keys of `scan`, without their values, which are not read."""
         require_limit(limit)
         span = self._parts.reserve.narrow(Span.of(start, end, prefix))
-        scan = partial(self._versions.scan, span, reverse=reverse, limit=limit)
+        scan = partial(self._versions.scan, span, reverse=reverse, limit=limit, keys_only=True)
         keys = chain.from_iterable(keys for keys, _ in self._reads.read(as_of, span, scan))
         return keys if limit is None else islice(keys, limit)
 
@@ -437,9 +437,9 @@ class Store:
         as_of: TimeLike | None = None,
     ) -> int:
         """The number of live keys at one time. One pass over the entries of the span, in bounded
-        memory; no value becomes an object."""
+        memory; no value is read."""
         span = self._parts.reserve.narrow(Span.of(start, end, prefix))
-        scan = partial(self._versions.scan_columns, span, chunk=SCAN_CHUNK)
+        scan = partial(self._versions.scan_columns, span, chunk=SCAN_CHUNK, keys_only=True)
         return sum(len(keys) for keys, _ in self._reads.read(as_of, span, scan))
 
     def mapping(self, codec: str | MappingCodec = "bytes", *, prefix: bytes = b"") -> StoreMapping:

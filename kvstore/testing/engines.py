@@ -13,6 +13,7 @@ from __future__ import annotations
 import shutil
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -167,6 +168,18 @@ class EngineContract:
     ) -> None:
         fill(engine, {b"a": b"", b"b": b"", b"c": b""})
         assert [key for key, _ in read(engine, end=b"c", reverse=True, take=1)] == [b"b", b"a"]
+
+    @pytest.mark.parametrize("reverse", [False, True])
+    def test_a_pass_of_keys_alone_has_the_keys_of_each_pass(
+        self, engine: Engine, reverse: bool
+    ) -> None:
+        fill(engine, {b"%04d" % number: b"v" * number for number in range(500)})
+        bounds_ = b"0100", b"0400"
+        found: list[bytes] = []
+        with closing(engine.cursor(DATA, *bounds_, reverse=reverse, keys_only=True)) as cursor:
+            while taken := cursor.take(90)[0]:
+                found += taken
+        assert found == [key for key, _ in read(engine, DATA, *bounds_, reverse=reverse)]
 
     def test_a_pass_of_many_chunks_is_whole_both_ways(self, engine: Engine) -> None:
         pairs = {b"%06d" % number: b"v" for number in range(5_000)}
