@@ -14,6 +14,7 @@ from typing_extensions import TypeIs
 
 from kvstore.errors import UsageError
 from kvstore.errors.system import storage_errors
+from kvstore.limits import VALUE_BYTES_MAX
 from kvstore.span import Span
 from kvstore.timestamp import TimeLike
 
@@ -124,6 +125,18 @@ def require_age(age: object, *, name: str) -> timedelta | None:
     if age is not None and (not isinstance(age, timedelta) or age < timedelta(0)):
         raise UsageError(f"{name}={age!r}", "pass a timedelta that is not negative")
     return age
+
+
+def require_value(value: object) -> bytes:
+    """`value` as bytes, if it can be stored: a buffer is copied."""
+    if not isinstance(value, bytes | bytearray | memoryview):
+        raise UsageError(
+            f"value must be bytes, not {type(value).__name__}", "encode it; None: use delete"
+        )
+    size = value.nbytes if isinstance(value, memoryview) else len(value)
+    if size > VALUE_BYTES_MAX:
+        raise UsageError(f"value has {size} bytes, at most {VALUE_BYTES_MAX} are stored")
+    return bytes(value)
 
 
 def key_list(keys: Iterable[bytes]) -> list[bytes]:

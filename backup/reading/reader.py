@@ -60,7 +60,7 @@ from kvstore.storage.kept_bytes import KeptBytes
 from kvstore.tables import Table
 from kvstore.tables.catalogue import Catalogue
 from kvstore.tables.collected import CollectedRows
-from kvstore.timestamp import TIMESTAMP_MAX, TimeLike, Timestamp
+from kvstore.timestamp import OLDEST, TIMESTAMP_MAX, TimeLike, Timestamp
 
 _T = TypeVar("_T")
 
@@ -258,11 +258,12 @@ class CollectionReader:
         memory for all changes. Raises `HistoryGoneError` unless one chain has the whole window.
         """
         require_choices(revisions, order)
-        low, high = self._time(since, "since"), self._at(upto)
+        high = self._at(upto)
+        held = self._covering(high)
+        low = int(held.since) if since == OLDEST else self._time(since, "since")
         if low > high and upto is not None:
             raise UsageError(f"since {low} is above upto {high}", "swap them")
         is_state = low == 0 and revisions == "latest"
-        held = self._covering(high)
         is_between = revisions == "latest" and covers(held, low)  # two whole states
         if not is_state and not is_between and low < held.since:
             raise HistoryGoneError(as_of=Timestamp(low), since=Timestamp(held.since))

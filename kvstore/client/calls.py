@@ -15,7 +15,7 @@ from urllib.parse import quote, urlencode
 
 import pyarrow as pa
 
-from kvstore.arguments import is_many, key_list, require_limit
+from kvstore.arguments import is_many, key_list, require_limit, require_value
 from kvstore.arrow import binary_array
 from kvstore.client.reply import Reply
 from kvstore.client.writes import SentWriteSet
@@ -40,6 +40,7 @@ from kvstore.protocol import (
 from kvstore.span import Span, require_key
 from kvstore.timestamp import (
     NS_PER_SECOND,
+    OLDEST,
     OTHER_UNITS_MAX,
     TimeLike,
     Timestamp,
@@ -102,6 +103,11 @@ def ns(time: TimeLike | None, name: str = "as_of") -> int | str | None:
     if type(time) is Timestamp and 0 <= time <= OTHER_UNITS_MAX:
         return str(time)  # a small number would be refused: it may count seconds
     return int(to_timestamp(time, name=name))
+
+
+def since(time: TimeLike) -> int | str | None:
+    """The beginning of a window, which may be `"oldest"`, as the server reads it."""
+    return OLDEST if time == OLDEST else ns(time, "since")
 
 
 # -- reads ----------------------------------------------------------------------------------
@@ -224,9 +230,7 @@ def put(
     key: bytes, value: bytes, durability: str | None, expires: Expires | None = None
 ) -> ClientRequest[Timestamp]:
     """See `Store.put`."""
-    key = require_key(key)
-    if not isinstance(value, bytes):
-        raise UsageError(f"value must be bytes, not {type(value).__name__}", "encode it")
+    key, value = require_key(key), require_value(value)
     if len(key) > CLIENT_URL_KEY_BYTES_MAX:
         fields = {"key": to_json(key), "value": to_json(value), "durability": durability}
         return verb("put", {**fields, "expires": _expiry(expires)}, _timestamp, once=True)
@@ -266,8 +270,8 @@ def conditional(
     """The request of `Store.put_if` and of `Store.delete_if`."""
     fields: dict[str, Any] = {"key": to_json(require_key(key)), "durability": durability}
     fields["expires"] = _expiry(expires)
-    if value is not None:
-        fields["value"] = to_json(value)
+    if name == "put_if":
+        fields["value"] = to_json(require_value(value))
     if unchanged_since is not None:
         fields["unchanged_since"] = ns(unchanged_since, "unchanged_since")
     request = verb(name, fields, _timestamp, once=True)

@@ -190,7 +190,7 @@ def _changes(
     name: str = "changes",
 ) -> ClientRequest[dict[str, Any]]:
     """See `Store.changes_batches`; with the name `"events"` see `Store.events`."""
-    window = {"since": calls.ns(since, "since"), "upto": calls.ns(upto, "upto")}
+    window = {"since": calls.since(since), "upto": calls.ns(upto, "upto")}
     fields = {**window, **calls.span_fields(span), "images": images, "expand": expand}
     return calls.verb(name, fields, Reply.json, is_read=True)
 
@@ -206,7 +206,7 @@ def _versions(
 ) -> ClientRequest[dict[str, Any]]:
     """The puts and deletes of a window by key; see `Store.changes`. With `ranges` its range deletes
     alone, with `order` all changes in that order."""
-    window = {"since": calls.ns(since, "since"), "upto": calls.ns(upto, "upto")}
+    window = {"since": calls.since(since), "upto": calls.ns(upto, "upto")}
     choice = {"revisions": revisions, "ranges": ranges, "order": order}
     fields = {**window, **calls.span_fields(span), **choice}
     return calls.verb("versions", fields, Reply.json, is_read=True)

@@ -278,7 +278,7 @@ class ClientTable(Table):
     ) -> pa.RecordBatchReader:
         """See `Table.changes`."""
         require_images(images)
-        window = {"since": ns(since, "since"), "upto": ns(upto, "upto")}
+        window = {"since": calls.since(since), "upto": ns(upto, "upto")}
         fields = {"table": self.name, **window, "images": images, "columns": _listed(columns)}
         return streams.rows(self._pool, _of_verb("table_changes", fields))
 

@@ -15,11 +15,11 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
+from kvstore.arguments import require_value
 from kvstore.codec.keys import encode_range_key, encode_suffix
 from kvstore.codec.ordered import escape
 from kvstore.engine.api import DATA, RANGES, WriteBatch
 from kvstore.errors import ClosedError, UsageError, printable
-from kvstore.limits import VALUE_BYTES_MAX
 from kvstore.loops import Puts, put_all
 from kvstore.mvcc.expiry import Due, carried_key, encode_due, longest_key, waiting_key
 from kvstore.mvcc.fragments import RangeTombstone
@@ -59,7 +59,7 @@ class WriteSet(Puts):
 
     def put_otherwise(self, key: bytes, value: bytes) -> None:
         self.require_open()
-        key, value = self._require_own(key), _require_value(value)
+        key, value = self._require_own(key), require_value(value)
         self._points[key] = value
         self._size += len(key) + len(value)
 
@@ -224,17 +224,6 @@ class OpenWriteSet(WriteSet):
     __slots__ = ()
 
     is_plain: ClassVar[bool] = False
-
-
-def _require_value(value: object) -> bytes:
-    if not isinstance(value, bytes | bytearray | memoryview):
-        raise UsageError(
-            f"value must be bytes, not {type(value).__name__}", "encode it; None: use delete"
-        )
-    size = value.nbytes if isinstance(value, memoryview) else len(value)
-    if size > VALUE_BYTES_MAX:
-        raise UsageError(f"value has {size} bytes, at most {VALUE_BYTES_MAX} are stored")
-    return bytes(value)
 
 
 def stage(batch: WriteBatch, writes: WriteSet, timestamp: int, families: Mapping[str, Any]) -> None:

@@ -41,7 +41,7 @@ from kvstore.timestamp import Timestamp
 from kvstore.txn.owners import OwnsTransactions
 from kvstore.txn.reads import ReadSet
 from kvstore.txn.tables import WithTables, table_of
-from kvstore.txn.updates import Updating, adding
+from kvstore.txn.updates import Updating, adding, require_change
 
 if TYPE_CHECKING:
     from kvstore.tables.table import Table
@@ -279,12 +279,12 @@ class Transaction:
         self, key: bytes, change: Updating, *, expires: Expires | None = None
     ) -> bytes | None:
         """Set `key` to `change(value)`, and return that; None deletes it. See `Store.update`."""
-        new = change(self.get(key))
+        new = require_change(change)(self.get(key))
         if new is None:
             self._writes.delete(key)
         else:
             self.put(key, new, expires=expires)
-        return new
+        return None if new is None else bytes(new)
 
     def increment(self, key: bytes, by: int = 1, *, expires: Expires | None = None) -> int:
         """Add `by` to the counter at `key`, and return the sum. See `Store.increment`."""

@@ -51,9 +51,7 @@ class Updates:
         note: CommitNote | None = None,
     ) -> bytes | None:
         """See `Store.update`. The new value expires at `due`."""
-        if not callable(change):
-            raise UsageError(f"{change!r} is no function", "pass one that takes the value")
-        key = require_key(key)
+        key, change = require_key(key), require_change(change)
         writes = self._write_set()
         writes.delete(key)  # refuses a key that no put could have
         committer = self._committer
@@ -97,6 +95,13 @@ class Updates:
         found = self.update(key, adding(key, by), due=due, durability=durability, note=note)
         assert found is not None, "a counter is never deleted"
         return int(found)
+
+
+def require_change(change: Updating) -> Updating:
+    """`change`, if it is a function."""
+    if not callable(change):
+        raise UsageError(f"{change!r} is no function", "pass one that takes the value")
+    return change
 
 
 def adding(key: bytes, by: int) -> Updating:

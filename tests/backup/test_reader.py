@@ -172,6 +172,7 @@ def test_keys_that_expire_are_absent_after_their_time(tmp_path: Path) -> None:
             assert reader.get(b"a", before) == b"1"
             assert list(reader.scan()) == [(b"b", b"2")]
             assert reader.history(b"a") == store.history(b"a")
+            assert list(reader.changes("oldest")) == list(store.changes("oldest"))
 
 
 def test_a_table_is_read_with_the_columns_of_its_time(

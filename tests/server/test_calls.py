@@ -95,6 +95,38 @@ def test_updates_and_many_rows_go_through_the_server(client: Client, store: kvst
         client.increment(b"a", 1.5)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("kind", [bytearray, memoryview])
+def test_buffers_are_keys_and_values_of_a_client(client: Client, kind: type) -> None:
+    for key in (b"k\0", b"k" * 9000):
+        client.put(kind(key), kind(b"v\xff"))
+        client.put_if(kind(key), kind(b"w\xff"), expected=kind(b"v\xff"))
+        assert client.get(kind(key)) == b"w\xff"
+        assert client.update(kind(key), lambda old: bytearray(old or b"")) == b"w\xff"
+    for wrong in ("text", None, 7):
+        with pytest.raises(UsageError, match="value must be bytes"):
+            client.put(b"k", wrong)  # type: ignore[arg-type]
+        with pytest.raises(UsageError, match="value must be bytes"):
+            client.put_if(b"k", wrong, expected=None)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="is no function"):
+        client.update(b"k", b"v")  # type: ignore[arg-type]
+
+
+def test_windows_of_a_client_begin_with_the_oldest_change(
+    client: Client, store: kvstore.Store
+) -> None:
+    store.put(b"a", b"1")
+    kept = store.put(b"a", b"2")
+    trips = store.table("trips", pa.schema([("id", pa.int64())]), key="id")
+    trips.put({"id": 7})
+    assert [change.value for change in client.changes("oldest")] == [b"1", b"2"]
+    assert client.table("trips").changes("oldest").read_all().num_rows == 1
+    store.gc(before=kept)
+    store.put(b"a", b"3")
+    assert [change.value for change in client.changes("oldest")] == [b"3"]
+    assert [event.value for event in client.events("oldest")] == [b"3"]
+    assert client.changes_batches("oldest").read_all()["value"].to_pylist() == [b"3"]
+
+
 def test_a_word_counts_from_the_time_of_the_server(client: Client, store: kvstore.Store) -> None:
     store.put(b"k", b"v")
     assert client.get(b"k", "now") == client.get(b"k", timedelta(0)) == b"v"

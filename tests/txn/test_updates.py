@@ -137,6 +137,8 @@ def test_a_function_that_fails_or_writes_leaves_the_key_alone(store: kvstore.Sto
             store.increment(key)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="is no function"):
         store.update(b"k", b"v")  # type: ignore[arg-type]
+    with store.transaction() as txn, pytest.raises(UsageError, match="is no function"):
+        txn.update(b"k", b"v")  # type: ignore[arg-type]
     assert store.get(b"k") == b"written inside"
 
 
