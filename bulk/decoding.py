@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from bulk.files import column_names, file_rows
 from bulk.progress import Reading
@@ -21,14 +22,17 @@ def decoded_files(
     *,
     has_expiries: bool,
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of all files. A key or a value that is not in its notation is named by file and
-    row. With `has_expiries` each file may have a column `expires`."""
+    """The rows of all files. A key or a value that is missing, or not in its notation, is named by
+    file and row. With `has_expiries` each file may have a column `expires`."""
     named = {name: column for name, column in columns.items() if column}
     timed = [source for source in sources if has_expiries and _has_expiries(source, named)]
     for source in sources:
         more = {"expires": "expires"} if source in timed else {}
         rows = file_rows([source], reading=reading, **named, **more)
+        first = 1
         for batch in decoded(rows, notation, str(source)):
+            _require_whole(batch, str(source), first)
+            first += batch.num_rows
             if timed and not more:  # the batches of all files have the same columns
                 yield batch.append_column("expires", pa.nulls(batch.num_rows, pa.int64()))
             else:
@@ -38,6 +42,27 @@ def decoded_files(
 def _has_expiries(source: Path, named: dict[str, str]) -> bool:
     """Whether a file has a column `expires` that serves for nothing else."""
     return "expires" not in named.values() and "expires" in column_names(source)
+
+
+def _require_whole(batch: pa.RecordBatch, where: str, first: int) -> None:
+    """Raise `UsageError` for a row without a key, a row that puts no value, and a row of another
+    operation than the two. `first` is the number of the first row."""
+    keys, values = batch.columns[:2]
+    _refuse(pc.is_null(keys), where, first, "it has no key", "every row needs a key")
+    absent = pc.is_null(values)
+    if "op" in batch.schema.names:
+        ops = batch.column("op")
+        known = pc.is_in(ops, pa.array(["put", "delete"]))
+        _refuse(pc.invert(known), where, first, "its operation is neither", "write put or delete")
+        absent = pc.and_(absent, pc.equal(ops, "put"))
+    remedy = "write a value; to delete, name a column by --op"
+    _refuse(absent, where, first, "it has no value", remedy)
+
+
+def _refuse(wrong: pa.Array, where: str, first: int, problem: str, remedy: str) -> None:
+    at = pc.index(wrong, True).as_py()
+    if at >= 0:
+        raise UsageError(f"{where}: row {first + at}: {problem}", remedy)
 
 
 def decoded(

@@ -9,7 +9,7 @@ Floors, from the top:
     changes imports holds read
     completion
     options stores
-    deferred exits help interrupts output summaries times
+    deferred exits help interrupts output summaries times wording
 """
 
 from kvstore.cli.start import main

@@ -28,6 +28,8 @@ from kvstore.cli.exits import HELP, exit_code, from_system
 from kvstore.cli.interrupts import interruptible
 from kvstore.cli.output import print_line
 from kvstore.cli.summaries import SUMMARIES
+from kvstore.cli.times import ago
+from kvstore.cli.wording import in_shell_words
 from kvstore.errors import KVStoreError
 from kvstore.version import __version__
 
@@ -171,9 +173,14 @@ def _added() -> dict[str, EntryPoint]:
 
 def _prepare(command: Any, ctx: Any) -> None:
     """Have the help of a command be plain, without a type beside a flag, and have an interrupt end
-    the command. The same for the commands below it."""
+    the command. Have a time among its words be no option. The same for the commands below it."""
     command.rich_markup_mode = None
-    _without_types(command.get_params(ctx))
+    params = _without_types(command.get_params(ctx))
+    if any(
+        each.param_type_name == "argument" and "TIME" in (each.metavar or "") for each in params
+    ):
+        parse = command.parse_args
+        command.parse_args = lambda ctx, words: parse(ctx, list(map(ago, words)))
     below = getattr(command, "commands", None)
     if below is None:
         command.callback = interruptible(command.callback)
@@ -190,6 +197,6 @@ def _without_types(params: list[Any]) -> list[Any]:
 
 
 def _told(error: KVStoreError) -> typer.Exit:
-    line = " ".join(str(error).split())
+    line = in_shell_words(" ".join(str(error).split()))
     typer.echo(f"kvstore: {line}", err=True)
     return typer.Exit(exit_code(error))

@@ -21,6 +21,7 @@ _UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 _LONG_UNITS: Final = {"second": "s", "minute": "m", "hour": "h", "day": "d", "week": "w"}
 _LONG_UNITS_TEXT: Final = "|".join(f"{unit}s?" for unit in _LONG_UNITS)
 _AGO: Final = re.compile(rf"(\d+|an?) *({_LONG_UNITS_TEXT}|[smhdw]) ago")
+_COUNTED: Final = re.compile(r"-\d+[smhdw]")
 _DATE: Final = re.compile(r"\d{4}-\d{2}-\d{2}")
 
 
@@ -55,6 +56,11 @@ def to_duration(text: str) -> timedelta:
         return timedelta(seconds=int(match[1]) * _UNITS[match[2]])
     except OverflowError as error:
         raise UsageError(f"{text!r} is older than time", "write a shorter age: 3650d") from error
+
+
+def ago(word: str) -> str:
+    """`-1h` as `1h ago`, which does not look like an option. Other words stay as they are."""
+    return f"{word[1:]} ago" if _COUNTED.fullmatch(word) is not None else word
 
 
 def iso(timestamp: int) -> str:

@@ -108,6 +108,8 @@ def test_stdin_is_a_file_with_a_format(run: Run, tmp_path: Path) -> None:
         ("f.jsonl", '{"key": "\\ud800", "value": ""}\n', "write it as base64"),
         ("f.jsonl", '{"key": {"base64": "x!"}, "value": ""}\n', "f.jsonl:1: field 'key'"),
         ("f.jsonl", "[" * 100_000 + "\n", "f.jsonl:1 is not JSON"),
+        ("f.jsonl", '{"key": "a", "value": ""}\n{"key": "b", "value": null}\n', "f.jsonl: row 2"),
+        ("f.jsonl", '{"key": null, "value": "1"}\n', "f.jsonl: row 1: it has no key"),
         ("f.csv", "key,value\na,1\nb,2,3\n", "row 3 has 3 columns"),
         ("f.tsv", "key\tvalue\na\n", "row 2 has 1 columns"),
         ("f.csv", "key,value\nk,\nl,\n", ""),
@@ -115,7 +117,7 @@ def test_stdin_is_a_file_with_a_format(run: Run, tmp_path: Path) -> None:
         ("f.jsonl.zst", "no zstd", "f.jsonl.zst"),
         ("f.parquet.gz", "x", "unpack the file"),
     ],
-    ids=range(13),
+    ids=range(15),
 )
 def test_a_bad_row_is_named_by_file_and_line(
     run: Run, tmp_path: Path, name: str, text: str, where: str

@@ -89,6 +89,28 @@ def test_a_wrong_call_names_the_option_or_the_command_that_helps(run: Run, path:
     assert "`kvstore holds list`" in run("holds", "drop", path, "nobody", code=2).stderr
 
 
+def test_a_refusal_names_options_and_no_arguments_of_python(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "f.csv").write_text("key,value\na,1\n")
+    (tmp_path / "events.csv").write_text("key,value,ts\na,1,5\na,2,5\n")
+    store, pushes, backups = tmp_path / "s", tmp_path / "p", tmp_path / "b"
+    run("put", store, "a", "1", "--create")
+    run("backup", "run", store, backups)
+    for words, remedy in (
+        (
+            ("import", store, tmp_path / "f.csv", "--on-conflict", "error"),
+            "--on-conflict overwrite",
+        ),
+        (("seed", tmp_path / "n", tmp_path / "events.csv"), "--duplicates last keeps the later"),
+        (("push", "make", pushes, tmp_path / "f.csv", "--mode", "replace"), "--mode replace tog"),
+        (("push", "make", pushes, tmp_path / "f.csv", "--keep-newer"), "--built-at is the time"),
+        (("backup", "verify", backups, "--depth", "contents"), "--store with --depth contents"),
+        (("backup", "drill", backups, "--depth", "contents"), "--store with --depth contents"),
+    ):
+        told = run(*words, code=2).stderr
+        assert remedy in told
+        assert "=" not in told
+
+
 def test_an_age_beyond_all_time_is_refused(run: Run, path: Path) -> None:
     run("gc", path, "--keep", "99999999999d", code=2)
     run("gc", path, "--keep", "999999d")

@@ -203,6 +203,15 @@ def test_a_difference_names_old_and_new(run: Run, path: Path) -> None:
     assert run("diff", path, f"{before:d}", f"{before:d}").stdout == ""
 
 
+def test_a_time_that_is_counted_back_is_no_option(run: Run, tmp_path: Path) -> None:
+    run("put", tmp_path / "s", "a", "1", "--create")
+    assert run("diff", tmp_path / "s", "-1h").stdout == "+ a\t1\n"
+    assert run("diff", tmp_path / "s", "-1h", "-30m", "--limit", "9").stdout == ""
+    assert "No such option: --wrong" in run("diff", tmp_path / "s", "-1h", "--wrong", code=2).stderr
+    run("backup", "run", tmp_path / "s", tmp_path / "b")
+    assert "a" in run("backup", "diff", tmp_path / "b", "-1h").stdout
+
+
 def test_differences_are_those_between_two_states(run: Run, tmp_path: Path) -> None:
     """Random puts, deletes and range deletes against two dictionaries."""
     draw = seeded("DIFF_SEED")

@@ -1,0 +1,36 @@
+"""Messages in the words of the shell: an error names arguments of Python, and a person has options.
+
+Invariants
+1. A message that has no such words is told as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+PHRASES: Final[Mapping[str, str]] = {
+    'ingest with on_conflict="overwrite"': "pass --on-conflict overwrite",
+    "bulk.seed(duplicates='last') keeps the later row": "--duplicates last keeps the later row",
+    "backup(store, full=True)": "`kvstore backup run --full`",
+    'pass a store with depth="contents" only': "pass --store with --depth contents only",
+    'depth="contents"': "--depth contents",
+    "depth='contents'": "--depth contents",
+    'pass mode="replace" together': "pass --mode replace together",
+    "mode='replace'": "--mode replace",
+    "mode='add'": "--mode add",
+    'prefix=b"" is every key': "--prefix '' is every key",
+    "prefix=None": "no --prefix",
+    "keep_newer=True": "--keep-newer",
+    "keep_newer=False": "no --keep-newer",
+    "built_at=None": "no --built-at",
+    "pass both: built_at is": "pass both: --built-at is",
+}
+"""Words of Python, each with the words of the shell."""
+
+
+def in_shell_words(message: str) -> str:
+    """`message` with the names of options where it has the names of arguments."""
+    for words, shell in PHRASES.items():
+        message = message.replace(words, shell)
+    return message
