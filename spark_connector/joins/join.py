@@ -10,7 +10,7 @@ cuts a split with very many labels into several tasks, which all read the histor
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Final, NamedTuple
 
@@ -26,7 +26,7 @@ from kvstore.timestamp import TimeLike, to_timestamp
 from spark_connector.access import Access, Address
 from spark_connector.joins.answers import added_fields
 from spark_connector.joins.table_rows import row_fields, row_key
-from spark_connector.joins.tasks import AT, KEY, Plan, Question, joiner, plan
+from spark_connector.joins.tasks import AT, KEY, KNOWN, Plan, Question, joiner, plan
 from spark_connector.loading.columns import (
     Columns,
     column_of,
@@ -61,13 +61,15 @@ def point_in_time_join(
     `source` is the path of a checkpoint, of a directory of checkpoints or of a store that no
     process has open, the path, URL or `Access` of a collection, or the URL or `Access` of a server
     (`kvstore serve`). All of Spark's machines must reach it. `key` is a binary or string column, or
-    a list of columns that is encoded as `bulk_import` encodes it. `at` is a timestamp, or an
-    integer of nanoseconds. A version counts from its own time on.
+    a list of columns, encoded as in `bulk_import`. `at` is a timestamp, or an integer of
+    nanoseconds. A version counts from its own time on.
 
     With `table` the labels get typed columns of the row that they ask for: `columns` are some of
     the table's columns, `row_timestamp` and `row_version`, and by default the columns beside the
-    key and `row_timestamp`. `key` names a column of the labels for each column of the table's key.
-    A table with an event time is refused: join it by `Table.join`.
+    key and `row_timestamp`. `key` names a column of the labels for each column of the table's key,
+    without an event time. In a table with an event time a label gets the newest row with an event
+    time of `at` at most, among the rows that were known at `known_at`: a column of the labels or a
+    time, by default the newest instant of the source. `max_age` counts from `at` to the event.
 
     The result has the columns of `df`, and of `columns`, under names that begin with `prefix`:
     `value`, `value_timestamp` (in microseconds) and `value_version` (the same in nanoseconds). They
@@ -77,22 +79,20 @@ def point_in_time_join(
     Raises `UsageError` for columns that are missing, doubled or of a wrong type, and for a table
     that is not there. The query fails, naming the error: `HistoryGoneError` for a label whose
     history is not kept (null with `on_gone="null"`), `NotYetWrittenError` for a label above the
-    newest instant of the source, and `UsageError` for a null key or time.
-
-    The call costs one small task; the query moves and sorts the labels, and no history. Each task
-    seeks, or passes over the part of the history that its labels span.
+    newest instant of the source, and `UsageError` for a null key or time. Costs a sort of labels.
     """
     _require_place(source)
-    _require_rules(known_at, on_gone)
-    require_age(max_age, name="max_age")
+    _require_rules(max_age, on_gone)
     time = column_of(df, at, _WHAT)
     if table is None:
+        _require_one_time(None, known_at)
         added_fields(df.schema, columns, prefix)
-        _labels(df, key, time, str(at), None)
+        _labels(df, key, {AT: (time, str(at))}, None)
     found = plan(df.sparkSession, Access.of(source), None, table)
-    _require_one_time(found.table)
-    labels = _labels(df, key, time, str(at), found.table)
-    return _joined(df, labels, found, _Asked(key, str(at), columns, prefix, max_age, on_gone))
+    known = _known(df, known_at, found, on_gone)
+    labels = _labels(df, key, {AT: (time, str(at)), **known}, found.table)
+    asked = _Asked(key, str(at), columns, prefix, max_age, on_gone, by_event=bool(known))
+    return _joined(df, labels, found, asked)
 
 
 def lookup_join(
@@ -118,10 +118,10 @@ def lookup_join(
         time = int(to_timestamp(as_of, name="as_of", now=Clock().wall_ns))
     if table is None:
         added_fields(df.schema, columns, prefix)
-        _labels(df, key, F.lit(0), "as_of", None)
+        _labels(df, key, {AT: (F.lit(0), "as_of")}, None)
     found = plan(df.sparkSession, Access.of(source), time, table)
     at = F.lit(found.newest if time is None else time).cast("long")
-    labels = _labels(df, key, at, "as_of", found.table)
+    labels = _labels(df, key, {AT: (at, "as_of")}, found.table)
     return _joined(df, labels, found, _Asked(key, "as_of", columns, prefix, None, "error"))
 
 
@@ -134,6 +134,7 @@ class _Asked(NamedTuple):
     prefix: str
     max_age: timedelta | None
     on_gone: OnGone
+    by_event: bool = False
 
 
 def _require_place(source: object) -> None:
@@ -145,28 +146,48 @@ def _require_place(source: object) -> None:
         )
 
 
-def _require_rules(known_at: object, on_gone: object) -> None:
-    if known_at is not None:
-        raise UsageError(
-            f"known_at={known_at!r}: Spark joins values and rows as they were known at `at`",
-            "leave known_at out; Table.join takes it for a table with an event time",
-        )
+def _require_rules(max_age: object, on_gone: object) -> None:
+    require_age(max_age, name="max_age")
     if on_gone not in ("error", "null"):
         raise UsageError(f"on_gone={on_gone!r}", "pass 'error' or 'null'")
 
 
-def _require_one_time(table: TypedRows | None) -> None:
-    if table is not None and table.codec.definition.has_event_time:
+def _require_one_time(table: TypedRows | None, known_at: object) -> None:
+    if known_at is not None:
+        what = "values" if table is None else f"rows of {table.where}"
         raise UsageError(
-            f"{table.where} has an event time, which a join at one time does not look at",
-            "use Table.join, or lookup_join with the whole key",
+            f"known_at={known_at!r}: {what} are known at the label's time",
+            "leave known_at out; it is for a table with an event time",
         )
 
 
+def _known(
+    df: DataFrame, known_at: Column | str | TimeLike | None, found: Plan, on_gone: OnGone
+) -> dict[str, tuple[Column, str]]:
+    """The column of the times at which rows were known, which labels of a table with an event time
+    have."""
+    table = found.table
+    if table is None or not table.codec.definition.has_event_time:
+        _require_one_time(table, known_at)
+        return {}
+    if on_gone != "error":
+        raise UsageError(
+            f"on_gone={on_gone!r}: {table.where} has an event time",
+            "leave on_gone out, and ask for a known_at that is kept",
+        )
+    if isinstance(known_at, Column) or (isinstance(known_at, str) and known_at in df.columns):
+        return {KNOWN: (column_of(df, known_at, _WHAT), "known_at")}
+    at = found.newest
+    if known_at is not None:
+        at = int(to_timestamp(known_at, name="known_at", now=Clock().wall_ns))
+    return {KNOWN: (F.lit(at).cast("long"), "known_at")}
+
+
 def _labels(
-    df: DataFrame, key: Columns, at: Column, at_name: str, table: TypedRows | None
+    df: DataFrame, key: Columns, times: Mapping[str, tuple[Column, str]], table: TypedRows | None
 ) -> DataFrame:
-    """The labels with two more columns, their keys and times. Raises `UsageError` for bad ones.
+    """The labels with more columns, of their keys and of `times`, whose second parts name them in
+    errors. Raises `UsageError` for bad ones.
 
     The labels' columns are numbered: Spark's `mapInArrow` reads a dot in a name as a structure.
     """
@@ -174,11 +195,16 @@ def _labels(
     doubled = sorted({name for name in names if names.count(name) > 1})
     if doubled:
         raise UsageError(f"labels have several columns {doubled[0]!r}", "rename all but one")
-    keys = key_of(df, key, _WHAT) if table is None else row_key(df, table, key, _WHAT)
-    labels = selected(df, [F.col("*"), keys, at], _WHAT)
-    labels = labels.toDF(*(f"label_{number}" for number in range(len(names))), KEY, AT)
+    keys = (
+        key_of(df, key, _WHAT)
+        if table is None
+        else row_key(df, table, key, _WHAT, by_event=KNOWN in times)
+    )
+    labels = selected(df, [F.col("*"), keys, *(column for column, _ in times.values())], _WHAT)
+    labels = labels.toDF(*(f"label_{number}" for number in range(len(names))), KEY, *times)
     require_bytes("key", key, labels.schema[KEY].dataType)
-    require_time(at_name, labels.schema[AT].dataType)
+    for name, (_, told) in times.items():
+        require_time(told, labels.schema[name].dataType)
     return labels.withColumn(KEY, F.col(KEY).cast(BinaryType()))
 
 
@@ -186,12 +212,14 @@ def _joined(df: DataFrame, labels: DataFrame, found: Plan, asked: _Asked) -> Dat
     if found.table is None:
         added = added_fields(df.schema, asked.columns, asked.prefix)
     else:
-        added = row_fields(found.table, df.schema, asked.columns, asked.prefix)
+        added = row_fields(
+            found.table, df.schema, asked.columns, asked.prefix, by_event=asked.by_event
+        )
     columns = [field.name.removeprefix(asked.prefix) for field in added]
     schema = StructType([*df.schema.fields, *added])
     question = Question(
         *(found.place, _name(asked.key), asked.at, columns, schema.names),
-        *(asked.max_age, asked.on_gone, found.table),
+        *(asked.max_age, asked.on_gone, found.table, asked.by_event),
     )
     split = partition_of(F.col(KEY), found.splits)
     parted = labels.withColumn(_SPLIT, split)

@@ -17,6 +17,7 @@ from pyspark.sql.types import LongType, StructField, StructType, TimestampType
 
 from kvstore.errors import UsageError
 from kvstore.tables.conform import same_values
+from kvstore.tables.keys import KeyCodec
 from spark_connector.interfaces import arrow_function
 from spark_connector.joins.answers import fields_named, time_column
 from spark_connector.loading.columns import Columns, column_of, selected
@@ -25,54 +26,71 @@ from spark_connector.reading.typed import TypedRows
 
 TIMESTAMP: Final = "row_timestamp"
 VERSION: Final = "row_version"
-_TIMES: Final = {
+TIMES: Final = {
     TIMESTAMP: StructField(TIMESTAMP, TimestampType()),
     VERSION: StructField(VERSION, LongType()),
 }
 
 
+def asked_key(table: TypedRows, *, by_event: bool) -> KeyCodec:
+    """The columns of the key that a label names: all, or all but the event time."""
+    codec = table.codec
+    if not by_event:
+        return codec.key
+    return KeyCodec(codec.definition, codec.key.prefix, codec.definition.key[:-1])
+
+
 def row_fields(
-    table: TypedRows, labels: StructType, columns: Sequence[str] | None, prefix: str
+    table: TypedRows,
+    labels: StructType,
+    columns: Sequence[str] | None,
+    prefix: str,
+    *,
+    by_event: bool,
 ) -> list[StructField]:
     """The fields that `columns` name, under their names in the result. The default is the columns
-    beside the key, and `row_timestamp`. Raises `UsageError` as `added_fields`."""
-    definition = table.codec.definition
+    that a label does not name as its key, and `row_timestamp`. Raises `UsageError` as
+    `added_fields`."""
     if columns is None:
-        columns = [*(column.name for column in definition.value_columns), TIMESTAMP]
+        asked = asked_key(table, by_event=by_event).columns
+        names = [c.name for c in table.codec.definition.columns if c not in asked]
+        columns = [*names, TIMESTAMP]
     if isinstance(columns, str):
         raise UsageError(f"columns={columns!r}", "pass a list of names")
-    typed = table.offered(changes=False, columns=[n for n in columns if n not in _TIMES])
-    offered = {field.name: StructField(field.name, field.dataType) for field in typed} | _TIMES
+    typed = table.offered(changes=False, columns=[n for n in columns if n not in TIMES])
+    offered = {field.name: StructField(field.name, field.dataType) for field in typed} | TIMES
     return fields_named([offered[name] for name in columns], labels, prefix)
 
 
-def row_key(df: DataFrame, table: TypedRows, key: Columns, what: str) -> Column:
-    """The stored keys of the rows that labels ask for.
+def row_key(df: DataFrame, table: TypedRows, key: Columns, what: str, *, by_event: bool) -> Column:
+    """The stored keys of the rows that labels ask for, without an event time if `by_event`.
 
-    Raises `UsageError` unless `key` names a column for each column of the table's key, in its
-    order. A null, or a value that the key cannot hold, fails the query, and names the column.
+    Raises `UsageError` unless `key` names a column for each column of that key, in its order. A
+    null, or a value that the key cannot hold, fails the query, and names the column.
     """
     parts = [key] if isinstance(key, Column | str) or not isinstance(key, Sequence) else list(key)
-    wanted = table.codec.key.columns
+    wanted = asked_key(table, by_event=by_event).columns
     if len(parts) != len(wanted):
         names = ", ".join(column.name for column in wanted)
         raise UsageError(f"{table.where}: key={key!r}", f"name the labels' columns of {names}")
     columns = [column_of(df, each, what) for each in parts]
     empty = arrow_schema(selected(df, columns, what).schema)
-    _encoded(table, [pa.array([], field.type) for field in empty])
-    encode = arrow_function(lambda *arrays: _encoded(table, arrays), "a join with a table")
+    _encoded(table, [pa.array([], field.type) for field in empty], by_event)
+    encode = arrow_function(
+        lambda *arrays: _encoded(table, arrays, by_event), "a join with a table"
+    )
     made: Column = encode(*columns)
     return made
 
 
-def _encoded(table: TypedRows, arrays: Sequence[pa.Array]) -> pa.Array:
-    columns = {}
-    for column, array in zip(table.codec.key.columns, arrays, strict=True):
+def _encoded(table: TypedRows, arrays: Sequence[pa.Array], by_event: bool) -> pa.Array:
+    columns, codec = {}, asked_key(table, by_event=by_event)
+    for column, array in zip(codec.columns, arrays, strict=True):
         where = f"{table.where}, column {column.name!r} of the key of a label"
         if array.null_count:
             raise UsageError(f"{where} is null", "drop such labels first")
         columns[column.name] = same_values(array, column.type, where, 0)
-    return table.codec.key.keys(pa.RecordBatch.from_pydict(columns))
+    return codec.keys(pa.RecordBatch.from_pydict(columns))
 
 
 def row_columns(
@@ -89,12 +107,12 @@ def row_columns(
     stored = pa.RecordBatch.from_arrays(
         [keys.filter(alive), values.filter(alive)], names=["key", "value"]
     )
-    names = [name for name in columns if name not in _TIMES]
+    names = [name for name in columns if name not in TIMES]
     schema = arrow_schema(table.offered(changes=False, columns=names))
     rows = table.shaped(stored, schema)
     return [
         time_column(times, is_exact=name == VERSION)
-        if name in _TIMES
+        if name in TIMES
         else rows.column(name).take(taken)
         for name in columns
     ]

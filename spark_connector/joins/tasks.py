@@ -28,15 +28,19 @@ from kvstore.splits import split_span
 from spark_connector.access import Access
 from spark_connector.executors import asked
 from spark_connector.joins.answers import added_columns
+from spark_connector.joins.latest import latest_rows
 from spark_connector.joins.table_rows import row_columns
 from spark_connector.origins.opening import open_origin
+from spark_connector.origins.origin import Origin
 from spark_connector.origins.place import Place, find
 from spark_connector.reading.typed import TypedRows, table_at
 from spark_connector.worker import freeze_objects, plain_errors
 
 KEY: Final = "kvstore_key"
 AT: Final = "kvstore_at"
-"""The columns of keys and of times that tasks get beside the labels' own columns."""
+KNOWN: Final = "kvstore_known"
+"""The columns of keys and of times that tasks get beside the labels' own columns. Labels of a table
+with an event time have `KNOWN`, the time at which its rows were known."""
 
 ANSWER: Final = ("kvstore_value", "kvstore_timestamp")
 """The columns that a task adds. They get their names in the result afterwards."""
@@ -90,7 +94,7 @@ def _planned(access: Access, as_of: int | None, table: str | None, split_bytes: 
 class Question(NamedTuple):
     """The question of a join to the labels of a task. `key` and `at` name their columns in errors.
     `columns` are the columns of the answer. `names` are the names in the result: of the labels'
-    columns, and of these."""
+    columns, and of these. With `by_event` labels ask for the newest row by its event time."""
 
     place: Place
     key: str
@@ -100,6 +104,7 @@ class Question(NamedTuple):
     max_age: timedelta | None
     on_gone: OnGone
     table: TypedRows | None = None
+    by_event: bool = False
 
 
 def joiner(question: Question) -> Callable[[_Batches], Iterator[pa.RecordBatch]]:
@@ -111,26 +116,37 @@ def joiner(question: Question) -> Callable[[_Batches], Iterator[pa.RecordBatch]]
         first = next(labels, None)
         if first is None:  # opening the place would cost more than the task
             return
-        reader = pa.RecordBatchReader.from_batches(first.schema, chain([first], labels))
         with plain_errors(), open_origin(question.place) as origin:
-            joined = origin.join(
-                reader,
-                key=KEY,
-                at=AT,
-                max_age=question.max_age,
-                columns=ANSWER,
-                on_gone=question.on_gone,
-            )
-            for batch in joined:
-                yield _answered(batch, question)
+            yield from _joined(origin, first.schema, chain([first], labels), question)
 
     return join
 
 
+def _joined(
+    origin: Origin, schema: pa.Schema, labels: _Batches, question: Question
+) -> Iterator[pa.RecordBatch]:
+    table = question.table
+    if table is not None and question.by_event:
+        asked = (question.columns, question.names, question.max_age)
+        yield from latest_rows(origin, table, labels, *asked, key=KEY, at=AT, known_at=KNOWN)
+        return
+    joined = origin.join(
+        pa.RecordBatchReader.from_batches(schema, labels),
+        key=KEY,
+        at=AT,
+        max_age=question.max_age,
+        columns=ANSWER,
+        on_gone=question.on_gone,
+    )
+    for batch in joined:
+        yield _answered(batch, question)
+
+
 def _whole(batch: pa.RecordBatch, question: Question) -> pa.RecordBatch:
     """The batch. Raises `UsageError` if a label has no key or no time."""
-    for column, name in ((KEY, question.key), (AT, question.at)):
-        if batch.column(column).null_count:
+    named = {KEY: question.key, AT: question.at, KNOWN: "known_at"}
+    for column, name in named.items():
+        if column in batch.schema.names and batch.column(column).null_count:
             raise UsageError(f"a label has no {name}: it is null", "drop such labels first")
     return batch
 

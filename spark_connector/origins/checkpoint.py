@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 
 import pyarrow as pa
@@ -15,7 +16,7 @@ from kvstore.joins import OnGone
 from kvstore.opening import open_read_only
 from kvstore.span import Span
 from kvstore.timestamp import Timestamp
-from spark_connector.origins.origin import ChangeCount, HistoryEntry, OriginFrontiers
+from spark_connector.origins.origin import ChangeCount, HistoryEntry, JoinableRows, OriginFrontiers
 from spark_connector.origins.place import Place
 
 
@@ -96,6 +97,9 @@ class CheckpointOrigin:
         on_gone: OnGone,
     ) -> pa.RecordBatchReader:
         return self._store.join(labels, key, at, max_age, columns=columns, on_gone=on_gone)
+
+    def rows_of(self, table: str) -> AbstractContextManager[JoinableRows]:
+        return nullcontext(self._store.table(table))
 
     def __enter__(self) -> Self:
         return self

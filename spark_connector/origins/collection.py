@@ -15,6 +15,7 @@ reading, or between two tasks, and the rows stay the same.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, Final
 
@@ -36,7 +37,7 @@ from kvstore.reserve import CATALOGUE
 from kvstore.span import Span
 from kvstore.splits import split_span
 from kvstore.timestamp import Timestamp
-from spark_connector.origins.origin import ChangeCount, HistoryEntry, OriginFrontiers
+from spark_connector.origins.origin import ChangeCount, HistoryEntry, JoinableRows, OriginFrontiers
 from spark_connector.origins.place import Place
 from spark_connector.origins.row_groups import (
     Group,
@@ -187,6 +188,11 @@ class CollectionOrigin:
         on_gone: OnGone,
     ) -> pa.RecordBatchReader:
         return self._collection.join(labels, key, at, max_age, columns=columns, on_gone=on_gone)
+
+    @contextmanager
+    def rows_of(self, table: str) -> Iterator[JoinableRows]:
+        with self._collection.open() as reader:
+            yield reader.table(table)
 
     def __enter__(self) -> Self:
         return self

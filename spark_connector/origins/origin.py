@@ -9,6 +9,7 @@ An origin yields rows with the requested columns of `backup/version_rows.py`.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from datetime import timedelta
 from typing import Literal, NamedTuple, Protocol
 
@@ -19,6 +20,7 @@ from kvstore.changes import Change
 from kvstore.engine import FileSpan
 from kvstore.joins import OnGone
 from kvstore.span import Span
+from kvstore.timestamp import TimeLike
 from spark_connector.origins.place import Place
 
 
@@ -46,6 +48,24 @@ class ChangeCount(NamedTuple):
 
     rows: int
     is_exact: bool
+
+
+class JoinableRows(Protocol):
+    """The rows of a table, which labels are joined to."""
+
+    def join(
+        self,
+        labels: object,
+        on: str | Sequence[str],
+        at: str | None,
+        known_at: str | TimeLike | None,
+        max_age: timedelta | None,
+        columns: Sequence[str] | None,
+        *,
+        prefix: str,
+    ) -> pa.RecordBatchReader:
+        """The labels with columns of rows; see `Table.join`."""
+        ...
 
 
 class Origin(Protocol):
@@ -125,6 +145,11 @@ class Origin(Protocol):
         on_gone: OnGone,
     ) -> pa.RecordBatchReader:
         """The labels with the columns of their values; see `Store.join`."""
+        ...
+
+    def rows_of(self, table: str) -> AbstractContextManager[JoinableRows]:
+        """The table `table` with its history, for the time of the block. Raises `UsageError` if
+        there is none."""
         ...
 
     def __enter__(self) -> Self: ...

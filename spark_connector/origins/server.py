@@ -16,7 +16,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from datetime import timedelta
 from typing import Final
 
@@ -35,7 +35,7 @@ from kvstore.limits import READER_TRIES_MAX
 from kvstore.protocol import from_json, to_json
 from kvstore.span import Span
 from kvstore.timestamp import Timestamp
-from spark_connector.origins.origin import ChangeCount, HistoryEntry, OriginFrontiers
+from spark_connector.origins.origin import ChangeCount, HistoryEntry, JoinableRows, OriginFrontiers
 from spark_connector.origins.place import Place
 
 _RENEWALS: Final = 3
@@ -161,6 +161,9 @@ class ServerOrigin:
         on_gone: OnGone,
     ) -> pa.RecordBatchReader:
         return self._client.join(labels, key, at, max_age, columns=columns, on_gone=on_gone)
+
+    def rows_of(self, table: str) -> AbstractContextManager[JoinableRows]:
+        return nullcontext(self._client.table(table))
 
     def __enter__(self) -> Self:
         return self

@@ -458,7 +458,6 @@ def test_labels_that_no_table_can_answer_are_refused(spark: SparkSession, histor
             "column 'trip' of the key .* is int64, not string",
         ),
         ({"columns": ["cost"]}, "table 'trips' has no column 'cost'"),
-        ({"table": "events"}, "table 'events' has an event time"),
         ({"known_at": "ts"}, "leave known_at out"),
     ):
         asked: dict[str, Any] = {"key": ["vendor", "trip", "at"], "table": "trips", **more}
