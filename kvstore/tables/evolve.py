@@ -91,7 +91,7 @@ def define(
         for column in columns
     )
     found = replace(found, columns=columns).with_layout()
-    return _with_indexes(found, indexes or {}, is_whole=True)
+    return _with_indexes(found, _mapping(indexes, "indexes"), is_whole=True)
 
 
 class TableArguments(NamedTuple):

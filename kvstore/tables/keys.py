@@ -9,6 +9,7 @@ from typing import Any, Final, NoReturn
 import numpy as np
 import pyarrow as pa
 
+from kvstore.arguments import key_list
 from kvstore.arrow import array_of
 from kvstore.codec.decimals import decode_decimal, encode_decimal
 from kvstore.codec.ordered import frame
@@ -72,11 +73,16 @@ class KeyCodec:
 
     def whole_keys(self, keys: Iterable[Any]) -> list[bytes]:
         """The keys of many tuples, or of the values of a key of one column."""
-        single = len(self.columns) == 1
         return [
-            self.whole_key((key,) if single and not isinstance(key, tuple | list) else key)
-            for key in keys
+            self.whole_key(key if isinstance(key, tuple | list) else self._single(key))
+            for key in key_list(keys)
         ]
+
+    def _single(self, value: Any) -> tuple[Any]:
+        if len(self.columns) > 1:
+            names = ", ".join(column.name for column in self.columns)
+            raise UsageError(f"{self._where}: {value!r:.100} is no key", f"pass ({names})")
+        return (value,)
 
     def keys(self, batch: pa.RecordBatch) -> pa.Array:
         """The keys of the rows of a batch, binary."""

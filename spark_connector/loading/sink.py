@@ -1,6 +1,7 @@
-"""A stream into a store: each micro-batch is one import, which the store adds once.
+"""A stream into a store or a table: each micro-batch is one import, which the store adds once.
 
     stream.writeStream.foreachBatch(batch_importer(store, "orders", "key", "value")).start()
+    stream.writeStream.foreachBatch(batch_importer(store.table("trips"), "trips")).start()
 
 Spark repeats a micro-batch if it crashed before it recorded the end of the batch. The id of an
 import follows from the name of the stream and the number of the batch, and a store adds an id once.
@@ -20,16 +21,16 @@ from bulk.sort import Duplicates
 from kvstore.codec.keys import IMPORT_ID_MAX
 from kvstore.control.scripts import StoreOrClient
 from kvstore.errors import UsageError
+from kvstore.tables import Table
 from spark_connector.loading.columns import Columns
-from spark_connector.loading.load import run_import
-from spark_connector.loading.rows import ImportRows
+from spark_connector.loading.load import bulk_import
 
 
 def batch_importer(
-    store: StoreOrClient,
+    store: StoreOrClient | Table,
     name: str,
-    key: Columns,
-    value: Column | str,
+    key: Columns | None = None,
+    value: Column | str | None = None,
     *,
     op: Column | str | None = None,
     on_conflict: OnConflict = "overwrite",
@@ -38,7 +39,8 @@ def batch_importer(
     expires: Column | str | None = None,
     partitions: int | None = None,
 ) -> Callable[[DataFrame, int], None]:
-    """A function for `writeStream.foreachBatch` that imports each micro-batch into `store`.
+    """A function for `writeStream.foreachBatch` that imports each micro-batch into `store`, or into
+    a table of it.
 
     `name` belongs to one stream for ever. With a new checkpoint location it would number its
     batches anew, and the store would skip batches under the ids that it knows. The other parameters
@@ -48,8 +50,19 @@ def batch_importer(
         raise UsageError("the stream has no name", "pass one that no other stream has")
 
     def add(batch: DataFrame, batch_id: int) -> None:
-        rows = ImportRows(batch, key, value, op, partitions, None, duplicates, order_by, expires)
-        run_import(rows, store, on_conflict=on_conflict, import_id=import_id_of(name, batch_id))
+        bulk_import(
+            batch,
+            store,
+            key,
+            value,
+            partitions=partitions,
+            on_conflict=on_conflict,
+            op=op,
+            duplicates=duplicates,
+            order_by=order_by,
+            expires=expires,
+            import_id=import_id_of(name, batch_id),
+        )
 
     return _OfThisProcess(add)
 

@@ -16,10 +16,10 @@ from kvstore import ManualClock, Span, Store
 from kvstore.errors import NotUniqueError, TableAlteredError, UsageError
 from kvstore.tables import unique
 from kvstore.tables.space import table_prefix
-from spark_connector import bulk_import
+from spark_connector import batch_importer, bulk_import
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 SCHEMA = pa.schema(
     [
@@ -139,6 +139,37 @@ def test_rows_expire_with_their_entries(spark: SparkSession, tmp_path: Path) -> 
         with pytest.raises(UsageError, match="'id' has 1700000000 in row 0, which looks"):
             bulk_import(spark.sql("SELECT 1700000000 AS id"), trips, expires="id")
         assert store.upper == before
+
+
+def test_each_micro_batch_of_a_stream_comes_typed_once(
+    spark: SparkSession, store: Store, tmp_path: Path
+) -> None:
+    schema = pa.schema([("id", pa.int64()), ("zone", pa.string())])
+    trips = store.table("trips", schema, "id", indexes={"by_zone": "zone"})
+    add = batch_importer(trips, "trips")
+
+    def add_twice(batch: DataFrame, batch_id: int) -> None:
+        add(batch, batch_id)
+        add(batch, batch_id)  # as after a crash before Spark recorded the end of the batch
+
+    for number in range(2):
+        rows = spark.sql(f"SELECT {number} + id AS id, 'z{number}' AS zone FROM range(2)")
+        rows.coalesce(1).write.mode("append").json(str(tmp_path / "source"))
+        query = (
+            spark.readStream.schema("id long, zone string")
+            .json(str(tmp_path / "source"))
+            .writeStream.foreachBatch(add_twice)
+            .option("checkpointLocation", str(tmp_path / "state"))
+            .trigger(availableNow=True)
+            .start()
+        )
+        query.awaitTermination()
+        assert query.exception() is None
+    assert [(row["id"], row["zone"]) for row in trips.rows()] == [(0, "z0"), (1, "z1"), (2, "z1")]
+    assert [row["id"] for row in trips.find("by_zone", "z1")] == [1, 2]
+    assert len(store.imports.all()) == 2
+    with pytest.raises(UsageError, match="the table has a key"):
+        batch_importer(trips, "trips", "id")(spark.range(1), 9)
 
 
 def test_an_alteration_during_a_load_calls_it_off(spark: SparkSession, store: Store) -> None:

@@ -304,6 +304,7 @@ DEFINITIONS: dict[str, tuple[dict[str, Any], str]] = {
     "no name": ({"name": ""}, "cannot be called ''"),
     "a long name": ({"name": "a" * 300}, "has 300 bytes"),
     "an index on a missing column": ({"indexes": {"z": "zone"}}, "no column 'zone'"),
+    "indexes without names": ({"indexes": ["n"]}, "indexes=['n']; pass a dict by name"),
     "an event time that is missing": ({"event_time": "ts"}, "no column 'ts'"),
     "an event time that is no time": ({"event_time": "d"}, "'d' is decimal128(5, 2)"),
     "an event time in the key": ({"event_time": "id"}, "it is put last by itself"),

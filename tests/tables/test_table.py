@@ -324,6 +324,11 @@ WRONG_CALLS: dict[str, tuple[Any, str]] = {
         lambda t: t.get("A"),
         "1 values for a key of 2; the key is vendor, trip_id",
     ),
+    "keys that are no tuples": (
+        lambda t: t.get_many(["A"]),
+        "table 'trips': 'A' is no key; pass (vendor, trip_id)",
+    ),
+    "one key in the place of many": (lambda t: t.get_many(7), "keys must be many, not int"),
     "too many key values": (lambda t: t.scan("A", 1, 2), "3 values for a key of 2"),
     "a null in the key": (lambda t: t.put(trip(None)), "'vendor': a key is never null"),
     "a null key": (lambda t: t.get("A", None), "column 'trip_id': a key is never null"),
