@@ -244,7 +244,12 @@ def _files(sources: list[Path], format_: str | None) -> Iterator[list[Path]]:
         format_of(copy)
         with copy.open("wb") as file:
             shutil.copyfileobj(sys.stdin.buffer, file, 1 << 20)
-        yield [copy if source == STDIN else source for source in sources]
+        try:
+            yield [copy if source == STDIN else source for source in sources]
+        except UsageError as error:
+            if str(copy) not in error.what:
+                raise
+            raise UsageError(error.what.replace(str(copy), "stdin"), error.remedy) from error
 
 
 def export_keys(

@@ -77,6 +77,12 @@ def require_absent(path: Path, *, advice: str) -> None:
     raise UsageError(f"{path} exists", advice)
 
 
+def require_parent(path: Path) -> None:
+    """Raise `UsageError` unless `path` has a directory that it can be made in."""
+    if not path.absolute().parent.is_dir():
+        raise UsageError(f"there is no directory {path.parent}", "make it first")
+
+
 def is_there(path: Path) -> bool:
     """Whether `path` leads to something. A disk that fails raises `StorageError`."""
     with storage_errors(str(path)):

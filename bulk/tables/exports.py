@@ -16,6 +16,7 @@ from typing import Any, Final, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from kvstore.arguments import require_parent
 from kvstore.errors import UsageError
 from kvstore.errors.system import storage_errors
 from kvstore.journal.files import OsFiles
@@ -63,8 +64,7 @@ def write_parquet(
     """Write batches of rows of `table` as of a time. See `export_parquet`."""
     if path.is_dir():
         raise UsageError(f"{path} is a directory", "name a file in it")
-    if not path.parent.is_dir():
-        raise UsageError(f"there is no directory {path.parent}", "make it first")
+    require_parent(path)
     passing = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     rows = 0
     told = {"kvstore.as_of": str(int(as_of)), "kvstore.table": table}

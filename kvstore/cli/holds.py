@@ -11,6 +11,7 @@ from kvstore.cli.completion import names_of
 from kvstore.cli.options import LISTED_MAX, JsonOption, ListLimitOption, StoreArgument, iso
 from kvstore.cli.output import note, print_figures, print_json, print_list, shown
 from kvstore.cli.stores import open_to_write
+from kvstore.cli.wording import in_shell_words
 from kvstore.limits import HOLD_LOOK_S
 from kvstore.opening import open_read_only
 from kvstore.timestamp import NS_PER_SECOND
@@ -79,7 +80,7 @@ def drop_hold(
         print_json(fields)
     else:
         print_figures({key: shown(value) for key, value in fields.items()}, as_json=False)
-    note(f"dropped; {dropped.cost_of_dropping}")
+    note(f"dropped; {in_shell_words(dropped.cost_of_dropping)}")
 
 
 def _is_gone(address: str) -> bool | None:

@@ -12,6 +12,9 @@ from typing import Final
 PHRASES: Final[Mapping[str, str]] = {
     'ingest with on_conflict="overwrite"': "pass --on-conflict overwrite",
     "bulk.seed(duplicates='last') keeps the later row": "--duplicates last keeps the later row",
+    "see store.imports.all()": "`kvstore imports list` names all imports",
+    "`kvstore holds list` or store.holds.all() names": "`kvstore holds list` names",
+    "needs full=True": "needs --full",
     "backup(store, full=True)": "`kvstore backup run --full`",
     'pass a store with depth="contents" only': "pass --store with --depth contents only",
     'depth="contents"': "--depth contents",

@@ -312,7 +312,7 @@ class Imports:
             record = self.get(import_id)
             if record is None or record.added is None:
                 raise UsageError(
-                    f"no import {import_id} was added here",
+                    f"no import {import_id:016x} was added here",
                     "see store.imports.all(); one that was added long ago is forgotten: delete its "
                     "keys instead",
                 )

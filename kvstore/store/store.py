@@ -42,6 +42,7 @@ from kvstore.arguments import (
     require_age,
     require_count,
     require_limit,
+    require_parent,
     require_path,
     require_seconds,
 )
@@ -1084,6 +1085,7 @@ class Store:
         """
         target = require_path(path)
         require_absent(target, advice="checkpoint into a path that does not")
+        require_parent(target)
         committer = self._committer
         with committer.lock:
             upper = committer.sync()

@@ -93,6 +93,10 @@ def test_stdin_is_a_file_with_a_format(run: Run, tmp_path: Path) -> None:
     assert json.loads(done.stdout)["rows"] == 2
     assert "pass --format" in piped(raw, *words).stderr
     assert piped(raw, *words, "--format", "txt").exit_code == 2
+    assert (
+        "stdin:2 is no object"
+        in piped(b'{"key": "a", "value": ""}\n3\n', *words[:2], "-", "--format", "jsonl").stderr
+    )
     assert "files have it" in piped(raw, *words[:2], "f.csv", "--format", "csv").stderr
     with kvstore.open_read_only(tmp_path / "s") as store:
         assert dict(store.scan()) == {b"a": b"1", b"z": b"0", b"\xff": b""}

@@ -103,12 +103,16 @@ def test_a_refusal_names_options_and_no_arguments_of_python(run: Run, tmp_path: 
         (("seed", tmp_path / "n", tmp_path / "events.csv"), "--duplicates last keeps the later"),
         (("push", "make", pushes, tmp_path / "f.csv", "--mode", "replace"), "--mode replace tog"),
         (("push", "make", pushes, tmp_path / "f.csv", "--keep-newer"), "--built-at is the time"),
+        (("imports", "revert", store, "ab"), "no import 00000000000000ab was added here; `kvstore"),
+        (("holds", "drop", store, "h"), "no hold 'h'; `kvstore holds list` names all holds"),
+        (("checkpoint", store, tmp_path / "no" / "copy"), "there is no directory"),
         (("backup", "verify", backups, "--depth", "contents"), "--store with --depth contents"),
         (("backup", "drill", backups, "--depth", "contents"), "--store with --depth contents"),
     ):
         told = run(*words, code=2).stderr
         assert remedy in told
         assert "=" not in told
+        assert "store." not in told
 
 
 def test_an_age_beyond_all_time_is_refused(run: Run, path: Path) -> None:
