@@ -28,6 +28,9 @@ class Feature(NamedTuple):
     since: tuple[int, int]
 
 
+RELEASE: str = pyspark.__version__
+"""The release that runs here."""
+
 OLDEST: Final = (3, 5)
 SOURCES: Final = Feature('format("kvstore")', (4, 0))
 CONNECT: Final = Feature("Spark Connect", (4, 0))
@@ -58,19 +61,19 @@ def require_release(version: str, python: tuple[int, int] = sys.version_info[:2]
         )
 
 
-def has(feature: Feature, version: str = pyspark.__version__) -> bool:
-    """Whether a release of PySpark has the feature."""
-    return _numbers(version) >= feature.since
+def has(feature: Feature, version: str | None = None) -> bool:
+    """Whether a release of PySpark has the feature; by default the release that runs here."""
+    return _numbers(version or RELEASE) >= feature.since
 
 
-def require(feature: Feature, what: str | None = None, version: str = pyspark.__version__) -> None:
+def require(feature: Feature, what: str | None = None, version: str | None = None) -> None:
     """Raise `UsageError` if a release lacks the feature that `what` needs."""
     if not has(feature, version):
         first = ".".join(map(str, feature.since))
         raise UsageError(
-            f"{what or feature.what} needs PySpark {first}, and this is {version}",
+            f"{what or feature.what} needs PySpark {first}, and this is {version or RELEASE}",
             f"install pyspark {first} or newer, on executors too",
         )
 
 
-require_release(pyspark.__version__)
+require_release(RELEASE)

@@ -87,6 +87,7 @@ class KVStoreSource(DataSource):
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         from spark_connector.loading.writer import StagingWriter  # readers need no import of it
 
+        freeze_objects()
         given = honoured(self.options, "write")
         if overwrite:
             raise UsageError('mode("overwrite") is not offered', 'stage with mode("append")')

@@ -30,7 +30,7 @@ from kvstore.errors import UsageError
 from spark_connector.executors import require_seen
 from spark_connector.interfaces import DataSourceArrowWriter, WriterCommitMessage
 from spark_connector.loading.build import sent_part
-from spark_connector.worker import freeze_objects
+from spark_connector.worker import freeze_objects, plain_errors
 
 _TYPES: Final[dict[str, list[DataType]]] = {
     "key": [BinaryType()],
@@ -73,7 +73,9 @@ class StagingWriter(DataSourceArrowWriter):
                 writer.write(batch)
             return PartWritten(writer.finish())
 
+    @plain_errors()
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        freeze_objects()
         build = self._build()
         known = build.sealed_id()
         if known is not None:
@@ -83,7 +85,9 @@ class StagingWriter(DataSourceArrowWriter):
         parts = [m.part for m in messages if isinstance(m, PartWritten) and m.part is not None]
         build.seal(self._import_id, parts, ())
 
+    @plain_errors()
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        freeze_objects()
         self._build().discard()
 
     def _build(self) -> BuildingPlace:

@@ -155,7 +155,7 @@ def running(workers: int = 2, *, cores: int = 1, shares: bool = True) -> Iterato
     try:
         for directory in (cluster.shared, cluster.driver):
             directory.mkdir()
-        _make_environment(root / "environment")
+        make_environment(root / "environment")
         cluster.hides = _may_mount()
         log = _start(cluster, "master", [_MASTER, "--port", "0", "--webui-port", "0"])
         cluster.master = _found(log, _ADDRESS, cluster)[1]
@@ -180,7 +180,7 @@ def library_zip(path: Path) -> Path:
 def install_wheel(cluster: Cluster) -> Path:
     """A Python for executors into which a wheel of this tree is installed, without a compiler."""
     place = cluster.root / "installed"
-    site = _make_environment(place / "environment")
+    site = make_environment(place / "environment")
     build(source_copy(place), "wheel", place)
     (wheel,) = place.glob("*.whl")
     options = ["-q", "--no-index", "--no-deps", "--target", str(site)]
@@ -188,7 +188,7 @@ def install_wheel(cluster: Cluster) -> Path:
     return place / "environment" / "bin" / "python"
 
 
-def _make_environment(directory: Path) -> Path:
+def make_environment(directory: Path) -> Path:
     """A Python that imports the packages installed here, but nothing of an editable install: a line
     of a `.pth` file adds a directory, and leaves the `.pth` files in there alone. Returns the
     directory of its packages."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import pickle
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +18,8 @@ import kvstore
 from backup import Collection
 from kvstore.errors import NotAStoreError
 from spark_connector import history, read_where
+from spark_connector.loading.writer import StagingWriter
+from spark_connector.reading.schema import STATE
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -92,17 +96,41 @@ source = KVStoreSource({'path': '/nowhere', 'readChangeFeed': 'true'})
 """
 
 
+WRITE = """
+from spark_connector.reading.schema import STATE
+from spark_connector.source import KVStoreSource
+KVStoreSource({'path': 'staging'}).writer(STATE, overwrite=False)
+"""
+
+
+COMMIT = """
+import pickle
+from pathlib import Path
+pickle.loads(Path('writer').read_bytes()).commit([])
+"""
+
+
 @pytest.mark.parametrize(
     "step",
-    ["import pyspark_kvstore", f"{SOURCE}source.schema()", f"{SOURCE}source.streamReader(CHANGES)"],
-    ids=["search", "schema", "stream"],
+    [
+        "import pyspark_kvstore",
+        f"{SOURCE}source.schema()",
+        f"{SOURCE}source.streamReader(CHANGES)",
+        WRITE,
+        COMMIT,
+    ],
+    ids=["search", "schema", "stream", "write", "commit"],
 )
-def test_a_worker_whose_socket_spark_has_closed_shows_nothing(step: str) -> None:
+def test_a_worker_whose_socket_spark_has_closed_shows_nothing(step: str, tmp_path: Path) -> None:
     """PySpark's daemon prints the error of a worker in this way."""
+    writer = StagingWriter(tmp_path / "committed", STATE, compression="lz4")
+    (tmp_path / "writer").write_bytes(pickle.dumps(writer))
     for error, is_shown in (("BrokenPipeError(32)", False), ("ValueError('other')", True)):
+        shutil.rmtree(tmp_path / "staging", ignore_errors=True)
         done = subprocess.run(
             [sys.executable, "-c", WORKER.format(step=step, error=error)],
             env={**os.environ, "PYTHON_UNIX_DOMAIN_ENABLED": "True"},
+            cwd=tmp_path,
             capture_output=True,
             text=True,
             check=False,

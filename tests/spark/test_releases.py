@@ -13,8 +13,17 @@ import pytest
 
 from kvstore.errors import UsageError
 from spark_connector import releases
-from spark_connector.releases import has, require, require_release
-from tests.matrix.__main__ import PAIRS
+from spark_connector.releases import (
+    ARROW_FUNCTIONS,
+    CONNECT,
+    LIMITS,
+    NUMBERED_PARTITIONS,
+    SOURCES,
+    has,
+    require,
+    require_release,
+)
+from tests.matrix.__main__ import PAIRS, ROOT
 
 
 def test_releases_before_3_5_are_refused() -> None:
@@ -55,6 +64,28 @@ def test_the_matrix_tries_the_oldest_and_the_newest_release_and_python() -> None
     assert PAIRS[0] == ("3.10", "3.5.9")
     assert PAIRS[-1] == ("3.13", "4.3.0")
     assert {release[:3] for _, release in PAIRS} == {"3.5", "4.0", "4.1", "4.2", "4.3"}
+
+
+def test_the_page_of_versions_says_what_the_code_and_the_matrix_say() -> None:
+    page = (ROOT / "docs" / "reference" / "spark-versions.md").read_text()
+    table = [[cell.strip() for cell in line.split("|")[1:-1]] for line in page.splitlines()]
+    [versions] = [cells[1:] for cells in table if len(cells) == 6 and cells[0] == ""]
+    rows = {cells[0]: cells[1:] for cells in table if len(cells) == 6}
+    for beginning, feature in {
+        '`format("kvstore")`: reads': SOURCES,
+        "`read_where`": SOURCES,
+        "a session of Spark Connect": CONNECT,
+        "keys of several columns": ARROW_FUNCTIONS,
+        "`splits=`": NUMBERED_PARTITIONS,
+        "`maxRowsPerTrigger`": LIMITS,
+    }.items():
+        [told] = [row for name, row in rows.items() if name.startswith(beginning)]
+        assert told == ["yes" if has(feature, version) else "no" for version in versions], beginning
+    held = {(cells[1], cells[0], cells[3]) for cells in table if cells[2:3] == ["held"]}
+    assert held == {
+        (python, release, "held" if has(CONNECT, release) else "not offered")
+        for python, release in PAIRS
+    }
 
 
 def test_the_import_of_the_package_looks_at_the_release_first(tmp_path: Path) -> None:

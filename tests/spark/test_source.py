@@ -17,6 +17,9 @@ import kvstore
 from backup import Collection
 from kvstore import Timestamp
 from spark_connector import bulk_import, read_where, sorted_rows
+from spark_connector.java import java_for_spark
+from tests.cluster.cluster import make_environment
+from tests.harness.wheels import PACKAGES, ROOT
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -74,7 +77,48 @@ def path(request: pytest.FixtureRequest, history: History) -> str:
 
 
 def test_format_is_known_without_any_code(spark: SparkSession, history: History) -> None:
-    assert rows(load(spark, history.checkpoint)) == list(history.store.scan())
+    fresh = spark.newSession()  # other tests register the format in theirs
+    assert rows(load(fresh, history.checkpoint)) == list(history.store.scan())
+
+
+REGISTERS = """
+import sys
+from pyspark.sql import SparkSession
+from spark_connector import register
+
+fast = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+builder = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false")
+spark = builder.config("spark.driver.extraJavaOptions", fast).getOrCreate()
+for step in (lambda: None, lambda: register(spark)):
+    step()
+    try:
+        print(spark.read.format("kvstore").load(sys.argv[1]).count())
+    except Exception as error:
+        print("[DATA_SOURCE_NOT_FOUND]" in str(error))
+"""
+
+
+@pytest.mark.spark
+def test_a_session_that_cannot_find_the_format_is_told_it(history: History, tmp_path: Path) -> None:
+    """Its Python lists no `pyspark_kvstore`, as with an editable install by a finder of imports."""
+    make_environment(tmp_path / "environment")
+    library = tmp_path / "library"
+    library.mkdir()
+    for package in PACKAGES:
+        if package != "pyspark_kvstore":
+            (library / package).symlink_to(ROOT / package)
+    python = str(tmp_path / "environment" / "bin" / "python")
+    given = {"PYTHONPATH": str(library), "JAVA_HOME": str(java_for_spark().home)}
+    done = subprocess.run(
+        [python, "-c", REGISTERS, history.checkpoint],
+        env={**os.environ, **given, "PYSPARK_PYTHON": python, "SPARK_LOCAL_IP": "127.0.0.1"},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    count = len(list(history.store.scan()))
+    assert done.stdout.splitlines() == ["True", str(count)]
 
 
 def test_package_that_makes_it_known_imports_nothing_of_ours() -> None:
