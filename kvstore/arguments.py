@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 from typing_extensions import TypeIs
 
@@ -17,6 +17,8 @@ from kvstore.errors.system import storage_errors
 from kvstore.limits import VALUE_BYTES_MAX
 from kvstore.span import Span
 from kvstore.timestamp import TimeLike
+
+_Key = TypeVar("_Key")
 
 VALUE_COLUMNS: Final = ("value", "value_timestamp")
 """The columns that a join adds, unless its caller names others."""
@@ -145,7 +147,7 @@ def require_value(value: object) -> bytes:
     return bytes(value)
 
 
-def key_list(keys: Iterable[bytes]) -> list[bytes]:
+def key_list(keys: Iterable[_Key]) -> list[_Key]:
     """`keys` as a list. The type of each key is checked elsewhere."""
     try:
         return list(keys)
