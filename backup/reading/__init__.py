@@ -3,7 +3,8 @@
 Floors, from the top:
 
     reader                  the reads of a store, on a collection
-    held labels             the chains that a long reader holds; the side of a join
+    sides                   the side of a join that a reader answers
+    held labels             the chains that a long reader holds; the side of a collection
     cache rows spans        the bytes that a reader keeps; rows of a snapshot, as a store gives
                             them; the first live rows of spans
 """

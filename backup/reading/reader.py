@@ -13,17 +13,18 @@ Invariants
    or refused. It is never answered from half of the history.
 3. Every byte is checked before it is believed, in the cache too. Where a check fails, the cache
    forgets the part and the read is repeated once, from the storage itself.
+4. A read of many rows is repeated while it has given no row. After that it raises the error.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
 from itertools import islice
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -34,6 +35,7 @@ from backup.instants import covers, gone, labels_of, time_or_label
 from backup.reading.held import Held, hold_chain
 from backup.reading.labels import CollectionAnswers
 from backup.reading.rows import changes_of, rows_of, versions_of
+from backup.reading.sides import ReaderSide
 from backup.shard import VERSIONS, ShardPart
 from backup.shard.rows.part_bytes import MissingPartError
 from backup.shard.rows.part_reader import OpenedPart
@@ -52,7 +54,7 @@ from kvstore.errors import (
 )
 from kvstore.forks import own
 from kvstore.joins import Join, OnGone, join
-from kvstore.joins.side import VALUE_FIELDS, Asked, Search
+from kvstore.joins.side import Asked, Search
 from kvstore.limits import READER_KEYS_BY_BLOCK_MAX, READER_PARTS_MAX
 from kvstore.mvcc import Version
 from kvstore.span import Span, require_key
@@ -226,20 +228,20 @@ class CollectionReader:
         Keys of tables are left out, unless the span begins among them. An error of the storage is
         raised by the batch that meets it.
         """
-        span, at = Span.of(start, end, prefix), self._at(as_of)
-        held = self._covering(at)
-        left = require_limit(limit)
+        span, left = Span.of(start, end, prefix), require_limit(limit)
+
+        def read(held: Held, at: int) -> Iterator[pa.RecordBatch]:
+            return rows_of(held.snapshot, held.plain(span), at, reverse=reverse)
 
         def rows() -> Iterator[pa.RecordBatch]:
             nonlocal left
-            with self.using(held):
-                for batch in rows_of(held.snapshot, held.plain(span), at, reverse=reverse):
-                    yield batch if left is None else batch.slice(0, left)
-                    if left is not None and (left := left - min(left, batch.num_rows)) == 0:
-                        return
+            for batch in found:
+                yield batch if left is None else batch.slice(0, left)
+                if left is not None and (left := left - min(left, batch.num_rows)) == 0:
+                    return
 
-        found = iter(()) if left == 0 else rows()
-        return pa.RecordBatchReader.from_batches(rows_schema(), found)
+        found = self._streamed(as_of, read)
+        return pa.RecordBatchReader.from_batches(rows_schema(), iter(()) if left == 0 else rows())
 
     def changes(
         self,
@@ -259,30 +261,27 @@ class CollectionReader:
         """
         require_choices(revisions, order)
         high = self._at(upto)
-        held = self._covering(high)
-        low = int(held.since) if since == OLDEST else self._time(since, "since")
+        newest = self._covering(high)
+        low = int(newest.since) if since == OLDEST else self._time(since, "since")
         if low > high and upto is not None:
             raise UsageError(f"since {low} is above upto {high}", "swap them")
-        is_state = low == 0 and revisions == "latest"
-        is_between = revisions == "latest" and covers(held, low)  # two whole states
-        if not is_state and not is_between and low < held.since:
-            raise HistoryGoneError(as_of=Timestamp(low), since=Timestamp(held.since))
-        span = Span.of(start, end, prefix)
+        is_latest, span = revisions == "latest", Span.of(start, end, prefix)
 
-        def found() -> Iterator[Change]:
-            with self.using(held):
-                yield from changes_of(
-                    held.snapshot,
-                    held.plain(span),
-                    since=low,
-                    upto=high,
-                    latest=revisions == "latest",
-                    opened=self._open_part,
-                )
+        def require(held: Held) -> None:
+            is_whole = is_latest and (low == 0 or covers(held, low))  # a state, or two whole states
+            if not is_whole and low < held.since:
+                raise HistoryGoneError(as_of=Timestamp(low), since=Timestamp(held.since))
 
+        def read(held: Held, at: int) -> Iterator[Change]:
+            require(held)
+            how: Any = {"since": low, "upto": at, "latest": is_latest}
+            return changes_of(held.snapshot, held.plain(span), opened=self._open_part, **how)
+
+        require(newest)
+        found = self._streamed(upto, read)
         if order == "key":
-            return found()
-        return iter(sorted(found(), key=lambda change: (change[0], change.op != "delete_range")))
+            return found
+        return iter(sorted(found, key=lambda change: (change[0], change.op != "delete_range")))
 
     # -- joins and tables -------------------------------------------------------------------
 
@@ -368,14 +367,46 @@ class CollectionReader:
         may be in the cache alone."""
         try:
             return read()
-        except LeaseExpiredError:
-            for held in self._held:
-                held.leave()
-            self._held = []
-            self.refresh()
-        except CorruptionError as error:
-            self._forget(error)
+        except (LeaseExpiredError, CorruptionError) as error:
+            self._mend(error)
         return read()
+
+    def _streamed(
+        self, as_of: TimeLike | None, read: Callable[[Held, int], Iterator[_T]]
+    ) -> Iterator[_T]:
+        """The items of `read` at `as_of`; before the first one it is repeated as by `_repeated`."""
+        at = self._at(as_of)
+        held = self._covering(at)
+
+        def items() -> Iterator[_T]:
+            nonlocal at, held
+            for is_last in (False, True):
+                with self.using(held):
+                    try:
+                        found = read(held, at)
+                        first = next(found, None)
+                    except (LeaseExpiredError, CorruptionError) as error:
+                        if is_last:
+                            raise
+                        self._mend(error)
+                        at = self._at(as_of)
+                        held = self._covering(at)
+                        continue
+                    if first is not None:
+                        yield first
+                        yield from found
+                    return
+
+        return items()
+
+    def _mend(self, error: LeaseExpiredError | CorruptionError) -> None:
+        self._forget(error) if isinstance(error, CorruptionError) else self.take_anew()
+
+    def take_anew(self) -> None:
+        """Take the leases anew. One has run out: nothing was read for long."""
+        while self._held:
+            self._held.pop().leave()
+        self.refresh()
 
     def _forget(self, error: CorruptionError) -> None:
         """Have the bytes of the damaged part fetched anew."""
@@ -384,37 +415,6 @@ class CollectionReader:
                 if part.name in error.where and not isinstance(error, MissingPartError):
                     self._kept.forget(part.name)
                     self._opened.pop(part.name, None)
-
-
-class ReaderSide:
-    """See `kvstore.joins.side.Side`. No label may ask for a time at or above the reader's upper."""
-
-    fields = VALUE_FIELDS
-
-    def __init__(self, reader: CollectionReader) -> None:
-        self._reader = reader
-
-    @contextmanager
-    def opened(self) -> Iterator[ReaderAnswers]:
-        """Keep the snapshots of this moment open."""
-        held = list(self._reader.held())
-        with ExitStack() as using:
-            for each in held:
-                using.enter_context(self._reader.using(each))
-            yield ReaderAnswers(held, int(self._reader.as_of))
-
-
-class ReaderAnswers(CollectionAnswers):
-    """See `kvstore.joins.side.Answers`."""
-
-    def __init__(self, held: Sequence[Held], newest: int) -> None:
-        super().__init__(held)
-        self._newest = newest
-
-    @property
-    def newest(self) -> int:
-        """The time of the reader."""
-        return self._newest
 
 
 class ReaderSnapshot:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 
@@ -118,6 +118,43 @@ def test_a_reader_whose_lease_ran_out_takes_another(
         assert reader.get_many([b"k01", b"k02"]) == store.get_many([b"k01", b"k02"])
         with pytest.raises(HistoryGoneError):
             reader.get(b"k01", instants[5])
+
+
+def test_reads_of_many_rows_take_another_lease_too(
+    store: kvstore.Store, collection: backup.Collection, instants: Instants, tmp_path: Path
+) -> None:
+    """A reader that was idle for long: backups beside it were merged meanwhile."""
+    other = backup.Collection(tmp_path / "collection")
+    keys = [b"k%02d" % number for number in range(KEYS)]
+
+    def labels(reader: CollectionReader) -> pa.Table:
+        return pa.table({"id": keys, "ts": [int(reader.upper) - 1 for _ in keys]})
+
+    reads: list[Callable[[CollectionReader | kvstore.Store], object]] = [
+        lambda of: list(of.scan(as_of=at)),
+        lambda of: list(of.scan(reverse=True, as_of=at, limit=3)),
+        lambda of: list(of.changes(0, at, revisions="latest")),
+        lambda of: of.join(asked).read_all(),
+    ]
+    for number, read in enumerate(reads):
+        with bounds(LEASE_NS=1), collection.open() as reader:
+            at, asked = reader.as_of, labels(reader)
+            store.put(b"k00", b"after %d" % number)
+            other.backup(store)
+            other.compact()
+            assert read(reader) == read(store)
+    with bounds(LEASE_NS=1), collection.open() as reader:
+        at = reader.as_of
+        rows, changes = reader.scan(as_of=at), reader.changes(reader.since)
+        newest = reader.scan()
+        store.put(b"k00", b"last")
+        other.backup(store)
+        other.expire(before=other.upper - 1)
+        with pytest.raises(HistoryGoneError):
+            next(rows)
+        with pytest.raises(HistoryGoneError):
+            next(changes)
+        assert list(newest) == list(store.scan(as_of=reader.upper - 1))
 
 
 def test_times_outside_the_chains_are_refused(
