@@ -21,7 +21,9 @@ from kvstore.journal import Inspection, StateMachine
 from kvstore.journal.compaction import compact_by_content
 from kvstore.journal.salvage import Keep
 
-app = typer.Typer(help="Look at, compact or rescue a journal.", no_args_is_help=True)
+app = typer.Typer(
+    help="Look at, compact or rescue a journal.", no_args_is_help=True, add_completion=False
+)
 
 JournalArgument = Annotated[
     Path,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import random
 import re
 import subprocess
 import sys
@@ -296,9 +297,23 @@ def test_files_are_told_by_family(store: Store, tmp_path: Path) -> None:
     store.checkpoint(tmp_path / "copy")  # flushes
     assert value(store, "files", "data") >= 1
     assert value(store, "disk_bytes", "data") > 0
-    store.get(b"k")
-    assert value(store, "cache_bytes") >= 0
+    before = value(store, "cache_bytes")
+    assert list(store.scan())
+    assert value(store, "cache_bytes") > before
     assert value(store, "writes_stopped") == 0
+
+
+def test_work_of_rocksdb_is_told_while_it_is_done(tmp_path: Path) -> None:
+    draw = random.Random(1)
+    options = kvstore.Options(write_buffer_bytes=64 << 10, background_jobs=1)
+    coming = {"flushes_running", "compactions_running", "pending_compaction_bytes"}
+    with kvstore.open(tmp_path / "busy", durability="async", options=options) as store:
+        for _ in range(20_000):  # far more than enough: the first compaction begins after 60
+            store.put_many((draw.randbytes(8), draw.randbytes(500)) for _ in range(200))
+            coming -= {name for name in coming if value(store, name) > 0}
+            if not coming:
+                break
+    assert not coming
 
 
 def test_health_falls_after_a_failed_write(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
