@@ -81,7 +81,9 @@ class Changesets:
             if not self._turn.wait_for(
                 lambda: self._capture.is_quiescent or not committer.frontiers.is_sound, timeout
             ):
-                raise BusyError(f"{len(self._capture.open)} changesets", waited_s=timeout)
+                what = f"{len(self._capture.open)} changesets still open"
+                remedy = "end them, or wait longer (timeout=)"
+                raise BusyError(what, waited_s=timeout, remedy=remedy)
         finally:
             self.forcing -= 1
             self._turn.notify_all()

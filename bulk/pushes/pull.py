@@ -149,7 +149,9 @@ class Puller:
 
         with self._moved:
             if not self._moved.wait_for(has_passed, timeout):
-                raise BusyError(f"push {number} is", waited_s=timeout or 0.0)
+                remedy = "look at the puller's status, or wait longer (timeout=)"
+                what = f"push {number} is not taken"
+                raise BusyError(what, waited_s=timeout or 0.0, remedy=remedy)
 
     @property
     def status(self) -> dict[str, Any]:

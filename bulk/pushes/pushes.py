@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, S
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import takewhile
-from typing import Any, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 from bulk.addresses import Staging
 from bulk.bucket import BEGUN_NAME, Bucket, BucketUrl
@@ -37,7 +37,7 @@ from bulk.pushes.rows import PushedRows
 from bulk.pushes.sharding import SHARDS_MAX
 from bulk.pushes.statuses import Statuses, StoreStatus
 from bulk.staged import Import
-from kvstore.arguments import require_count, require_path, require_seconds
+from kvstore.arguments import require_age, require_count, require_path, require_seconds
 from kvstore.clock import Clock
 from kvstore.codec.keys import IMPORT_ID_MAX
 from kvstore.errors import BusyError, ImportRefusedError, UsageError
@@ -48,6 +48,8 @@ from kvstore.storage.contract import Blob
 from kvstore.storage.patience import Patience
 from kvstore.tables import Table, TableCodec
 from kvstore.timestamp import NS_PER_SECOND, TimeLike
+
+_LATE: Final = "look at Pushes.status, or wait longer (timeout=)"
 
 
 class PushStatus(NamedTuple):
@@ -140,6 +142,8 @@ class Pushes:
 
         Raises `UsageError`.
         """
+        if table is not None and not isinstance(table, Table):
+            raise UsageError(f"table={table!r:.100}", "pass store.table(name)")
         codec = None if table is None else table.codec()
         how = mode_of(mode, prefix, codec, keep_newer=keep_newer, built_at=built_at)
         return BuildingPush(self, shards, max_bytes, how, codec=codec)
@@ -233,6 +237,10 @@ class Pushes:
         `BusyError` after `timeout` seconds. The push stays, and other stores take it.
         """
         seconds = None if timeout is None else require_seconds(timeout, name="timeout")
+        if isinstance(names, str):
+            raise UsageError(f"names={names!r}", "pass a list of names of stores")
+        if until not in ("added", "reverted"):
+            raise UsageError(f"until={until!r}", "pass 'added' or 'reverted'")
         began = time.monotonic()
         push = self._found(number)
         while True:
@@ -250,8 +258,8 @@ class Pushes:
             if not missing:
                 return PushStatus(push, tuple(self.statuses.of_push(number)))
             if seconds is not None and time.monotonic() - began >= seconds:
-                what = f"push {number}, which {', '.join(missing)} lacks, is"
-                raise BusyError(what, waited_s=seconds)
+                what = f"push {number} is not {until} on {', '.join(missing)}"
+                raise BusyError(what, waited_s=seconds, remedy=_LATE)
             time.sleep(PUSH_POLL_S)
 
     # -- taking back ------------------------------------------------------------------------
@@ -274,6 +282,7 @@ class Pushes:
         known = self.log.end()
         pushes = unexpired(self.log.newest_first(known))
         if isinstance(keep, timedelta):
+            require_age(keep, name="keep")
             oldest = Clock().wall_ns() - int(keep.total_seconds() * NS_PER_SECOND)
             old = [*takewhile(lambda push: push.at <= oldest, pushes)]
         else:
@@ -424,7 +433,7 @@ def root_place(
     """The root of pushes that `url` names. Raises `UsageError`."""
     if isinstance(url, BucketUrl):
         return PushesPlace(url)
-    text = str(url)
+    text = url if isinstance(url, str) else str(require_path(url, name="url"))
     if "://" not in text:
         text = str(require_path(text, name="url"))
     return PushesPlace(BucketUrl(text, options or {}, patience))

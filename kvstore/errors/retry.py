@@ -103,10 +103,8 @@ class UpperMismatchError(RetryableError):
 class BusyError(RetryableError):
     """Another operation did not end within `waited_s` seconds. Nothing was changed."""
 
-    def __init__(self, what: str, *, waited_s: float) -> None:
-        super().__init__(
-            f"{what} still open after {waited_s:g} s", "end them, or wait longer (timeout=)"
-        )
+    def __init__(self, what: str, *, waited_s: float, remedy: str) -> None:
+        super().__init__(f"{what} after {waited_s:g} s", remedy)
         self.waited_s = waited_s
 
 

@@ -269,6 +269,25 @@ def test_the_newest_pushes_and_those_that_expire_are_found_without_the_older_log
         pushes.list(last=-1)
 
 
+def test_a_call_that_makes_no_sense_is_refused_and_does_nothing(pushes: Pushes) -> None:
+    made = push(pushes, {b"a": b"1"})
+    wrong: list[tuple[Callable[[], object], str]] = [
+        (lambda: pushes.expire(keep=timedelta(days=-1)), "not negative"),
+        (lambda: pushes.expire(keep=-1), "keep=-1"),
+        (lambda: pushes.wait(1, "eu-1"), "names='eu-1'"),
+        (lambda: pushes.wait(1, ["eu-1"], until="taken"), "until='taken'"),  # type: ignore[arg-type]
+        (lambda: pushes.begin(table="trips"), "table='trips'"),  # type: ignore[arg-type]
+        (lambda: Pushes(None), "url"),  # type: ignore[arg-type]
+    ]
+    for call, told in wrong:
+        with pytest.raises(UsageError, match=told):
+            call()
+    with pytest.raises(BusyError, match=r"push 1 is not added on eu-2 after 0 s; look at"):
+        pushes.wait(1, ["eu-2"], timeout=0)
+    assert [each.state for each in pushes.list()] == ["sealed"]
+    assert pushes.bucket(made.job, 0).is_sealed()
+
+
 def test_files_that_a_killed_expiry_left_go_with_a_later_one(pushes: Pushes) -> None:
     first, second = (push(pushes, {b"a": b"%d" % number}) for number in range(2))
     fields = {"kind": EXPIRE, "push": 1, "job": "b" * 32, "at": 0}
