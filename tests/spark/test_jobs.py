@@ -10,17 +10,30 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pytest
+from pyspark import TaskContext
 
 import bulk
 import kvstore
 from backup import Collection
 from kvstore import ManualClock, Store, Timestamp
 from kvstore.errors import CorruptionError, UsageError
+from spark_connector.executors import asked
 from spark_connector.jobs import backup, compact, fleet, restore, verify
+from spark_connector.jobs.tasks import run_tasks
 from tests.spark.frames import FAST_START
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+
+def test_tasks_of_jobs_and_of_plans_are_described_in_sparks_pages(spark: SparkSession) -> None:
+    def described(_: object = None) -> str | None:
+        context = TaskContext.get()
+        return None if context is None else context.getLocalProperty("spark.job.description")
+
+    told = run_tasks(spark, [1, 2], described, doing="backing up into c")
+    assert told == ["kvstore: backing up into c"] * 2
+    assert asked(spark, described, "planning a join with c") == "kvstore: planning a join with c"
 
 
 def test_restore_imports_the_state_at_a_time(
