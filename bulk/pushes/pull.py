@@ -44,6 +44,7 @@ from kvstore.errors import (
     ClosedError,
     CorruptionError,
     ForkedError,
+    FormatVersionError,
     HistoryGoneError,
     ImportRefusedError,
     KVStoreError,
@@ -114,7 +115,8 @@ class Puller:
         self._reported = self._end = 0
         self._is_told = False
         self._failing: dict[str, str] = {}
-        """The push that cannot be taken at present, and the reason."""
+        """The push that cannot be taken at present, and the reason. It has no number where the
+        event cannot be read."""
         self._free_then: int | None = None
         """The free bytes of the disk when it was too full for a push."""
         self._spent: dict[str, dict[str, float]] = {}
@@ -180,7 +182,7 @@ class Puller:
         if not self._is_told:
             self._report()
         fields = self._place.fields()
-        event = self._pushes.log.event(fields["log"] + 1)
+        event = self._next(fields["log"] + 1)
         if event is not None:
             self._end = self._pushes.log.end(max(self._end, event.position))
             self._free_then = None
@@ -214,6 +216,18 @@ class Puller:
     def _note_pending(self) -> None:
         pending = max(self._end - self._place.fields()["log"], 0)
         self._store.positions.note_pending(self._pushes.log.where, pending)
+
+    def _next(self, position: int) -> PushEvent | None:
+        """The event of a position. An event that this release cannot read is told in the status:
+        no later push is taken."""
+        try:
+            event = self._pushes.log.event(position)
+        except (CorruptionError, FormatVersionError) as error:
+            self._tell_failure("", error)
+            raise
+        if self._failing.pop("", None) is not None:
+            self._is_told = False
+        return event
 
     def _try_again(self, fields: dict[str, Any]) -> bool:
         """Take the first push that was refused and may still be added. Whether that changed
@@ -253,7 +267,7 @@ class Puller:
         except _ENDS:
             raise
         except AccessDeniedError as error:
-            self._tell_failure(push, error)
+            self._tell_failure(str(push.number), error)
             raise
         except _REFUSALS as error:
             self._refuse(event, push, moved, error)
@@ -264,9 +278,9 @@ class Puller:
         if self._place.state_of(push.number) != "added":  # it was added by hand before
             self._store.positions.write(after(added))
 
-    def _tell_failure(self, push: Push, error: KVStoreError) -> None:
+    def _tell_failure(self, number: str, error: KVStoreError) -> None:
         """Put the reason why a push waits into the status. The bucket may refuse the status too."""
-        told = {str(push.number): _text_of(error)}
+        told = {number: _text_of(error)}
         if told != self._failing:
             self._failing = told
             with suppress(*FAILURES):
@@ -392,13 +406,16 @@ class Puller:
             }
             for number, told in fields["pushes"].items()
         }
-        for number, error in self._failing.items():
+        failing = dict(self._failing)
+        blocked = failing.pop("", "")
+        for number, error in failing.items():
             pushes[number] = {"state": "waiting", "error": error, "at": None, "seconds": {}}
         status = {
             "shard": self.shard,
             "position": fields["log"],
             "told": Clock().wall_ns(),
             "free": self._free_bytes(),
+            "error": blocked,
             "pushes": pushes,
         }
         if not self._reported:

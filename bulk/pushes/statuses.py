@@ -1,11 +1,11 @@
 """Reports of the stores of a root: one small object for each store, replaced by its next number.
 
     status/<name>/<20 digits>.json := {"format": 1, "name", "shard", "position", "told": ns, "free",
-        "pushes": {"<push>": {"state", "at": ns, "error", "seconds": {stage: s}}}}
+        "error", "pushes": {"<push>": {"state", "at": ns, "error", "seconds": {stage: s}}}}
 
-`position` counts the events of the log that the store has passed. The states of a push are added,
-reverted, refused and waiting; `error` says why it was refused, or why it waits. A status has the
-last `PUSHES_TOLD` pushes.
+The first `error` says why the store cannot read the next event of the log. `position` counts the
+events that the store has passed. The states of a push are added, reverted, refused and waiting; its
+`error` says why it was refused, or why it waits. A status has the last `PUSHES_TOLD` pushes.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ def _status(name: str, fields: JsonObject, push: int) -> StoreStatus:
     told = fields.field("pushes", dict).get(str(push))
     shard = fields.integer("shard")
     if not isinstance(told, dict):
-        return StoreStatus(name, shard, "waiting", None, "", {})
+        return StoreStatus(name, shard, "waiting", None, fields.optional("error", str) or "", {})
     each = JsonObject(told, where=fields.where)
     at = each.optional("at", int)
     seconds = each.field("seconds", dict)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import threading
 from collections.abc import Callable
 from datetime import timedelta
@@ -17,7 +18,14 @@ from backup import Collection
 from bulk.pushes import Pushes
 from bulk.pushes.log import EXPIRE
 from bulk.pushes.pull import Puller
-from kvstore.errors import AccessDeniedError, BusyError, ImportRefusedError, UsageError
+from kvstore.errors import (
+    AccessDeniedError,
+    BusyError,
+    CorruptionError,
+    FormatVersionError,
+    ImportRefusedError,
+    UsageError,
+)
 from kvstore.storage import address
 from kvstore.storage.memory import MemoryBlob
 from kvstore.testing.bounds import bounds
@@ -237,6 +245,40 @@ def test_a_push_without_permission_waits_and_its_status_tells_why(
         blob.is_closed = False
         drain(puller)
         assert (store.get(b"a"), state(pushes, 1)) == (b"1", "added")
+
+
+@pytest.mark.parametrize(
+    ("event", "told"),
+    [
+        (b'{"format": 9, "kind": "push"}', "FormatVersionError: .*has format version 9"),
+        (b"junk", "CorruptionError: .*is damaged"),
+    ],
+)
+def test_an_event_that_cannot_be_read_is_told_in_the_status_and_changes_nothing(
+    event: bytes, told: str
+) -> None:
+    blob = MemoryBlob()
+    pushes = Pushes.over(blob, "later")
+    push(pushes, {b"a": b"1"})
+    name = "log/00000000000000000002.json"
+    blob.put(name, event)
+    with kvstore.open(None, engine="memory") as store:
+        puller = Puller(store, pushes, name="s")
+        assert puller.step()
+        upper = store.upper
+        for _ in range(2):
+            with pytest.raises((CorruptionError, FormatVersionError)):
+                puller.step()
+        [status] = pushes.statuses.of_push(2)
+        assert status.state == "waiting"
+        assert re.match(told, status.error)
+        assert store.upper == upper
+        blob.delete(name)
+        push(pushes, {b"a": b"2"})
+        drain(puller)
+        assert store.get(b"a") == b"2"
+        [status] = pushes.status(2).stores
+        assert (status.state, status.error) == ("added", "")
 
 
 def test_a_push_that_was_expired_is_told_and_the_next_one_taken(pushes: Pushes) -> None:
