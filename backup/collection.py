@@ -42,10 +42,9 @@ from backup.shard.scrub import ScrubReport
 from backup.thinning import thinning_of
 from backup.uploads import Upload, upload_here
 from backup.verify import Depth, VerifyReport, verify_collection
-from backup.window import BackupInfo, Request, back_up
+from backup.window import BackupInfo, Request, back_up, require_token
 from kvstore.arguments import VALUE_COLUMNS, require_absolute, require_age, require_path
 from kvstore.control.scripts import StoreOrClient, as_store
-from kvstore.errors import UsageError
 from kvstore.joins import Join, OnGone, join
 from kvstore.span import Span
 from kvstore.store import Store
@@ -156,11 +155,11 @@ class Collection(CollectionContents):
         Raises `StatesLostError` if the collection is gone, or is an older copy of itself: then
         `full=True` begins anew. Raises `UsageError` if the collection belongs to another store, if
         the store was put back from an older copy and lacks commits of the collection, or if the
-        token is empty; `HistoryGoneError` if the store no longer has the window: then `full=True`
+        token is no printable text; `HistoryGoneError` if the store no longer has the window: then `full=True`
         begins another chain beside the present one.
         """
-        if token is not None and not token:
-            raise UsageError("the token is empty", "name the backup, or pass no token")
+        require_age(max_age, name="max_age")
+        require_token(token)
         if label is not None:
             expiry.require_free(self._chains, label, is_repeated=token is not None)
         how = self._address, self._is_lasting, full, token, max_age, upload, progress
@@ -190,6 +189,7 @@ class Collection(CollectionContents):
         `progress` is called with each backup. `store` and `max_age` are as in `backup`. After a
         kill the next follower continues.
         """
+        require_age(max_age, name="max_age")
         chains = partial(self._chains_on, self._place)
         request = Requested(self._address, self._is_lasting, max_age)
         return Follower(chains, store, request, every, self._clock, progress)

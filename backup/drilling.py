@@ -89,6 +89,7 @@ def drill(
 
     def outcome(problem: str = "") -> Drill:
         text = problem.partition("\n")[0][:DRILL_PROBLEM_CHARS_MAX]
+        text = text.encode(errors="replace").decode()  # a path may have bytes that are no text
         return Drill(chosen.name, at, clock.wall_ns(), request.depth, text)
 
     try:

@@ -33,7 +33,7 @@ from kvstore.errors import (
     UsageError,
 )
 from kvstore.holds import Hold
-from kvstore.limits import BACKUP_ATTEMPTS
+from kvstore.limits import BACKUP_ATTEMPTS, BACKUP_TOKEN_CHARS_MAX
 from kvstore.storage.contract import FAILURES
 from kvstore.store import Store
 from kvstore.timestamp import Timestamp
@@ -79,6 +79,22 @@ class Request(NamedTuple):
     max_age: timedelta | None = None
     upload: Upload = upload_here
     progress: OnProgress | None = None
+
+
+def require_token(token: str | None) -> None:
+    """Raise `UsageError` unless `token` can name a backup. The state of the collection records it,
+    and must stay readable."""
+    if token is None:
+        return
+    if not isinstance(token, str):
+        raise UsageError(f"token={token!r} is no text", "pass a str, or no token")
+    if not token:
+        raise UsageError("the token is empty", "name the backup, or pass no token")
+    if len(token) > BACKUP_TOKEN_CHARS_MAX or not token.isprintable():
+        raise UsageError(
+            f"token={token[:100]!r}",
+            f"pass printable characters, {BACKUP_TOKEN_CHARS_MAX} at most",
+        )
 
 
 def back_up(chains: Chains, request: Request) -> BackupInfo:

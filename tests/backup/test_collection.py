@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -161,6 +162,21 @@ def test_a_backup_made_again_with_its_token_is_done_once(
     assert collection.backup(store, token="monday") == first
     assert collection.backup(store, token="tuesday").lower == first.upper
     assert len(collection.list()) == 2
+
+
+@pytest.mark.parametrize("token", [5, b"monday", "mon\udcff", "mon\nday", "m" * 1001])
+def test_a_token_that_the_state_could_not_tell_is_refused(
+    store: kvstore.Store, collection: backup.Collection, token: Any
+) -> None:
+    """The number of a run is no text. Each later call would find the state damaged."""
+    store.put(b"a", b"1")
+    with pytest.raises(UsageError, match="token="):
+        collection.backup(store, token=token)
+    collection.backup(store, token="m" * 1000)
+    assert len(collection.list()) == 1
+    for call in (collection.backup, collection.follow):
+        with pytest.raises(UsageError, match="max_age=5"):
+            call(store, max_age=5)  # type: ignore[arg-type, operator]
 
 
 def test_an_empty_token_is_refused_and_not_that_of_all_backups_without_one(
