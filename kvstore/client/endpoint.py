@@ -42,9 +42,10 @@ class Endpoint:
 
         A token goes over TLS, or to this machine: any computer on the way could read it otherwise.
         """
-        parts = urlsplit(url)
         try:
-            port = parts.port or _PORT
+            parts = urlsplit(url)
+            port = _PORT if parts.port is None else parts.port
+            (parts.hostname or "").encode("idna")
         except ValueError as error:
             raise UsageError(f"{url}: {error}", "write https://host:7447") from error
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.query:

@@ -136,7 +136,14 @@ class Tokens:
     """The tokens of one server."""
 
     def __init__(self, tokens: Iterable[Token]) -> None:
-        self._known = [(_digest(token.secret), token.access) for token in tokens]
+        """Raises `UsageError` for anything but tokens. The error does not show a secret."""
+        given = list(tokens) if isinstance(tokens, Iterable) else [tokens]
+        for token in given:
+            if not isinstance(token, Token):
+                raise UsageError(
+                    f"tokens has a {type(token).__name__}", "pass a list of kvstore.server.Token"
+                )
+        self._known = [(_digest(token.secret), token.access) for token in given]
         if not self._known:
             raise UsageError("a server with an empty list of tokens", "pass tokens, or None")
 

@@ -102,7 +102,7 @@ class App:
         self._source = store if isinstance(store, Store) else require_path(store)
         self._make_page = make_page
         self._page: Page | None = None
-        self._tokens = Tokens(tokens) if isinstance(tokens, Iterable) else tokens
+        self._tokens = tokens if tokens is None or isinstance(tokens, Tokens) else Tokens(tokens)
         self._verbs = verbs
         self._process = os.getpid()
         """The process that has the threads."""

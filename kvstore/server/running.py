@@ -12,6 +12,7 @@ Invariants
 
 from __future__ import annotations
 
+import errno
 import ipaddress
 import os
 import socket
@@ -220,7 +221,7 @@ def bound(address: ListenAddress) -> socket.socket:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((address.host, address.port))
         listener.listen(SERVER_BACKLOG)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:
         listener.close()
         raise _refused(str(address), error) from error
     return listener
@@ -267,10 +268,10 @@ def _parted(path: str) -> tuple[Path, str]:
     return Path(path).parent, Path(path).name
 
 
-def _refused(where: str, error: OSError) -> Exception:
+def _refused(where: str, error: OSError | UnicodeError) -> Exception:
     if isinstance(error, PermissionError):
         return AccessDeniedError(where, str(error.strerror))
-    if error.errno == 98:  # EADDRINUSE
+    if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
         return LockedError(where, "another server")
     return UsageError(f"{where}: {error}", "pass another address")
 

@@ -406,6 +406,19 @@ def test_a_client_of_little_time_waits_for_news_in_small_steps(
             connect(running.url, timeout=0)
 
 
+@pytest.mark.parametrize("host", ["[::1", "a" * 70, "h\u2100st", "host:99999", "user:secret@host"])
+def test_an_address_that_is_none_is_refused(host: str) -> None:
+    with pytest.raises(UsageError):
+        connect(f"http://{host}", patience=0)
+
+
+@pytest.mark.parametrize("tokens", [["secret"], "secret", [None], 5])
+def test_a_secret_alone_is_no_token(store: kvstore.Store, tokens: Any) -> None:
+    with pytest.raises(UsageError, match=r"kvstore\.server\.Token") as refused:
+        app(store, tokens)
+    assert "secret" not in str(refused.value)
+
+
 def test_the_openapi_document_describes_every_verb(client: Client) -> None:
     document = client.call("openapi.json")
     named = {path.rpartition("/")[2] for path in document["paths"]}
