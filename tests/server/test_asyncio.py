@@ -54,6 +54,9 @@ def test_coroutines_read_and_write_tables(store: kvstore.Store) -> None:
             changes = [batch async for batch in users.changes(0, images="post")]
             assert sum(batch.num_rows for batch in changes) == 7
             assert await client.tables() == ["users"]
+            await users.alter(add={"seats": (pa.int8(), 1)}, add_index={"by_seats": "seats"})
+            assert await users.build_index("by_seats") is not None
+            assert len([row async for row in users.find("by_seats", 1)]) == 3
 
     with serving(app(store), LOCAL) as running:
         asyncio.run(run(running.url))
