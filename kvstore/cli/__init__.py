@@ -10,6 +10,7 @@ Floors, from the top:
     completion
     options stores
     deferred exits help interrupts output summaries times wording
+    early                           the first handler of Ctrl-C
 """
 
 from kvstore.cli.start import main

@@ -26,9 +26,9 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
-from typing import Any, Final, NoReturn
+from typing import Any, NoReturn
 
-INTERRUPTED: Final = 130
+from kvstore.cli.early import end_at_once
 
 _is_watching = False
 _has_come = False
@@ -37,9 +37,9 @@ _has_come = False
 def watch() -> None:
     """Begin the loading phase of a process that runs one command."""
     global _is_watching
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    if signal.getsignal(signal.SIGINT) in (signal.default_int_handler, end_at_once):
         _is_watching = True
-        signal.signal(signal.SIGINT, _end_at_once)
+        signal.signal(signal.SIGINT, end_at_once)
         sys.unraisablehook = _repeated
 
 
@@ -62,7 +62,7 @@ def interruptible(run: Callable[..., Any]) -> Callable[..., Any]:
             raise
         finally:
             # The server has handlers of its own, and puts ours back.
-            signal.signal(signal.SIGINT, _end_at_once)
+            signal.signal(signal.SIGINT, end_at_once)
 
     return running
 
@@ -87,10 +87,6 @@ def _raise(*_: object) -> NoReturn:
     global _has_come
     _has_come = True
     raise KeyboardInterrupt
-
-
-def _end_at_once(*_: object) -> None:
-    os._exit(INTERRUPTED)
 
 
 def _repeated(failure: Any) -> None:

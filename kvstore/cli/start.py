@@ -1,4 +1,4 @@
-"""The console script. It imports little, so that an interrupt finds it ready: see `interrupts`.
+"""The console script. It imports little, so that an interrupt finds it ready: see `early`.
 
 A command of a shell is over sooner than the interpreter is taken down: that takes 25 ms. So the
 process ends at once when the command has ended and its output is out. Nothing is open then.
@@ -9,10 +9,8 @@ from __future__ import annotations
 import gc
 import os
 import sys
-from contextlib import suppress
 
-from kvstore.cli.deferred import defer_imports
-from kvstore.cli.interrupts import INTERRUPTED, watch
+from kvstore.cli.early import INTERRUPTED, end_early
 
 
 def main() -> None:
@@ -22,6 +20,8 @@ def main() -> None:
     except SystemExit as end:
         if not isinstance(end.code, int | None):
             raise
+        from contextlib import suppress
+
         for stream in (sys.stdout, sys.stderr):
             with suppress(OSError, ValueError):  # the reader is gone, or the command closed it
                 stream.flush()
@@ -31,6 +31,10 @@ def main() -> None:
 def run() -> None:
     """Run the command that the arguments name. Raises `SystemExit` at its end."""
     try:
+        end_early()
+        from kvstore.cli.deferred import defer_imports
+        from kvstore.cli.interrupts import watch
+
         watch()
         defer_imports()
         # The caller closed stdout (`>&-`). Otherwise a file of the store would get its number.

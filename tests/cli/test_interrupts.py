@@ -27,8 +27,8 @@ import backup
 import bulk
 import kvstore
 from bulk.pushes import Pushes
+from kvstore.cli.early import INTERRUPTED
 from kvstore.cli.exits import DONE, USAGE
-from kvstore.cli.interrupts import INTERRUPTED
 from kvstore.testing.seeds import seeded
 
 ROOT = Path(__file__).parents[2]

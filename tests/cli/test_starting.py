@@ -43,6 +43,16 @@ def test_importing_kvstore_imports_nothing_else() -> None:
     assert not modules & {"numpy", "pyarrow", "rocksdict", "asyncio", "typer", "logging"}
 
 
+def test_little_is_imported_before_an_interrupt_is_handled() -> None:
+    """Each import takes time in which an interrupt would show a traceback."""
+    before = modules_after("pass")
+    modules = modules_after("import kvstore.cli") - before
+    assert modules <= {
+        *("__future__", "gc", "kvstore", "kvstore.late", "kvstore.version"),
+        *("kvstore.cli", "kvstore.cli.start", "kvstore.cli.early"),
+    }
+
+
 def test_a_command_imports_itself_alone(tmp_path: Path) -> None:
     with kvstore.open(tmp_path / "s") as store:
         store.put(b"k", b"v")
