@@ -103,7 +103,7 @@ class Follower:
         self._store = store if isinstance(store, Store) else None
         age = require_age(every, name="every")
         assert age is not None, "every has a default"
-        self._every_s = age.total_seconds()
+        self._every_s = min(age.total_seconds(), threading.TIMEOUT_MAX)
         self._clock = clock
         self._progress = progress
         self._failures = Failures("kvstore.backup", clock)

@@ -42,7 +42,7 @@ from kvstore.engine.api import WriteBatch
 from kvstore.errors import FencedError, HoldLostError, UsageError
 from kvstore.forks import own
 from kvstore.meta import Meta
-from kvstore.timestamp import NS_PER_SECOND, TimeLike, Timestamp
+from kvstore.timestamp import NS_PER_SECOND, TIMESTAMP_MAX, TimeLike, Timestamp
 
 _PREFIX = "hold/"
 _NAME = attrgetter("name")
@@ -163,7 +163,9 @@ class Holds:
         for name in (*wanted, kind):
             if not isinstance(name, str) or not name or not name.isprintable():
                 raise UsageError(f"hold name {name!r}", "pass a printable name")
-        max_age_ns = None if max_age is None else int(max_age.total_seconds() * NS_PER_SECOND)
+        max_age_ns = None
+        if max_age is not None:  # a record takes no more, and no store is so old
+            max_age_ns = min(int(max_age.total_seconds() * NS_PER_SECOND), TIMESTAMP_MAX)
         with self._committer.lock:
             taken: list[HoldRecord] = []
             holds: dict[str, Hold] = {}

@@ -134,7 +134,8 @@ class Invocation:
     def age(self, name: str) -> timedelta | None:
         """The same as `seconds`, as a timedelta."""
         seconds = self.seconds(name)
-        return None if seconds is None else timedelta(seconds=seconds)
+        # The greatest number that `seconds` takes is above the greatest timedelta, by rounding.
+        return None if seconds is None else timedelta(seconds=min(seconds, 1e13))
 
     def flag(self, name: str) -> bool:
         """True or false; false where it is missing."""

@@ -315,6 +315,18 @@ def test_a_follower_that_ends_by_itself_is_told_in_the_log(
     assert f"a follower has ended (the recovery point is {collection.upper})" in caplog.text
 
 
+def test_a_follower_of_long_intervals_backs_up_once(
+    store: kvstore.Store, collection: backup.Collection
+) -> None:
+    at = store.put(b"a", b"1")
+    with collection.follow(store, timedelta.max, max_age=timedelta.max) as follower:
+        assert follower.wait_until(at, WAIT_S)
+    assert follower.status().failures == 0
+    assert store.path is not None
+    store.close()
+    kvstore.open(store.path).close()
+
+
 def test_progress_may_close_the_follower(
     store: kvstore.Store, collection: backup.Collection
 ) -> None:

@@ -99,6 +99,17 @@ def test_texts_of_a_hold_are_one_bounded_line(store: Store) -> None:
 # -----------------------------------------------------------------------
 
 
+def test_a_hold_of_any_age_leaves_a_store_that_opens(tmp_path: Path) -> None:
+    with kvstore.open(tmp_path / "db") as store:
+        store.put(b"k", b"v")
+        store.hold("mine", max_age=timedelta.max)
+        store.feed("news", start=0, max_age=timedelta.max)
+    with kvstore.open(tmp_path / "db") as store:
+        assert [hold.lost for hold in store.holds.all()] == [False, False]
+        store.gc(keep=timedelta(0))
+        assert len(store.history(b"k")) == 1
+
+
 def test_gc_names_all_that_hold_it_back_oldest_first(store: Store) -> None:
     first = store.put(b"k", b"1")
     store.feed("billing", start=first, max_age=HOUR)

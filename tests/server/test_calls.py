@@ -431,6 +431,7 @@ def test_the_openapi_document_describes_every_verb(client: Client) -> None:
 
 
 def test_a_hold_keeps_history_until_it_is_released(client: Client, store: kvstore.Store) -> None:
+    client.hold("for ever", max_age=timedelta.max).release()
     first = client.put(b"k", b"1")
     client.put(b"k", b"2")
     with client.hold("mine", at=first) as hold:
