@@ -13,7 +13,7 @@ from bulk.decoding import decoded_files
 from bulk.files import format_of
 from bulk.progress import Reading
 from bulk.pushes.modes import ADD, REPLACE, ModeName
-from bulk.pushes.pull import Puller
+from bulk.pushes.pull import OnRefusal, Puller
 from bulk.pushes.pushes import Pushes
 from bulk.pushes.sending import send_rows
 from bulk.sort import DUPLICATES
@@ -80,6 +80,9 @@ def pull_(
     name: Annotated[str, typer.Option(help="The name of this store in the statuses.")],
     shard: Annotated[int, typer.Option(help="The shard that this store takes.")] = 0,
     every: Annotated[str, typer.Option(metavar="AGE", help="The pause between two looks.")] = "5s",
+    on_refusal: Annotated[
+        str, typer.Option(help="A push that does not fit: pass it, or wait until it does.")
+    ] = "pass",
     once: Annotated[bool, typer.Option("--once", help="Take what is there, and end.")] = False,
     create: Annotated[
         bool, typer.Option("--create", help="Create a store that does not exist.")
@@ -87,7 +90,8 @@ def pull_(
     as_json: JsonOption = False,
 ) -> None:
     """Keep a store up to the pushes below a URL, until a signal. A push that does not fit
-    is refused, with the reason in its status, and the next one is taken.
+    is refused, with the reason in its status, and the next one is taken, unless --on-refusal
+    is wait.
 
     \b
     Examples:
@@ -96,7 +100,8 @@ def pull_(
     """
     pause = to_duration(every).total_seconds()
     with open_or_create(store, "rocksdb", create=create) as opened:
-        puller = Puller(opened, Pushes(url), name=name, shard=shard, every=pause)
+        how = one_of("--on-refusal", on_refusal, _ON_REFUSAL)
+        puller = Puller(opened, Pushes(url), name=name, shard=shard, every=pause, on_refusal=how)
         if once:
             with working(f"pulling {url}", quiet=as_json):
                 while puller.step():
@@ -113,6 +118,7 @@ def pull_(
     print_figures({"events": position["log"], **figures}, as_json=as_json)
 
 
+_ON_REFUSAL: Final[tuple[OnRefusal, ...]] = ("pass", "wait")
 _MAKE_HELP: Final = """\
 Push the rows of files to all stores that pull from a URL. The formats are the formats of
 kvstore import; a column expires has the times at which keys expire.

@@ -5,7 +5,8 @@
 Invariants
 1. The position moves in the step that adds or reverts a push (`kvstore.positions`). So each push is
    added once, also after kills, and a store that is put back from a backup takes what it lacks.
-2. A push that this store refuses changes nothing but the position, and the next push is taken.
+2. A push that this store refuses changes nothing but the position, and the next push is taken. With
+   `on_refusal="wait"` it changes nothing, and is tried again until it is reverted or expires.
 3. Pushes are added in the order of their numbers. A push that was refused because the disk is full
    is tried again, at looks that find no event and more free space, until it is added, or a later
    push is.
@@ -22,7 +23,7 @@ import threading
 from collections.abc import Mapping
 from contextlib import suppress
 from types import TracebackType
-from typing import Any, Final
+from typing import Any, Final, Literal, TypeAlias
 
 from bulk.addresses import Staging
 from bulk.definitions import require_definitions
@@ -58,6 +59,7 @@ from kvstore.storage.contract import FAILURES
 from kvstore.store import Store
 from kvstore.timestamp import Timestamp
 
+OnRefusal: TypeAlias = Literal["pass", "wait"]
 _ENDS: Final = (ClosedError, ForkedError)
 _TAKEN: Final = ("added", "reverted")
 _REFUSALS: Final = (UsageError, OutOfSpaceError, CorruptionError, HistoryGoneError)
@@ -74,18 +76,21 @@ def pull(
     name: str,
     shard: int = 0,
     every: float | None = None,
+    on_refusal: OnRefusal = "pass",
     options: Mapping[str, Any] | None = None,
     patience: float | None = None,
 ) -> Puller:
     """Keep `store` up to the pushes below `url`, until the puller is closed.
 
     `name` names the store in the statuses, and `shard` is the shard that it takes. The bucket is
-    looked at every `every` seconds, one request each, and the store needs room for one push.
+    looked at every `every` seconds, one request each, and the store needs room for one push. A push
+    that the store refuses is passed; with `on_refusal="wait"` later pushes wait until it is added,
+    reverted or expired.
     `options` and `patience` are as in `bulk.Import.create`. Use it as a context manager. Raises
     `UsageError` at once for a bad argument or URL; later failures are logged, and told by `status`.
     """
     pushes = Pushes(url, options=options, patience=patience)
-    puller = Puller(store, pushes, name=name, shard=shard, every=every)
+    puller = Puller(store, pushes, name=name, shard=shard, every=every, on_refusal=on_refusal)
     puller.start()
     return puller
 
@@ -101,7 +106,11 @@ class Puller:
         name: str,
         shard: int = 0,
         every: float | None = None,
+        on_refusal: OnRefusal = "pass",
     ) -> None:
+        if on_refusal not in ("pass", "wait"):
+            raise UsageError(f"on_refusal={on_refusal!r}", "pass 'pass' or 'wait'")
+        self._waits = on_refusal == "wait"
         self.name = require_name(name)
         self.shard = require_count(shard, name="shard", least=0)
         self._every = PULL_EVERY_S if every is None else require_seconds(every, name="every")
@@ -270,6 +279,10 @@ class Puller:
             self._tell_failure(str(push.number), error)
             raise
         except _REFUSALS as error:
+            is_new = event.position > fields["log"]
+            if self._waits and is_new and not self._is_later(event, REVERT, EXPIRE):
+                self._tell_failure(str(push.number), error)
+                raise
             self._refuse(event, push, moved, error)
             return
         self._failing = {}
@@ -299,7 +312,7 @@ class Puller:
         try:
             manifest = bucket.manifest()
         except ImportRefusedError as error:
-            if self._is_expired(event):
+            if self._is_later(event, EXPIRE):
                 raise bucket.refusal("its files were expired") from error
             raise
         if (manifest.import_id, manifest.checksum) != (sealed.import_id, sealed.checksum):
@@ -323,9 +336,10 @@ class Puller:
                 "read the data again, and push it with a later built_at",
             )
 
-    def _is_expired(self, event: PushEvent) -> bool:
+    def _is_later(self, event: PushEvent, *kinds: str) -> bool:
+        """Whether an event of one of these kinds follows for the push of `event`."""
         later = self._pushes.log.events(event.position + 1)
-        return any(each.kind == EXPIRE and each.number == event.number for each in later)
+        return any(each.kind in kinds and each.number == event.number for each in later)
 
     def _refuse(
         self, event: PushEvent, push: Push, moved: dict[str, Any], error: KVStoreError

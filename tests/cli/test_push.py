@@ -45,3 +45,10 @@ def test_files_become_pushes_of_each_mode(run: Run, tmp_path: Path) -> None:
     options = ["--key", "k", "--value", "v", "--mode", "replace", "--prefix", "b/"]
     assert "outside of the span" in run("push", "make", url, file, *options, code=2).stderr
     assert run("push", "list", url, "--json").stdout.splitlines() == listed
+    file.write_text("k,v\na/9,9\n")
+    run("push", "make", url, file, "--key", "k", "--value", "v")
+    once = ["push", "pull", places[0], url, "--name", "s0", "--once", "--on-refusal"]
+    assert "push 3 has 1 shards" in run(*once, "wait", code=2).stderr
+    assert "pass one of pass, wait" in run(*once, "stop", code=2).stderr
+    with kvstore.open(places[0]) as store:
+        assert b"a/9" not in dict(store.scan())

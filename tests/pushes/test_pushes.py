@@ -24,6 +24,7 @@ from kvstore.errors import (
     CorruptionError,
     FormatVersionError,
     ImportRefusedError,
+    OutOfSpaceError,
     UsageError,
 )
 from kvstore.storage import address
@@ -338,6 +339,40 @@ def test_files_that_a_killed_expiry_left_go_with_a_later_one(pushes: Pushes) -> 
         assert pushes.expire(keep=1) == []
     assert not pushes.bucket(first.job, 0).is_sealed()
     assert pushes.bucket(second.job, 0).is_sealed()
+
+
+@pytest.mark.parametrize("ending", ["revert", "expire", "mend"])
+def test_a_store_that_is_asked_to_waits_for_a_push_that_it_refuses(
+    tmp_path: Path, pushes: Pushes, ending: str
+) -> None:
+    with kvstore.open(tmp_path / "store") as store:
+        puller = Puller(store, pushes, name="s", on_refusal="wait")
+        push(pushes, {b"a": b"1"})
+        drain(puller)
+        push(pushes, {b"a": b"2"})
+        push(pushes, {b"b": b"3"})
+        upper = store.upper
+        with bounds(FETCH_SPARE_BYTES=1 << 60):
+            for _ in range(2):
+                with pytest.raises(OutOfSpaceError):
+                    puller.step()
+            assert store.upper == upper
+            told = [pushes.status(number).stores[0] for number in (2, 3)]
+            assert [each.state for each in told] == ["waiting", "waiting"]
+            assert "OutOfSpaceError" in told[0].error
+            if ending == "revert":
+                pushes.revert(2)
+                assert puller.step()
+            if ending == "expire":
+                pushes.expire(keep=1)
+                assert puller.step()
+        drain(puller)
+        expected = b"2" if ending == "mend" else b"1"
+        assert dict(store.scan()) == {b"a": expected, b"b": b"3"}
+        wanted = "added" if ending == "mend" else "refused"
+        assert [state(pushes, number) for number in (2, 3)] == [wanted, "added"]
+        with pytest.raises(UsageError, match="on_refusal='stop'"):
+            bulk.pull(store, pushes.where, name="s", on_refusal="stop")  # type: ignore[arg-type]
 
 
 def test_a_push_that_was_not_sealed_is_no_push(pushes: Pushes) -> None:
