@@ -64,6 +64,10 @@ class Meters:
         self.watched: dict[str, list[Failures]] = {}
         """The failures of work that others do in the background, by the name of the work."""
 
+    def watch(self, work: str, failures: Failures) -> None:
+        """Count the failures of `work`, which another part does in the background."""
+        self.watched.setdefault(work, []).append(failures)
+
     def warn_of_fsync(self, seconds: float) -> None:
         """Warn of a fsync that took long."""
         self.slow_fsyncs.count(store=self.where, took_s=round(seconds, 3))

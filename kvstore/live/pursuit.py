@@ -60,6 +60,7 @@ class Pursuit:
         self._is_ended = False
         self._durable = 0
         self._failures = Failures("kvstore.follow", Clock())
+        committer.meters.watch("follow", self._failures)
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
         own(self, f"the live reader of {engine.path}")

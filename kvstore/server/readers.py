@@ -141,6 +141,7 @@ class Readers:
             "tls": tls_files,
         }
         self._failures = Failures("kvstore.server", Clock())
+        store.upkeep.watch("server", self._failures)
         self._lock = threading.Lock()
         self._stopping = threading.Event()
         self._processes: list[ReaderProcess] = []

@@ -90,7 +90,7 @@ class Upkeep:
     def watch(self, work: str, failures: Failures) -> None:
         """Have the metrics count the failures of `work` that another package does in the
         background."""
-        self._committer.meters.watched.setdefault(work, []).append(failures)
+        self._committer.meters.watch(work, failures)
 
     def figures(self) -> dict[str, Any]:
         """The figures of `Store.stats` on garbage collection in the background."""

@@ -337,6 +337,7 @@ def test_a_store_in_memory_and_a_live_reader_have_all_metrics(store: Store, tmp_
         assert set(other.metrics()) == names
     with kvstore.follow(tmp_path / "db") as reader:
         assert set(reader.metrics()) == names
+        assert reader.metrics()["kvstore_background_failures_total"].values["follow",] == 0
 
 
 def test_the_reference_has_each_metric() -> None:

@@ -160,6 +160,7 @@ def test_killed_readers_are_started_again_and_nothing_is_lost(
     for thread in threads:
         thread.join()
     assert not errors
+    assert served.metrics()["kvstore_background_failures_total"].values["server",] >= 4
     assert [served.get(b"n%d" % number) for number in range(2)] == [b"%d" % n for n in written]
 
 
