@@ -14,7 +14,7 @@ import kvstore
 from kvstore import Clock, Store, Timestamp
 from kvstore.errors import NotYetWrittenError, UsageError
 from spark_connector import bulk_import, stage_import
-from spark_connector.access import Access
+from spark_connector.access import Access, staging_at
 from spark_connector.options import read_options
 from spark_connector.reading.partitions import ReadPartition
 from spark_connector.reading.query import QueryReader
@@ -126,6 +126,8 @@ def test_options_name_absolute_paths(tmp_path: Path, monkeypatch: pytest.MonkeyP
     )
     for url in ("s3://bucket/a", "http://localhost:1/"):
         assert read_options({"path": url}, "state").access == Access(url)
+    for staging in ("staging", Path("staging"), Access("a/../staging")):
+        assert staging_at(staging) == tmp_path / "staging"
 
 
 @pytest.mark.parametrize("number", ["0", "5", "1000000"])
