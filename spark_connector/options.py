@@ -156,24 +156,27 @@ class ReadOptions:
     filters: Filters | None = None
 
     def require_nanoseconds(self, upper: int) -> None:
-        """Raise `UsageError` if a number is surely no time of a store that ends at `upper`.
-
-        Delta counts versions of a table from 0, so a small number is a version by mistake. Changes
-        may start or end at 0, the beginning.
-        """
-        if upper - 1 <= _OF_TODAY_NS:
-            return
+        """See `require_nanoseconds`. Changes may start or end at 0, the beginning."""
         for name, number in self.numbers:
-            if number < OTHER_UNITS_MAX and (number or name.endswith("AsOf")):
-                raise UsageError(
-                    f"{name}={number} is {Timestamp(number)}: versions are nanoseconds since 1970",
-                    "pass ISO-8601 with a zone, or _commit_version of a change",
-                )
+            if number or name.endswith("AsOf"):
+                require_nanoseconds(name, number, upper)
 
     @property
     def latest(self) -> bool:
         """Whether the read asks for the last change of each key only."""
         return self.revisions == "latest"
+
+
+def require_nanoseconds(name: str, number: int, upper: int) -> None:
+    """Raise `UsageError` if a number is surely no time of a store that ends at `upper`.
+
+    Delta counts versions of a table from 0, so a small number is a version by mistake.
+    """
+    if upper - 1 > _OF_TODAY_NS and number < OTHER_UNITS_MAX:
+        raise UsageError(
+            f"{name}={number} is {Timestamp(number)}: versions are nanoseconds since 1970",
+            "pass ISO-8601 with a zone, or _commit_version of a change",
+        )
 
 
 def reads_changes(options: Mapping[str, str]) -> bool:

@@ -36,6 +36,7 @@ from spark_connector.loading.columns import (
     require_time,
     selected,
 )
+from spark_connector.options import require_nanoseconds
 from spark_connector.reading.typed import TypedRows
 from spark_connector.releases import REBALANCE, has
 
@@ -81,7 +82,7 @@ def point_in_time_join(
     history is not kept (null with `on_gone="null"`), `NotYetWrittenError` for a label above the
     newest instant of the source, and `UsageError` for a null key or time. Costs a sort of labels.
     """
-    _require_place(source)
+    _require_places(df, source)
     _require_rules(max_age, on_gone)
     time = column_of(df, at, _WHAT)
     if table is None:
@@ -112,7 +113,7 @@ def lookup_join(
 
     Raises `HistoryGoneError` or `NotYetWrittenError` for a time that the source does not keep.
     """
-    _require_place(source)
+    _require_places(df, source)
     time = None
     if as_of is not None:
         time = int(to_timestamp(as_of, name="as_of", now=Clock().wall_ns))
@@ -120,6 +121,8 @@ def lookup_join(
         added_fields(df.schema, columns, prefix)
         _labels(df, key, {AT: (F.lit(0), "as_of")}, None)
     found = plan(df.sparkSession, Access.of(source), time, table)
+    if type(as_of) is int:
+        require_nanoseconds("as_of", as_of, found.newest + 1)
     at = F.lit(found.newest if time is None else time).cast("long")
     labels = _labels(df, key, {AT: (at, "as_of")}, found.table)
     return _joined(df, labels, found, _Asked(key, "as_of", columns, prefix, None, "error"))
@@ -137,8 +140,13 @@ class _Asked(NamedTuple):
     by_event: bool = False
 
 
-def _require_place(source: object) -> None:
-    """Raise `UsageError` unless the source is a place that workers can open."""
+def _require_places(df: object, source: object) -> None:
+    """Raise `UsageError` unless the labels are a DataFrame, and workers can open the source."""
+    if not isinstance(df, DataFrame):
+        raise UsageError(
+            f"labels are a {type(df).__name__}, and no DataFrame",
+            "pass a DataFrame; Store.join takes Arrow data",
+        )
     if not isinstance(source, (str, os.PathLike, Access)):
         raise UsageError(
             f"the source is a {type(source).__name__}",

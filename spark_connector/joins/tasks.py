@@ -12,6 +12,7 @@ Invariants
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
 from itertools import chain
@@ -112,14 +113,29 @@ def joiner(question: Question) -> Callable[[_Batches], Iterator[pa.RecordBatch]]
 
     def join(batches: _Batches) -> Iterator[pa.RecordBatch]:
         freeze_objects()
-        labels = (_whole(batch, question) for batch in batches if batch.num_rows)
-        first = next(labels, None)
-        if first is None:  # opening the place would cost more than the task
-            return
-        with plain_errors(), open_origin(question.place) as origin:
-            yield from _joined(origin, first.schema, chain([first], labels), question)
+        with plain_errors(), _named(question):
+            labels = (_whole(batch, question) for batch in batches if batch.num_rows)
+            first = next(labels, None)
+            if first is None:  # opening the place would cost more than the task
+                return
+            with open_origin(question.place) as origin:
+                yield from _joined(origin, first.schema, chain([first], labels), question)
 
     return join
+
+
+@contextmanager
+def _named(question: Question) -> Iterator[None]:
+    """A `UsageError` of the block names the labels' own columns of keys and of times."""
+    try:
+        yield
+    except UsageError as error:
+        what = error.what
+        for ours, theirs in ((KEY, question.key), (AT, question.at), (KNOWN, "known_at")):
+            what = what.replace(repr(ours), repr(theirs))
+        if what == error.what:
+            raise
+        raise UsageError(what, error.remedy) from None
 
 
 def _joined(

@@ -142,6 +142,10 @@ def test_a_look_up_reads_all_keys_at_one_time(spark: SparkSession, place: Place)
         assert answers(joined, 3) == [(value, version), (None, None), (value, version)]
     with pytest.raises(NotYetWrittenError):
         lookup_join(frame(spark, labels), place.path, "id", place.store.now() + 10**12)
+    with pytest.raises(UsageError, match=r"as_of=5 is 1970-.*nanoseconds since 1970"):
+        lookup_join(frame(spark, labels), place.path, "id", 5)
+    with pytest.raises(UsageError, match="labels are a list, and no DataFrame"):
+        lookup_join(labels, place.path, "id")  # type: ignore[arg-type]
 
 
 @pytest.mark.spark
@@ -250,7 +254,9 @@ def test_a_label_that_cannot_be_answered_is_an_error_of_its_task(place: Place) -
         ((b"a", 2**62), NotYetWrittenError, "key b'a', asks for it"),
         ((b"a", None), UsageError, "a label has no ts"),
         ((None, first), UsageError, "a label has no id"),
-        ((b"a", -5), UsageError, "times are nanoseconds from 0"),
+        ((b"a", -5), UsageError, "column 'ts' .* times are nanoseconds from 0"),
+        ((b"a", 1_700_000_000), UsageError, "column 'ts' .* looks like seconds"),
+        ((b"k" * 70_000, first), UsageError, "column 'id' "),
     ]
     for label, error, text in cases:
         with pytest.raises(error, match=text):
@@ -272,6 +278,9 @@ def test_the_error_of_a_task_fails_the_query_with_its_text(
     df = frame(spark, [(b"a", 2**62)])
     with pytest.raises(PythonException, match=r"NotYetWrittenError: .*key b'a', asks for it"):
         point_in_time_join(df, place.path, "id").collect()
+    with pytest.raises(PythonException, match="a label has no id: it is null") as found:
+        point_in_time_join(df.selectExpr("NULLIF(id, id) AS id", "ts"), place.path, "id").collect()
+    assert "Traceback" not in str(found.value)
 
 
 @pytest.mark.spark
