@@ -122,7 +122,7 @@ class ChangeIndex:
         batch = self._engine.batch()
         for key, packed in entries:
             batch.put(key, packed, self._engine.families[CHANGES])
-        self._engine.write(batch, logged=False)
+        self._engine.write(batch, {}, logged=False)
 
     def stage_event(
         self, batch: WriteBatch, op: int, key: bytes, timestamp: int, changeset: tuple[int, int]

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TypeAlias
 
@@ -106,7 +106,7 @@ class Committer:
         if note is not None:
             check = note.check if check is None else partial(each, (note.check, check))
         stage = partial(self._stage_writes, writes, note)
-        return self.commit_staged(stage, durability=durability, check=check)
+        return self.commit_staged(stage, durability=durability, check=check, writes=writes)
 
     def stage_of(self, writes: WriteSet) -> Stage:
         """The stage that adds a write set to the batch of a commit."""
@@ -137,8 +137,10 @@ class Committer:
         *,
         durability: Durability | None = None,
         check: Callable[[], None] | None = None,
+        writes: WriteSet | None = None,
     ) -> Timestamp:
-        """Commit the entries that `stage_entries` adds to the batch, at one new timestamp."""
+        """Commit the entries that `stage_entries` adds to the batch, at one new timestamp. All of
+        its versions are in `writes`, if this is given."""
         how = self.durability if durability is None else require_durability(durability)
         if self.expiries.next_at != NEVER:
             self.catch_up()
@@ -155,7 +157,8 @@ class Committer:
             begun = self.capture.begin_commit(timestamp)
             events, publish = stage_entries(batch, timestamp, begun[0])
             upper = Timestamp(timestamp + 1)
-            self.write_commits(batch, publish, upper, ((begun, events, upper),))
+            points = None if writes is None or writes.ranges else writes.points
+            self.write_commits(batch, publish, upper, ((begun, events, upper),), points)
             self._is_committing = False
             if how == "sync":
                 self.syncs.sync()
@@ -187,13 +190,14 @@ class Committer:
         publish: Callable[[], None],
         upper: Timestamp,
         counts: Iterable[Count] = (),
+        points: Mapping[bytes, bytes | None] | None = None,
     ) -> None:
         """Write the staged commits of `batch`, show them and count them: the middle of every
-        commit. The caller holds the lock. Hot."""
+        commit. `points` is as in `Engine.write`. The caller holds the lock. Hot."""
         try:  # `health.poisoning`, without its object
             if self.capture.is_due:
                 self.capture.stage(batch)
-            self.health.guarded(self._engine.write, batch)
+            self.health.guarded(self._engine.write, batch, points)
             publish()
             self.frontiers.advance(upper)
             meters = self.meters

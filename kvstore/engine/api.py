@@ -157,8 +157,17 @@ class Engine(Protocol):
         """A new, empty batch."""
         ...
 
-    def write(self, batch: WriteBatch, *, logged: bool = True) -> None:
+    def write(
+        self,
+        batch: WriteBatch,
+        points: Mapping[bytes, bytes | None] | None = None,
+        *,
+        logged: bool = True,
+    ) -> None:
         """Make the batch visible, without waiting for the disk.
+
+        `points`, if given, names the entries of `data` in the batch: it has a new version of each
+        of these user keys, and no other entry. `find` may then use older readers for other keys.
 
         A batch that is not logged may be lost in a crash, even after a sync. Use it for entries
         that can be made again.

@@ -126,7 +126,13 @@ class MemoryEngine:
     def batch(self) -> WriteBatch:
         return Entries()
 
-    def write(self, batch: WriteBatch, *, logged: bool = True) -> None:
+    def write(
+        self,
+        batch: WriteBatch,
+        points: Mapping[bytes, bytes | None] | None = None,
+        *,
+        logged: bool = True,
+    ) -> None:
         assert isinstance(batch, Entries), "it came from self.batch()"
         if not batch.ops:
             return

@@ -55,6 +55,7 @@ from kvstore.limits import (
     IDLE_READERS_MAX,
     PASSING_CACHE_BYTES,
     PASSING_READAHEAD_BYTES,
+    READERS_BEHIND_BYTES_MAX,
     SCAN_CHUNK_BYTES,
 )
 from kvstore.loops import Entries, Live, Readers, collect
@@ -129,7 +130,13 @@ class RocksEngine:
     def batch(self) -> WriteBatch:
         return rocks.WriteBatch(raw_mode=True)
 
-    def write(self, batch: WriteBatch, *, logged: bool = True) -> None:
+    def write(
+        self,
+        batch: WriteBatch,
+        points: Mapping[bytes, bytes | None] | None = None,
+        *,
+        logged: bool = True,
+    ) -> None:
         """Hot, as `sync` is. Translating errors without the `translated` object saves 0.5 of a
         put's 10 us. The committer has checked that the store is open; a close since then is found
         by the failure."""
@@ -139,7 +146,10 @@ class RocksEngine:
         except Exception as error:
             self._open()
             raise from_text(str(self.path), error) from error
-        self._readers.renew()
+        if points is None:
+            self._readers.renew()
+        else:
+            self._readers.outlive(points, READERS_BEHIND_BYTES_MAX)
 
     def sync(self) -> None:
         try:

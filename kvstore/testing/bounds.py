@@ -66,6 +66,7 @@ TINY: Final[Mapping[str, int]] = {
     "SCAN_PART_BYTES": 10,
     "SCAN_PARTS_AHEAD_MAX": 1,
     "IDLE_READERS_MAX": 1,
+    "READERS_BEHIND_BYTES_MAX": 3,
     "SMALL_FILES_MAX": 2,
     "SORTED_CHANGES_MAX": 2,
     "SORTED_CHANGES_BYTES_MAX": 3,

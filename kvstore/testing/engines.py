@@ -21,11 +21,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kvstore.codec.keys import TOMBSTONE, UNLIMITED, require_entry
+from kvstore.codec.keys import TOMBSTONE, UNLIMITED, encode_suffix, require_entry
 from kvstore.codec.ordered import TERMINATOR, escape, frame
 from kvstore.engine import CHANGES, DATA, FAMILIES, META, RANGES, Engine
 from kvstore.errors import ClosedError, CorruptionError, LockedError
-from kvstore.loops import ABSENT
+from kvstore.loops import ABSENT, find_many, put_all
 from kvstore.testing.strategies import bounds, keys, spans, values
 
 Writes = list[tuple[str, bytes, bytes]]
@@ -293,6 +293,38 @@ class EngineContract:
                 start, end = escape(key) + rest, escape(key) + limit
                 rows = read(engine, DATA, start, end) if start < end else []
                 assert _found(engine, key, rest, limit) == _expected(rows, escape(key))
+
+    @_untimed
+    @given(
+        st.lists(
+            st.tuples(
+                st.dictionaries(keys, st.none() | values, max_size=3),
+                st.lists(keys, max_size=3),
+                st.booleans(),
+            ),
+            max_size=8,
+        )
+    )
+    def test_find_sees_each_write_that_names_its_points(
+        self, engine: Engine, steps: list[tuple[dict[bytes, bytes | None], list[bytes], bool]]
+    ) -> None:
+        write(engine, [("delete_range", b"", b"\xff" * 20)])
+        newest: dict[bytes, bytes | None] = {}
+        for time, (points, asked, is_borrowed) in enumerate(steps):
+            batch = engine.batch()
+            put_all(batch.put, points, encode_suffix(time), engine.families[DATA])
+            engine.write(batch, points)
+            newest |= points
+            rest = TERMINATOR + encode_suffix(time)
+            for key in asked:
+                assert engine.find(key, rest, UNLIMITED) == newest.get(key, ABSENT)
+            if is_borrowed:
+                ticket, reader = engine.borrow()
+                found = find_many(
+                    reader, engine.check, [*newest], rest, ([], [UNLIMITED]), 0, ABSENT
+                )
+                engine.give_back(ticket, reader)
+                assert found == [*newest.values()]
 
     @pytest.mark.parametrize("tail", [b"\xff" * 8 + b"\x07", b"\xff" * 7 + b"\x01", b"\xff" * 10])
     def test_find_refuses_an_entry_that_no_store_writes(self, engine: Engine, tail: bytes) -> None:

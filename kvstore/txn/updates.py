@@ -21,7 +21,7 @@ from typing import Final, TypeAlias
 from kvstore.commit import CommitNote, Durability
 from kvstore.errors import UsageError, printable
 from kvstore.parts import Parts
-from kvstore.span import require_key
+from kvstore.span import RESERVED, require_key
 
 Updating: TypeAlias = "Callable[[bytes | None], bytes | None]"
 """From the value of a key, None where it is absent, to its new value; None deletes the key."""
@@ -53,28 +53,32 @@ class Updates:
         """See `Store.update`. The new value expires at `due`."""
         key, change = require_key(key), require_change(change)
         writes = self._write_set()
-        writes.delete(key)  # refuses a key that no put could have
-        committer = self._committer
+        if key >= RESERVED:
+            writes.delete(key)  # refuses a key that no put could have
+        committer, frontiers = self._committer, self._committer.frontiers
         new: bytes | None = None
 
         def check() -> None:
             nonlocal new
-            upper = committer.upper
+            upper = frontiers.upper
             old = self._versions.get(key, upper - 1)
             new = change(old)
-            if committer.upper != upper:
+            if frontiers.upper != upper:
                 raise UsageError(
                     f"the function that updates {printable(key)} has committed to the store",
                     "use a transaction to write several keys",
                 )
-            if new is not None:
-                if due is None:
-                    writes.put(key, new)
-                else:
-                    writes.put_expiring(key, new, due)
-                new = bytes(writes.points[key] or b"")
-            elif old is None:
-                raise _UnchangedError
+            if new is None:
+                if old is None:
+                    raise _UnchangedError
+                writes.delete(key)
+                return
+            if due is None:
+                writes.put(key, new)
+            else:
+                writes.put_expiring(key, new, due)
+            if type(new) is not bytes:
+                new = bytes(new)
 
         try:
             committer.commit(writes, durability=durability, check=check, note=note)

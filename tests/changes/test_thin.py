@@ -91,10 +91,10 @@ def test_a_full_entry_that_cannot_be_written_poisons_and_its_commit_stands(
     store.put(b"before", b"1")
     write = parts_of(store).engine.write
 
-    def refuse_unlogged(batch: Any, *, logged: bool = True) -> None:
+    def refuse_unlogged(*what: Any, logged: bool = True) -> None:
         if not logged:
             raise OutOfSpaceError("store")
-        write(batch, logged=logged)
+        write(*what, logged=logged)
 
     monkeypatch.setattr(parts_of(store).engine, "write", refuse_unlogged)
     with pytest.raises(OutOfSpaceError):

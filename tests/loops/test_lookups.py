@@ -145,6 +145,43 @@ def test_readers_are_lent_again_until_renewed(loops: Any) -> None:
 
 
 @both
+def test_readers_outlive_commits_to_other_keys(loops: Any) -> None:
+    """A reader of the list as it was when it was made answers for the keys that were not written
+    since."""
+    entries = [(stored_key(b"a"), b"1"), (stored_key(b"b"), b"1")]
+    made: list[ListReader] = []
+
+    def make() -> ListReader:
+        made.append(ListReader(list(entries)))
+        return made[-1]
+
+    def find(key: bytes) -> object:
+        return readers.find(key, rest_of(9), UNLIMITED)
+
+    def write(key: bytes, value: bytes, bytes_max: int = 99) -> None:
+        entries[:] = sorted({**dict(entries), stored_key(key): value}.items())
+        readers.outlive({key: value}, bytes_max)
+
+    readers = loops.Readers(make, lambda reader: None, 2)
+    write(b"c", b"1")
+    assert [find(b"a"), find(b"c"), len(made)] == [b"1", b"1", 1]
+    write(b"b", b"2")
+    write(b"b", b"3")
+    assert [find(b"a"), find(b"c"), len(made)] == [b"1", b"1", 1]
+    assert [find(b"b"), find(b"b"), len(made)] == [b"3", b"3", 2]
+    write(b"a", b"22", bytes_max=2)
+    assert [find(b"c"), len(made)] == [b"1", 3]
+    write(b"d", b"1")
+    ticket, reader = readers.borrow()
+    assert [reader is made[-1], len(made)] == [True, 4]
+    write(b"c", b"4")
+    readers.give_back(ticket, reader)
+    assert [find(b"d"), find(b"c"), len(made)] == [b"1", b"4", 5]
+    readers.outlive({b"d": None}, 99)
+    assert [find(b"c"), len(made)] == [b"4", 5]
+
+
+@both
 def test_a_reader_that_fails_is_checked_and_not_kept(loops: Any) -> None:
     made: list[ListReader] = []
 

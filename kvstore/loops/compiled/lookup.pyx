@@ -36,23 +36,55 @@ def take_bounds():
 take_bounds()
 
 
+@cython.final
+cdef class _Lending:
+    cdef list idle              # of `_BoundReader`
+    cdef set written
+    cdef Py_ssize_t size
+    cdef bint is_used
+
+    def __cinit__(self):
+        self.idle = []
+        self.written = None     # until a key is noted
+
+
 cdef class Readers:
     cdef object _make, _check
     cdef Py_ssize_t _most
-    cdef list _idle             # of `_BoundReader`
+    cdef _Lending _now
 
     def __cinit__(self, make, check, Py_ssize_t most):
         self._make = make
         self._check = check
         self._most = most
-        self._idle = []
+        self._now = _Lending()
 
     def renew(self):
-        self._idle = []
+        self._now = _Lending()
+
+    def outlive(self, dict points not None, Py_ssize_t bytes_max):
+        cdef _Lending now = self._now
+        cdef PyObject *key = NULL
+        cdef PyObject *value = NULL
+        cdef Py_ssize_t place = 0
+        if not now.is_used:
+            return
+        if now.written is None:
+            now.written = set()
+        while PyDict_Next(points, &place, &key, &value):
+            now.written.add(<bytes?><object>key)
+            now.size += PyBytes_GET_SIZE(<bytes><object>key)
+            if <object>value is not None:
+                now.size += PyBytes_GET_SIZE(<bytes?><object>value)
+            if now.size > bytes_max:
+                self.renew()
+                return
 
     def borrow(self):
-        cdef list idle = self._idle
-        return idle, self._taken(idle).reader
+        if self._now.written is not None:
+            self.renew()
+        cdef _Lending now = self._now
+        return now.idle, self._taken(now).reader
 
     def give_back(self, list ticket not None, reader):
         self._kept(ticket, _BoundReader(reader))
@@ -60,7 +92,16 @@ cdef class Readers:
     def find(self, bytes key not None, bytes rest not None, bytes limit not None):
         return self._found(key, rest, limit)
 
-    cdef _BoundReader _taken(self, list idle):
+    cdef _Lending _knowing(self, bytes key):
+        """Readers that have all entries of `key`."""
+        cdef _Lending now = self._now
+        if now.written is not None and key in now.written:
+            self._now = now = _Lending()
+        return now
+
+    cdef _BoundReader _taken(self, _Lending now):
+        cdef list idle = now.idle
+        now.is_used = True      # before a reader is made: see `plain`
         return <_BoundReader?>idle.pop() if PyList_GET_SIZE(idle) else _BoundReader(self._make())
 
     cdef int _kept(self, list idle, _BoundReader bound) except -1:
@@ -69,18 +110,18 @@ cdef class Readers:
         return 0
 
     cdef object _found(self, bytes key, bytes rest, bytes limit):
-        cdef list idle = self._idle
-        cdef _BoundReader bound = self._taken(idle)
+        cdef _Lending now = self._knowing(key)
+        cdef _BoundReader bound = self._taken(now)
         value = _find(bound, self._check, escape(key), rest, limit, ABSENT)
-        self._kept(idle, bound)
+        self._kept(now.idle, bound)
         return value
 
     cdef object _found_among(self, bytes key, int64_t as_of, bytes rest, _Imports imports):
-        cdef list idle = self._idle
-        cdef _BoundReader bound = self._taken(idle)
+        cdef _Lending now = self._knowing(key)
+        cdef _BoundReader bound = self._taken(now)
         cdef int64_t newest = INVISIBLE
         value = _find_among(bound, self._check, key, as_of, rest, imports, &newest)
-        self._kept(idle, bound)
+        self._kept(now.idle, bound)
         return value
 
 

@@ -28,32 +28,60 @@ from kvstore.loops.plain.newest import NewestValues as NewestValues
 from kvstore.timestamp import OTHER_UNITS_MAX, Timestamp
 
 
+class _Lending:
+    """Readers that may answer the same look-ups: all keys but `written` have in each reader the
+    entries that they have now. `size` counts the bytes of the writes that are noted."""
+
+    __slots__ = ("idle", "is_used", "size", "written")
+
+    def __init__(self) -> None:
+        self.idle: list[Any] = []
+        self.written: set[bytes] = set()
+        self.size = 0
+        self.is_used = False
+
+
 class Readers:
     """Readers kept between look-ups: moving a reader costs less than making one.
 
     `make` returns a new reader. `check` raises the error that left a reader without an entry. At
     most `most` readers are kept.
+
+    A reader does not see later writes. It may answer for keys that no later write concerns, so
+    `outlive` notes the keys of a commit, and the readers stay. Every other write drops them.
     """
 
     def __init__(self, make: Callable[[], Any], check: Callable[[Any], None], most: int) -> None:
         self._make = make
         self._check = check
         self._most = most
-        # `renew` replaces this list. A reader that is given back later goes into the list that
+        # `renew` replaces this object. A reader that is given back later goes into the list that
         # lent it, from which no look-up takes any more.
-        self._idle: list[Any] = []
+        self._now = _Lending()
 
     def renew(self) -> None:
         """Drop all readers made so far: they do not see the write that was just made."""
-        self._idle = []
+        self._now = _Lending()
+
+    def outlive(self, points: Mapping[bytes, bytes | None], bytes_max: int) -> None:
+        """Keep the readers over the write that was just made, which has the versions `points` and
+        nothing else. Drops them once such writes have more than `bytes_max` bytes."""
+        now = self._now
+        if not now.is_used:
+            return
+        for key, value in points.items():
+            now.written.add(key)
+            now.size += len(key) + len(value or b"")
+            if now.size > bytes_max:
+                self.renew()
+                return
 
     def borrow(self) -> tuple[list[Any], Any]:
         """A ticket to give the reader back with, and a reader that sees all writes so far."""
-        idle = self._idle
-        try:
-            return idle, idle.pop()
-        except IndexError:
-            return idle, self._make()
+        if self._now.written:
+            self.renew()
+        now = self._now
+        return now.idle, self._taken(now)
 
     def give_back(self, ticket: list[Any], reader: Any) -> None:
         """Return what `borrow` gave."""
@@ -63,10 +91,20 @@ class Readers:
     def find(self, key: bytes, rest: bytes, limit: bytes) -> Found:
         """The value of the first entry of `key` from `rest` on and below `limit`: None where the
         entry is a tombstone, `ABSENT` where there is no entry."""
-        ticket, reader = self.borrow()
+        if key in self._now.written:
+            self.renew()
+        now = self._now
+        reader = self._taken(now)
         (value,) = find_many(reader, self._check, [key], rest, ([], [limit]), 0, ABSENT)
-        self.give_back(ticket, reader)
+        self.give_back(now.idle, reader)
         return value
+
+    def _taken(self, now: _Lending) -> Any:
+        now.is_used = True  # before a reader is made: `outlive` notes each write behind that
+        try:
+            return now.idle.pop()
+        except IndexError:
+            return self._make()
 
 
 class Lookup:
