@@ -210,6 +210,7 @@ def status_(url: UrlArgument, push: NumberArgument, as_json: JsonOption = False)
             "at": None if each.at is None else iso(each.at),
             "error": each.error,
             "seconds": dict(each.seconds),
+            "free": each.free,
         }
         for each in Pushes(url).status(push).stores
     ]

@@ -37,7 +37,8 @@ class StoreStatus(NamedTuple):
 
     `state` is added, reverted, refused, or waiting where the store has not come to the push, or
     has no access: `error` tells it then. `at` is the stamp at which it was added or reverted.
-    `seconds` has the seconds of each stage.
+    `seconds` has the seconds of each stage. `free` are the bytes that were free on the store's disk
+    at its last report, None in memory.
     """
 
     name: str
@@ -46,6 +47,7 @@ class StoreStatus(NamedTuple):
     at: Timestamp | None
     error: str
     seconds: Mapping[str, float]
+    free: int | None = None
 
 
 _Known: TypeAlias = "dict[str, tuple[int, StoreStatus]]"
@@ -131,13 +133,13 @@ def _path(name: str, number: int) -> str:
 
 def _status(name: str, fields: JsonObject, push: int) -> StoreStatus:
     told = fields.field("pushes", dict).get(str(push))
-    shard = fields.integer("shard")
+    shard, free = fields.integer("shard"), fields.optional_integer("free")
     if not isinstance(told, dict):
-        return StoreStatus(name, shard, "waiting", None, fields.optional("error", str) or "", {})
+        blocked = fields.optional("error", str) or ""
+        return StoreStatus(name, shard, "waiting", None, blocked, {}, free)
     each = JsonObject(told, where=fields.where)
     at = each.optional("at", int)
     seconds = each.field("seconds", dict)
     state = each.text("state")
-    return StoreStatus(
-        name, shard, state, None if at is None else Timestamp(at), each.text("error"), seconds
-    )
+    stamp = None if at is None else Timestamp(at)
+    return StoreStatus(name, shard, state, stamp, each.text("error"), seconds, free)

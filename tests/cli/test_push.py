@@ -52,3 +52,11 @@ def test_files_become_pushes_of_each_mode(run: Run, tmp_path: Path) -> None:
     assert "pass one of pass, wait" in run(*once, "stop", code=2).stderr
     with kvstore.open(places[0]) as store:
         assert b"a/9" not in dict(store.scan())
+    told = [
+        json.loads(line) for line in run("push", "status", url, 3, "--json").stdout.splitlines()
+    ]
+    assert [(each["name"], each["state"]) for each in told] == [
+        ("s0", "waiting"),
+        ("s1", "waiting"),
+    ]
+    assert all(each["free"] > 0 for each in told)
