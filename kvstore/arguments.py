@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import math
 import os
 import sys
+import threading
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -126,6 +128,16 @@ def require_seconds(seconds: object, *, name: str) -> float:
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds >= 0:
         raise UsageError(f"{name}={seconds!r}", "pass seconds")
     return seconds
+
+
+def require_wait(timeout: object) -> float | None:
+    """The seconds of a wait, None for no bound. A time that has passed is 0, and a wait for ever is
+    the longest one that the system takes."""
+    if timeout is None:
+        return None
+    if isinstance(timeout, bool) or not isinstance(timeout, int | float) or math.isnan(timeout):
+        raise UsageError(f"timeout={timeout!r}", "pass seconds, or None")
+    return min(max(float(timeout), 0.0), threading.TIMEOUT_MAX)
 
 
 def require_age(age: object, *, name: str) -> timedelta | None:

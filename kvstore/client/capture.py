@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from kvstore.arguments import require_age, require_count, require_seconds
+from kvstore.arguments import require_age, require_count, require_wait
 from kvstore.changes import Change, Order, Revisions
 from kvstore.changes.changeset import ambient
 from kvstore.changes.epoch import Epoch
@@ -126,9 +126,8 @@ class ServedCapture(ServedFrontiers):
     ) -> None:
         """See `Store.wait_beyond`. The server waits, for ten seconds at a time at most; `stop` is
         asked before each time."""
-        ends_at = None
-        if timeout is not None:
-            ends_at = time.monotonic() + require_seconds(timeout, name="timeout")
+        seconds = require_wait(timeout)
+        ends_at = None if seconds is None else time.monotonic() + seconds
         while not stop():
             most = self._pool.poll_s
             left = most if ends_at is None else max(ends_at - time.monotonic(), 0.0)

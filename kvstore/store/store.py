@@ -45,6 +45,7 @@ from kvstore.arguments import (
     require_parent,
     require_path,
     require_seconds,
+    require_wait,
 )
 from kvstore.arrow import reader_of, row_batches
 from kvstore.batch import Batch
@@ -952,7 +953,9 @@ class Store:
         committer = self._committer
         committer.health.require()
         committer.frontiers.wait(
-            upper, timeout=timeout, stop=lambda: not committer.frontiers.is_sound or stop()
+            upper,
+            timeout=require_wait(timeout),
+            stop=lambda: not committer.frontiers.is_sound or stop(),
         )
         committer.health.require()
 
