@@ -158,7 +158,8 @@ class Collection(CollectionContents):
         token is no printable text; `HistoryGoneError` if the store no longer has the window: then
         `full=True` begins another chain beside the present one.
         """
-        require_age(max_age, name="max_age")
+        if max_age is not None:
+            require_age(max_age, name="max_age")
         require_token(token)
         if label is not None:
             expiry.require_free(self._chains, label, is_repeated=token is not None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import math
 import os
+import stat
 import sys
 import threading
 from collections.abc import Iterable, Sequence
@@ -83,20 +84,24 @@ def require_absent(path: Path, *, advice: str) -> None:
 
 def require_parent(path: Path) -> None:
     """Raise `UsageError` unless `path` has a directory that it can be made in."""
-    if not path.absolute().parent.is_dir():
+    if not stat.S_ISDIR(_mode(path.absolute().parent)):
         raise UsageError(f"there is no directory {path.parent}", "make it first")
 
 
 def is_there(path: Path) -> bool:
     """Whether `path` leads to something. A disk that fails raises `StorageError`."""
+    return _mode(path) != 0
+
+
+def _mode(path: Path) -> int:
+    """The mode of the file that `path` leads to, 0 if there is none."""
     with storage_errors(str(path)):
         try:
-            os.stat(path)
+            return os.stat(path).st_mode
         except OSError as error:
             if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
                 raise
-            return False
-    return True
+            return 0
 
 
 def require_span(span: object) -> Span:

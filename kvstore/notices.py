@@ -13,7 +13,8 @@ numbers, texts and times. Its message has both as text.
 
 Invariants
 1. Keys and values are never logged. A span is, by its bounds.
-2. A logger that is off costs one comparison.
+2. A logger that is off costs one comparison. Each logger is looked up once: the look takes a lock
+   of `logging`, which an interrupt in the wrong place leaves held, for all threads and for ever.
 3. Warnings that could come with each call come once in `WARNING_EVERY_S`.
 """
 
@@ -21,14 +22,17 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import Any
+from functools import cache
+from typing import Any, Final
 
 from kvstore.limits import WARNING_EVERY_S
+
+_logger: Final = cache(logging.getLogger)
 
 
 def notice(logger: str, event: str, *, level: int = logging.INFO, **facts: Any) -> None:
     """Log an event with its facts."""
-    log = logging.getLogger(logger)
+    log = _logger(logger)
     if not log.isEnabledFor(level):
         return
     text = ", ".join(f"{name} {fact}" for name, fact in facts.items())

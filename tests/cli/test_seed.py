@@ -82,7 +82,7 @@ def test_a_seed_that_is_refused_leaves_nothing(run: Run, tmp_path: Path) -> None
     assert "column ts: " in refused("key,value,ts\na,1,99999999999999999999\n")
     assert "looks like" in refused("key,value,ts\na,1,1700000000\n")
     assert "below since" in refused("key,value,ts\na,1,5\n", "--since", 6)
-    assert "duplicates='last'" in refused("key,value,ts\na,1,5\na,2,5\n")
+    assert "--duplicates last" in refused("key,value,ts\na,1,5\na,2,5\n")
     assert "is not hex" in refused("key,value,ts\nzz,1,5\n", "-e", "hex")
     assert "unknown kind of file" in run("seed", tmp_path / "s", tmp_path / "f.txt", code=2).stderr
 

@@ -5,6 +5,7 @@ the handle works or says that it is poisoned, and nothing stays locked or pinned
 from __future__ import annotations
 
 import gc
+import logging
 import random
 import threading
 from collections.abc import Callable, Mapping
@@ -196,6 +197,33 @@ def test_a_call_that_is_interrupted_is_done_or_not_and_holds_no_lock(
     for number in range(count):
         after_s = pick.random() * duration_s
         one_interrupt(tmp_path / f"{number}", call, after_s, expected)
+
+
+def test_an_event_that_nobody_logs_takes_no_lock_of_logging(store: Store) -> None:
+    """An interrupt in `logging.getLogger` may leave this lock held."""
+    is_held, is_over = threading.Event(), threading.Event()
+
+    class Slow(logging.Logger):
+        def __init__(self, name: str) -> None:
+            super().__init__(name)
+            is_held.set()
+            is_over.wait()
+
+    def hold() -> None:
+        before = logging.getLoggerClass()
+        logging.setLoggerClass(Slow)
+        logging.getLogger(f"held for {store!r}")
+        logging.setLoggerClass(before)
+
+    store.gc(before=0)
+    holding = threading.Thread(target=hold)
+    holding.start()
+    is_held.wait()
+    try:
+        elsewhere(lambda: store.gc(before=0))
+    finally:
+        is_over.set()
+        holding.join()
 
 
 @pytest.mark.parametrize(

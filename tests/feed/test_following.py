@@ -114,7 +114,7 @@ def test_a_follower_ends_with_an_error_when_a_write_fails(
     store.put(b"a", b"1")
     follower.wait(lambda f: keys(f.batches) == [b"a"])
 
-    def fail(_: object) -> None:
+    def fail(*_: object) -> None:
         raise StorageError("the disk went away")
 
     monkeypatch.setattr(parts_of(store).engine, "write", fail)
