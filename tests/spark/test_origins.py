@@ -361,6 +361,7 @@ def test_newest_of_several_checkpoints_is_found_and_half_made_ones_are_not(
 
 
 def test_a_store_in_memory_is_read_once_closed_and_its_checkpoints_always(tmp_path: Path) -> None:
+    (tmp_path / "copies").mkdir()
     with kvstore.open(tmp_path / "store", "memory") as store:
         store.put(b"a", b"1")
         store.checkpoint(tmp_path / "copies" / "copy")
