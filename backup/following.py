@@ -13,7 +13,7 @@ Invariants
 2. A failure that may pass ends no follower: it is logged with the recovery point, and tried again
    after a pause. Every other failure ends the follower: it is logged too, and raised to its owner.
 3. Merges run in two threads of their own, one tier at a time, and never delay a window by a lock.
-   A small merge never waits for a large one, so batches stay few while a large one runs.
+   A small merge never waits for a large one (`backup.merges`), so batches stay few beside it.
 """
 
 from __future__ import annotations
@@ -25,13 +25,10 @@ from datetime import timedelta
 from functools import partial
 from typing import Final, NamedTuple, TypeAlias
 
-import pyarrow as pa
 from typing_extensions import Self
 
 from backup.chains import Chains
-from backup.shard import Shard
-from backup.shard.compact import merge_slot
-from backup.shard.state.merging import Slot
+from backup.merges import Merges, give_memory_back
 from backup.window import BackupInfo, Request, back_up, reached
 from kvstore.arguments import require_age
 from kvstore.background import Failures
@@ -43,8 +40,6 @@ from kvstore.limits import (
     CONTROL_POLL_S,
     FOLLOW_PAUSE_S,
     FOLLOW_PAUSE_S_MAX,
-    SMALL_MERGE_BYTES_MAX,
-    SMALL_MERGE_ROWS_MAX,
 )
 from kvstore.store import Store
 from kvstore.timestamp import NS_PER_SECOND, Timestamp
@@ -112,6 +107,7 @@ class Follower:
             for each in (self._failures, self._merge_failures):
                 self._store.upkeep.watch("backup", each)
         self._stop = threading.Event()
+        self._merges = Merges(self._stop.is_set)
         self._moved = threading.Condition()
         self._upper = self._windows = 0
         self._error: BaseException | None = None
@@ -205,7 +201,7 @@ class Follower:
                 self._end(error)
                 return
             self._failures.succeeded()
-            _give_memory_back()
+            give_memory_back()
             with self._moved:
                 self._upper = int(done.upper)
                 self._windows += 1
@@ -263,8 +259,12 @@ class Follower:
             seen = self._window_after(seen)
             try:
                 shard = chains.newest()
-                if shard is not None:
-                    self._merge_tiers(shard, is_large=is_large)
+                if shard is not None and is_large:
+                    self._merges.merge_large(shard)
+                elif shard is not None:
+                    shard.expire_lapsed()
+                    self._merges.merge_small(shard)
+                    shard.collect_if_due()
                 self._merge_failures.succeeded()
             except BaseException as error:  # noqa: BLE001  # it must not end in silence
                 self._merge_failures.note("a merge of backups", error)
@@ -275,28 +275,3 @@ class Follower:
         with self._moved:
             self._moved.wait_for(lambda: self._windows > seen or self._stop.is_set())
             return self._windows
-
-    def _merge_tiers(self, shard: Shard, *, is_large: bool) -> None:
-        if not is_large:
-            shard.expire_lapsed()
-        for slot in shard.refresh().slots:
-            if self._stop.is_set():
-                return
-            if _is_large(shard, slot) is is_large:
-                merge_slot(shard.log, slot)
-                _give_memory_back()
-        if not is_large:
-            shard.collect_if_due()
-
-
-def _is_large(shard: Shard, slot: Slot) -> bool:
-    """Whether a merge of `slot` takes so long that small merges must not wait for it."""
-    found = [b for b in shard.state.batches if slot[0] <= b.lower and b.upper <= slot[1]]
-    size, rows = sum(batch.size for batch in found), sum(batch.rows for batch in found)
-    return size > SMALL_MERGE_BYTES_MAX or rows > SMALL_MERGE_ROWS_MAX
-
-
-def _give_memory_back() -> None:
-    """Return the memory of rows that are written to the system. Arrow's allocator would keep it for
-    the next rows: hundreds of megabytes, in a service that has other uses for them."""
-    pa.default_memory_pool().release_unused()

@@ -8,6 +8,7 @@ import os
 import random
 import signal
 import threading
+import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from datetime import timedelta
@@ -69,25 +70,35 @@ def test_batches_stay_few_while_windows_come(
 
 
 class HeldBlob(MemoryBlob):
-    """A memory in which the writing of a large part waits until `free` is set."""
+    """A memory in which merges write when they may: the small ones, and the large one."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self._size = size
-        self.held, self.free = threading.Event(), threading.Event()
+        self.large, self.small = Gate(), Gate()
 
     def put(self, name: str, data: bytes, *, durable: bool = True) -> None:
-        if len(data) >= self._size:
-            self.held.set()
-            assert self.free.wait(WAIT_S)
+        if len(data) >= 100_000:
+            self.large.pass_through()
+        elif threading.current_thread().name == "kvstore-follow-merges":
+            self.small.pass_through()
         super().put(name, data, durable=durable)
 
 
+class Gate:
+    """Holds who comes until it is opened."""
+
+    def __init__(self) -> None:
+        self.reached, self.opened = threading.Event(), threading.Event()
+
+    def pass_through(self) -> None:
+        self.reached.set()
+        assert self.opened.wait(WAIT_S)
+
+
 def test_batches_stay_few_while_a_large_merge_runs(store: kvstore.Store) -> None:
-    place = Storage(HeldBlob(100_000), MemoryConsensus())
-    collection = backup.Collection("held", storage=place)
-    blob = place.blob
-    assert isinstance(blob, HeldBlob)
+    """Even if no small merge ended for so long that their tier has become a large one."""
+    blob = HeldBlob()
+    collection = backup.Collection("held", storage=Storage(blob, MemoryConsensus()))
     pick = random.Random(9)
 
     def window(rows: int) -> None:
@@ -101,18 +112,20 @@ def test_batches_stay_few_while_a_large_merge_runs(store: kvstore.Store) -> None
         collection.follow(store, every=SOON) as follower,
     ):
         try:
-            while not blob.held.is_set():
+            while not blob.large.reached.is_set():
                 window(500)
             before = len(collection.list())
             for _ in range(60):
                 window(1)
-            for _ in range(60):  # the merges of the last windows may be under way
-                if len(collection.list()) <= before + 12:
-                    break
-                window(1)
-            assert len(collection.list()) <= before + 12
+            assert len(collection.list()) == before + 60
+            blob.small.opened.set()
+            window(1)
+            deadline = time.monotonic() + WAIT_S
+            while len(collection.list()) > before + 12:
+                assert time.monotonic() < deadline, "no small merge ran beside the large one"
         finally:
-            blob.free.set()
+            blob.small.opened.set()
+            blob.large.opened.set()
     collection.verify("contents", store)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backup.shard.state.merging import EMPTY_BATCH_BYTES, Slot, covering, plan_merge
+from backup.shard.state.merging import EMPTY_BATCH_BYTES, Slot, covering, part_of_slot, plan_merge
 from backup.shard.state.state import ShardBatch, ShardPart
 from kvstore.limits import MERGE_FAN_IN
 
@@ -52,3 +52,31 @@ def test_the_plan_is_that_of_looking_at_every_batch(
     chain: tuple[list[ShardBatch], list[Slot]],
 ) -> None:
     assert plan_merge(*chain) == planned_of_all(*chain)
+
+
+@given(chains(), st.sampled_from([5_000, 150_000]))
+def test_a_part_of_a_slot_is_the_newest_run_that_fits(
+    chain: tuple[list[ShardBatch], list[Slot]], most: int
+) -> None:
+    batches, _ = chain
+
+    def fits(run: Sequence[ShardBatch]) -> bool:
+        return sum(batch.size for batch in run) <= most
+
+    def newest_part() -> Slot | None:
+        for end in range(len(batches), 0, -1):
+            slot = plan_merge(batches[:end], [])
+            low, high = slot or (0, 0)
+            for first in range(end - MERGE_FAN_IN + 1):
+                run = batches[first:end]
+                if slot and low <= run[0].lower and run[-1].upper == high and fits(run):
+                    return run[0].lower, high
+        return None
+
+    assert part_of_slot(batches, fits) == newest_part()
+
+
+def test_equal_batches_behind_a_large_one_are_a_part() -> None:
+    batches = [of_size(at, at + 1, 1_000_000 if at == 0 else 10) for at in range(1 + 3000)]
+    assert plan_merge(batches, []) == (0, 3001)
+    assert part_of_slot(batches, lambda run: sum(b.size for b in run) < 100_000) == (1, 3001)

@@ -10,7 +10,7 @@ process can do the merge if the one that asked has died. Planning counts a slot 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from backup.shard.state import commands as c
@@ -42,6 +42,21 @@ def plan_merge(batches: Sequence[ShardBatch], slots: Iterable[Slot]) -> Slot | N
             break
         low, total, count = at, total + size, count + 1
     return (batches[low].lower, batches[-1].upper) if count >= MERGE_FAN_IN else None
+
+
+def part_of_slot(
+    batches: Sequence[ShardBatch], fits: Callable[[Sequence[ShardBatch]], bool]
+) -> Slot | None:
+    """The newest run of `batches` that is worth a merge of its own, where a merge of all of them is
+    due. Its oldest batches are left out until `fits` takes it. None if no run is long enough."""
+    for end in range(len(batches), MERGE_FAN_IN - 1, -1):
+        slot = plan_merge(batches[:end], ())
+        run = [] if slot is None else [b for b in batches[:end] if slot[0] <= b.lower]
+        while len(run) >= MERGE_FAN_IN and not fits(run):
+            del run[0]
+        if len(run) >= MERGE_FAN_IN:
+            return run[0].lower, run[-1].upper
+    return None
 
 
 def add_slot(slots: Iterable[Slot], new: Slot) -> tuple[Slot, ...]:
