@@ -28,7 +28,7 @@ from typing import Final, NamedTuple, TypeAlias
 from typing_extensions import Self
 
 from backup.chains import Chains
-from backup.merges import Merges, give_memory_back
+from backup.merges import TierMerges, give_memory_back
 from backup.window import BackupInfo, Request, back_up, reached
 from kvstore.arguments import require_age
 from kvstore.background import Failures
@@ -107,7 +107,7 @@ class Follower:
             for each in (self._failures, self._merge_failures):
                 self._store.upkeep.watch("backup", each)
         self._stop = threading.Event()
-        self._merges = Merges(self._stop.is_set)
+        self._merges = TierMerges(self._stop.is_set)
         self._moved = threading.Condition()
         self._upper = self._windows = 0
         self._error: BaseException | None = None

@@ -27,7 +27,7 @@ from kvstore.limits import SMALL_MERGE_BYTES_MAX, SMALL_MERGE_ROWS_MAX
 _NOWHERE: Final = (0, 0)
 
 
-class Merges:
+class TierMerges:
     """The merges that are due in a collection, done by one small and one large thread."""
 
     def __init__(self, is_stopped: Callable[[], bool]) -> None:
@@ -36,7 +36,7 @@ class Merges:
         self._moved = threading.Condition()
         self._small = _NOWHERE
         self._large: Slot | None = None
-        """What the large thread merges; `_NOWHERE` while it pauses after a failure."""
+        """The tier that the large thread merges, or `_NOWHERE` while it pauses after a failure."""
 
     def merge_small(self, shard: Shard) -> None:
         """Merge the small tiers, and the small batches of tiers for which the large thread has no

@@ -239,14 +239,20 @@ def test_a_failure_that_does_not_pass_ends_the_follower_and_is_raised(
 
 
 def follow_until_killed(place: Path, seed: int, pipe: Connection) -> None:
+    """Write while a follower backs up. The writer stays few commits ahead, however slow windows
+    are, so that the history stays short."""
     pick = random.Random(seed)
     collection = backup.Collection(place / "collection")
     with (
         kvstore.open(place / "store") as store,
-        collection.follow(store, every=SOON, progress=lambda info: pipe.send(int(info.upper))),
+        collection.follow(
+            store, every=SOON, progress=lambda info: pipe.send(int(info.upper))
+        ) as follower,
     ):
         while True:
-            change(store, pick, 1)
+            behind = store.upper - 1
+            change(store, pick, 10)
+            follower.wait_until(behind, WAIT_S)
 
 
 def test_a_follower_that_is_killed_goes_on_where_it_stood(tmp_path: Path) -> None:
