@@ -129,6 +129,7 @@ bench-quick: $(PEERS)
 
 bench-growth: $(PEERS)
 	$(PY) -m benchmarks --growth
+	$(PY) -m benchmarks --only large- --rows 100000000
 	$(PY) -m benchmarks.peers.commits
 
 # Fails where a cost grows over the year, or an answer is wrong.

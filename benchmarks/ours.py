@@ -26,7 +26,8 @@ _FILL_ROWS = 10_000
 _INCREMENT_ROWS = 100
 
 
-def _batches(data: Data, first: int, last: int) -> list[pa.RecordBatch]:
+def batches(data: Data, first: int, last: int) -> list[pa.RecordBatch]:
+    """The rows from `first` to `last`, in batches as a loader writes them."""
     columns = {"key": data.keys[first:last], "value": data.values[first:last]}
     return pa.table(columns, schema=rows_schema()).to_batches(max_chunksize=16_384)
 
@@ -35,11 +36,11 @@ def _write_part(
     staging: Path, import_id: int, rows: int, first: int, last: int, pipe: Connection
 ) -> None:
     """Write the rows from `first` to `last` as a part when the pipe says so. Runs in a process."""
-    batches = _batches(Data(rows), first, last)
+    share = batches(Data(rows), first, last)
     pipe.send("ready")
     pipe.recv()
     with bulk.PartWriter(staging, import_id) as writer:
-        for batch in batches:
+        for batch in share:
             writer.write(batch)
         pipe.send(writer.finish())
 
@@ -132,13 +133,13 @@ class Ours(BackedUp):
         return work
 
     def bulk_load(self) -> Work:
-        batches = _batches(self.data, 0, self.data.rows)
+        rows = batches(self.data, 0, self.data.rows)
         staging, target = self.fresh("bulk-staging"), self.fresh("bulk")
 
         def work() -> int:
             load = bulk.Import.create(staging)
             with load.writer() as writer:
-                for batch in batches:
+                for batch in rows:
                     writer.write(batch)
             load.seal()
             with kvstore.open(target) as store:

@@ -17,6 +17,8 @@ from benchmarks.workloads.upkeep import (
     ending,
     flat,
     flushed,
+    large,
+    large_loaded,
     served,
 )
 from benchmarks.workloads.writing import committing, expiring, loading
@@ -55,6 +57,10 @@ def scenes(size: Size) -> list[Scene]:
         Scene([Stage((fill, settle, Call("scan")), expiring(size))]),
         Scene(ycsb(size)),
         Scene([Stage((fill, settle, *windows), flat(size))]),
+        Scene(
+            [Stage((), large_loaded()), Stage(windows, large(size))],
+            is_quick=False,
+        ),
         Scene([Stage((), flushed(size))]),
         Scene([Stage((), committed(size))], is_quick=False),
         Scene([Stage((fill, loaded, warm_up, change), collections(size))], is_quick=False),

@@ -103,6 +103,12 @@ commits-get         point reads as of a time among these commits, likewise
 commits-history     the ten versions of a key, likewise
 commits-backup      an increment of 1,000 commits, likewise
 commits-gc          give up the history of the oldest 1,000 commits, likewise
+large-load          a bulk load of all rows, against a bulk load of a tenth: seconds a row
+large-open          open the store that this load made, likewise
+large-get           point reads in a stretch of 100,000 rows of it, likewise
+large-scan          all rows of it as Arrow batches, likewise
+large-changes       windows of 10,000 changes of it as Arrow batches, likewise
+large-backup        increments of 10,000 changes of it, likewise
 disk                bytes after the updates, history and log kept, against one value a key
 disk-trimmed        the same once history and log are given up to the present
 

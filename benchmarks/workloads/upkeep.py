@@ -9,6 +9,8 @@ from benchmarks.workloads.plan import (
     COMMITTED_FEW,
     COPIED,
     FLUSHED,
+    LARGE,
+    LARGE_TENTH,
     OURS,
     PEERS,
     SERVED,
@@ -161,6 +163,28 @@ def flat(size: Size) -> list[Workload]:
             repeats=3,
         ),
     ]
+
+
+def large_loaded() -> list[Workload]:
+    """A bulk load of all rows, against one of a tenth."""
+    return [_large("load", Call("load"))]
+
+
+def large(size: Size) -> list[Workload]:
+    """The same work in a store that came as one bulk load, against a store of a tenth."""
+    increments = Call("backup", {"rows": size.update_rows, "count": 5})
+    return [
+        _large("open", Call("reopen")),
+        _large("get", Call("get_near", {"count": 100_000})),
+        _large("scan", Call("scan_arrow")),
+        _large("changes", Call("changes_arrow", {"windows": size.windows}), repeats=3),
+        _large("backup", increments),
+    ]
+
+
+def _large(name: str, call: Call, repeats: int = 1) -> Workload:
+    sides = Contender(LARGE_TENTH, call), Contender(LARGE, call)
+    return Workload(f"large-{name}", *sides, reach=0.67, repeats=repeats)
 
 
 def flushed(size: Size) -> list[Workload]:
