@@ -28,16 +28,8 @@ from benchmarks.workloads.ycsb import ycsb
 def scenes(size: Size) -> list[Scene]:
     """All scenes, in the order in which they are measured."""
     warm_up = Call("commit", {"rows": 100, "count": 1, "step": 9_000})
-    updates = {"rows": size.update_rows, "count": 1}
-    change = Call("commit", {**updates, "step": 10_000})
-    windows = [
-        call
-        for number in range(size.windows)
-        for call in (
-            Call("mark", {"name": f"window-{number}"}),
-            Call("commit", {**updates, "step": 10_001 + number}),
-        )
-    ]
+    change = Call("commit", {"rows": size.update_rows, "count": 1, "step": 10_000})
+    windows = _windows(size)
     fill, settle, loaded = Call("fill"), Call("settle"), Call("mark", {"name": "loaded"})
     # Reads are measured with everything in the caches, as a service at work has it.
     warm_caches = (Call("scan"), Call("scan_arrow"))
@@ -57,10 +49,7 @@ def scenes(size: Size) -> list[Scene]:
         Scene([Stage((fill, settle, Call("scan")), expiring(size))]),
         Scene(ycsb(size)),
         Scene([Stage((fill, settle, *windows), flat(size))]),
-        Scene(
-            [Stage((), large_loaded()), Stage(windows, large(size))],
-            is_quick=False,
-        ),
+        Scene([Stage((), large_loaded()), Stage(windows, large(size))], is_quick=False),
         Scene([Stage((), flushed(size))]),
         Scene([Stage((), committed(size))], is_quick=False),
         Scene([Stage((fill, loaded, warm_up, change), collections(size))], is_quick=False),
@@ -78,6 +67,19 @@ def scenes(size: Size) -> list[Scene]:
         Scene([Stage((), journal(size))]),
         Scene([Stage((), spark())], is_quick=False),
         Scene([Stage((Call("histories"), Call("agree")), spark_joins())], is_quick=False),
+    ]
+
+
+def _windows(size: Size) -> list[Call]:
+    """Windows of updates, each behind a mark."""
+    updates = {"rows": size.update_rows, "count": 1}
+    return [
+        call
+        for number in range(size.windows)
+        for call in (
+            Call("mark", {"name": f"window-{number}"}),
+            Call("commit", {**updates, "step": 10_001 + number}),
+        )
     ]
 
 
