@@ -65,9 +65,10 @@ def is_url(path: str) -> bool:
     return bool(colon) and (rest.startswith("//") or (rest[:1] == "/" and scheme in URL_SCHEMES))
 
 
-URL_SCHEMES: Final = frozenset(
-    ["file", "memory", "http", "https", "s3", "s3a", "s3n", "gs", "az", "abfs", "abfss", "hdfs"]
-)
+_OPENED: Final = ("file", "memory", "http", "https", "s3", "s3a", "s3n", "gs", "az")
+_OF_HADOOP: Final = ("abfs", "abfss", "wasb", "wasbs", "hdfs", "webhdfs", "viewfs", "dbfs")
+URL_SCHEMES: Final = frozenset((*_OPENED, *_OF_HADOOP))
+"""The schemes of URLs that Spark and Hadoop also write with one slash, as `dbfs:/folder`."""
 
 
 def require_absent(path: Path, *, advice: str) -> None:

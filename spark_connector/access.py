@@ -20,7 +20,7 @@ from backup.shard import Storage
 from bulk.addresses import staging_place
 from bulk.bucket import BucketUrl
 from kvstore.errors import UsageError
-from kvstore.storage.address import file_path
+from kvstore.storage.address import file_path, require_address
 
 if TYPE_CHECKING:
     from kvstore.client import Client
@@ -186,8 +186,9 @@ def absolute(path: str) -> str:
     """A path or the path of a `file:` URL as an absolute path; another URL unchanged.
 
     Tasks run in directories of their own, so a path is made absolute before it is sent to one.
+    Raises `UsageError` for a text that is empty, or a URL with one slash, as `dbfs:/folder`.
     """
-    path = local(path)
+    path = require_address(local(path))
     return path if "://" in path else os.path.abspath(path)
 
 

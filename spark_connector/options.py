@@ -124,6 +124,7 @@ _TIMES: Final = (
     *("timestampasof", "versionasof", "endingtimestamp"),
     *("startingtimestamp", "startingaftertimestamp"),
 )
+_NUMBER: Final = "pass ISO-8601 with a zone, or nanoseconds since 1970"
 _OF_TODAY_NS: Final = 10**18
 """September 2001. A store that ends below it has a clock of its own, as tests have."""
 
@@ -296,10 +297,12 @@ def _time(given: Mapping[str, str], *names: str) -> Timestamp | None:
         return None
     text = given[present[0]].strip()
     value: Any = int(text) if _is_number(text) else text
+    name = _KNOWN[present[0]]
     try:
-        return to_timestamp(value, name=_KNOWN[present[0]], now=Clock().wall_ns)
+        return to_timestamp(value, name=name, now=Clock().wall_ns)
     except UsageError as error:
-        raise UsageError(f"{_KNOWN[present[0]]}: {error.what}", error.remedy) from None
+        what = error.what if error.what.startswith(f"{name}=") else f"{name}: {error.what}"
+        raise UsageError(what, error.remedy if isinstance(value, str) else _NUMBER) from None
 
 
 def _is_number(text: str) -> bool:

@@ -14,6 +14,7 @@ import os
 from typing import Any
 from urllib.parse import unquote, urlsplit, urlunsplit
 
+from kvstore.arguments import is_url
 from kvstore.errors import KVStoreError, UsageError
 from kvstore.storage.below import BlobBelow
 from kvstore.storage.contract import Blob, Storage
@@ -94,10 +95,12 @@ def require_address(url: str | os.PathLike[str]) -> str:
     text = os.fspath(url)
     if not text:  # not the working directory: an unset variable in a script
         raise UsageError("the address of the storage is empty", "give a path or a URL")
-    if "://" not in text and (scheme := text.partition(":")[0]) in _SCHEMES and scheme != text:
+    scheme, colon, _ = text.partition(":")
+    if colon and "://" not in text and (scheme in _SCHEMES or is_url(text)):
+        known = scheme if scheme in _SCHEMES else "s3"
         raise UsageError(
             f"{text!r} is neither a URL nor a path",
-            f"write {scheme}://..., or ./{text} for a directory of that name",
+            f"write a URL as {known}://..., or ./{text} for a directory of that name",
         )
     return text
 

@@ -11,6 +11,7 @@ import pytest
 
 import bulk
 import kvstore
+from backup import Collection
 from kvstore import Clock, Store, Timestamp
 from kvstore.errors import NotYetWrittenError, UsageError
 from spark_connector import bulk_import, stage_import
@@ -67,12 +68,27 @@ def test_a_staging_url_of_no_object_store_is_refused(
     assert not list(tmp_path.glob("*:*"))
 
 
+@pytest.mark.parametrize("url", ["dbfs:/host/a", "hdfs:/a", "s3a:/bucket/a", "viewfs:/a"])
+def test_a_url_with_one_slash_is_refused_and_nothing_is_created(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for call in (bulk.Import.create, Collection, Access.of, staging_at, kvstore.open, bulk.Pushes):
+        with pytest.raises(UsageError, match=f"{url}.* URL"):
+            call(url)
+    with pytest.raises(UsageError, match=f"neither a URL nor a path.* ./{url}"):
+        reader(url)
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_directory_with_a_colon_in_its_name_is_a_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with kvstore.open("2026:11/a") as store:
-        assert store.path == tmp_path / "2026:11" / "a"
+    for name in ("2026:11/a", "./dbfs:/a"):
+        with kvstore.open(name) as store:
+            assert store.path == tmp_path / name
+        assert read_options({"path": name}, "state").access == Access(str(tmp_path / name))
 
 
 @pytest.mark.spark
@@ -162,7 +178,7 @@ def test_small_numbers_are_times_of_a_store_with_a_clock_of_its_own(tmp_path: Pa
 def test_seconds_and_milliseconds_and_microseconds_are_refused(copy: Path, size: int) -> None:
     number = str(Clock().wall_ns() // 10**9 * size)
     for name in ("versionAsOf", "timestampAsOf"):
-        with pytest.raises(UsageError, match=rf"{name}.* looks like "):
+        with pytest.raises(UsageError, match=rf"^{name}={number} .* looks like .* ISO-8601"):
             reader(str(copy), **{name: number})
 
 
