@@ -26,6 +26,7 @@ from spark_connector.jobs.restore import restore
 from spark_connector.jobs.verify import verify
 from tests.cluster.driver import frame, model
 from tests.cluster.killing import WAIT_S
+from tests.cluster.streams import run_to_end
 
 UNDER_WAY: Final = "under way"
 DONE: Final = "done"
@@ -95,13 +96,9 @@ def follow(spark: SparkSession, shared: Path, attempt: str) -> None:
     changes = spark.readStream.format("kvstore").option("readChangeFeed", "true")
     bound = changes.option("maxRowsPerTrigger", "500").load(str(shared / "again-copy"))
     with kvstore.open(shared / "again-target") as target:
-        query = (
-            bound.writeStream.foreachBatch(batch_importer(target, "again", "key", "value"))
-            .option("checkpointLocation", "again-offsets")
-            .trigger(availableNow=True)
-            .start()
-        )
-        assert query.awaitTermination(WAIT_S)
+        importer = batch_importer(target, "again", "key", "value")
+        writer = bound.writeStream.foreachBatch(importer).trigger(availableNow=True)
+        run_to_end(writer.option("checkpointLocation", "again-offsets").start)
         assert list(target.scan()) == model()
         assert sum(each.rows for each in target.imports.all()) == len(model())
 

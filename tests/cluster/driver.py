@@ -30,7 +30,8 @@ from spark_connector.jobs.compact import compact
 from spark_connector.jobs.restore import restore
 from spark_connector.jobs.verify import verify
 from tests.cluster import pushing
-from tests.cluster.killing import WAIT_S, has_tasks, killing
+from tests.cluster.killing import has_tasks, killing
+from tests.cluster.streams import run_to_end
 
 ROWS = 3000
 SEED = "KVSTORE_CLUSTER_SEED"
@@ -103,22 +104,18 @@ def loops_here(_: int) -> str:
 
 
 def stream(spark: SparkSession, shared: Path, checkpoint: str) -> list[tuple[bytes, bytes]]:
-    seen: list[tuple[bytes, bytes]] = []
+    seen: dict[int, list[tuple[bytes, bytes]]] = {}
 
-    def add(batch: DataFrame, _: int) -> None:
-        seen.extend((bytes(row.key), bytes(row.value)) for row in batch.collect())
+    def add(batch: DataFrame, number: int) -> None:
+        seen[number] = [(bytes(row.key), bytes(row.value)) for row in batch.collect()]
 
     source = str(shared / "copy")
     changes = spark.readStream.format("kvstore").option("readChangeFeed", "true").load(source)
-    query = (
-        changes.writeStream.foreachBatch(add)
-        .option("checkpointLocation", checkpoint)
-        .trigger(availableNow=True)
-        .start()
-    )
-    assert query.awaitTermination(WAIT_S)
-    assert sorted(seen) == model()
-    return seen
+    writer = changes.writeStream.foreachBatch(add).trigger(availableNow=True)
+    run_to_end(writer.option("checkpointLocation", checkpoint).start)
+    rows = [row for batch in seen.values() for row in batch]
+    assert sorted(rows) == model()
+    return rows
 
 
 def hidden(spark: SparkSession, shared: Path, pick: random.Random) -> dict[str, Any]:
