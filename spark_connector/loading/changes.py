@@ -31,6 +31,7 @@ from sortedcontainers import SortedDict
 from bulk.part import PartWriter
 from bulk.pushes import Push, Pushes, shard_of
 from bulk.pushes.log import MicroBatch
+from kvstore.arguments import require_count
 from kvstore.batch import Batch
 from kvstore.control.scripts import StoreOrClient
 from kvstore.errors import UsageError
@@ -86,27 +87,24 @@ def apply_changes(
     number of `shards` is as in `push`. All changes become visible at once, on each store.
     `position` is a key of the store that no other stream uses: it holds the number of the last
     micro-batch. In a push it names the stream. Pass it with the `batch_id` that `foreachBatch`
-    tells; then a repeated micro-batch is skipped. Without them a repeated window leaves the same
-    state, and is one more commit or push.
+    tells; then a repeated micro-batch is skipped. A stream with a new checkpoint location counts
+    anew and needs a position of its own: a number below the last one is refused. Without the two a
+    repeated window leaves the same state, and is one more commit or push.
 
     The rows are collected in this process. Bound the micro-batches of a stream by
     `maxBytesPerTrigger`, and start a large store from a restored backup. Raises `UsageError` for a
-    frame that is no change feed, above `BATCH_BYTES_MAX`, and for a push that clears more than
-    1,000 ranges of keys.
+    frame that is no change feed, above `BATCH_BYTES_MAX`, for a micro-batch below the last one, and
+    for a push that clears more than 1,000 ranges of keys.
     """
-    if (position is None) != (batch_id is None):
-        raise UsageError("one of position and batch_id is given", "pass both, or neither")
-    if position is not None:
-        require_key(position, name="position")
+    feed = _feed(position, batch_id)
     require(SOURCES, "apply_changes")
     if isinstance(store, Pushes):
-        feed = None if position is None or batch_id is None else MicroBatch(position, batch_id)
         return _pushed(changes, store, shards, feed)
     if shards != 1:
         raise UsageError(f"shards={shards} and a store", "pass shards with bulk.Pushes")
-    if position is not None:
-        found = store.get(position)
-        if found is not None and batch_id is not None and batch_id <= _number(found, position):
+    if feed is not None:
+        found = store.get(feed.position)
+        if found is not None and _is_repeated(feed, _number(found, feed.position)):
             return None
     rows = _ordered(changes)
     if not rows.num_rows:
@@ -114,16 +112,28 @@ def apply_changes(
     with store.batch() as batch:
         for step in _steps(rows):
             step.add_to(batch)
-        if position is not None:
-            batch.put(position, str(batch_id).encode())
+        if feed is not None:
+            batch.put(feed.position, str(feed.number).encode())
     return batch.timestamp
+
+
+def _feed(position: bytes | None, batch_id: int | None) -> MicroBatch | None:
+    """The micro-batch that the caller names; None if he names none."""
+    if (position is None) != (batch_id is None):
+        raise UsageError("one of position and batch_id is given", "pass both, or neither")
+    if position is None:
+        return None
+    require_key(position, name="position")
+    return MicroBatch(position, require_count(batch_id, name="batch_id", least=0))
 
 
 def _pushed(
     changes: DataFrame, pushes: Pushes, shards: int, feed: MicroBatch | None
 ) -> Push | None:
     """Push the last change of each key, and the ranges that were cleared."""
-    if feed is not None and pushes.of_feed(feed) is not None:
+    made = None if feed is None else pushes.of_feed(feed)
+    newest = None if made is None else made.feed
+    if feed is not None and newest is not None and _is_repeated(feed, newest.number):
         return None
     last = LastChanges()
     for step in _steps(_ordered(changes)):
@@ -229,6 +239,17 @@ def _ordered(changes: DataFrame) -> pa.Table:
     if _END not in names and pc.any(pc.equal(rows["_rank"], _RANKS["delete_range"])).as_py():
         raise UsageError("the feed has range deletes, and no column end_key", "keep the column")
     return rows.sort_by([("_commit_version", "ascending"), ("_rank", "ascending")])
+
+
+def _is_repeated(feed: MicroBatch, last: int) -> bool:
+    """Whether a micro-batch is the last one again. Spark repeats no other one, so a lower number
+    belongs to a stream that counts anew, whose rows would be lost."""
+    if feed.number < last:
+        raise UsageError(
+            f"micro-batch {feed.number} of {feed.position!r} comes behind micro-batch {last}",
+            "pass another position: a new checkpoint location makes another stream",
+        )
+    return feed.number == last
 
 
 def _number(found: bytes, position: bytes) -> int:

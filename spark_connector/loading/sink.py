@@ -19,7 +19,7 @@ from pyspark.sql import Column, DataFrame
 from bulk.remote import OnConflict
 from bulk.sort import Duplicates
 from kvstore.codec.keys import IMPORT_ID_MAX
-from kvstore.control.scripts import StoreOrClient
+from kvstore.control.scripts import StoreOrClient, as_store
 from kvstore.errors import UsageError
 from kvstore.tables import Table
 from spark_connector.loading.columns import Columns
@@ -42,14 +42,16 @@ def batch_importer(
     """A function for `writeStream.foreachBatch` that imports each micro-batch into `store`, or into
     a table of it.
 
-    `name` belongs to one stream for ever. With a new checkpoint location it would number its
-    batches anew, and the store would skip batches under the ids that it knows. The other parameters
-    are as in `bulk_import`.
+    `name` belongs to one stream for ever. With a new checkpoint location a stream numbers its
+    batches anew, and the store would skip batches under the ids that it knows. So the function
+    raises `UsageError` for a batch if the store has the next one. The other parameters are as in
+    `bulk_import`.
     """
     if not name:
         raise UsageError("the stream has no name", "pass one that no other stream has")
 
     def add(batch: DataFrame, batch_id: int) -> None:
+        _require_last(store, name, batch_id)
         bulk_import(
             batch,
             store,
@@ -65,6 +67,18 @@ def batch_importer(
         )
 
     return _OfThisProcess(add)
+
+
+def _require_last(store: StoreOrClient | Table, name: str, batch_id: int) -> None:
+    """Raise `UsageError` if the store has the batch behind this one: Spark repeats the last one."""
+    target = store.import_target().store if isinstance(store, Table) else store
+    with as_store(target) as into:
+        if into.imports.get(import_id_of(name, batch_id + 1)) is None:
+            return
+    raise UsageError(
+        f"micro-batch {batch_id} of {name!r} comes behind micro-batch {batch_id + 1}",
+        "pass another name: a new checkpoint location makes another stream",
+    )
 
 
 class _OfThisProcess:

@@ -95,8 +95,9 @@ def test_a_push_of_changes_is_one_commit_and_its_revert_takes_them_back(
     made = apply_changes(changes, pushes, position=b"feed", batch_id=3)
     assert made is not None
     assert (made.number, made.mode, made.rows) == (1, "change", 2)
-    for number in (3, 2):
-        assert apply_changes(changes, pushes, position=b"feed", batch_id=number) is None
+    assert apply_changes(changes, pushes, position=b"feed", batch_id=3) is None
+    with pytest.raises(UsageError, match="micro-batch 2 of b'feed' comes behind micro-batch 3"):
+        apply_changes(changes, pushes, position=b"feed", batch_id=2)
     assert apply_changes(changes.limit(0), pushes) is None
     puller = Puller(store, pushes, name="s")
     drain(puller)
@@ -122,6 +123,9 @@ def test_a_repeated_micro_batch_makes_no_second_commit(spark: SparkSession, stor
     assert apply_changes(older, store, position=b"~feed", batch_id=1) is not None
     assert store.get(b"b") == b"2"
     assert apply_changes(batch.limit(0), store, position=b"~feed", batch_id=2) is None
+    # A stream with a new checkpoint location begins with number 0: its rows are not skipped.
+    with pytest.raises(UsageError, match="micro-batch 0 of b'~feed' comes behind micro-batch 1"):
+        apply_changes(batch, store, position=b"~feed", batch_id=0)
 
 
 def test_a_stream_that_stops_and_starts_keeps_a_second_store_equal(
@@ -174,6 +178,8 @@ def test_what_is_no_change_feed_is_refused_and_changes_nothing(
         apply_changes(odd, store)
     with pytest.raises(UsageError, match="one of position and batch_id"):
         apply_changes(put, store, batch_id=1)
+    with pytest.raises(UsageError, match="batch_id=-1; pass at least 0"):
+        apply_changes(put, store, position=b"p", batch_id=-1)
     with pytest.raises(UsageError, match=r"pass shards with bulk\.Pushes"):
         apply_changes(put, store, shards=2)  # type: ignore[call-overload]
     store.put(b"mine", b"text")

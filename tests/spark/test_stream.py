@@ -340,3 +340,6 @@ def test_each_micro_batch_is_one_import_however_often_it_is_tried(
         import_id_of("orders", 1),
     ]
     assert dict(store.scan()) == {b"k0": b"v0", b"k1": b"v1"}
+    # With a new checkpoint location a stream begins with number 0: its rows are not skipped.
+    with pytest.raises(UsageError, match="micro-batch 0 of 'orders' comes behind micro-batch 1"):
+        add(spark.sql("SELECT 'k2' AS key, 'v2' AS value, 0 AS n"), 0)
