@@ -75,7 +75,7 @@ class FleetOutcome(NamedTuple):
 def read_fleet(path: str | os.PathLike[str]) -> Fleet:
     """Read a file of stores. Raises `UsageError` that names the place of a mistake."""
     require_path(path, name="the file of stores")
-    file = Path(path)  # with its links: the paths in it count from the directory of the first one
+    file = Path(path)  # not resolved: relative paths in the file start beside a link
     with storage_errors(str(file)), file.open("rb") as stream:
         text = stream.read(FLEET_FILE_BYTES_MAX + 1)
     fields = _parsed(file, text)
@@ -100,10 +100,10 @@ def read_fleet(path: str | os.PathLike[str]) -> Fleet:
 
 
 def back_up_fleet(fleet: Fleet) -> Iterator[FleetOutcome]:
-    """Back up all stores; yields the outcome of each as it ends. A caller that takes no more calls
-    the other backups off."""
+    """Back up all stores; yields the outcome of each as it ends. Closing the iterator calls the
+    other backups off."""
     off = threading.Event()
-    # A wait for a slow rate ends with the work.
+    # A backup that is called off ends its wait for bandwidth too.
     rate = None if fleet.bandwidth is None else Bandwidth(fleet.bandwidth, pause=off.wait)
     with ThreadPoolExecutor(fleet.concurrency, thread_name_prefix="kvstore-fleet") as pool:
         try:
@@ -198,7 +198,7 @@ def _age(where: str, text: str) -> timedelta:
     try:
         return timedelta(seconds=int(match[1]) * _AGE_UNITS[match[2]])
     except OverflowError as error:
-        raise UsageError(f"{where}: max_age={text!r} is older than time", "write 3650d") from error
+        raise UsageError(f"{where}: max_age={text!r} is too long", "write 3650d") from error
 
 
 def _rate(file: Path, given: object) -> int:

@@ -131,7 +131,8 @@ def back_up(chains: Chains, request: Request) -> BackupInfo:
 def reached(store: Store, address: str) -> int:
     """The time below which the collection at `address` has every commit, as the store knows.
 
-    0 where it knows of none. A crash may take the newest moves of the hold: then it is earlier.
+    0 where the store knows of no backup to `address`. After a crash the time may be earlier,
+    because the newest moves of the hold may be lost.
     """
     return max((int(hold.reached or 0) for hold in _holds(store, address)), default=0)
 

@@ -21,7 +21,7 @@ class Amending(Protocol):
 
     @property
     def replaced(self) -> Sequence[Span]:
-        """The spans of which all keys go that the import lacks."""
+        """The spans in which the import deletes each key that it lacks."""
         ...
 
     def begin(

@@ -45,8 +45,8 @@ def _has_expiries(source: Path, named: dict[str, str]) -> bool:
 
 
 def _require_whole(batch: pa.RecordBatch, where: str, first: int) -> None:
-    """Raise `UsageError` for a row without a key, a row that puts no value, and a row of another
-    operation than the two. `first` is the number of the first row."""
+    """Raise `UsageError` for a row without a key, a row that puts no value, and a row
+    whose operation is neither put nor delete. `first` is the number of the first row."""
     keys, values = batch.columns[:2]
     _refuse(pc.is_null(keys), where, first, "it has no key", "every row needs a key")
     absent = pc.is_null(values)

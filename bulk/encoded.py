@@ -35,8 +35,8 @@ def stored_batches(
     codec: TableCodec, batch: pa.RecordBatch, dues: pa.Array | None = None
 ) -> Iterator[pa.RecordBatch]:
     """Keys and values of the rows of a batch, and of their entries in each index. With `dues` they
-    have the times at which the rows expire, and each entry the key of the row with which it
-    does."""
+    have the times at which the rows expire, and each entry has the key of the row with which it
+    expires."""
     keys, values = codec.encode(batch)
     none = pa.nulls(len(keys), pa.binary())
     yield _timed(keys, values, dues, none)

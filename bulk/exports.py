@@ -109,7 +109,7 @@ def write_rows(
     notation: Callable[[bytes, str], str] | None,
     progress: Callable[[int], None],
 ) -> int:
-    """Write rows to an open file, or a pipe; their number."""
+    """Write rows to an open file, or a pipe; returns their number."""
     written = 0
     with _writer(sink, kind, rows.schema, notation) as write:
         for batch in rows.batches:

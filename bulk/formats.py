@@ -4,7 +4,7 @@ A definition of a table does not name the format of its rows. So a newer release
 a definition that this store has, in bytes that this release cannot read.
 
 Invariants
-1. The first row of each part and of each table is looked at before the import is written down. One
+1. The first row of each part and of each table is looked at before the import is recorded. One
    process of one release writes a part, so the other rows of the part have the same format.
 """
 

@@ -53,8 +53,8 @@ def require_path(path: object, *, name: str = "path") -> Path:
 
 
 def require_absolute(path: str | os.PathLike[str], *, name: str = "path") -> Path:
-    """`path` as an absolute `Path`, checked as by `require_path`. A link stays a link: a call that
-    makes something at the path refuses it."""
+    """`path` as an absolute `Path`, checked as by `require_path`. Links are not
+    resolved, because a call that makes something at the path refuses a link."""
     require_path(path, name=name)
     return Path(path).absolute()
 
@@ -137,8 +137,8 @@ def require_seconds(seconds: object, *, name: str) -> float:
 
 
 def require_wait(timeout: object) -> float | None:
-    """The seconds of a wait, None for no bound. A time that has passed is 0, and a wait for ever is
-    the longest one that the system takes."""
+    """The seconds of a wait, None for no bound. A negative number becomes 0, and a number above the
+    longest wait of the system becomes that wait."""
     if timeout is None:
         return None
     if isinstance(timeout, bool) or not isinstance(timeout, int | float) or math.isnan(timeout):

@@ -6,7 +6,7 @@ from typing_extensions import Self
 
 
 class WorkCount(int):
-    """How much is done, of `total`; None where nothing tells the total. With `is_about` the total
+    """The work that is done, and the `total`, None where it is unknown. With `is_about` the total
     is an estimate, which the count may pass."""
 
     total: int | None = None

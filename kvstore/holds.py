@@ -164,7 +164,7 @@ class Holds:
             if not isinstance(name, str) or not name or not name.isprintable():
                 raise UsageError(f"hold name {name!r}", "pass a printable name")
         max_age_ns = None
-        if max_age is not None:  # a record takes no more, and no store is so old
+        if max_age is not None:  # the record has no room for more, and no store is so old
             max_age_ns = min(int(max_age.total_seconds() * NS_PER_SECOND), TIMESTAMP_MAX)
         with self._committer.lock:
             taken: list[HoldRecord] = []

@@ -23,11 +23,11 @@ patience: Final[ContextVar[float]] = ContextVar("patience")
 """How long passing failures of the storage are retried, in seconds."""
 
 _COMPLETION_PATIENCE_S: Final = 1.0
-"""A person waits for the words."""
+"""A person waits for the completion, so a storage that does not answer is not retried for long."""
 
 
 def complete_label(ctx: Any, incomplete: str) -> list[str]:
-    """The labels of the collection that the command line names. None if it cannot be read."""
+    """The labels of the collection that the command line names; empty if it cannot be read."""
     key_file = ctx.params.get("key_file")
     try:
         passphrase = None if key_file is not None else os.environ.get(PASSPHRASE)
@@ -38,7 +38,7 @@ def complete_label(ctx: Any, incomplete: str) -> list[str]:
     return sorted(label for label in labels if label.startswith(incomplete))
 
 
-complete_label.__annotations__ = {"ctx": Any, "incomplete": str}  # they decide what it is given
+complete_label.__annotations__ = {"ctx": Any, "incomplete": str}  # Typer passes arguments by them
 
 InstantOption = Annotated[
     str | None,

@@ -403,7 +403,7 @@ class CollectionReader:
         self._forget(error) if isinstance(error, CorruptionError) else self.take_anew()
 
     def take_anew(self) -> None:
-        """Take the leases anew. One has run out: nothing was read for long."""
+        """Take the leases anew: one has run out, because nothing was read for a long time."""
         while self._held:
             self._held.pop().leave()
         self.refresh()

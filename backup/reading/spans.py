@@ -25,7 +25,8 @@ from kvstore.mvcc import Fragments
 from kvstore.span import Span
 
 _ROWS_AT_ONCE: Final = 256
-"""Versions of which a label looks at the times together. The row is mostly among the first."""
+"""A label compares the times of this many versions at once. Its row is mostly among the first
+few."""
 
 
 class SpanLabels(NamedTuple):

@@ -58,7 +58,7 @@ class AmendedPush:
         self, store: Store, how: PushMode, stamps: PushStamps, tell: Callable[[str], None]
     ) -> None:
         """`stamps` are of the pushes that the store has taken. `tell` is called again and again
-        while keys are compared, and ends that by an error."""
+        while keys are compared. An error that it raises ends the work."""
         self._store, self._how, self._stamps = store, how, stamps
         self._tell = tell
         self._at = Timestamp(0)
@@ -67,7 +67,8 @@ class AmendedPush:
 
     @property
     def replaced(self) -> Sequence[Span]:
-        """See `Amending.replaced`. Newer writes stay, so no key of theirs is sure to go."""
+        """See `Amending.replaced`. A push that keeps newer writes deletes no key for sure, so
+        it names no span."""
         return self._how.spans if self._how.built_at is None else ()
 
     def begin(

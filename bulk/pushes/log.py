@@ -54,7 +54,8 @@ class PushImport(NamedTuple):
 
 
 class MicroBatch(NamedTuple):
-    """The place of a micro-batch in a change feed: the name that the feed has here, a number."""
+    """The place of a micro-batch in a change feed: the name of the feed in this log, and the
+    number of the micro-batch."""
 
     position: bytes
     number: int
@@ -62,7 +63,7 @@ class MicroBatch(NamedTuple):
 
 class Push(NamedTuple):
     """A sealed push. `state` is sealed, reverted or expired. `how` tells what it does to rows that
-    are not its own, and `feed` the micro-batch that it has the changes of, if any."""
+    are not its own. `feed` names the micro-batch whose changes it has, None for other pushes."""
 
     number: int
     at: Timestamp
@@ -168,10 +169,10 @@ class PushLog:
         fields_for: Callable[[Iterator[PushEvent]], dict[str, Any] | None],
         known: int = 0,
     ) -> PushEvent | None:
-        """Append the event that `fields_for` makes of the events before it, which it takes from the
-        newest on. `known` is as in `end`.
+        """Append an event. `known` is as in `end`.
 
-        It is asked again where another process was faster, and may return None to give up.
+        `fields_for` gets the events before the new one, newest first, and returns the fields of the
+        new one, or None to append nothing. It is called again where another process was faster.
         """
         end = known
         while True:
@@ -243,8 +244,8 @@ def last_of_feed(newest: Iterator[PushEvent], batch: MicroBatch) -> Push | None:
 
 
 def unexpired(newest: Iterator[PushEvent]) -> list[Push]:
-    """The pushes that are not expired, oldest first. Takes the events back to the newest push that
-    is: pushes expire in their order."""
+    """The pushes that are not expired, oldest first. Takes the events back to the newest
+    expired push: pushes expire in their order."""
     expired: set[int] = set()
     found: list[PushEvent] = []
     for event in newest:

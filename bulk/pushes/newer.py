@@ -6,8 +6,8 @@ in a store that was restored since, a pass over the versions finds them.
 Invariants
 1. A row of a push has the stamp of the push, in every store: natively, and where a backup brought
    it. So the stamps that the position of a store has tell pushed rows from live ones.
-2. The versions at the stamps of a push that was reverted, at its adding and at its revert, say
-   nothing of their own: the newest version beside them is the origin of what a reader sees.
+2. A reverted push has left versions at two stamps: when it was added and when it was reverted. They
+   are passed over: a reader sees a value of the newest version at another stamp.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from kvstore.timestamp import Timestamp
 
 
 class PushStamps(NamedTuple):
-    """The stamps of the pushes that a store has taken: of the ones that stand, and of the ones that
-    were reverted, with the times of their reverts."""
+    """The stamps of the pushes that a store has taken. `standing` has the stamps of pushes that
+    hold; `passed` has the stamps of reverted pushes, and of their reverts."""
 
     standing: frozenset[int] = frozenset()
     passed: frozenset[int] = frozenset()

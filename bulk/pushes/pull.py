@@ -10,7 +10,7 @@ Invariants
 3. Pushes are added in the order of their numbers. A push that was refused because the disk is full
    is tried again, at looks that find no event and more free space, until it is added, or a later
    push is.
-4. A failure that may pass, or a storage without permission, moves nothing: it is logged, told in
+4. A failure that may pass, or a storage that refuses access, moves nothing: it is logged, told in
    the status, and tried again after a pause.
 5. The thread ends with the `with` block, also in the middle of a fetch, which continues later.
 """
@@ -185,9 +185,9 @@ class Puller:
     # -- one step ---------------------------------------------------------------------------
 
     def step(self) -> bool:
-        """Take the next event of the log. False if there is none: one request then, and a few more
-        where a push that was refused may be added now. An event costs one request for the end of
-        the log, which the metrics tell."""
+        """Take the next event of the log; False if there is none. A look without an event costs one
+        request, and a few more where a refused push may be added now. An event costs one more
+        request for the end of the log, which the metrics tell."""
         if not self._is_told:
             self._report()
         fields = self._place.fields()
@@ -394,8 +394,9 @@ class Puller:
     def _reverts_by_rows(
         self, told: Mapping[str, Any], pushes: Mapping[str, Mapping[str, Any]]
     ) -> bool:
-        """Whether a push is taken back by rows: the store has no record of its import, or an
-        earlier push was taken back so, whose rows a revert by the record would show again."""
+        """Whether a push is taken back by rows. It is where the store has no record of its import,
+        and after an earlier push was taken back by rows, which a revert by the record would show
+        again."""
         record = self._store.imports.get(told["import"])
         if record is None or record.added != told["at"]:
             return True

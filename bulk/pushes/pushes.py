@@ -274,10 +274,10 @@ class Pushes:
     def expire(self, *, keep: int | timedelta) -> Sequence[Push]:
         """Remove the files of old pushes: all but the newest `keep`, or all older than `keep`.
 
-        Returns the pushes that were expired. Stores that have added them keep their rows. The
-        status of a store that has not tells it, and the store takes the next push. Files of jobs
-        that were killed go after a day. Pushes expire in their order. Costs a list, and a get for
-        each event since the oldest push that is kept or expires now.
+        Returns the pushes that were expired. Stores that have added them keep their rows. A store
+        that has not added an expired push says so in its status, and takes the next push. Files of
+        jobs that were killed go after a day. Pushes expire in their order. Costs a list, and a get
+        for each event since the oldest push that is kept or expires now.
         """
         known = self.log.end()
         pushes = unexpired(self.log.newest_first(known))
@@ -319,8 +319,8 @@ class Pushes:
         return Bucket(BlobBelow(self._blob, path), f"{self.where}/{path}")
 
     def _append(self, kind: str, number: int, known: int | None = None) -> int:
-        """Append an event about a push, unless it is there. Returns its position. `known` is a
-        position up to which it is not, and the push is."""
+        """Append an event about a push, unless the log has one. Returns its position. With `known`,
+        the push lies at or before that position, and such an event can only lie behind it."""
         fields = {
             "kind": kind,
             "push": number,

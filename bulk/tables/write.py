@@ -143,8 +143,8 @@ def alter(
 ) -> None:
     """Change the columns and indexes of a table from now on. Stored rows stay as they are.
 
-    The entries of a new index are made before the command ends. A unique index goes again where
-    two rows have the same values.
+    The entries of a new index are made before the command ends. A unique index is dropped
+    again if two rows have the same values.
 
     \b
     Examples:

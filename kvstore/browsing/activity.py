@@ -149,7 +149,8 @@ def marks(
         found += _of_load(push.added, "push", *known)
         found += _of_load(push.reverted, "push reverted", *known)
     found = [mark for mark in found if since < mark.at <= upto]
-    # A run that kept nothing began at the time at which history begins: the first of a window.
+    # A run that gave all history up began at the very time at which history begins now. A window
+    # may start there, so its start is included.
     runs = (Mark(run.at, "collection", rows=run.versions) for run in collections)
     found += (mark for mark in runs if since <= mark.at <= upto)
     if 0 < begins <= upto and since <= begins:

@@ -75,8 +75,8 @@ class Browsing:
         return Activity(found, events, has_more)
 
     def count_changes(self, since: TimeLike, upto: TimeLike | None = None) -> Interval:
-        """The number of changes in the window `(since, upto]`, rows of imports included. The part
-        of the window that the change index does not have counts nothing, and makes it inexact."""
+        """The number of changes in the window `(since, upto]`, rows of imports included. Changes
+        that the change index no longer has are not counted, and the number is then inexact."""
         parts = self._parts
         low, high = parts.reads.window(since, upto)
         indexed = min(max(low, int(parts.reads.indexed_since)), high)

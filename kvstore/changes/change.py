@@ -32,8 +32,8 @@ class Change(NamedTuple):
 
 
 class Expiring:
-    """The due time of a change or an event whose value expires. It is no field, so the tuple has
-    the fields of every other change or event, and compares as one."""
+    """The due time of a change or an event whose value expires. The due time is not a field of the
+    tuple, so such a change unpacks and compares like every other change."""
 
     _due: int
 

@@ -41,7 +41,8 @@ FIELDS: Final = 4
 """Numbers per epoch: end, closing time, events, flags."""
 
 FEW: Final = 4
-"""Runs of so few epochs are not compressed. Four take 130 bytes so, and 80 with compression."""
+"""Runs of at most this many epochs are not compressed: four epochs take 130 bytes, and 80 bytes
+with compression."""
 
 _RAW_BYTES = struct.Struct("<I")
 _DOMAIN_DIGITS = 16
@@ -115,7 +116,7 @@ def _literal_block(raw: bytes) -> bytes:
 
 
 def _unpack_few(packed: bytes, count: int) -> list[list[int]] | None:
-    """The columns that `_few_columns` has packed; None where the block is another."""
+    """The columns that `_few_columns` has packed; None for a block of another form."""
     if not count:
         return [[] for _ in range(FIELDS)]
     numbers = count * FIELDS

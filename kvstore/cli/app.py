@@ -166,14 +166,14 @@ def _own(name: str) -> typer.Typer:
 
 def _added() -> dict[str, EntryPoint]:
     """Commands of other packages, by name."""
-    from importlib.metadata import entry_points  # 10 ms, which own commands do without
+    from importlib.metadata import entry_points  # takes 10 ms, which our own commands do not need
 
     return {entry.name: entry for entry in entry_points(group=COMMANDS_GROUP)}
 
 
 def _prepare(command: Any, ctx: Any) -> None:
-    """Have the help of a command be plain, without a type beside a flag, and have an interrupt end
-    the command. Have a time among its words be no option. The same for the commands below it."""
+    """Prepare a command and its subcommands. Help is plain and shows no type beside a flag. An
+    interrupt ends the command. A time such as `-1h` is not taken for an option."""
     command.rich_markup_mode = None
     params = _without_types(command.get_params(ctx))
     if any(

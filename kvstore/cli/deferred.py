@@ -1,11 +1,12 @@
 """Heavy packages that a command imports when it first uses them: numpy and Arrow.
 
-They take 150 ms, most of the time of `kvstore get`, which uses neither. Modules of the store import
-them as all others. A process of one command puts placeholders into `sys.modules` before that, and a
-placeholder becomes the module at the first look at a name of it.
+Importing them takes 150 ms, most of the time of `kvstore get`, which uses neither. The modules of
+the store import them as they import all others. So a process that runs one command first puts
+placeholders into `sys.modules`. A placeholder becomes the module when one of its names is looked
+up.
 
 Invariants
-1. Afterwards `sys.modules` has the modules themselves, and a placeholder has all names of its own.
+1. After that look-up `sys.modules` has the module itself, and the placeholder has all its names.
 2. An interrupt waits until an import is over: numpy cannot be imported twice in one process.
 """
 

@@ -2,8 +2,8 @@
 
 Invariants
 1. Nothing that takes time is imported before the handler is set: neither here, nor by `kvstore`,
-   `kvstore.cli` and `kvstore.cli.start`. The interpreter has begun by then; an interrupt of its own
-   20 ms shows its traceback.
+   `kvstore.cli` and `kvstore.cli.start`. The interpreter takes 20 ms to start
+   before that. An interrupt in these 20 ms shows a traceback of the interpreter.
 """
 
 from __future__ import annotations
@@ -21,5 +21,5 @@ def end_early() -> None:
 
 
 def end_at_once(*_: object) -> None:
-    """End the process without a word. Nothing is open."""
+    """End the process without a message. Nothing is open yet."""
     os._exit(INTERRUPTED)

@@ -9,7 +9,7 @@ A command runs in three phases:
 Invariants
 1. Nothing is open before and after the running phase, so the process may end there at once.
 2. The running phase unwinds: stores are closed, temporary files removed. A second interrupt raises
-   again, and ends what the first one left.
+   again, and cuts that unwinding short.
 3. An error behind an interrupt is taken for its consequence: a package whose import the interrupt
    broke off raises another error when it is used.
 4. A process that was started to ignore interrupts (`nohup`) ignores them in all phases.

@@ -1,7 +1,7 @@
 """The console script. It imports little, so that an interrupt finds it ready: see `early`.
 
-A command of a shell is over sooner than the interpreter is taken down: that takes 25 ms. So the
-process ends at once when the command has ended and its output is out. Nothing is open then.
+The interpreter takes 25 ms to shut down. So the process ends at once when the command has ended and
+its output is written. Nothing is open then.
 """
 
 from __future__ import annotations

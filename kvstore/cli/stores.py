@@ -56,8 +56,8 @@ def _created(path: Path, make: Callable[[], Store]) -> Iterator[Store]:
     """A new store at `path`. A command that is refused, fails or is interrupted leaves none behind,
     unless something was written.
 
-    An interrupt waits until the store is open, which takes some 30 ms. An earlier end would leave
-    files of which nobody knows whether another process has made them.
+    An interrupt waits until the store is open, which takes some 30 ms. A process that ended earlier
+    would leave files, and nobody could tell whether another process had made them.
     """
     had_directory, is_free = path.exists(), _is_free(path)
     store: Store | None = None
@@ -94,7 +94,7 @@ def _is_blank(path: Path, store: Store) -> bool:
         is_used = has_imports or store.holds.all() or store.tables()
         has_tasks = (path / TASKS_DIRECTORY).exists()
         return not (is_used or has_tasks) and next(store.changes(0), None) is None
-    except KVStoreError:  # it failed: what it holds is not known
+    except KVStoreError:  # the store has failed, so its contents are not known
         return False
 
 

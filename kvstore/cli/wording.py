@@ -1,7 +1,7 @@
 """Messages in the words of the shell: an error names arguments of Python, and a person has options.
 
 Invariants
-1. A message that has no such words is told as it is.
+1. A message without such words is not changed.
 """
 
 from __future__ import annotations

@@ -106,7 +106,7 @@ def ns(time: TimeLike | None, name: str = "as_of") -> int | str | None:
 
 
 def since(time: TimeLike) -> int | str | None:
-    """The beginning of a window, which may be `"oldest"`, as the server reads it."""
+    """The beginning of a window in the form that the server reads. It may be `"oldest"`."""
     return OLDEST if time == OLDEST else ns(time, "since")
 
 
@@ -295,7 +295,7 @@ def increment(
 ) -> ClientRequest[int]:
     """See `Store.increment`."""
     fields = {"key": to_json(require_key(key)), "by": by, "durability": durability}
-    if expires is not None:  # a server from before would refuse an argument that it does not know
+    if expires is not None:  # an older server refuses an argument that it does not know
         fields["expires"] = _expiry(expires)
     return verb("increment", fields, lambda reply: int(reply.json()["sum"]), once=True)
 

@@ -37,7 +37,8 @@ class ClientChangeset(Changeset):
             self.name = found["name"]
 
     def end(self) -> None:
-        """End it at the server. Repeatable. A forked child leaves the parent's open."""
+        """End the changeset at the server. Repeatable. A forked child leaves its parent's changeset
+        open."""
         name, self.name = self.name, ""
         if name and self._process == os.getpid():
             with suppress(KVStoreError):  # it ends by itself

@@ -66,7 +66,7 @@ def _endpoint(
     if not os.path.isdir(path):
         return Endpoint.at_path(str(path), token=token)
     endpoint = Endpoint.of_store(path)
-    endpoint.open(CONTROL_DIAL_S).close()  # where nobody listens, patience is of no use
+    endpoint.open(CONTROL_DIAL_S).close()  # nobody listens, so waiting longer is of no use
     return endpoint
 
 

@@ -105,8 +105,8 @@ class _Tally:
     began: int = 0
     """The newest complete time when the run began."""
     window: tuple[int, int, int] = (0, 0, 0)
-    """The time of the first commit that was looked at, of the newest such one, and of the last
-    one at most."""
+    """Three times: of the first commit of the run, of the commit that the run has reached, and the
+    time that its last commit can have at most."""
 
     def touch(self, entries: list[bytes]) -> None:
         """Note the stored keys that one batch removed."""

@@ -265,9 +265,9 @@ class Imports:
         amend: Amend | None = None,
     ) -> Timestamp:
         """Make a linked import visible at one new timestamp, durably. Returns the stamp. `check`
-        runs under the commit lock, and calls the import off by raising an error. `amend` runs then
-        and changes its rows, in the same batch. The writes that `after` makes come right after the
-        import: readers see both or none, also after a crash."""
+        runs under the commit lock, and calls the import off by raising an error. `amend` runs after
+        it and changes the rows, in the same batch. The writes that `after` makes follow the import:
+        readers see both or none, also after a crash."""
         with self._committer.lock:
             record = self.get(import_id)
             if record is None or import_id in self._aborting:

@@ -37,8 +37,8 @@ class Labels(NamedTuple):
 
 
 def times_given(as_of: Sequence[TimeLike], count: int) -> list[TimeLike]:
-    """The times that a caller gave for `count` keys, unread. Raises `UsageError` for another number
-    of them, and for an array of numpy's datetimes."""
+    """The times that a caller gave for `count` keys, not yet parsed. Raises `UsageError` for
+    another number of them, and for an array of numpy's datetimes."""
     kind = getattr(getattr(as_of, "dtype", None), "kind", "O")
     if kind == "M":
         raise UsageError("as_of has numpy's datetimes, which have no time zone", "pass Timestamps")

@@ -210,7 +210,7 @@ KEPT_INSTANTS_MAX = 10_000
 """Instants that a thinning policy may keep: each takes 30 bytes of the state of a collection."""
 
 BACKUP_TOKEN_CHARS_MAX = 1000
-"""Characters of the token of a backup: the state of the collection has it until a compaction."""
+"""Characters of the token of a backup: the state of the collection keeps it until a compaction."""
 
 FLEET_CONCURRENCY_MAX = 64
 """Stores of a fleet that are backed up at once: each takes the memory of a backup."""

@@ -5,12 +5,14 @@ is taken, unlike a rename) and fsyncs the folder. A crash leaves at most a `.tmp
 call lists and `sweep` removes.
 
 A file of 64 KiB or more is written past the page cache, 1 MiB at a time. Nobody reads a part soon,
-and the pages for it would have to be found, zeroed and written all the same: an increment of 700 kB
-takes 1.3 ms with its fsync, against 2.8. Other processes gain more. A file of 30 MB in the page
-cache goes to the disk at its fsync, and an fsync of a service on the same disk waits for all of it,
-10 to 17 ms; past the page cache it waits for 1 MiB. Direct writes need aligned memory; the process
-keeps one aligned buffer, since fresh pages are the cost. The page cache is used instead while
-another thread has the buffer, and where the file system refuses direct writes.
+so pages of the page cache would be found, zeroed and written for nothing: an increment of 700 kB
+takes 1.3 ms with its fsync, and 2.8 ms through the page cache. Other processes gain more. A file of
+30 MB in the page cache goes to the disk at its fsync. A service that calls fsync on the same disk
+then waits 10 to 17 ms for the whole file. Past the page cache the service waits for 1 MiB.
+
+Direct writes need aligned memory. The process keeps one aligned buffer, because most of the cost
+lies in fresh pages. A write goes through the page cache while another thread has the buffer, and
+where the file system refuses direct writes.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Failures of an object store, as errors of the one tree.
 
 Invariants
-1. A failure that may pass is told as the caller says: without an effect, or with an unknown one.
-2. A failure that another attempt would meet again is told at once, with the remedy.
+1. A failure that may pass becomes the error that the caller passes: the call had no effect, or its
+   effect is unknown.
+2. A failure that another attempt would meet again is raised at once, with the remedy.
 """
 
 from __future__ import annotations

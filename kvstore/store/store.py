@@ -665,8 +665,8 @@ class Store:
 
         A counter is an integer of 64 bits in decimal text, such as `b"42"`; an absent key counts as
         0. The sum expires at `expires`, as in `put`; without it, the sum does not expire, also if
-        the counter did. Raises `UsageError`, with nothing written, for another value and for a sum
-        beyond.
+        the counter did. Raises `UsageError`, with nothing written, for a value that is no counter
+        and for a sum of more than 64 bits.
         """
         due = None if expires is None else self._committer.expiries.due(expires)
         return self.requests.updates.increment(key, by, due=due, durability=durability)

@@ -3,8 +3,8 @@ store.
 
 A client sends keys and values of rows. The store encodes them anew by its newest definition, so
 that it can read each row that it stores, and makes the entries of indexes itself. To alter a table,
-a client sends the definition that the table is to have. The store alters the table by itself, and
-compares.
+a client sends the definition that the table is to have. The store makes the alteration by itself,
+and compares the result with the definition that was sent.
 
 Invariants
 1. A row that is stored was decoded before, and fits the columns of the table.
@@ -34,9 +34,9 @@ def digest_of(codec: TableCodec) -> str:
 
 
 def altered_as(definition: Definition, wanted: Definition) -> Definition:
-    """A definition after the alteration by which a client has made `wanted` of it. Raises
-    `TableAlteredError` if the client had another one, `UsageError` if no alteration makes
-    `wanted`."""
+    """`definition`, altered to the definition `wanted` that a client sent. Raises
+    `TableAlteredError` if the client began with another definition, `UsageError` if no alteration
+    leads to `wanted`."""
     if wanted.revision != definition.revision + 1:
         raise TableAlteredError(definition.name)
     found = alter(definition, _alteration(definition, wanted))

@@ -194,8 +194,8 @@ def _known(
 def _labels(
     df: DataFrame, key: Columns, times: Mapping[str, tuple[Column, str]], table: TypedRows | None
 ) -> DataFrame:
-    """The labels with more columns, of their keys and of `times`, whose second parts name them in
-    errors. Raises `UsageError` for bad ones.
+    """The labels with columns added: their keys, and `times`, each a column and its name in errors.
+    Raises `UsageError` for a column of a wrong type.
 
     The labels' columns are numbered: Spark's `mapInArrow` reads a dot in a name as a structure.
     """
