@@ -21,7 +21,7 @@ INNER_LOOPS = "kvstore/loops/"
 
 FILES_MAX = 55
 """Decision 70 has the reason why this number is not 30."""
-BACKUP_FILES_MAX = 18
+BACKUP_FILES_MAX = 17
 
 
 class Trace:
