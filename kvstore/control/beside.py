@@ -148,7 +148,7 @@ class TableBeside(Table):
         self._owner = owner
 
     def alter(self, *args: Any, **alteration: Any) -> None:
-        """See `Table.alter`. This handle goes on showing the old definition."""
+        """See `Table.alter`. This handle keeps the old definition."""
         self._owner.table(self.name).alter(*args, **alteration)
 
     def build_index(

@@ -236,7 +236,7 @@ class Table:
         among the rows that were known at `known_at`: a time, or a column of the labels. In another
         table it gets the row as it was known at `at`. `row_timestamp` is the time of its commit.
 
-        `columns` names the columns to add, by default all that the labels lack; their new names
+        `columns` names the columns to add, by default each that the labels lack; their new names
         begin with `prefix`. All are null for a label without a row, and for a label whose row is
         older than `max_age`. Raises as `Store.join`. Costs a seek for each label; in a collection,
         a row group for each stretch of labels.
