@@ -162,23 +162,29 @@ def _instant(
 
 
 def _random_instant(shards: Sequence[Shard], least: int) -> int:
-    """An instant at or above `least`, where the rows of a random chain lie: of a store that is
-    mostly idle, most instants would prove the same. The newest instant where there are no rows."""
-    windows = [
-        [
-            (max(part.time_min, shard.since, least), part.time_max + 1, part.rows)
-            for batch in shard.state.batches
-            for part in batch.parts
-            if part.time_max >= max(shard.since, least)
-        ]
-        for shard in shards
-    ]
-    chains = [found for found in windows if found]
+    """An instant at or above `least` that a random chain covers: a kept one, or one where rows lie.
+    Of a store that is mostly idle, most other instants would prove the same."""
+    chains = [found for shard in shards if (found := _provable(shard, least))]
     if not chains:
         return shards[-1].upper - 1
-    found = _PICK.choice(chains)
-    low, high, _ = _PICK.choices(found, [rows for *_, rows in found])[0]
+    found = _PICK.choice(_PICK.choice(chains))
+    low, high, _ = _PICK.choices(found, [weight for *_, weight in found])[0]
     return _PICK.randrange(low, high)
+
+
+def _provable(shard: Shard, least: int) -> list[list[tuple[int, int, int]]]:
+    """The kept instants of a chain, and the times of its rows: both as ranges with weights. The
+    newest instant where there are neither."""
+    low = max(shard.since, least)
+    kept = [(at, at + 1, 1) for at in shard.kept if at >= least and covers(shard, at)]
+    rows = [
+        (max(part.time_min, low), part.time_max + 1, part.rows)
+        for batch in shard.state.batches
+        for part in batch.parts
+        if part.time_max >= low
+    ]
+    found = [ranges for ranges in (kept, rows) if ranges]
+    return found or [[(at, at + 1, 1)] for at in (shard.upper - 1,) if at >= low]
 
 
 def _proved(

@@ -215,6 +215,12 @@ def test_an_ended_chain_with_a_label_stays_readable_at_it(
     with collection.open("old") as reader:
         assert reader.get(b"k") == b"1"
         assert reader.get(b"k", "old") == b"1"
+    wanted, drilled = {collection.labels()["old"], collection.upper - 1}, set[int]()
+    for _ in range(100):  # random drills prove both chains, also where no row is of a kept time
+        drilled.add(collection.drill().at)
+        if drilled == wanted:
+            break
+    assert drilled == wanted
     collection.unlabel("old")
     collection.expire(keep=timedelta(hours=1))  # the instant is given up, and the chain with it
     assert collection.show().chains == 1
