@@ -15,7 +15,12 @@ from backup.chains import RETENTION, Chains
 from backup.reading.rows import plain_span
 from backup.shard import EMPTY, ReadLease, Shard
 from backup.shard.read_lease import snapshot_unheld
-from kvstore.errors import AccessDeniedError, HistoryGoneError, OutOfSpaceError
+from kvstore.errors import (
+    AccessDeniedError,
+    HistoryGoneError,
+    LeaseExpiredError,
+    OutOfSpaceError,
+)
 from kvstore.span import Span
 
 
@@ -55,9 +60,10 @@ class Held:
         if state.upper == self.upper and state.batches == self.snapshot.batches:
             self.kept = state.kept
             return self
+        fresh = Held(self.shard, lease)
         self._is_replaced = True
         self.close_if_left()
-        return Held(self.shard, lease)
+        return fresh
 
     def plain(self, span: Span) -> Span:
         """`span` without the keys of tables and expiries, unless it begins among them."""
@@ -81,11 +87,31 @@ class Held:
             self._lease.leave()
 
 
-def hold_chain(chains: Chains, name: str, held: Held | None) -> Held | None:
+def hold_chains(chains: Chains, held: list[Held]) -> None:
+    """Move `held`, the chains that a reader holds, on to the chains of now, oldest first. After a
+    failure each chain is held as it was, or as it is now."""
+    record = chains.read()
+    names = () if record is None else record.chains
+    now = {each.shard.name: each for each in held}
+    for name in names:
+        found = _hold_chain(chains, name, now.get(name))
+        if found is None:
+            now.pop(name, None)
+        else:
+            now[name] = found
+        held[:] = now.values()
+    for name in now.keys() - set(names):
+        now.pop(name).leave()
+    held[:] = now.values()
+
+
+def _hold_chain(chains: Chains, name: str, held: Held | None) -> Held | None:
     """Hold the chain `name`, which is `held` already if that is given. None if it has no backup,
     or has just expired."""
     if held is not None:
-        return held.moved()
+        with suppress(LeaseExpiredError):  # another process has just ended the lease
+            return held.moved()
+        held.leave()
     shard = chains.find(name)
     if shard is None or not shard.upper or shard.since == EMPTY:
         return None

@@ -32,7 +32,7 @@ from typing_extensions import Self
 
 from backup.chains import Chains, no_backup
 from backup.instants import covers, gone, labels_of, time_or_label
-from backup.reading.held import Held, hold_chain
+from backup.reading.held import Held, hold_chains
 from backup.reading.labels import CollectionAnswers
 from backup.reading.rows import changes_of, rows_of, versions_of
 from backup.reading.sides import ReaderSide
@@ -132,16 +132,7 @@ class CollectionReader:
         """
         if not self._is_open:
             raise ClosedError("the reader")
-        record = self._chains.read()
-        names = () if record is None else record.chains
-        known = {held.shard.name: held for held in self._held}
-        holding = (hold_chain(self._chains, name, known.pop(name, None)) for name in names)
-        fresh = [held for held in holding if held is not None]
-        for left in known.values():
-            left.leave()
-        self._held = fresh
-        if not fresh:
-            raise no_backup(self._chains.where)
+        hold_chains(self._chains, self._held)
         return self.upper
 
     # -- keys -------------------------------------------------------------------------------
@@ -316,6 +307,8 @@ class CollectionReader:
         """The chains that are held, oldest first."""
         if not self._is_open:
             raise ClosedError("the reader")
+        if not self._held:
+            raise no_backup(self._chains.where)
         return self._held
 
     def _newest(self) -> Held:
@@ -404,9 +397,15 @@ class CollectionReader:
 
     def take_anew(self) -> None:
         """Take the leases anew: one has run out, because nothing was read for a long time."""
-        while self._held:
-            self._held.pop().leave()
-        self.refresh()
+        old, self._held = self._held, []
+        try:
+            self.refresh()
+        except BaseException:  # the next read tries again
+            old, self._held = self._held, old
+            raise
+        finally:
+            for each in old:
+                each.leave()
 
     def _forget(self, error: CorruptionError) -> None:
         """Have the bytes of the damaged part fetched anew."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import random
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -13,19 +15,24 @@ import pytest
 import backup
 import kvstore
 from backup.reading.reader import CollectionReader
+from backup.shard import MemoryBlob, MemoryConsensus, Storage
+from backup.testing.faults import FaultRates, FaultyBlob, FaultyConsensus, Weather
 from kvstore.errors import (
     ClosedError,
     CorruptionError,
+    DeterminateError,
     HistoryGoneError,
     NotYetWrittenError,
     UsageError,
 )
+from kvstore.storage.patience import Patience
 from kvstore.tables import Table
 from kvstore.testing.bounds import bounds
 from kvstore.testing.seeds import seeded
 from tests.backup.histories import KEYS, Instants, live_through, parts_of
 
 SEED = "KVSTORE_READER_SEED"
+CLEAR = FaultRates(refused=0.0, lost_reply=0.0, torn=0.0, delayed=0.0, stale=0.0)
 
 
 @pytest.fixture
@@ -155,6 +162,52 @@ def test_reads_of_many_rows_take_another_lease_too(
         with pytest.raises(HistoryGoneError):
             next(changes)
         assert list(newest) == list(store.scan(as_of=reader.upper - 1))
+
+
+@pytest.mark.parametrize("stride", [4, pytest.param(1, marks=pytest.mark.soak)])
+def test_a_reader_goes_on_after_a_storage_that_failed_at_any_step(
+    store: kvstore.Store, stride: int
+) -> None:
+    """The leases have run out, the parts are gone, and each request in turn is the last one."""
+    pick, left = seeded("KVSTORE_STEPS_SEED"), math.inf
+
+    def request() -> None:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise DeterminateError("the bucket", "refused")
+
+    patience = Patience(4, pause=lambda _: None, monotonic=itertools.count().__next__)
+    place = Storage(MemoryBlob(patience=patience), MemoryConsensus())
+    weather = Weather(0, CLEAR, on_call=request)
+    failing = Storage(FaultyBlob(place.blob, weather), FaultyConsensus(place.consensus, weather))
+    reading, other = (backup.Collection("c", storage=each) for each in (failing, place))
+    first = store.put(b"a", b"first")
+    other.backup(store)
+    reads: list[Callable[[CollectionReader], object]] = [
+        lambda of: of.get(b"a"),
+        lambda of: of.refresh(),
+        lambda of: list(of.scan()),
+    ]
+    for read in reads:
+        for steps in range(pick.randrange(stride), 100, stride):
+            other.backup(store, full=steps < stride)
+            left = math.inf
+            with bounds(LEASE_NS=1), reading.open() as reader:
+                store.put(b"a", b"%d" % steps)
+                other.backup(store)
+                other.compact()
+                left, failed = steps, False
+                try:
+                    read(reader)
+                except DeterminateError:
+                    failed = True
+                left = math.inf
+                assert reader.get(b"a") == store.get(b"a")
+                assert reader.get(b"a", first) == b"first"
+            if not failed:
+                break
+        assert stride < steps < 100 - stride
 
 
 def test_times_outside_the_chains_are_refused(
