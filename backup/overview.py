@@ -69,7 +69,8 @@ def listed(chains: Chains) -> list[BackupInfo]:
         state = shard.refresh()
         drills = () if record is None else record.drills
         for batch in state.batches:
-            low, high = max(batch.lower, state.since), batch.upper
+            high = batch.upper
+            low = min(max(batch.lower, state.since), high)  # an expiry that was killed merges later
             proof = newest_proof(drills, shard.name, lower=low, upper=high)
             at = None if proof is None else Timestamp(proof.drilled_at)
             named = [time for time in sorted(state.kept) if batch.lower <= time < high]

@@ -110,6 +110,7 @@ def test_work_that_its_progress_calls_off_changes_nothing(
     assert list(tmp_path.glob("*restor*")) == []
     with pytest.raises(KeyboardInterrupt):
         collection.expire(instants[50], progress=call_off)
+    assert all(each.lower <= each.upper for each in collection.list())
     assert collection.expire(instants[50]) == instants[50]
     assert collection.scrub().orphans == ()
     collection.verify("contents", store)
