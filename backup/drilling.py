@@ -43,6 +43,8 @@ from kvstore.timestamp import NS_PER_SECOND, Timestamp
 
 DrillDepth: TypeAlias = Literal["open", "contents"]
 _PICK: Final = random.SystemRandom()
+_Range: TypeAlias = tuple[int, int, int]
+"""The instants from the first to below the second number, and a weight."""
 DRILL_DEPTHS: Final[tuple[DrillDepth, ...]] = ("open", "contents")
 
 
@@ -167,15 +169,16 @@ def _random_instant(shards: Sequence[Shard], least: int) -> int:
     chains = [found for shard in shards if (found := _provable(shard, least))]
     if not chains:
         return shards[-1].upper - 1
-    found = _PICK.choice(_PICK.choice(chains))
-    low, high, _ = _PICK.choices(found, [weight for *_, weight in found])[0]
+    ranges = _PICK.choice(_PICK.choice(chains))
+    low, high, _ = _PICK.choices(ranges, [weight for *_, weight in ranges])[0]
     return _PICK.randrange(low, high)
 
 
-def _provable(shard: Shard, least: int) -> list[list[tuple[int, int, int]]]:
+def _provable(shard: Shard, least: int) -> list[list[_Range]]:
     """The kept instants of a chain, and the times of its rows: both as ranges with weights. The
     newest instant where there are neither."""
     low = max(shard.since, least)
+    kept: list[_Range]
     kept = [(at, at + 1, 1) for at in shard.kept if at >= least and covers(shard, at)]
     rows = [
         (max(part.time_min, low), part.time_max + 1, part.rows)
