@@ -218,9 +218,9 @@ def test_an_ended_chain_with_a_label_stays_readable_at_it(
     wanted, drilled = {collection.labels()["old"], collection.upper - 1}, set[int]()
     for _ in range(100):  # random drills prove both chains, also where no row is of a kept time
         drilled.add(collection.drill().at)
-        if drilled == wanted:
+        if wanted <= drilled:
             break
-    assert drilled == wanted
+    assert wanted <= drilled
     collection.unlabel("old")
     collection.expire(keep=timedelta(hours=1))  # the instant is given up, and the chain with it
     assert collection.show().chains == 1
