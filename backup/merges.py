@@ -42,10 +42,11 @@ class TierMerges:
         """Merge the small tiers, and the small batches of tiers for which the large thread has no
         time now."""
         for slot in shard.refresh().slots:
-            if not is_small(_batches_of(shard, slot)):
-                self._merge_parts(shard, slot)
-            elif not self._is_stopped():
-                _merge(shard, slot)
+            if is_small(_batches_of(shard, slot)):
+                self._merge_taken(shard, self._take_whole(slot))
+            else:
+                while self._merge_taken(shard, self._take_part(shard, slot)):
+                    pass
 
     def merge_large(self, shard: Shard) -> None:
         """Merge the large tiers."""
@@ -54,9 +55,8 @@ class TierMerges:
                 return
             if is_small(_batches_of(shard, slot)):
                 continue
-            low, high = slot
             with self._moved:
-                while self._small[0] < high and low < self._small[1]:
+                while _overlap(self._small, slot):
                     self._moved.wait()
                 self._large = slot
             try:
@@ -66,28 +66,41 @@ class TierMerges:
                 raise
             self._large = None
 
-    def _merge_parts(self, shard: Shard, slot: Slot) -> None:
-        while not self._is_stopped():
-            part = self._take_part(shard, slot)
-            if part is None:
-                return
-            try:
-                _merge(shard, part)
-            finally:
-                with self._moved:
-                    self._small = _NOWHERE
-                    self._moved.notify_all()
+    def _merge_taken(self, shard: Shard, slot: Slot | None) -> bool:
+        """Merge what was taken from the large thread, and give it back; False if nothing was."""
+        if slot is None:
+            return False
+        try:
+            _merge(shard, slot)
+        finally:
+            with self._moved:
+                self._small = _NOWHERE
+                self._moved.notify_all()
+        return True
+
+    def _take_whole(self, slot: Slot) -> Slot | None:
+        """Take a small tier from the large thread, unless it has grown into the tier that the large
+        thread merges."""
+        with self._moved:
+            if self._is_stopped() or _overlap(slot, self._large or _NOWHERE):
+                return None
+            self._small = slot
+            return slot
 
     def _take_part(self, shard: Shard, slot: Slot) -> Slot | None:
         """Take small batches of `slot` from the large thread, unless it merges the slot next."""
         batches = _batches_of(shard, slot)
         with self._moved:
-            if self._large is None:
+            if self._large is None or self._is_stopped():
                 return None
             newer = [batch for batch in batches if batch.lower >= self._large[1]]
             part = part_of_slot(newer, is_small)
             self._small = part or _NOWHERE
             return part
+
+
+def _overlap(one: Slot, other: Slot) -> bool:
+    return one[0] < other[1] and other[0] < one[1]
 
 
 def is_small(batches: Sequence[ShardBatch]) -> bool:

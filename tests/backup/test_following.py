@@ -25,6 +25,7 @@ from backup import FollowStatus
 from backup.shard import MemoryBlob, MemoryConsensus, Storage
 from backup.testing.faults import FaultRates, FaultyBlob, FaultyConsensus, Weather
 from kvstore.errors import UsageError
+from kvstore.limits import MERGE_FAN_IN
 from kvstore.storage.patience import Patience
 from kvstore.testing.bounds import bounds
 from kvstore.testing.forks import STATUS, reap
@@ -89,8 +90,10 @@ class Gate:
 
     def __init__(self) -> None:
         self.reached, self.opened = threading.Event(), threading.Event()
+        self.count = 0
 
     def pass_through(self) -> None:
+        self.count += 1
         self.reached.set()
         assert self.opened.wait(WAIT_S)
 
@@ -126,6 +129,43 @@ def test_batches_stay_few_while_a_large_merge_runs(store: kvstore.Store) -> None
         finally:
             blob.small.opened.set()
             blob.large.opened.set()
+    collection.verify("contents", store)
+
+
+def test_a_large_merge_waits_for_the_small_one_whose_tier_it_takes_in(
+    store: kvstore.Store,
+) -> None:
+    """Else the small merge would take its inputs away, and the large one would be in vain."""
+    blob = HeldBlob()
+    collection = backup.Collection("held", storage=Storage(blob, MemoryConsensus()))
+    pick = random.Random(10)
+
+    def window(rows: int) -> None:
+        with store.batch() as batch:
+            for _ in range(rows):
+                batch.put(pick.randbytes(8), pick.randbytes(80))
+        assert follower.wait_until(store.upper - 1, WAIT_S)
+
+    with (
+        bounds(SMALL_MERGE_ROWS_MAX=400),
+        collection.follow(store, every=SOON) as follower,
+    ):
+        try:
+            while not blob.small.reached.is_set():
+                window(1)
+            for _ in range(MERGE_FAN_IN):  # these and the small batches are one large tier
+                window(500)
+            is_early = blob.large.reached.wait(0.2)
+            blob.small.opened.set()
+            blob.large.opened.set()
+            deadline = time.monotonic() + WAIT_S
+            while all(each.rows < 500 * MERGE_FAN_IN for each in collection.list()):
+                window(1)
+                assert time.monotonic() < deadline, "no large merge ended"
+        finally:
+            blob.small.opened.set()
+            blob.large.opened.set()
+    assert (is_early, blob.large.count) == (False, 1)
     collection.verify("contents", store)
 
 
