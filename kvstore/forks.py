@@ -15,6 +15,8 @@ Invariants
 3. Endings (`close` and its like) do nothing in the child, so that it can leave `with` blocks.
 4. The child gives back descriptors that would keep the parent's locks and pipes alive. Closing a
    copy of a descriptor leaves the parent's lock alone.
+5. A handle that fails at a fork leaves no other handle unprotected: the system ignores errors of
+   its hooks, so an error would end the turning of all handles behind it.
 
 The parent keeps references to all handles from before a fork until the fork is done. Otherwise the
 interpreter would destroy objects that only other threads refer to before it runs the child's hooks.
@@ -27,6 +29,7 @@ import os
 import threading
 import weakref
 from collections.abc import Collection, Iterable
+from contextlib import suppress
 from typing import Any, Final, NamedTuple, Protocol, runtime_checkable
 
 from kvstore.errors import ForkedError
@@ -46,7 +49,8 @@ class LetsGo(Protocol):
     """A handle with descriptors or exit handlers that a child must give up."""
 
     def fork_let_go(self) -> None:
-        """Give them up, in the child. Takes no lock, and touches no file."""
+        """Give them up, in the child. Takes no lock, and touches no file. An error is ignored: a
+        handle that was closed has nothing to give up."""
         ...
 
 
@@ -131,7 +135,8 @@ def _owned() -> list[tuple[object, _Fate]]:
         if handle is None:
             continue
         if isinstance(handle, HasParts):
-            found += ((part, reference.fate) for part in handle.fork_parts())
+            with suppress(Exception):  # of a handle that is half made: the other handles must turn
+                found += [(part, reference.fate) for part in handle.fork_parts()]
         found.append((handle, reference.fate))
     return found
 
@@ -158,7 +163,8 @@ def _in_child() -> None:
         if id(handle) in _FATES:
             continue
         if isinstance(handle, LetsGo):
-            handle.fork_let_go()
+            with suppress(Exception):  # of a handle that was closed: the other handles must turn
+                handle.fork_let_go()
         _FATES[id(handle)] = fate
         handle.__class__ = _forked(type(handle))
     _process = os.getpid()

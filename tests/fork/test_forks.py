@@ -3,6 +3,7 @@ harm."""
 
 from __future__ import annotations
 
+import os
 import socket
 import struct
 import subprocess
@@ -12,6 +13,9 @@ from pathlib import Path
 import pytest
 
 import kvstore
+from kvstore.errors import ForkedError
+from kvstore.forks import own
+from kvstore.testing.forks import STATUS, reap
 from kvstore.testing.seeds import seed_of
 
 ROOT = Path(__file__).parents[2]
@@ -88,6 +92,34 @@ def test_acknowledged_rows_survive_children_that_misbehave(
 )
 def test_forks_of(tmp_path: Path, program: str) -> None:
     assert output("programs", program, tmp_path) == ""
+
+
+class Closed:
+    """A handle that has nothing to give up any more, like a closed file."""
+
+    def fork_parts(self) -> list[object]:
+        raise AttributeError
+
+    def fork_let_go(self) -> None:
+        raise ValueError
+
+
+def test_a_handle_that_fails_at_a_fork_leaves_no_other_unprotected(tmp_path: Path) -> None:
+    closed = Closed()
+    own(closed, "a closed handle")
+    with kvstore.open(tmp_path) as store:
+        child = os.fork()
+        if not child:
+            status = 1
+            try:
+                with pytest.raises(ForkedError):
+                    store.put(b"k", b"of the child")
+                status = STATUS
+            finally:
+                os._exit(status)
+        assert reap(child) == STATUS
+        assert store.get(b"k") is None
+    assert closed
 
 
 def test_daemon_goes_on_without_its_parent(tmp_path: Path) -> None:
