@@ -29,7 +29,7 @@ class AsyncCapture:
     """The calls of an asyncio client that concern changes and times."""
 
     def __init__(self, client: Client) -> None:
-        self._client, self._threads = client, CallThreads()
+        self._client, self._threads = client, CallThreads(repr(client))
         self._run, self._each = self._threads.run, self._threads.each
 
     # -- times ------------------------------------------------------------------------------
@@ -94,9 +94,12 @@ class AsyncCapture:
         """The batches of a feed, see `Store.feed`. The next step of the loop acks the batch before
         it, so a consumer that fails receives its last batch again."""
         feed = await self._run(self._client.feed, name, *args, **options)
-        async for batch in self._each(partial(feed.batches, follow=follow)):
-            yield batch
-            await self._run(feed.ack, batch)
+        try:
+            async for batch in self._each(partial(feed.batches, follow=follow)):
+                yield batch
+                await self._run(feed.ack, batch)
+        finally:
+            feed.close()  # so a step that waits for news ends, behind its request
 
     async def drop_feed(self, name: str) -> None:
         """See `Client.drop_feed`."""
@@ -106,7 +109,7 @@ class AsyncCapture:
     async def changeset(self) -> AsyncIterator[Changeset]:
         """See `Client.changeset`. Coroutines and tasks that begin inside the block take part."""
         changeset = self._client.changeset()
-        await self._run(changeset.open)
+        await self._threads.take(changeset.open, lambda _: changeset.end())
         with changeset:
             try:
                 yield changeset

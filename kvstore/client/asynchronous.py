@@ -23,6 +23,8 @@ from kvstore.claims import HoldRecord
 from kvstore.client.async_capture import AsyncCapture
 from kvstore.client.async_snapshots import AsyncSnapshot
 from kvstore.client.async_tables import AsyncTable
+from kvstore.client.holds import ClientHold
+from kvstore.client.snapshots import ClientSnapshot
 from kvstore.commit import Durability, Expires
 from kvstore.gc import GcReport
 from kvstore.metrics import Metric
@@ -69,8 +71,10 @@ class AsyncClient(AsyncCapture):
 
     async def close(self) -> None:
         """Close the connections, behind the calls under way. Repeatable."""
-        self._client.close()
-        await self._threads.close()
+        try:
+            await self._threads.close()
+        finally:
+            self._client.close()
 
     async def __aenter__(self) -> AsyncClient:
         return self
@@ -122,7 +126,9 @@ class AsyncClient(AsyncCapture):
     @asynccontextmanager
     async def snapshot(self, as_of: TimeLike | None = None) -> AsyncIterator[AsyncSnapshot]:
         """See `Client.snapshot`: `async with client.snapshot() as snap: await snap.get(...)`."""
-        snapshot = AsyncSnapshot(await self._run(self._client.snapshot, as_of), self._threads)
+        take = partial(self._client.snapshot, as_of)
+        taken = await self._threads.take(take, ClientSnapshot.close)
+        snapshot = AsyncSnapshot(taken, self._threads)
         try:
             yield snapshot
         finally:
@@ -281,7 +287,8 @@ class AsyncClient(AsyncCapture):
         self, name: str, at: TimeLike | None = None, max_age: timedelta | None = None
     ) -> AsyncIterator[None]:
         """See `Client.hold`: the history is kept until the block ends."""
-        hold = await self._run(self._client.hold, name, at, max_age)
+        take = partial(self._client.hold, name, at, max_age)
+        hold = await self._threads.take(take, ClientHold.release)
         try:
             yield
         finally:

@@ -5,6 +5,8 @@ Invariants
 2. A stream that is not read to its end closes its connection.
 3. A forked child starts threads of its own, because it has no thread of its parent.
 4. A call runs in the context of its coroutine, so it belongs to the changeset of the coroutine.
+5. A cancelled coroutine keeps nothing at the server: the thread of its call gives back what the
+   call has taken.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import os
+import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -19,6 +22,7 @@ from typing import Any, Final, TypeVar
 
 from typing_extensions import ParamSpec
 
+from kvstore.errors import ClosedError
 from kvstore.limits import CLIENT_CONNECTIONS_MAX
 
 T = TypeVar("T")
@@ -27,34 +31,91 @@ _END: Final = object()
 
 
 class CallThreads:
-    """The threads of one client."""
+    """The threads of one client. `whose` names the client in errors."""
 
-    def __init__(self) -> None:
+    def __init__(self, whose: str) -> None:
+        self._whose, self._closed = whose, False
         self._threads = _threads()
         self._process = os.getpid()
 
     async def run(self, call: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
-        """The result of a call."""
+        """The result of a call. Raises `ClosedError` behind `close`."""
+        if self._closed:
+            raise ClosedError(self._whose)
         if self._process != os.getpid():
             self._threads, self._process = _threads(), os.getpid()
         work = partial(contextvars.copy_context().run, call, *args, **options)
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
+    async def take(self, take: Callable[[], T], release: Callable[[T], object]) -> T:
+        """The result of `take`. If the coroutine is cancelled, `release` gets the result."""
+        taken: list[T] = []
+        ending = _Ending(lambda: [release(each) for each in taken])
+        try:
+            await self.run(ending.before, lambda: taken.append(take()))
+        except asyncio.CancelledError:
+            await self._end(ending)
+            raise
+        return taken[0]
+
     async def each(self, begin: Callable[[], Any]) -> AsyncIterator[Any]:
         """The items of an iterator whose every step waits for the server."""
         items: Iterator[Any] = iter(await self.run(begin))
+        ending = _Ending(getattr(items, "close", lambda: None))
         try:
-            while (item := await self.run(next, items, _END)) is not _END:
+            while (item := await self.run(ending.before, partial(next, items, _END))) is not _END:
                 yield item
         finally:
-            close = getattr(items, "close", None)
-            if close is not None:
-                await asyncio.shield(self.run(close))
+            await self._end(ending)
 
     async def close(self) -> None:
         """End the threads, behind the calls under way. Repeatable. The threads of a parent stay."""
+        self._closed = True
         if self._process == os.getpid():
             await asyncio.to_thread(self._threads.shutdown)
+
+    async def _end(self, ending: _Ending) -> None:
+        if not ending.is_ours():
+            return
+        if self._closed:  # no thread is left
+            ending.end()
+        else:
+            await asyncio.shield(self.run(ending.end))
+
+
+class _Ending:
+    """The end of something that threads use: done once, and behind the use that is under way."""
+
+    def __init__(self, end: Callable[[], object]) -> None:
+        self.end = end
+        self._lock = threading.Lock()
+        self._is_used = self._is_wanted = False
+
+    def before(self, use: Callable[[], T]) -> T:
+        """The result of `use`. If the end comes meanwhile, this thread does it."""
+        if not self._enter():
+            raise asyncio.CancelledError
+        try:
+            return use()
+        finally:
+            if self._leave():
+                self.end()
+
+    def is_ours(self) -> bool:
+        """Ask for the end. Returns whether the caller does it, because no thread is inside."""
+        with self._lock:
+            self._is_wanted = True
+            return not self._is_used
+
+    def _enter(self) -> bool:
+        with self._lock:
+            self._is_used = not self._is_wanted
+            return self._is_used
+
+    def _leave(self) -> bool:
+        with self._lock:
+            self._is_used = False
+            return self._is_wanted
 
 
 def _threads() -> ThreadPoolExecutor:

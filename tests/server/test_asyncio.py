@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Callable, Iterator, MutableMapping
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, MutableMapping
+from contextlib import AbstractAsyncContextManager, contextmanager, suppress
 from datetime import timedelta
+from itertools import product
 from typing import Any
 
 import pyarrow as pa
@@ -136,6 +137,60 @@ def test_coroutines_do_what_the_methods_do(store: kvstore.Store) -> None:
 
     with serving(app(store), LOCAL) as running:
         asyncio.run(run(running.url))
+
+
+def test_a_cancelled_coroutine_keeps_nothing_at_the_server(store: kvstore.Store) -> None:
+    """It is cancelled before its call, in it, and behind it."""
+
+    async def run(url: str) -> None:
+        async with await connect_async(url) as client:
+            takes: list[Callable[[], AbstractAsyncContextManager[object]]] = [
+                lambda: client.hold("kept"),
+                client.snapshot,
+                client.changeset,
+            ]
+            for take, turns in product(takes, range(8)):
+                await cancelled(inside(take()), turns)
+        with pytest.raises(ClosedError):
+            await client.get(b"k")
+
+    with serving(app(store), LOCAL) as running:
+        asyncio.run(run(running.url))
+        assert not store.holds.all()
+        assert store.force_quiescence(timeout=0) == store.upper - 1
+
+
+def test_a_stream_is_cancelled_within_a_step(store: kvstore.Store) -> None:
+    async def read(rows: AsyncIterator[object]) -> None:
+        async for _ in rows:
+            pass
+
+    async def run(url: str) -> None:
+        async with await connect_async(url, timeout=1) as client:
+            await client.put(b"k", b"v")
+            for turns in range(8):
+                await cancelled(read(client.keys()), turns)
+                await cancelled(read(client.changes(0)), turns)
+            # the consumer waits for news
+            await cancelled(read(client.feed("news", "now")), 100)
+
+    with serving(app(store), LOCAL) as running:
+        asyncio.run(run(running.url))
+
+
+async def inside(block: AbstractAsyncContextManager[object]) -> None:
+    async with block:
+        await asyncio.Event().wait()
+
+
+async def cancelled(work: Coroutine[Any, Any, None], turns: int) -> None:
+    """Cancel the work after some turns of the event loop, if it is not done before."""
+    task = asyncio.create_task(work)
+    for _ in range(turns):
+        await asyncio.sleep(0.0005)
+    task.cancel()
+    with suppress(asyncio.CancelledError):
+        await task
 
 
 @contextmanager
