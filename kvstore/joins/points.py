@@ -19,6 +19,7 @@ from kvstore.joins.labels import (
     require_span_kept,
     times_of,
 )
+from kvstore.mvcc.lookup import EVERYTHING, SearchBounds
 from kvstore.parts import Parts
 from kvstore.span import Span, require_key
 from kvstore.timestamp import TimeLike
@@ -26,16 +27,21 @@ from kvstore.timestamp import TimeLike
 LiveRow = tuple[bytes, bytes]
 
 
-def values(parts: Parts, keys: list[bytes], as_of: Sequence[TimeLike]) -> list[bytes | None]:
-    """The value of each key at its own time. At most a seek for each version."""
+def values(
+    parts: Parts,
+    keys: list[bytes],
+    as_of: Sequence[TimeLike],
+    bounds: SearchBounds = EVERYTHING,
+) -> list[bytes | None] | None:
+    """The value of each key at its own time; None where the values are beyond `bounds`. At most a
+    seek for each version."""
     labels = Labels(keys, times_of(parts, as_of, len(keys)))
     require_complete(parts, labels)
     require_kept(parts, labels)
-    found = parts.versions.get_timed(keys, labels.times.data)
+    found = parts.versions.get_timed(keys, labels.times.data, bounds)
     if _was_below_floor(parts, labels):
         require_kept(parts, labels)
-    assert found is not None, "no bound was given"
-    return found.values
+    return None if found is None else found.values
 
 
 def floors(

@@ -25,15 +25,17 @@ from contextlib import contextmanager
 from functools import partial
 from typing import NamedTuple, TypeVar
 
+from kvstore.arguments import is_many
 from kvstore.commit import Durability, Expires
 from kvstore.engine import WriteBatch
 from kvstore.errors import IndeterminateError, UsageError
 from kvstore.limits import REQUEST_WRITERS_MAX
 from kvstore.meta import Meta, timestamp_of
 from kvstore.mvcc import WriteSet
+from kvstore.mvcc.lookup import SearchBounds
 from kvstore.parts import Parts
 from kvstore.span import Span
-from kvstore.timestamp import TIMESTAMP_MAX, Timestamp
+from kvstore.timestamp import TIMESTAMP_MAX, TimeLike, Timestamp
 from kvstore.txn import Conditional, Expiry, ReadSet, Transactions, Unchecked, Updates, counted
 
 _PREFIX = "request/"
@@ -62,6 +64,10 @@ class _RepeatedError(Exception):
     def __init__(self, timestamp: Timestamp) -> None:
         super().__init__(timestamp)
         self.timestamp = timestamp
+
+
+class _TooManyBytesError(Exception):
+    """Calls off a read."""
 
 
 class _Note:
@@ -225,6 +231,33 @@ class Requests:
     def durability(self) -> Durability:
         """The durability of a write that names none."""
         return self._committer.durability
+
+    def get_many(
+        self, keys: list[bytes], as_of: TimeLike | Sequence[TimeLike] | None, bytes_max: int
+    ) -> list[bytes | None] | None:
+        """See `Store.get_many`. None where the values of several keys have more than `bytes_max`
+        bytes."""
+        import numpy as np  # only servers read this way: see decision 184
+
+        from kvstore import joins
+
+        bounds = SearchBounds(bytes_max=bytes_max)
+        if as_of is not None and is_many(as_of):
+            return joins.values(self.parts, keys, as_of, bounds)
+
+        def read(at: int) -> list[bytes | None]:
+            found = self._versions.get_timed(keys, np.full(len(keys), at, np.int64).data, bounds)
+            if found is None:
+                raise _TooManyBytesError
+            return found.values
+
+        try:
+            if as_of is None and self._committer.is_behind():
+                return self._reads.late(keys, read)
+            hull = Span(min(keys), max(keys) + b"\0") if keys else Span()
+            return self._reads.read(as_of, hull, read)
+        except _TooManyBytesError:
+            return None
 
     @property
     def has_due(self) -> bool:

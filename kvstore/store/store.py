@@ -305,7 +305,9 @@ class Store:
         if as_of is not None and is_many(as_of):
             from kvstore import joins
 
-            return joins.values(self._parts, keys, as_of)
+            found = joins.values(self._parts, keys, as_of)
+            assert found is not None, "no bound was given"
+            return found
         read = partial(self._versions.get_many, keys)
         is_healthy = self._committer.frontiers.is_healthy
         if not is_healthy and as_of is None and self._committer.is_behind():

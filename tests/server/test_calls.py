@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -30,6 +31,7 @@ from kvstore.errors import (
     UsageError,
 )
 from kvstore.mvcc import OpenWriteSet
+from kvstore.protocol import to_json
 from kvstore.server import ListenAddress, Token, app, serving
 from kvstore.span import RESERVED
 from kvstore.testing.bounds import bounds
@@ -165,6 +167,38 @@ def test_bad_keys_times_and_prefixes_are_refused_alike(
     for prefix in ("k", 5, b"k" * 70_000):
         with pytest.raises(UsageError, match="prefix"):
             source.floor(b"k", prefix=prefix)
+
+
+def test_many_large_values_are_read_in_pieces(client: Client, store: kvstore.Store) -> None:
+    """A short request must not have the server hold values without a bound."""
+    first = client.put_many({b"%d" % n: bytes(1000) for n in range(20)})
+    assert first is not None
+    client.put(b"0", b"new")
+    keys = [b"%d" % (n % 21) for n in range(100)]
+    wanted = store.get_many(keys)
+    with bounds(JOIN_VALUE_BYTES_MAX=3000):
+        assert client.get_many(keys) == wanted
+        assert client.get_many(keys, first) == store.get_many(keys, first)
+        times = [first, store.upper - 1] * 50
+        assert client.get_many(keys, times) == store.get_many(keys, times)
+        listed = [to_json(key) for key in keys]
+        with pytest.raises(UsageError, match="more than 3000 bytes"):
+            client.call("get_many", keys=listed)
+        assert client.call("get_many", keys=listed[:2])["values"][0] == "new"
+    assert not store.holds.needing()
+
+
+def test_rows_as_json_end_behind_their_bound(store: kvstore.Store) -> None:
+    with store.batch() as batch:
+        for number in range(50):
+            batch.put(b"%02d" % number, bytes(1000))
+    with bounds(JSON_BYTES_MAX=1), serving(app(store), ListenAddress("127.0.0.1", 0)) as running:
+        request = Request(f"{running.url}/v1/scan?batch_rows=7")
+        request.add_header("Accept", "application/json")
+        with urlopen(request) as answer:
+            found = json.load(answer)
+    assert len(found["rows"]) == 7
+    assert not found["whole"]
 
 
 def test_a_snapshot_stands_still_and_keeps_its_history(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from itertools import islice
 from typing import Any, Final
 
@@ -11,13 +12,14 @@ import pyarrow as pa
 from kvstore.arrow import binary_array
 from kvstore.changes.event import EXPAND, IMAGES
 from kvstore.errors import UsageError
-from kvstore.limits import SERVER_STREAM_ROWS
+from kvstore.limits import JOIN_VALUE_BYTES_MAX, SERVER_STREAM_ROWS
 from kvstore.metrics import Distribution
 from kvstore.protocol import KEYS_SCHEMA, READ_SCHEMA, VALUES_SCHEMA, to_json
 from kvstore.server.access import READ
 from kvstore.server.invocation import Invocation
 from kvstore.server.verbs.verb import SPAN, Answer, Verb, described
 from kvstore.span import Span
+from kvstore.store import Store
 from kvstore.timestamp import NS_PER_SECOND, TimeLike
 
 _WINDOW: Final = {"since": "time", "upto": "time"}
@@ -32,10 +34,19 @@ def get(call: Invocation) -> Answer:
 def get_many(call: Invocation) -> Answer:
     """The values of keys, in their order. `as_of` is one time, or a time for each key."""
     keys = call.keys()
-    values = call.store.get_many(keys, _times(call, len(keys)))
+    times = _times(call, len(keys))
+    found = call.store.requests.get_many(keys, times, JOIN_VALUE_BYTES_MAX)
     if call.table is None:
-        return {"values": [to_json(value) for value in values]}
-    return _reader(VALUES_SCHEMA, [values])
+        if found is None:
+            raise UsageError(
+                f"the values of {len(keys)} keys have more than {JOIN_VALUE_BYTES_MAX} bytes",
+                "ask for fewer keys at a time, or send them as an Arrow stream",
+            )
+        return {"values": [to_json(value) for value in found]}
+    if found is not None:
+        return _reader(VALUES_SCHEMA, [found])
+    batches = (_batch(VALUES_SCHEMA, [each]) for each in _pieces(call.store, keys, times))
+    return pa.RecordBatchReader.from_batches(VALUES_SCHEMA, batches)
 
 
 def floor(call: Invocation) -> Answer:
@@ -219,7 +230,29 @@ def _key_batches(keys: Iterator[bytes]) -> Iterator[pa.RecordBatch]:
         yield pa.RecordBatch.from_arrays([binary_array(found)], schema=KEYS_SCHEMA)
 
 
+def _pieces(
+    store: Store, keys: list[bytes], times: TimeLike | list[TimeLike] | None
+) -> Iterator[list[bytes | None]]:
+    """The values of keys, in pieces whose values have `JOIN_VALUE_BYTES_MAX` bytes, and all at one
+    time if one time is given. A larger piece is cut in two."""
+    todo = [(0, len(keys))]
+    context: Any = nullcontext() if isinstance(times, list) else store.snapshot(times)
+    with context as snapshot:
+        while todo:
+            start, end = todo.pop()
+            at = times[start:end] if isinstance(times, list) else snapshot.as_of
+            found = store.requests.get_many(keys[start:end], at, JOIN_VALUE_BYTES_MAX)
+            if found is None:
+                middle = (start + end) // 2
+                todo += [(middle, end), (start, middle)]
+            else:
+                yield found
+
+
 def _reader(schema: pa.Schema, columns: list[list[Any]]) -> pa.RecordBatchReader:
+    return pa.RecordBatchReader.from_batches(schema, [_batch(schema, columns)])
+
+
+def _batch(schema: pa.Schema, columns: list[list[Any]]) -> pa.RecordBatch:
     arrays = [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)]
-    chunked = pa.table(arrays, schema=schema)
-    return chunked.to_reader()
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
