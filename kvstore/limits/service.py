@@ -35,9 +35,13 @@ calls."""
 JSON_ROWS_MAX = 10_000
 """Rows of an answer as JSON, which is made in memory. Arrow has no such bound."""
 
-JSON_BYTES_MAX = 16 << 20
+JSON_ANSWER_BYTES_MAX = 16 << 20
 """Bytes of the rows behind which such an answer ends. As Python objects and as text they take some
 ten times as much."""
+
+JSON_ITEM_BYTES = 80
+"""Bytes of memory that an item of JSON takes in a request: an empty object, and its place. They
+count for `SERVER_MEMORY_BYTES_MAX`."""
 
 CLIENT_CONNECTIONS_MAX = 32
 """Idle connections that a client keeps: as many threads may call at once without a new one."""

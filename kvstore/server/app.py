@@ -59,6 +59,7 @@ from kvstore.server.exchange import (
     Receive,
     Send,
     arguments_of,
+    parsed_bytes,
     read_body,
     read_form,
     send_error,
@@ -198,8 +199,7 @@ class App:
                         "send smaller batches, or import the data",
                     )
                 length = SERVER_BODY_BYTES_MAX
-            if self._bytes + length > SERVER_MEMORY_BYTES_MAX:
-                raise RetryableError("the server has requests of too many bytes", "try again")
+            self._require_room(length)
             self._bytes += length
             taken = length
             body = await read_body(receive, length) if length else b""
@@ -265,9 +265,22 @@ class App:
             await send_json(send, openapi(service.verbs.values()))
             return
         verb = service.verb(path[len(_VERBS) :].decode("utf-8", "replace"))
-        fields, table = arguments_of(head, verb, body)
-        answer = await self._run(service, verb, access, fields, table, head, len(body))
+        parsed = parsed_bytes(head, body)
+        if parsed > SERVER_MEMORY_BYTES_MAX:
+            raise UsageError("a JSON of too many items", "send less at a time, or an Arrow stream")
+        self._require_room(parsed)
+        self._bytes += parsed
+        try:
+            fields, table = arguments_of(head, verb, body)
+            answer = await self._run(service, verb, access, fields, table, head, len(body))
+        finally:
+            self._bytes -= parsed
         await self._reply(head, answer, receive, send)
+
+    def _require_room(self, size: int) -> None:
+        """Raise `RetryableError` while the other requests leave no room for `size` bytes."""
+        if self._bytes + size > SERVER_MEMORY_BYTES_MAX:
+            raise RetryableError("the server has requests of too many bytes", "try again")
 
     async def _run(
         self,

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
 import pyarrow as pa
 
 from kvstore.codec.json import read_object
 from kvstore.errors import CorruptionError, KVStoreError, UsageError
 from kvstore.limits import (
+    JSON_ITEM_BYTES,
     PAGE_FORM_BYTES_MAX,
     SERVER_REQUEST_S_MAX,
     SERVER_SHORT_BYTES_MAX,
@@ -45,7 +47,7 @@ def arguments_of(head: Head, verb: Verb, body: bytes) -> tuple[dict[str, Any], p
         return fields, None
     if head.method != "POST":
         raise UsageError(f"{verb.name} by {head.method}", "use POST")
-    kind = head.headers.get(b"content-type", b"").partition(b";")[0].strip().decode("latin-1")
+    kind = content_type(head)
     if kind == ARROW_TYPE:
         if verb.rows is None:
             raise UsageError(f"{verb.name} takes no rows", f"send {JSON_TYPE}")
@@ -83,6 +85,25 @@ def _table(body: bytes, schema: pa.Schema) -> pa.Table:
         if not field.nullable and found.column(field.name).null_count:
             raise UsageError(f"a null in column {field.name!r}", "send none")
     return found
+
+
+def parsed_bytes(head: Head, body: bytes) -> int:
+    """The memory that the arguments in a body take beside their texts, about: 0 for a short body,
+    and for Arrow."""
+    if len(body) <= SERVER_SHORT_BYTES_MAX or content_type(head) != JSON_TYPE:
+        return 0
+    marks = body.replace(b"\\\\", b"").replace(b'\\"', b"").translate(None, _NO_MARKS)
+    return len(_TEXTS.sub(b"", marks)) * JSON_ITEM_BYTES
+
+
+_NO_MARKS: Final = bytes(set(range(256)) - set(b'"[{,'))
+"""All bytes but the ones that begin an item of JSON, or a text."""
+_TEXTS: Final = re.compile(rb'"[^"]*"')
+
+
+def content_type(head: Head) -> str:
+    """The type of the body, without its parameters."""
+    return head.headers.get(b"content-type", b"").partition(b";")[0].strip().decode("latin-1")
 
 
 async def read_body(receive: Receive, most: int) -> bytes:

@@ -14,7 +14,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from kvstore.errors import KVStoreError
-from kvstore.limits import JSON_BYTES_MAX, JSON_ROWS_MAX
+from kvstore.limits import JSON_ANSWER_BYTES_MAX, JSON_ROWS_MAX
 from kvstore.protocol import ERROR_NAME, failure_fields, to_json
 
 _END: Final = b"\xff\xff\xff\xff\x00\x00\x00\x00"
@@ -40,11 +40,11 @@ def arrow_parts(reader: pa.RecordBatchReader) -> Iterator[bytes]:
 
 def json_rows(reader: pa.RecordBatchReader) -> tuple[list[dict[str, Any]], bool]:
     """The rows as JSON, and whether these are all. It ends after `JSON_ROWS_MAX` rows, and behind
-    the batch that reaches `JSON_BYTES_MAX`."""
+    the batch that reaches `JSON_ANSWER_BYTES_MAX`."""
     rows: list[dict[str, Any]] = []
     size = 0
     for batch in reader:
-        if size >= JSON_BYTES_MAX and batch.num_rows:
+        if size >= JSON_ANSWER_BYTES_MAX and batch.num_rows:
             return rows, False
         size += batch.nbytes
         found = batch.slice(0, JSON_ROWS_MAX - len(rows)).to_pylist()

@@ -192,7 +192,10 @@ def test_rows_as_json_end_behind_their_bound(store: kvstore.Store) -> None:
     with store.batch() as batch:
         for number in range(50):
             batch.put(b"%02d" % number, bytes(1000))
-    with bounds(JSON_BYTES_MAX=1), serving(app(store), ListenAddress("127.0.0.1", 0)) as running:
+    with (
+        bounds(JSON_ANSWER_BYTES_MAX=1),
+        serving(app(store), ListenAddress("127.0.0.1", 0)) as running,
+    ):
         request = Request(f"{running.url}/v1/scan?batch_rows=7")
         request.add_header("Accept", "application/json")
         with urlopen(request) as answer:

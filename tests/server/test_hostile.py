@@ -251,6 +251,20 @@ def test_streams_and_bytes_are_bounded(running: Running, store: kvstore.Store) -
             client.put(b"k2", bytes(1 << 21))
 
 
+def test_json_of_many_small_items_is_refused(running: Running, store: kvstore.Store) -> None:
+    """As Python objects they take thirty times the bytes of the request."""
+    before, body = store.upper, b'{"ops": [%s {}]}' % (b"{}, " * 30_000)
+    with bounds(SERVER_MEMORY_BYTES_MAX=1 << 20):
+        heard = say(running, request("POST", "/v1/batch", body, "Content-Type: application/json"))
+        assert status(heard) == 400
+        assert b"too many items" in heard
+        assert store.upper == before
+        with connect(running.url) as client:
+            marks = b'a text, of many [{ " \\ marks' * 4000
+            client.put_if(b"text", marks, None)
+            assert client.get(b"text") == marks
+
+
 def test_a_flood_leaves_the_server_within_its_memory(tmp_path: Path) -> None:
     """Fifty clients announce 60 MiB each, send some of it, and stall; others are served."""
     server = ServerProcess(tmp_path / "store", "127.0.0.1:0")
