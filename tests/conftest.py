@@ -81,8 +81,15 @@ def spawn() -> Any:
     """Processes forked from a process that has imported everything and opened nothing: each starts
     fast, without inherited handles."""
     context = multiprocessing.get_context("forkserver")
+    # A target in a module of tests needs the first two.
     context.set_forkserver_preload(
-        ["tests.backup.children", "tests.crash.children", "tests.live.children"]
+        [
+            "pytest",
+            "hypothesis.stateful",
+            "tests.backup.children",
+            "tests.crash.children",
+            "tests.live.children",
+        ]
     )
     with pytest.MonkeyPatch.context() as patch:
         # Variables by which imports are looked up; without them each child would import anew.

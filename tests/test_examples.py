@@ -24,7 +24,10 @@ def examples(package: str) -> dict[str, str]:
     """The code of each example, by its module and the line of its docstring."""
     found = {}
     for path in sorted((ROOT / package).rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        text = path.read_text(encoding="utf-8")
+        if "Example:" not in text:
+            continue
+        for node in ast.walk(ast.parse(text)):
             match node:
                 case ast.Expr(value=ast.Constant(value=str(docstring))):
                     for code in _EXAMPLE.findall(docstring):

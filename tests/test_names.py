@@ -7,16 +7,11 @@ import ast
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("kvstore", "bulk", "backup", "spark_connector", "pyspark_kvstore")
-
-TREES = {
-    path.relative_to(ROOT): ast.parse(path.read_text())
-    for package in PACKAGES
-    for path in sorted((ROOT / package).rglob("*.py"))
-}
 
 TWINS = Path("kvstore/loops")
 """The modules of this package exist twice on purpose: compiled, and in Python."""
@@ -33,13 +28,23 @@ OURS = {"NamedTuple", "Protocol", "Enum", "Exception"}
 """Foreign bases that call no method of a class by its name."""
 
 
+@cache
+def trees() -> dict[Path, ast.Module]:
+    """The modules of the packages, parsed when a test first asks: a worker may run none of them."""
+    return {
+        path.relative_to(ROOT): ast.parse(path.read_text())
+        for package in PACKAGES
+        for path in sorted((ROOT / package).rglob("*.py"))
+    }
+
+
 def is_alias(node: ast.stmt) -> bool:
     return isinstance(node, ast.AnnAssign) and "TypeAlias" in ast.unparse(node.annotation)
 
 
 def test_no_two_public_types_share_a_name() -> None:
     places = defaultdict(list)
-    for path, tree in TREES.items():
+    for path, tree in trees().items():
         for node in tree.body:
             if path.is_relative_to(TWINS) or TESTING in path.parts:
                 continue
@@ -57,7 +62,7 @@ def classes() -> dict[str, list[str]]:
     """Each class of the packages with the names of its bases."""
     return {
         node.name: [ast.unparse(base).partition("[")[0].split(".")[-1] for base in node.bases]
-        for tree in TREES.values()
+        for tree in trees().values()
         for node in ast.walk(tree)
         if isinstance(node, ast.ClassDef)
     }
@@ -71,7 +76,7 @@ def test_each_error_is_raised_or_groups_others_that_are() -> None:
 
     raised = {
         ast.unparse(node.func if isinstance(node, ast.Call) else node.exc).split(".")[-1]
-        for tree in TREES.values()
+        for tree in trees().values()
         for node in ast.walk(tree)
         if isinstance(node, ast.Call) or (isinstance(node, ast.Raise) and node.exc is not None)
     }
@@ -82,7 +87,7 @@ def test_each_error_is_raised_or_groups_others_that_are() -> None:
 def used_names() -> Counter[str]:
     """The names that the packages read, call or import, and the words of their programs."""
     found: Counter[str] = Counter()
-    for tree in TREES.values():
+    for tree in trees().values():
         for node in ast.walk(tree):
             if isinstance(node, ast.Name):
                 found[node.id] += 1
@@ -116,7 +121,7 @@ def functions() -> Iterator[tuple[Path, str | None, str]]:
     def is_foreign(name: str) -> bool:
         return name not in OURS and (name not in known or any(map(is_foreign, known[name])))
 
-    for path, tree in TREES.items():
+    for path, tree in trees().items():
         kinds = [node for node in tree.body if isinstance(node, ast.ClassDef)]
         ours = [kind for kind in kinds if not any(map(is_foreign, known[kind.name]))]
         for owner, body in [(None, tree.body), *((kind.name, kind.body) for kind in ours)]:

@@ -213,3 +213,32 @@ def follow_bucket(
                     resident,
                 )
             )
+
+
+def follow_until_killed(place: Path, seed: int, pipe: Connection) -> None:
+    """Write while a follower backs up. The writer stays few commits ahead, however slow windows
+    are, so that the history stays short."""
+    pick = random.Random(seed)
+    collection = Collection(place / "collection")
+    with (
+        kvstore.open(place / "store") as store,
+        collection.follow(
+            store, every=timedelta(milliseconds=1), progress=lambda info: pipe.send(int(info.upper))
+        ) as follower,
+    ):
+        while True:
+            behind = store.upper - 1
+            change(store, pick, 10)
+            follower.wait_until(behind)
+
+
+def publish_until_killed(place: str, step: int) -> None:
+    """Publish a table as Delta, and die by SIGKILL at one of the steps that `progress` tells."""
+    steps = iter(range(1000))
+
+    def count(rows: int) -> None:
+        if next(steps) == step:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    collection = Collection(f"{place}/collection")
+    collection.publish("trips", f"{place}/delta", "delta", progress=count)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import multiprocessing
 import os
 import random
 import signal
@@ -12,7 +11,6 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from datetime import timedelta
-from multiprocessing.connection import Connection
 from pathlib import Path
 from queue import Queue
 from typing import Any
@@ -30,6 +28,7 @@ from kvstore.storage.patience import Patience
 from kvstore.testing.bounds import bounds
 from kvstore.testing.forks import STATUS, reap
 from kvstore.testing.seeds import seeded
+from tests.backup.children import follow_until_killed
 from tests.backup.histories import change
 
 SOON = timedelta(milliseconds=1)
@@ -278,29 +277,11 @@ def test_a_failure_that_does_not_pass_ends_the_follower_and_is_raised(
         collection.follow(store, every=timedelta(seconds=-1))
 
 
-def follow_until_killed(place: Path, seed: int, pipe: Connection) -> None:
-    """Write while a follower backs up. The writer stays few commits ahead, however slow windows
-    are, so that the history stays short."""
-    pick = random.Random(seed)
-    collection = backup.Collection(place / "collection")
-    with (
-        kvstore.open(place / "store") as store,
-        collection.follow(
-            store, every=SOON, progress=lambda info: pipe.send(int(info.upper))
-        ) as follower,
-    ):
-        while True:
-            behind = store.upper - 1
-            change(store, pick, 10)
-            follower.wait_until(behind, WAIT_S)
-
-
-def test_a_follower_that_is_killed_goes_on_where_it_stood(tmp_path: Path) -> None:
+def test_a_follower_that_is_killed_goes_on_where_it_stood(tmp_path: Path, spawn: Any) -> None:
     pick = seeded("KVSTORE_FOLLOW_SEED")
-    context = multiprocessing.get_context("forkserver")
     for _ in range(3):
-        receiver, sender = context.Pipe(duplex=False)
-        child = context.Process(
+        receiver, sender = spawn.Pipe(duplex=False)
+        child = spawn.Process(
             target=follow_until_killed, args=(tmp_path, pick.randrange(1 << 30), sender)
         )
         child.start()

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import threading
 from datetime import datetime, timedelta, timezone
 from decimal import Decimal
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +20,7 @@ import kvstore
 from backup import Collection
 from kvstore.errors import KVStoreError, LockedError, UsageError
 from kvstore.tables import Table, desc
+from tests.backup.children import publish_until_killed
 
 SCHEMA = pa.schema(
     [
@@ -185,28 +184,15 @@ def test_of_two_publishers_the_slower_one_is_told_and_no_row_doubles(tmp_path: P
     assert read(url) == plain(states[-1])
 
 
-def killed_at(place: str, step: int) -> None:
-    """Publish, and die by SIGKILL at one of the steps that `progress` tells."""
-    steps = iter(range(1000))
-
-    def count(rows: int) -> None:
-        if next(steps) == step:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    collection = Collection(f"{place}/collection")
-    collection.publish("trips", f"{place}/delta", "delta", progress=count)
-
-
 def test_a_publisher_that_is_killed_at_any_step_continues_and_doubles_nothing(
-    tmp_path: Path,
+    tmp_path: Path, spawn: Any
 ) -> None:
     """There are two kinds of steps: rows were given to Delta, and a commit was made. Each child
     gets one commit further."""
     _, states = history(tmp_path)
-    context = get_context("spawn")
     seen = []
     for step in (0, 1, 0, 1, 0, 1, 9):
-        child = context.Process(target=killed_at, args=(str(tmp_path), step))
+        child = spawn.Process(target=publish_until_killed, args=(str(tmp_path), step))
         child.start()
         child.join()
         seen.append(child.exitcode)

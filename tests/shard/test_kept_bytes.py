@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import random
 import signal
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -108,15 +108,14 @@ def fill(place: Path, seed: int, pipe: Connection) -> None:
 
 
 def test_processes_that_are_killed_leave_a_bounded_cache_without_a_wrong_entry(
-    tmp_path: Path,
+    tmp_path: Path, spawn: Any
 ) -> None:
     pick = seeded("KVSTORE_CACHE_SEED")
-    context = multiprocessing.get_context("forkserver")
     for _ in range(4):
         pairs = []
         for _ in range(2):
-            receiver, sender = context.Pipe(duplex=False)
-            child = context.Process(target=fill, args=(tmp_path, pick.randrange(99), sender))
+            receiver, sender = spawn.Pipe(duplex=False)
+            child = spawn.Process(target=fill, args=(tmp_path, pick.randrange(99), sender))
             child.start()
             sender.close()
             pairs.append((child, receiver))
