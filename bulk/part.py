@@ -28,6 +28,7 @@ import pyarrow.compute as pc
 
 from bulk.expiring import ExpiryRows, require_expiring
 from bulk.sst import OutOfOrder, SstFile
+from kvstore.arguments import require_value
 from kvstore.clock import Clock
 from kvstore.codec.keys import TOMBSTONE, VALUE, encode_reference
 from kvstore.codec.ordered import TERMINATOR, frame
@@ -85,18 +86,15 @@ class PartWriter:
         when the import is added deletes it right after. Nobody knows yet when that will be, so
         `expires` is no timedelta.
         """
-        require_key(key)
+        key, value = require_key(key), require_value(value)
         due = None if expires is None else to_instant(expires, name="expires", now=_now)
-        if not isinstance(value, bytes):
-            raise UsageError(f"value must be bytes, not {type(value).__name__}", "encode it first")
-        _require_value_bytes(len(value))
         self._add([frame(key) + self._reference + VALUE], [value], [key])
         if due is not None:
             self._expiries().add_one(key, due)
 
     def delete(self, key: bytes) -> None:
         """Add a tombstone, by which the import deletes `key`. Raises as `put` does."""
-        require_key(key)
+        key = require_key(key)
         self._add([frame(key) + self._reference + TOMBSTONE], [b""], [key])
 
     def write(self, batch: pa.RecordBatch) -> None:

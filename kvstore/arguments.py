@@ -19,7 +19,7 @@ from kvstore.errors import UsageError
 from kvstore.errors.system import storage_errors
 from kvstore.limits import VALUE_BYTES_MAX
 from kvstore.span import Span
-from kvstore.timestamp import TimeLike
+from kvstore.timestamp import TimeLike, plain_integer
 
 _Key = TypeVar("_Key")
 
@@ -127,6 +127,14 @@ def require_limit(limit: object) -> int | None:
     if limit is not None and (type(limit) is not int or not 0 <= limit <= sys.maxsize):
         raise UsageError(f"limit={limit!r}", "pass a count, or None for all")
     return limit
+
+
+def require_integer(number: object, *, name: str) -> int:
+    """`number` as an integer, also if it is one of numpy. A bool is none."""
+    found = plain_integer(number)
+    if found is None:
+        raise UsageError(f"{name}={number!r}", "pass an integer")
+    return found
 
 
 def require_seconds(seconds: object, *, name: str) -> float:

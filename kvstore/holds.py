@@ -139,6 +139,7 @@ class Holds:
         A new hold stands at `at`, or the newest complete time. An existing one stays where it is
         unless `at` is given. Raises `HistoryGoneError` if `at` is below `since`.
         """
+        _require_name(name)
         when = None if at is None else self._committer.to_time(at, name="at")
         if max_age is not None:
             require_age(max_age, name="max_age")
@@ -161,8 +162,7 @@ class Holds:
     ) -> dict[str, Hold]:
         """Take each name at its time, and drop others. One write does all of it, or nothing."""
         for name in (*wanted, kind):
-            if not isinstance(name, str) or not name or not name.isprintable():
-                raise UsageError(f"hold name {name!r}", "pass a printable name")
+            _require_name(name)
         max_age_ns = None
         if max_age is not None:  # the record has no room for more, and no store is so old
             max_age_ns = min(int(max_age.total_seconds() * NS_PER_SECOND), TIMESTAMP_MAX)
@@ -314,3 +314,8 @@ class Holds:
         self._records.update((record.name, record) for record in records)
         for name in doomed:
             del self._records[name]
+
+
+def _require_name(name: object) -> None:
+    if not isinstance(name, str) or not name or not name.isprintable():
+        raise UsageError(f"hold name {name!r}", "pass a printable name")

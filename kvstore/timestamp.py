@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
+from numbers import Integral
 from typing import Final, TypeAlias
 
 from kvstore.errors import UsageError
@@ -67,7 +68,11 @@ class Timestamp(int):
 
         A subclass that carries a `nanosecond` below the microsecond, such as pandas has, keeps it.
         """
-        if not isinstance(moment, datetime) or moment.utcoffset() is None:
+        try:
+            is_aware = isinstance(moment, datetime) and moment.utcoffset() is not None
+        except ValueError as error:  # NaT of pandas is a datetime without any time
+            raise UsageError(f"{moment!r} is no time", "pass an aware datetime") from error
+        if not is_aware:
             raise UsageError(f"{moment!r} has no time zone", "pass an aware datetime")
         return cls.from_ns(_microseconds(moment) * 1000 + getattr(moment, "nanosecond", 0))
 
@@ -120,8 +125,8 @@ def to_timestamp(
 ) -> Timestamp:
     """Read what a caller gave as `name`. Raises `UsageError` on other types and out of range.
 
-    `now` tells the time that words count from; without it a word is refused. A plain int is refused
-    if it is surely no count of nanoseconds: see `is_other_unit`.
+    `now` tells the time that words count from; without it a word is refused. A plain int, or one of
+    numpy, is refused if it is surely no count of nanoseconds: see `is_other_unit`.
     """
     if isinstance(value, Timestamp) and 0 <= value <= TIMESTAMP_MAX:
         return value
@@ -135,7 +140,10 @@ def to_timestamp(
     if age is None:
         if isinstance(value, str):
             return Timestamp.parse(value)
-        raise UsageError(f"{name} must be {_WANTED}, not {type(value).__name__}")
+        number = plain_integer(value)
+        if number is None:
+            raise UsageError(f"{name} must be {_WANTED}, not {type(value).__name__}")
+        return _of_number(number, name, now)
     if now is None:
         raise UsageError(f"{name}={value!r} counts from now", "pass a time that stands still")
     at = now() - age
@@ -147,8 +155,9 @@ def to_timestamp(
 def to_instant(value: TimeLike, *, name: str, now: Callable[[], int]) -> Timestamp:
     """As `to_timestamp`, but refuses a word and a timedelta, which count from a now that the caller
     does not mean."""
-    if isinstance(value, int) and not isinstance(value, bool | Timestamp):
-        return _of_number(value, name, now)
+    number = None if isinstance(value, Timestamp) else plain_integer(value)
+    if number is not None:
+        return _of_number(number, name, now)
     return to_timestamp(value, name=name)
 
 
@@ -188,6 +197,13 @@ def ahead_of(value: object) -> int | None:
         return value // _MICROSECOND * 1000
     match = _AHEAD.fullmatch(value.strip()) if isinstance(value, str) else None
     return None if match is None else int(match[1]) * _UNITS_NS[match[2]]
+
+
+def plain_integer(value: object) -> int | None:
+    """The integer that `value` is, also one of numpy. None for all else, and for a bool."""
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        return None
+    return int(value)
 
 
 def _of_number(value: int, name: str, now: Callable[[], int] | None) -> Timestamp:

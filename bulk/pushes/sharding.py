@@ -19,8 +19,7 @@ SHARDS_MAX: Final = 10_000
 
 def shard_of(key: bytes, shards: int) -> int:
     """The shard of `key`, from 0 to `shards - 1`. Spark's `crc32(key) % shards` is the same."""
-    require_key(key)
-    return crc32(key) % require_count(shards, name="shards", most=SHARDS_MAX)
+    return crc32(require_key(key)) % require_count(shards, name="shards", most=SHARDS_MAX)
 
 
 def shard_column(keys: pa.Array, shards: int) -> pa.Array:

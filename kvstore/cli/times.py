@@ -2,6 +2,7 @@
 
 now  today  yesterday              today and yesterday begin at midnight in UTC
 -1h  "1 hour ago"  "3 days ago"    counted back from now
++1h                                counted from now, for keys that expire
 2026-11-22                         midnight in UTC
 2026-11-22T10:00Z                  ISO-8601 with a zone
 1700000000000000000                nanoseconds since 1970
@@ -21,6 +22,7 @@ _UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 _LONG_UNITS: Final = {"second": "s", "minute": "m", "hour": "h", "day": "d", "week": "w"}
 _LONG_UNITS_TEXT: Final = "|".join(f"{unit}s?" for unit in _LONG_UNITS)
 _AGO: Final = re.compile(rf"(\d+|an?) *({_LONG_UNITS_TEXT}|[smhdw]) ago")
+_AHEAD: Final = re.compile(r"\+?(\d+[smhdw])")
 _COUNTED: Final = re.compile(r"-\d+[smhdw]")
 _DATE: Final = re.compile(r"\d{4}-\d{2}-\d{2}")
 
@@ -56,6 +58,17 @@ def to_duration(text: str) -> timedelta:
         return timedelta(seconds=int(match[1]) * _UNITS[match[2]])
     except OverflowError as error:
         raise UsageError(f"{text!r} is older than time", "write a shorter age: 3650d") from error
+
+
+def to_expiry(text: str | None) -> TimeLike | None:
+    """Parse the time at which a key expires: a time, or `+1h` from now. Raises `UsageError`."""
+    ahead = None if text is None else _AHEAD.fullmatch(text.strip())
+    if ahead is not None:
+        return to_duration(ahead[1])
+    found = to_time(text)
+    if isinstance(found, timedelta):
+        raise UsageError(f"--expires {text} does not lie ahead", "write +1h, or a later time")
+    return found
 
 
 def ago(word: str) -> str:

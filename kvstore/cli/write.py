@@ -24,6 +24,7 @@ from kvstore.cli.options import (
     ValueEncodingOption,
     iso,
     to_bytes,
+    to_expiry,
     to_span,
     to_time,
 )
@@ -48,6 +49,15 @@ def put(
     engine: Annotated[
         str, typer.Option(help="The engine for --create: rocksdb, or memory with a journal.")
     ] = "rocksdb",
+    expires: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME",
+            help="Delete the key at this time: +1h, 2026-11-22, or ISO-8601 with a zone. Default: "
+            "the key stays.",
+            show_default=False,
+        ),
+    ] = None,
     encoding: EncodingOption = Encoding.TEXT,
     key_encoding: KeyEncodingOption = None,
     value_encoding: ValueEncodingOption = None,
@@ -60,14 +70,17 @@ def put(
       kvstore put flights.db AA1 'on time' --create
       kvstore put flights.db 00ff 6f6e -e hex
       kvstore put flights.db AA1 b24= --value-encoding base64
+      kvstore put flights.db session/7 ada --expires +1h
       kvstore put photos.db cat.jpg < cat.jpg
     """
     if value is None and sys.stdin is None:
         raise UsageError("no value was given, and stdin is closed", "pass one of the two")
     notation = Encodings.of(encoding, key_encoding, value_encoding)
+    due = to_expiry(expires)
     raw = sys.stdin.buffer.read() if value is None else to_bytes(value, notation.value)
     with open_or_create(store, engine, create=create) as opened:
-        _told(opened.put(to_bytes(key, notation.key), raw, durability="sync"), as_json)
+        name = to_bytes(key, notation.key)
+        _told(opened.put(name, raw, durability="sync", expires=due), as_json)
 
 
 def delete(

@@ -15,13 +15,19 @@ from urllib.parse import quote, urlencode
 
 import pyarrow as pa
 
-from kvstore.arguments import is_many, key_list, require_limit, require_value
+from kvstore.arguments import (
+    is_many,
+    key_list,
+    require_integer,
+    require_limit,
+    require_value,
+)
 from kvstore.arrow import binary_array
 from kvstore.client.reply import Reply
 from kvstore.client.writes import SentWriteSet
 from kvstore.commit import Expires, sent_expiry
 from kvstore.errors import UsageError
-from kvstore.joins.labels import plain_time, times_given
+from kvstore.joins.labels import times_given
 from kvstore.limits import CLIENT_URL_KEY_BYTES_MAX, KEY_BYTES_MAX, SERVER_BODY_BYTES_MAX
 from kvstore.mvcc import Version
 from kvstore.protocol import (
@@ -136,7 +142,7 @@ def floor_many(
     """See `Store.floor_many`."""
 
     if prefix is not None:
-        require_key(prefix, name="prefix")
+        prefix = require_key(prefix, name="prefix")
 
     def rows(table: pa.Table) -> list[tuple[bytes, bytes] | None]:
         pairs = zip(table.column("key").to_pylist(), table.column("value").to_pylist(), strict=True)
@@ -294,7 +300,8 @@ def increment(
     key: bytes, by: int, durability: str | None, expires: Expires | None = None
 ) -> ClientRequest[int]:
     """See `Store.increment`."""
-    fields = {"key": to_json(require_key(key)), "by": by, "durability": durability}
+    number = require_integer(by, name="by")
+    fields = {"key": to_json(require_key(key)), "by": number, "durability": durability}
     if expires is not None:  # an older server refuses an argument that it does not know
         fields["expires"] = _expiry(expires)
     return verb("increment", fields, lambda reply: int(reply.json()["sum"]), once=True)
@@ -381,7 +388,7 @@ def _many(
     arrays, names = [binary_array(keys)], ["key"]
     given = dict(query)
     if is_many(as_of):
-        times = map(plain_time, times_given(as_of, len(keys)))
+        times = times_given(as_of, len(keys))
         arrays.append(pa.array([to_timestamp(time, name="as_of") for time in times], pa.int64()))
         names.append("as_of")
     else:

@@ -45,7 +45,7 @@ from kvstore.mvcc.expiry import (
 )
 from kvstore.mvcc.versions import Versions
 from kvstore.mvcc.write import OpenWriteSet, WriteSet
-from kvstore.timestamp import TIMESTAMP_MAX, TimeLike, ahead_of, to_timestamp
+from kvstore.timestamp import TIMESTAMP_MAX, TimeLike, Timestamp, ahead_of, to_timestamp
 
 NEVER: Final = TIMESTAMP_MAX + 1
 
@@ -64,6 +64,7 @@ def sent_expiry(expires: Expires) -> int:
         return to_timestamp(expires, name="expires")
     if ahead <= 0:
         raise _not_ahead(expires)
+    _require_on_timeline(ahead, expires)  # the store, which knows its now, looks again
     return -ahead
 
 
@@ -103,8 +104,9 @@ class Expiries:
             due = now + ahead
         else:
             due = to_timestamp(expires, name="expires", now=self._timeline.now)
-        if not now < due < TIMESTAMP_MAX:
+        if due <= now:
             raise _not_ahead(expires)
+        _require_on_timeline(due, expires)
         return due
 
     def waiting_for(self, check: Callable[[], None]) -> None:
@@ -235,6 +237,14 @@ class Expiries:
     def _show(self, next_at: int) -> None:
         self.next_at = next_at
         self._frontiers.note_waiting(awaits_expiry=next_at != NEVER)
+
+
+def _require_on_timeline(due: int, expires: Expires) -> None:
+    if due >= TIMESTAMP_MAX:
+        raise UsageError(
+            f"expires={expires!r} lies behind the last time, {Timestamp(TIMESTAMP_MAX - 1)}",
+            "pass an earlier time, or none",
+        )
 
 
 def _not_ahead(expires: Expires) -> UsageError:

@@ -219,9 +219,10 @@ class Feeds:
     def _start(self, name: str, start: TimeLike | Position | None, share: Share) -> Position:
         if isinstance(start, Position):
             taken = require_count(start.taken, name="taken", least=0)
-            if start.state_from is not None:
-                require_key(start.state_from, name="state_from", room=1)
-            return Position(self._begin(start.timestamp), taken, start.state_from)
+            state_from = start.state_from
+            if state_from is not None:
+                state_from = require_key(state_from, name="state_from", room=1)
+            return Position(self._begin(start.timestamp), taken, state_from)
         if start == STATE:
             return Position(Timestamp(self._committer.durable - 1), 0, b"")
         if start == OLDEST:

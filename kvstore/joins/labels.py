@@ -11,7 +11,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple, TypeAlias, cast
+from typing import NamedTuple, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -57,7 +57,7 @@ def times_of(parts: Parts, as_of: Sequence[TimeLike], count: int) -> Numbers:
             times = np.frombuffer(array("q", cast("list[int]", given)), np.int64)
             if not count or times.min() > OTHER_UNITS_MAX:
                 return times
-    checked = [parts.committer.to_time(plain_time(time), name="as_of") for time in given]
+    checked = [parts.committer.to_time(time, name="as_of") for time in given]
     return np.frombuffer(array("q", checked), np.int64)
 
 
@@ -111,8 +111,3 @@ def require_span_kept(parts: Parts, labels: Labels, first: int, span: Span) -> N
             span=error.span,
             remedy=f"{labels.named(first)}, asks for it: {error.remedy}",
         ) from None
-
-
-def plain_time(time: Any) -> Any:
-    """A number of numpy as an integer, all else as it is."""
-    return int(time) if isinstance(time, np.integer) else time

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final, TypeAlias
 
+from kvstore.arguments import require_integer
 from kvstore.commit import CommitNote, Durability
 from kvstore.errors import UsageError, printable
 from kvstore.parts import Parts
@@ -110,9 +111,7 @@ def require_change(change: Updating) -> Updating:
 
 def adding(key: bytes, by: int) -> Updating:
     """The change that adds `by` to the counter at `key`."""
-    if type(by) is not int:
-        raise UsageError(f"by={by!r}", "pass an integer")
-    return partial(_added, key, by)
+    return partial(_added, key, require_integer(by, name="by"))
 
 
 def counted(key: bytes, value: bytes | None) -> int:

@@ -83,6 +83,7 @@ def test_a_value_no_store_would_take_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("bulk.part.VALUE_BYTES_MAX", 3)
+    monkeypatch.setattr("kvstore.arguments.VALUE_BYTES_MAX", 3)
     writer = bulk.Import.create(tmp_path / "staged").writer()
     for add in (
         lambda: writer.put(b"a", b"1234"),
@@ -91,6 +92,20 @@ def test_a_value_no_store_would_take_is_refused(
         with pytest.raises(UsageError, match="4 bytes"):
             add()
     writer.put(b"a", b"123")
+
+
+@pytest.mark.parametrize("kind", [bytearray, memoryview])
+def test_buffers_are_keys_and_values(store: kvstore.Store, tmp_path: Path, kind: type) -> None:
+    staged = bulk.Import.create(tmp_path / "staged")
+    with staged.writer() as writer:
+        writer.put(kind(b"a\0"), kind(b"1"))
+        writer.delete(kind(b"b"))
+        with pytest.raises(UsageError, match="value must be bytes, not str"):
+            writer.put(b"c", "text")  # type: ignore[arg-type]
+    staged.seal()
+    store.put(b"b", b"old")
+    bulk.ingest(store, tmp_path / "staged")
+    assert list(store.scan()) == [(b"a\0", b"1")]
 
 
 def test_wrong_paths_and_ids_are_told_as_such(store: kvstore.Store, tmp_path: Path) -> None:

@@ -207,6 +207,21 @@ def test_put_and_delete_print_their_time(run: Run, path: Path) -> None:
     run("get", path, "k", code=1)
 
 
+def test_a_key_is_put_with_the_time_at_which_it_expires(run: Run, path: Path) -> None:
+    run("put", path, "soon", "v", "--expires", "+1h")
+    run("put", path, "day", "v", "--expires", "2200-01-01")
+    for past in ("-1h", "1 hour ago", "yesterday", "0s"):
+        refused = run("put", path, "past", "v", "--expires", past, code=2)
+        assert "does not lie ahead" in refused.stderr
+    with kvstore.open(path) as store:
+        assert store.get(b"past") is None
+        soon, day = store.ttl(b"soon"), store.ttl(b"day")
+        assert soon is not None
+        assert timedelta(0) < soon <= timedelta(hours=1)
+        assert day is not None
+        assert day > timedelta(days=36_500)
+
+
 def test_values_come_from_stdin_byte_for_byte(run: Run, path: Path) -> None:
     run("put", path, "raw", stdin=b"\x00\xfe\n")
     assert run("get", path, "raw", "-n").stdout_bytes == b"\x00\xfe\n"

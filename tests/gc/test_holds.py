@@ -93,6 +93,9 @@ def test_texts_of_a_hold_are_one_bounded_line(store: Store) -> None:
     assert len(record.address) == HOLD_TEXT_CHARS_MAX
     with pytest.raises(UsageError):
         store.hold("h", kind="two\nlines")
+    for name in ("", "two\nlines", 5, ["h"]):
+        with pytest.raises(UsageError, match="hold name"):
+            store.hold(name)  # type: ignore[arg-type]
 
 
 # -- claims that hold GC back

@@ -140,6 +140,8 @@ def test_times_that_cannot_be_are_refused(client: Client, running: Running) -> N
         "soon",
         12,
         "+1y",
+        "+999999w",
+        timedelta.max,
         True,
     ]
     for expires in wrong:

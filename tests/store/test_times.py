@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
 import pytest
 
 import kvstore
@@ -116,6 +118,20 @@ def test_other_words_are_refused(store: kvstore.Store, word: str) -> None:
 def test_an_age_beyond_the_timeline_is_refused(store: kvstore.Store, age: str | timedelta) -> None:
     with pytest.raises(UsageError):
         store.get(b"k", age)
+
+
+def test_numbers_of_numpy_are_times_and_a_missing_time_of_pandas_is_none(
+    store: kvstore.Store,
+) -> None:
+    number = np.int64(TODAY + HOUR)
+    assert store.get(b"k", number) == b"two hours ago"
+    assert [change.value for change in store.changes(number)] == [b"now"]
+    with pytest.raises(UsageError, match="looks like seconds"):
+        store.get(b"k", np.int64(1_700_000_000))
+    with pytest.raises(UsageError, match="not bool"):
+        store.get(b"k", np.bool_(True))
+    with pytest.raises(UsageError, match="NaT is no time; pass an aware datetime"):
+        store.get(b"k", pd.NaT)
 
 
 def test_without_a_clock_a_word_is_refused() -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 
+import numpy as np
 import polars as pl
 import pyarrow as pa
 import pytest
@@ -155,8 +156,10 @@ def test_a_counter_has_64_bits(store: kvstore.Store) -> None:
     with pytest.raises(UsageError, match="more than 64 bits"):
         store.increment(b"n")
     assert store.increment(b"n", -(1 << 63)) == -1
-    with pytest.raises(UsageError, match="by="):
-        store.increment(b"n", 1.0)  # type: ignore[arg-type]
+    assert store.increment(b"n", np.int64(3)) == 2
+    for by in (1.0, True, "1"):
+        with pytest.raises(UsageError, match="by="):
+            store.increment(b"n", by)  # type: ignore[arg-type]
 
 
 def test_a_transaction_updates_its_own_writes_and_conflicts_as_for_reads(
