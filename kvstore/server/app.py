@@ -213,6 +213,7 @@ class App:
         except (BrokenStreamError, asyncio.CancelledError, OSError):
             raise
         except Exception as error:
+            self._count_failure()
             _LOGGER.exception("a call of %s failed", head.path[:100])
             hidden = KVStoreError("the server has a defect", "see its log")
             await send_error(send, hidden)

@@ -33,6 +33,8 @@ from kvstore.errors import (
 from kvstore.mvcc import OpenWriteSet
 from kvstore.protocol import to_json
 from kvstore.server import ListenAddress, Token, app, serving
+from kvstore.server.access import READ
+from kvstore.server.verbs import Verb
 from kvstore.span import RESERVED
 from kvstore.testing.bounds import bounds
 from kvstore.testing.parts import parts_of
@@ -615,3 +617,24 @@ def test_metrics_are_read_by_prometheus(store: kvstore.Store) -> None:
         samples = families["kvstore_requests"].samples
         counts = {each.labels["result"]: each.value for each in samples}
         assert counts == {"answered": 1, "failed": 2}
+
+
+def test_a_verb_with_a_defect_is_a_failed_request(
+    store: kvstore.Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(_: object) -> None:
+        raise RuntimeError("a bug")
+
+    def failed() -> float:
+        return store.metrics()["kvstore_requests_total"].values["failed",]
+
+    headers = {"Content-Type": "application/json"}
+    broken = Verb("broken", READ, fail, "Fails.", {})
+    with serving(app(store, verbs=[broken]), ListenAddress("127.0.0.1", 0)) as running:
+        before = failed()
+        with pytest.raises(HTTPError) as caught:
+            urlopen(Request(f"{running.url}/v1/broken", b"{}", headers))
+        assert caught.value.code == 500
+        assert b"the server has a defect" in caught.value.read()
+        assert failed() == before + 1
+    assert "a call of b'/v1/broken' failed" in caplog.text
