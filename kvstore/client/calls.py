@@ -15,13 +15,7 @@ from urllib.parse import quote, urlencode
 
 import pyarrow as pa
 
-from kvstore.arguments import (
-    is_many,
-    key_list,
-    require_integer,
-    require_limit,
-    require_value,
-)
+from kvstore.arguments import is_many, key_list, require_integer, require_limit, require_value
 from kvstore.arrow import binary_array
 from kvstore.client.reply import Reply
 from kvstore.client.writes import SentWriteSet

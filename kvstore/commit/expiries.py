@@ -139,7 +139,10 @@ class Expiries:
             self.on_first()
 
     def add(self, due: int) -> None:
-        """Note the least due time of a commit that is written."""
+        """Note the least due time of a commit that is written. It may lie below the last step, if
+        the clock has stepped back."""
+        if due < self._from:
+            self._from = due
         if due < self.next_at:
             self._show(due)
 

@@ -180,7 +180,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     # -- time and restarts ------------------------------------------------------------------
 
-    @rule(ns=st.sampled_from([-500, -1, 1, 2, 100, 1000]))
+    @rule(ns=st.sampled_from([-4000, -500, -1, 1, 2, 100, 1000]))
     def turn_clock(self, ns: int) -> None:
         self.clock.advance(ns)
 

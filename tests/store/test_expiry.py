@@ -141,6 +141,18 @@ def test_times_that_cannot_be_are_refused(store: Store, clock: ManualClock) -> N
     assert store.ttl(b"k") == store.ttl(b"l")
 
 
+def test_a_step_back_of_the_clock_loses_no_expiry(store: Store, clock: ManualClock) -> None:
+    store.put(b"early", b"v", expires=LIFE)
+    clock.advance(100 * HOUR)
+    assert store.get(b"early") is None  # all that is due by the clock is deleted
+    clock.advance(-50 * HOUR)
+    at = store.put(b"late", b"v", expires=timedelta(hours=1))
+    assert store.verify().ok
+    clock.advance(2 * HOUR)
+    assert store.get(b"late") is None
+    assert [version.timestamp for version in store.history(b"late")] == [at + HOUR, at]
+
+
 def test_a_store_catches_up_after_downtime(tmp_path: Path, clock: ManualClock) -> None:
     with kvstore.open(tmp_path / "store", durability="async", clock=clock) as store:
         due_at = [Timestamp(START + n * HOUR) for n in range(1, 9)]
