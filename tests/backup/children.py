@@ -7,6 +7,7 @@ between two steps, so the children together leave every state that a kill can le
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import signal
@@ -163,8 +164,10 @@ def prepare(place: Path, seed: int, *, backups: int, chains: int, changes: int) 
 
 
 class FollowerSays(NamedTuple):
-    """The state of a store and its follower, and the resident bytes of their process."""
+    """The state of a store and its follower, the resident bytes of their process, and the changes
+    that it has made."""
 
+    changes: int
     upper: int
     windows: int
     failures: int
@@ -195,7 +198,7 @@ def follow_bucket(
         kvstore.open(place, durability="async", options=SMALL) as store,
         collection.follow(store, every=timedelta(milliseconds=1)) as follower,
     ):
-        while True:
+        for number in itertools.count(1):
             for _ in range(20):
                 change(store, pick, 10)
                 follower.require()
@@ -205,6 +208,7 @@ def follow_bucket(
             resident = pages * os.sysconf("SC_PAGE_SIZE")
             said.send(
                 FollowerSays(
+                    200 * number,
                     int(status.upper),
                     status.windows,
                     status.failures,
