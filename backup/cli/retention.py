@@ -58,7 +58,7 @@ def expire(
     key_file: KeyFileOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Give up old instants and free their space; prints the oldest instant that stays.
+    """Give up old instants and free their space; prints the instant from which all stay.
 
     Labelled instants stay. With --keep-within the states at some older
     instants stay too: `show` lists them.
