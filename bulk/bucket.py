@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -147,11 +148,13 @@ class Bucket:
     # -- removing ---------------------------------------------------------------------------
 
     def begun_ns(self) -> int | None:
-        """When the building of the import began; None where no such record is."""
+        """When the building of the import began; None where no such record is, or a foreign one."""
         content = self._json(BEGUN_NAME)
         if content is None:
             return None
-        return read_object(content, where=f"{self.where}/{BEGUN_NAME}").integer("begun")
+        with suppress(CorruptionError):
+            return read_object(content, where=f"{self.where}/{BEGUN_NAME}").integer("begun")
+        return None
 
     def remove(self) -> int:
         """Remove the import: the manifest first, so that nobody adds half of it. Objects of other

@@ -163,6 +163,11 @@ def require_space(directory: Path, needed: int) -> None:
         raise OutOfSpaceError(str(directory), needed=needed + FETCH_SPARE_BYTES, free=free)
 
 
+def fetched_path(store: Path, import_id: int) -> Path:
+    """The directory, below the directory of a store, to which the files of an import come."""
+    return store / INGEST_DIRECTORY / f"{import_id:016x}.fetched"
+
+
 @contextmanager
 def fetched_to(store: Path | None, manifest: Manifest) -> Iterator[Path]:
     """The directory for the files of an import, in the directory of a store.
@@ -172,7 +177,7 @@ def fetched_to(store: Path | None, manifest: Manifest) -> Iterator[Path]:
     if store is None:
         path = Path(tempfile.mkdtemp(prefix="kvstore-fetched-"))
     else:
-        path = store / INGEST_DIRECTORY / f"{manifest.import_id:016x}.fetched"
+        path = fetched_path(store, manifest.import_id)
     try:
         yield path
     except UsageError:  # the same files are refused again

@@ -9,7 +9,8 @@ Floors, from the top:
 
     cli
     pull sending             a store takes the pushes; rows in any order
-    reverting place          a push is taken back by rows; how far a store has come
+    reverting                a push is taken back
+    place                    how far a store has come
     pushes amended           a job makes them; a person reverts and expires them; one for one store
     statuses log rows        reports of stores; the order of events; rows of a table, by shards
     sharding modes newer     the shard of a key; older and newer rows

@@ -243,7 +243,7 @@ def expire_(
       kvstore push expire s3://bucket/pushes --keep 5
     """
     with working(f"looking through {url}", quiet=as_json):
-        gone = Pushes(url).expire(keep=int(keep) if keep.isdigit() else to_duration(keep))
+        gone = Pushes(url).expire(keep=int(keep) if keep.isdecimal() else to_duration(keep))
     print_figures(
         {"pushes": len(gone), "bytes": sum(push.size_bytes for push in gone)}, as_json=as_json
     )

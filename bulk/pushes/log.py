@@ -3,7 +3,7 @@
     {"format": 1, "kind": "push", "push": n, "job": 32 hex, "shards": k, "at": ns, "rows", "bytes",
      "imports": [{"import_id": 16 hex, "checksum": 64 hex, "rows", "bytes"}, ...],
      "feed": {"position": hex, "batch": n}}       only in a push of a micro-batch
-    {"format": 1, "kind": "revert", "push": n, "job": 32 hex, "at": ns}
+    {"format": 1, "kind": "revert", "push": n, "of": position of the push, "job": 32 hex, "at": ns}
     {"format": 1, "kind": "expire", "push": n, "job": 32 hex, "at": ns}
 
 The event of a push that does more than to add its rows has format 2, and the fields of its mode
@@ -100,12 +100,14 @@ class Push(NamedTuple):
 
 
 class PushEvent(NamedTuple):
-    """One event of the log. `push` is the push itself, or the number that an event is about."""
+    """One event of the log. `push` is the push itself, `number` the push that an event is about,
+    and `of` the position of a push that is reverted, if the event tells it."""
 
     position: int
     kind: str
     number: int
     push: Push | None
+    of: int | None = None
 
 
 def import_path(job: str, shard: int) -> str:
@@ -164,6 +166,18 @@ class PushLog:
                 raise CorruptionError(where, "it is gone, and later events are there")
             yield event
 
+    def push_of(self, event: PushEvent) -> Push | None:
+        """The push that an event is about; None if there is none. Costs a get, or one for each
+        event since the push if the event does not tell its position."""
+        if event.push is not None:
+            return event.push
+        before = event.position - 1
+        newest = self.newest_first(min(event.of or before, before))
+        try:
+            return back_to(newest, event.number)[-1].push
+        except UsageError:
+            return None
+
     def append(
         self,
         fields_for: Callable[[Iterator[PushEvent]], dict[str, Any] | None],
@@ -173,6 +187,7 @@ class PushLog:
 
         `fields_for` gets the events before the new one, newest first, and returns the fields of the
         new one, or None to append nothing. It is called again where another process was faster.
+        Raises `UsageError` for an event that no store could read.
         """
         end = known
         while True:
@@ -182,6 +197,7 @@ class PushLog:
                 return None
             made = {"format": MODES_FORMAT if "mode" in fields else FORMAT, **fields}
             data = json.dumps(made, sort_keys=True).encode()
+            _require_readable(data, f"{self.where}/{_name(end + 1)}")
             if put_first(self._blob, _name(end + 1), data):
                 return self.event(end + 1)
 
@@ -281,6 +297,49 @@ def back_to(newest: Iterator[PushEvent], number: int) -> list[PushEvent]:
     return found
 
 
+class Ahead:
+    """The events behind the event that a store takes. Each is read once, however often a store that
+    was away for long, or waits for long, asks about them.
+
+    Pushes expire in their order, so the highest number tells which ones have.
+    """
+
+    def __init__(self, log: PushLog) -> None:
+        self._log = log
+        self._expired = self._read = 0
+        self._asked = self._seen = 0
+        self._is_reverted = False
+
+    def is_expired(self, event: PushEvent) -> bool:
+        """Whether the push of `event` expires later."""
+        if event.number > self._expired:
+            for each in self._log.events(max(self._read, event.position) + 1):
+                self._read = each.position
+                if each.kind == EXPIRE:
+                    self._expired = max(self._expired, each.number)
+                if each.number >= event.number and each.kind == EXPIRE:
+                    break
+        return event.number <= self._expired
+
+    def is_reverted(self, event: PushEvent) -> bool:
+        """Whether the push of `event` is reverted later."""
+        if self._asked != event.position:
+            self._asked, self._seen, self._is_reverted = event.position, event.position, False
+        for each in self._log.events(self._seen + 1):
+            self._seen = each.position
+            self._is_reverted |= each.kind == REVERT and each.number == event.number
+        return self._is_reverted
+
+
+def _require_readable(data: bytes, where: str) -> None:
+    """Raise `UsageError` for an event that the stores could not read."""
+    try:
+        _event(1, read_object(data, where=where))
+    except CorruptionError as error:
+        remedy = "take fewer shards, or clear fewer ranges at once"
+        raise UsageError(f"{where} cannot be written: {error.problem}", remedy) from error
+
+
 def _name(position: int) -> str:
     return f"log/{position:020d}.json"
 
@@ -290,7 +349,7 @@ def _event(position: int, found: JsonObject) -> PushEvent:
     if kind not in _KINDS:
         raise found.damaged(f"{kind[:40]!a} is no kind of event")
     if kind != PUSH:
-        return PushEvent(position, kind, number, None)
+        return PushEvent(position, kind, number, None, found.optional_integer("of", least=1))
     job = found.text("job")
     imports = tuple(_import(each) for each in found.objects("imports"))
     if not _JOB.fullmatch(job) or not 0 < len(imports) <= SHARDS_MAX:

@@ -2,10 +2,15 @@
 pushes.
 
     {"log": events passed, "shards": k | null, "pushes": {"<push>":
-        {"state", "error", "at": ns, "added": ns, "import", "retry": event, "by_rows": bool}}}
+        {"state", "error", "at": ns, "added": ns, "import", "retry": event, "by_rows": bool,
+         "event": event}}}
 
 `at` is the time of the state, and `added` the stamp of a reverted push. `retry` is the event of a
-refused push that may still be added. `by_rows` tells how a push was reverted.
+refused push that may still be added. `by_rows` tells how a push was reverted. `event` is the event
+that made the state.
+
+The place tells the newest pushes, and the pushes whose states are the newest: an old push that is
+reverted is among them.
 
 Invariants
 1. The place moves in the step that adds or reverts a push (`kvstore.positions`).
@@ -13,11 +18,13 @@ Invariants
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from bulk.pushes.log import PushLog
 from bulk.pushes.newer import PushStamps
-from bulk.pushes.statuses import PUSHES_TOLD
+from bulk.pushes.statuses import ERROR_CHARS_MAX
+from kvstore.limits import PUSHES_TOLD
 from kvstore.mvcc import WriteSet
 from kvstore.store import Store
 from kvstore.timestamp import Timestamp
@@ -38,7 +45,7 @@ class PushState(NamedTuple):
         """The fields of the state, as they are stored."""
         fields = self._asdict()
         fields["import"] = fields.pop("import_id")
-        return {**fields, "error": self.error[:500]}
+        return {**fields, "error": self.error[:ERROR_CHARS_MAX]}
 
 
 class PushPlace:
@@ -92,8 +99,14 @@ class PushPlace:
 
 
 def with_state(fields: dict[str, Any], number: int, state: PushState) -> dict[str, Any]:
-    """The place with another state of a push. The oldest pushes are forgotten."""
-    pushes = {**fields["pushes"], str(number): state.fields()}
-    for old in sorted(pushes, key=int)[:-PUSHES_TOLD]:
-        del pushes[old]
-    return {**fields, "pushes": pushes}
+    """The place with another state of a push. The oldest pushes and states are forgotten."""
+    told = {**state.fields(), "event": fields["log"]}
+    pushes = {**fields["pushes"], str(number): told}
+    states = sorted(pushes, key=lambda each: int(pushes[each].get("event") or 0))
+    kept = {*newest_told(pushes), *states[-PUSHES_TOLD:]}
+    return {**fields, "pushes": {each: pushes[each] for each in pushes if each in kept}}
+
+
+def newest_told(pushes: Iterable[str]) -> list[str]:
+    """The newest of the pushes that a place tells: it has forgotten none between them."""
+    return sorted(pushes, key=int)[-PUSHES_TOLD:]

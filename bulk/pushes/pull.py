@@ -27,14 +27,15 @@ from typing import Any, Final, Literal, TypeAlias
 
 from bulk.addresses import Staging
 from bulk.definitions import require_definitions
+from bulk.fetching import fetched_path
 from bulk.ingest import ingest_pushed
 from bulk.manifest import Manifest
 from bulk.pushes.amended import AmendedPush
-from bulk.pushes.log import EXPIRE, PUSH, REVERT, Push, PushEvent
-from bulk.pushes.place import PushPlace, PushState, with_state
-from bulk.pushes.pushes import Pushes, import_id_of
-from bulk.pushes.reverting import revert_rows
-from bulk.pushes.statuses import PUSHES_TOLD, require_name
+from bulk.pushes.log import EXPIRE, PUSH, REVERT, Ahead, Push, PushEvent
+from bulk.pushes.place import PushPlace, PushState, newest_told, with_state
+from bulk.pushes.pushes import Pushes
+from bulk.pushes.reverting import Reverts
+from bulk.pushes.statuses import ERROR_CHARS_MAX, require_name
 from bulk.stages import StageTimes
 from kvstore.arguments import require_count, require_seconds
 from kvstore.background import Failures
@@ -52,7 +53,9 @@ from kvstore.errors import (
     OutOfSpaceError,
     UsageError,
 )
-from kvstore.limits import PULL_EVERY_S, PULL_PAUSE_S_MAX
+from kvstore.errors.system import storage_errors
+from kvstore.forks import own
+from kvstore.limits import PULL_EVERY_S, PULL_PAUSE_S_MAX, PUSHES_TOLD
 from kvstore.mvcc import WriteSet
 from kvstore.notices import notice
 from kvstore.storage.contract import FAILURES
@@ -62,6 +65,9 @@ from kvstore.timestamp import Timestamp
 OnRefusal: TypeAlias = Literal["pass", "wait"]
 _ENDS: Final = (ClosedError, ForkedError)
 _TAKEN: Final = ("added", "reverted")
+_TAKEN_NAME: Final = "give each store a name of its own"
+_IN_THE_PARENT: Final = "the process that opened the store pulls; begin a puller after the fork"
+_EXPIRED: Final = "keep as many pushes as a store may be away for"
 _REFUSALS: Final = (UsageError, OutOfSpaceError, CorruptionError, HistoryGoneError)
 
 
@@ -118,9 +124,13 @@ class Puller:
         self._failures = Failures("kvstore.pull", Clock())
         store.upkeep.watch("pull", self._failures)
         self._stop = threading.Event()
-        self._moved = threading.Condition()
+        # Take the lock, never the condition: a signal in the entry of a condition leaves it locked.
+        self._lock = threading.RLock()
+        self._moved = threading.Condition(self._lock)
         self._thread: threading.Thread | None = None
         self._place = PushPlace(store, pushes.log, self.shard)
+        self._reverts = Reverts(store, pushes.log, self._place, self.shard, self._tell)
+        self._ahead = Ahead(pushes.log)
         self._reported = self._end = 0
         self._is_told = False
         self._failing: dict[str, str] = {}
@@ -130,6 +140,7 @@ class Puller:
         """The free bytes of the disk when it was too full for a push."""
         self._spent: dict[str, dict[str, float]] = {}
         """The seconds of the stages of the push that was taken last."""
+        own(self, f"the puller of {pushes.where}", remedy=_IN_THE_PARENT)
 
     # -- the worker -------------------------------------------------------------------------
 
@@ -158,7 +169,7 @@ class Puller:
         def has_passed() -> bool:
             return str(number) in self._place.fields()["pushes"]
 
-        with self._moved:
+        with self._lock:
             if not self._moved.wait_for(has_passed, timeout):
                 remedy = "look at the puller's status, or wait longer (timeout=)"
                 what = f"push {number} is not taken"
@@ -177,7 +188,7 @@ class Puller:
                 pause = 0.0 if did else self._every
             except (_Stopped, *_ENDS):
                 return
-            except KVStoreError as error:
+            except Exception as error:  # noqa: BLE001  # nobody waits for this thread
                 self._failures.note(f"pulling {self._pushes.where}", error)
                 pause = self._failures.delay_s(self._every, PULL_PAUSE_S_MAX)
             self._stop.wait(pause)
@@ -202,13 +213,13 @@ class Puller:
         elif event.kind == PUSH:
             self._take(event, fields)
         elif event.kind == REVERT:
-            self._revert(event, fields)
+            self._reverts.take_back(event, fields)
         else:
             self._place.move(fields, event.number)
         if event is not None and event.kind != EXPIRE:
             self._log(event.number)
         self._note_pending()
-        with self._moved:
+        with self._lock:
             self._moved.notify_all()
         self._report()
         return True
@@ -249,7 +260,8 @@ class Puller:
             return False
         first = min(waiting, key=int)
         event = self._pushes.log.event(pushes[first]["retry"])
-        assert event is not None, "events are never removed"
+        if event is None or event.push is None:
+            raise CorruptionError(self._pushes.log.where, f"the event of push {first} is gone")
         self._take(event, fields)
         return self._place.fields() != fields
 
@@ -268,7 +280,7 @@ class Puller:
         if not push.how.is_plain:
             amends = AmendedPush(self._store, push.how, self._place.stamps(), self._tell)
         try:
-            manifest = self._checked(event, push, fields)
+            manifest = self._checked(push, fields)
             bucket = self._pushes.bucket(push.job, self.shard)
             added = ingest_pushed(
                 self._store, bucket, manifest, after, amends=amends, tell=self._tell, times=times
@@ -279,11 +291,14 @@ class Puller:
             self._tell_failure(str(push.number), error)
             raise
         except _REFUSALS as error:
-            is_new = event.position > fields["log"]
-            if self._waits and is_new and not self._is_later(event, REVERT, EXPIRE):
+            is_new, ahead = event.position > fields["log"], self._ahead
+            if self._waits and is_new and not (ahead.is_expired(event) or ahead.is_reverted(event)):
                 self._tell_failure(str(push.number), error)
                 raise
-            self._refuse(event, push, moved, error)
+            reason: KVStoreError = error
+            if isinstance(error, ImportRefusedError) and ahead.is_expired(event):
+                reason = ImportRefusedError(error.staging, "its files were expired", _EXPIRED)
+            self._refuse(event, push, moved, reason)
             return
         self._failing = {}
         spent = {stage: round(seconds, 3) for stage, seconds in times.seconds.items()}
@@ -299,7 +314,7 @@ class Puller:
             with suppress(*FAILURES):
                 self._report()
 
-    def _checked(self, event: PushEvent, push: Push, fields: dict[str, Any]) -> Manifest:
+    def _checked(self, push: Push, fields: dict[str, Any]) -> Manifest:
         """The manifest of this store's shard. Raises an error that refuses the push."""
         known = fields["shards"]
         if self.shard >= push.shards or known not in (None, push.shards):
@@ -309,12 +324,7 @@ class Puller:
                 "push with the same number of shards, or fill a new store",
             )
         bucket, sealed = self._pushes.bucket(push.job, self.shard), push.imports[self.shard]
-        try:
-            manifest = bucket.manifest()
-        except ImportRefusedError as error:
-            if self._is_later(event, EXPIRE):
-                raise bucket.refusal("its files were expired") from error
-            raise
+        manifest = bucket.manifest()
         if (manifest.import_id, manifest.checksum) != (sealed.import_id, sealed.checksum):
             raise bucket.refusal("another import lies there than was pushed")
         push.how.require_rows([manifest])
@@ -328,7 +338,8 @@ class Puller:
     def _require_told(self, push: Push, told: Mapping[str, Mapping[str, Any]]) -> None:
         """Raise `UsageError` if the position has forgotten pushes that were added since the build:
         their rows would be taken for newer writes."""
-        times = [each["at"] for each in told.values() if each["at"] is not None]
+        newest = [told[number]["at"] for number in newest_told(told)]
+        times = [at for at in newest if at is not None]
         built_at = push.how.built_at
         if built_at is not None and len(told) >= PUSHES_TOLD and built_at < min(times, default=0):
             raise UsageError(
@@ -336,19 +347,17 @@ class Puller:
                 "read the data again, and push it with a later built_at",
             )
 
-    def _is_later(self, event: PushEvent, *kinds: str) -> bool:
-        """Whether an event of one of these kinds follows for the push of `event`."""
-        later = self._pushes.log.events(event.position + 1)
-        return any(each.kind in kinds and each.number == event.number for each in later)
-
     def _refuse(
         self, event: PushEvent, push: Push, moved: dict[str, Any], error: KVStoreError
     ) -> None:
-        """Take back a half-added import, and pass the push."""
+        """Take back a half-added import, remove the files that were fetched, and pass the push."""
         if self.shard < push.shards:
-            known = self._store.imports.get(push.imports[self.shard].import_id)
+            import_id = push.imports[self.shard].import_id
+            known = self._store.imports.get(import_id)
             if known is not None and known.added is None:
                 self._store.imports.abort(known.import_id)
+            if self._store.path is not None:
+                shutil.rmtree(fetched_path(self._store.path, import_id), ignore_errors=True)
         may_pass = isinstance(error, OutOfSpaceError)
         self._free_then = self._free_bytes() if may_pass else None
         known = moved["pushes"].get(str(push.number))
@@ -358,49 +367,6 @@ class Puller:
         state = PushState("refused", error=_text_of(error), retry=retry)
         self._failing = {}
         self._place.write(with_state(moved, push.number, state))
-
-    def _revert(self, event: PushEvent, fields: dict[str, Any]) -> None:
-        told = fields["pushes"].get(str(event.number), {})
-        if told.get("state") != "added":
-            is_refused = told.get("state") == "refused"  # it is not tried again
-            state = PushState("refused", error=told["error"]) if is_refused else None
-            self._place.move(fields, event.number, state)
-            return
-        import_id = told["import"]
-        by_rows = self._reverts_by_rows(told, fields["pushes"])
-        moved = {**fields, "log": event.position}
-
-        def after(reverted: Timestamp) -> WriteSet:
-            state = PushState("reverted", "", reverted, told["at"], import_id, by_rows=by_rows)
-            return self._place.moving(with_state(moved, event.number, state))
-
-        try:
-            if by_rows:
-                own = import_id_of(f"revert/{self._place.name}/{event.number}", self.shard)
-                added, stamps = Timestamp(told["at"]), self._place.stamps()
-                reverted = revert_rows(self._store, own, added, stamps, after, self._tell)
-            else:
-                reverted = self._store.imports.revert(import_id, after=after)
-        except _ENDS:
-            raise
-        except (UsageError, HistoryGoneError) as error:
-            problem = f"revert refused: {_text_of(error)}"
-            kept = PushState("added", problem, told["at"], import_id=import_id)
-            self._place.move(fields, event.number, kept)
-            return
-        if self._place.state_of(event.number) != "reverted":  # it was reverted by hand before
-            self._store.positions.write(after(reverted))
-
-    def _reverts_by_rows(
-        self, told: Mapping[str, Any], pushes: Mapping[str, Mapping[str, Any]]
-    ) -> bool:
-        """Whether a push is taken back by rows. It is where the store has no record of its import,
-        and after an earlier push was taken back by rows, which a revert by the record would show
-        again."""
-        record = self._store.imports.get(told["import"])
-        if record is None or record.added != told["at"]:
-            return True
-        return any(each.get("by_rows") and each["added"] < told["at"] for each in pushes.values())
 
     def _tell(self, _: str) -> None:
         if self._stop.is_set():
@@ -426,6 +392,7 @@ class Puller:
         for number, error in failing.items():
             pushes[number] = {"state": "waiting", "error": error, "at": None, "seconds": {}}
         status = {
+            "store": self._store.store_id,
             "shard": self.shard,
             "position": fields["log"],
             "told": Clock().wall_ns(),
@@ -435,13 +402,19 @@ class Puller:
         }
         if not self._reported:
             self._reported = self._pushes.statuses.last(self.name)
-        self._reported = self._pushes.statuses.write(self.name, status, after=self._reported)
-        self._is_told = True
+        written = self._pushes.statuses.write(self.name, status, after=self._reported)
+        self._reported, self._is_told = written.number, True
+        if written.other is not None:
+            what = f"store {written.other} reports as {self.name!r} too, to {self._pushes.where}"
+            self._failures.note("a report", UsageError(what, _TAKEN_NAME), delays=False)
 
     def _free_bytes(self) -> int | None:
         path = self._store.path
-        return None if path is None else shutil.disk_usage(path).free
+        if path is None:
+            return None
+        with storage_errors(str(path)):
+            return shutil.disk_usage(path).free
 
 
 def _text_of(error: KVStoreError) -> str:
-    return f"{type(error).__name__}: {error}"
+    return f"{type(error).__name__}: {error}"[:ERROR_CHARS_MAX]

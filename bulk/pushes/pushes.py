@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import secrets
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
@@ -49,6 +50,7 @@ from kvstore.storage.patience import Patience
 from kvstore.tables import Table, TableCodec
 from kvstore.timestamp import NS_PER_SECOND, TimeLike
 
+_BEGUN: Final = re.compile(rf"imports/([0-9a-f]{{32}})/([0-9]{{4}})/{re.escape(BEGUN_NAME)}")
 _LATE: Final = "look at Pushes.status, or wait longer (timeout=)"
 
 
@@ -303,11 +305,11 @@ class Pushes:
         listed = self._blob.patience.over(lambda: [*self._blob.list("imports/")])
         left = []
         for found in listed:
-            parts = found.name.split("/")
-            if len(parts) == 4 and parts[3] == BEGUN_NAME and parts[1] not in kept:
-                begun = self.bucket(parts[1], int(parts[2])).begun_ns()
+            named = _BEGUN.fullmatch(found.name)
+            if named is not None and named[1] not in kept:
+                begun = self.bucket(named[1], int(named[2])).begun_ns()
                 if begun is not None and begun <= oldest:
-                    left.append((parts[1], int(parts[2])))
+                    left.append((named[1], int(named[2])))
         stays = {push.job for push in self.list() if push.state != "expired"} if left else set()
         for job, shard in left:
             if job not in stays:
@@ -334,6 +336,8 @@ class Pushes:
             else:
                 events = [*takewhile(lambda event: event.position > known, newest)]
             is_done = any(event.kind == kind and event.number == number for event in events)
+            if kind == REVERT:
+                fields["of"] = events[-1].position
             return None if is_done else fields
 
         event = self.log.append(once, known or 0)

@@ -131,6 +131,10 @@ PULL_EVERY_S = 5.0
 PULL_PAUSE_S_MAX = 60.0
 """The longest pause, in seconds, of a store whose bucket fails."""
 
+PUSHES_TOLD = 100
+"""The newest pushes that the place and the status of a store tell, and as many pushes whose states
+are the newest: a job waits for one of them."""
+
 PUSH_POLL_S = 0.5
 """Seconds between two looks of a job that waits for stores."""
 

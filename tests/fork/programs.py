@@ -21,13 +21,16 @@ from typing import Any
 import pytest
 from obstore.store import LocalStore
 
+import bulk
 import kvstore
+from bulk.pushes import Pushes
 from kvstore.errors import ForkedError, LockedError
 from kvstore.storage.object_store import ObjectBlob
 from kvstore.store import Store
 from kvstore.tasks import Tasks
 from kvstore.tasks.worker import Worker
 from kvstore.testing.forks import STATUS, reap
+from tests.pushes.made import push
 
 ROWS = 5_000
 SCANNED_ROWS = 30_000
@@ -280,6 +283,30 @@ def live_readers(place: Path) -> None:
                 assert fork(child) == STATUS
             reader.wait_beyond(store.put(b"k", b"2"))
             assert reader.get(b"k") == b"2"
+
+
+def pullers(place: Path) -> None:
+    """A child cannot use the puller of its parent, leaves its `with` block at once, and can push.
+    The puller continues."""
+    pushes = Pushes(place / "pushes")
+    with (
+        kvstore.open(place / "store") as store,
+        bulk.pull(store, place / "pushes", name="s", every=0.001) as puller,
+    ):
+
+        def child() -> None:
+            with puller:
+                refused(lambda: puller.step())
+                refused(lambda: puller.status)
+                refused(lambda: puller.wait(1))
+            push(pushes, {b"k": b"child"})
+
+        for number in (1, 2):
+            assert fork(child) == STATUS
+            puller.wait(number)
+        push(pushes, {b"k": b"parent"})
+        puller.wait(3)
+        assert store.get(b"k") == b"parent"
 
 
 def serve_row(key: bytes) -> bytes | None:

@@ -88,6 +88,7 @@ def test_acknowledged_rows_survive_children_that_misbehave(
         "from_c",
         "exit_handlers",
         "live_readers",
+        "pullers",
     ],
 )
 def test_forks_of(tmp_path: Path, program: str) -> None:
