@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvstore.client.tables import ClientTable
 from kvstore.client.threads import CallThreads
+from kvstore.codec.tuples import desc
 from kvstore.commit import Expires
 from kvstore.tables.found import RowVersion
 from kvstore.timestamp import TimeLike, Timestamp
@@ -29,6 +30,22 @@ class AsyncTable:
         """The name of the table."""
         return self._table.name
 
+    async def schema(self) -> pa.Schema:
+        """See `Table.schema`. One round trip, as for each name below."""
+        return await self._run(lambda: self._table.schema)
+
+    async def key(self) -> list[str | desc]:
+        """See `Table.key`."""
+        return await self._run(lambda: self._table.key)
+
+    async def indexes(self) -> dict[str, list[str | desc]]:
+        """See `Table.indexes`."""
+        return await self._run(lambda: self._table.indexes)
+
+    async def event_time(self) -> str | None:
+        """See `Table.event_time`."""
+        return await self._run(lambda: self._table.event_time)
+
     async def get(
         self, *key: Any, as_of: TimeLike | None = None, columns: Sequence[str] | None = None
     ) -> Any:
@@ -48,6 +65,10 @@ class AsyncTable:
     def scan(self, *key: Any, **options: Any) -> AsyncIterator[pa.RecordBatch]:
         """See `Table.scan`: record batches, by `async for`."""
         return self._each(partial(self._table.scan, *key, **options))
+
+    def rows(self, *key: Any, **options: Any) -> AsyncIterator[Any]:
+        """See `Table.rows`: rows, by `async for`."""
+        return self._each(partial(self._table.rows, *key, **options))
 
     def find(self, index: str, *values: Any, **options: Any) -> AsyncIterator[Any]:
         """See `Table.find`: rows, by `async for`."""

@@ -47,6 +47,10 @@ def test_coroutines_read_and_write_tables(store: kvstore.Store) -> None:
             await users.delete(7)
             found = [row async for row in users.find("by_plan", "free")]
             assert [row["user"] for row in found] == [2]
+            assert [row["user"] async for row in users.rows(limit=2)] == [0, 1]
+            assert (await users.schema()).names == ["user", "plan"]
+            assert (await users.key(), await users.event_time()) == (["user"], None)
+            assert await users.indexes() == {"by_plan": ["plan"]}
             rows = [batch async for batch in users.scan()]
             assert sum(batch.num_rows for batch in rows) == 3
             labels = pa.table({"user": [1], "ts": pa.array([first], pa.int64())})

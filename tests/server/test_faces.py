@@ -10,9 +10,12 @@ import pytest
 import kvstore
 from kvstore.client import AsyncClient, Client
 from kvstore.client.async_snapshots import AsyncSnapshot
+from kvstore.client.async_tables import AsyncTable
 from kvstore.client.snapshots import ClientSnapshot
+from kvstore.client.tables import ClientTable
 from kvstore.snapshot import Snapshot
 from kvstore.store import Store
+from kvstore.tables.table import Table
 
 _PART = "a part of the owner's process; the client has calls for its work"
 _ITS_OWN = "the client has this beside the names of `Store`"
@@ -51,6 +54,15 @@ NOT_AWAITED = {
     "versions_batches": "for programs of this project",
     "work": "for programs of this project",
 }
+_OF_THE_OWNER = "the table of a client refuses it"
+TABLE_NOT_AWAITED = {
+    "codec": "for programs of this project",
+    "feed": _OF_THE_OWNER,
+    "import_target": _OF_THE_OWNER,
+    "join_side": "joins of several sources read in the process of the caller",
+    "persist": _OF_THE_OWNER,
+    "tidy": _OF_THE_OWNER,
+}
 PARAMETERS_LEFT_OUT = {
     ("hold", "address"): "tells what a hold of a backup or a copy is for",
     ("hold", "durable"): "a hold that is answered for is durable",
@@ -67,6 +79,8 @@ PARAMETERS_LEFT_OUT = {
         pytest.param(Client, Store, CLIENT_ALONE, id="Client"),
         pytest.param(Client, AsyncClient, NOT_AWAITED, id="AsyncClient"),
         pytest.param(AsyncClient, Client, {}, id="AsyncClient alone"),
+        pytest.param(Table, ClientTable, {}, id="Table"),
+        pytest.param(ClientTable, AsyncTable, TABLE_NOT_AWAITED, id="AsyncTable"),
         pytest.param(ClientSnapshot, AsyncSnapshot, {"join_side": ""}, id="AsyncSnapshot"),
         pytest.param(Snapshot, ClientSnapshot, {"table": ""}, id="ClientSnapshot"),
     ],
