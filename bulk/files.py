@@ -343,10 +343,20 @@ def _times(batch: pa.RecordBatch, name: str, path: Path, *, has_none: bool = Fal
         if pc.all(is_number).as_py():
             return text.cast(pa.int64())
         return text.cast(pa.timestamp("ns", "UTC"))
-    except pa.ArrowInvalid as error:
-        raise UsageError(
-            f"{path}: column {name}: {error}", "write ISO-8601 with a zone, or nanoseconds"
-        ) from error
+    except pa.ArrowInvalid:
+        raise _no_times(text, path, name) from None
+
+
+def _no_times(text: pa.Array, path: Path, name: str) -> UsageError:
+    """Names the first value that is no time."""
+    remedy = "write ISO-8601 with a zone, or nanoseconds in all rows"
+    for each in text.to_pylist():
+        if each is not None:
+            try:
+                pa.scalar(each).cast(pa.timestamp("ns", "UTC"))
+            except pa.ArrowInvalid:
+                return UsageError(f"{path}: column {name}: {each[:100]!r} is no time", remedy)
+    return UsageError(f"{path}: column {name} has no times", remedy)
 
 
 def _expiries(times: pa.Array, path: Path, name: str) -> pa.Array:

@@ -98,7 +98,7 @@ def _bytes(field: Any, where: str) -> bytes | None:
         except (binascii.Error, TypeError, ValueError) as error:
             raise UsageError(f"{where} is not base64: {error}", "check the line") from error
     kind = type(field).__name__
-    raise UsageError(f"{where} is of type {kind}", 'write text, or {"base64": "..."}')
+    raise UsageError(f"{where} is of type {kind}", 'write text in quotes, or {"base64": "..."}')
 
 
 def _text(raw: bytes | None) -> str | dict[str, str] | None:

@@ -80,7 +80,9 @@ class Timestamp(int):
     def from_ns(cls, value: int) -> Timestamp:
         """Check the range; raises `UsageError` outside 0..2**63 - 1."""
         if not 0 <= value <= TIMESTAMP_MAX:
-            raise UsageError(f"timestamp {value} is outside 0..2**63 - 1")
+            raise UsageError(
+                f"timestamp {value} is outside 0..2**63 - 1", "pass a time from 1970 to April 2262"
+            )
         return cls(value)
 
     def to_datetime(self) -> datetime:

@@ -26,7 +26,7 @@ from typer.core import TyperGroup
 
 from kvstore.cli.exits import HELP, exit_code, from_system
 from kvstore.cli.interrupts import interruptible
-from kvstore.cli.output import print_line
+from kvstore.cli.output import in_one_line, print_line
 from kvstore.cli.summaries import SUMMARIES
 from kvstore.cli.times import ago
 from kvstore.cli.wording import in_shell_words
@@ -197,6 +197,6 @@ def _without_types(params: list[Any]) -> list[Any]:
 
 
 def _told(error: KVStoreError) -> typer.Exit:
-    line = in_shell_words(" ".join(str(error).split()))
+    line = in_one_line(in_shell_words(" ".join(str(error).split())))
     typer.echo(f"kvstore: {line}", err=True)
     return typer.Exit(exit_code(error))

@@ -39,6 +39,13 @@ def print_raw(raw: bytes, *, newline: bool) -> None:
     sys.stdout.buffer.write(raw + b"\n" if newline else raw)
 
 
+def in_one_line(text: str) -> str:
+    """`text` in one line, without characters that change a terminal."""
+    return "".join(
+        each if each.isprintable() else each.encode("unicode_escape").decode() for each in text
+    )
+
+
 def print_figures(fields: Mapping[str, Any], *, as_json: bool) -> None:
     """Print named figures: as JSON, or one line each."""
     if as_json:
@@ -49,7 +56,7 @@ def print_figures(fields: Mapping[str, Any], *, as_json: bool) -> None:
         shown = (
             f"{figure:,}" if isinstance(figure, int) and not isinstance(figure, bool) else figure
         )
-        print_line(f"{name:<{width}}  {shown}")
+        print_line(f"{name:<{width}}  {in_one_line(str(shown))}")
 
 
 def size_text(size: int) -> str:
@@ -70,7 +77,7 @@ def age_text(seconds: float) -> str:
 
 def print_table(columns: list[str], rows: list[list[str]]) -> None:
     """Print a table as wide as the terminal; without a terminal, as wide as its contents."""
-    shown_rows = [[_printable(cell) for cell in row] for row in rows]
+    shown_rows = [[in_one_line(cell) for cell in row] for row in rows]
     if not sys.stdout.isatty():
         _print_columns([columns, *shown_rows])
         return
@@ -82,13 +89,6 @@ def print_table(columns: list[str], rows: list[list[str]]) -> None:
     for row in shown_rows:
         table.add_row(*map(Text, row))  # plain text: an error in brackets is no markup
     Console(file=sys.stdout, highlight=False).print(table)
-
-
-def _printable(text: str) -> str:
-    """`text` in one line, without characters that change a terminal."""
-    return "".join(
-        each if each.isprintable() else each.encode("unicode_escape").decode() for each in text
-    )
 
 
 def _print_columns(rows: list[list[str]]) -> None:

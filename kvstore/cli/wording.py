@@ -28,6 +28,15 @@ PHRASES: Final[Mapping[str, str]] = {
     "keep_newer=False": "no --keep-newer",
     "built_at=None": "no --built-at",
     "pass both: built_at is": "pass both: --built-at is",
+    "as_of=": "--as-of ",
+    "expires=": "--expires ",
+    "max_staleness=": "--poll ",
+    "engine=": "--engine ",
+    "memory, or an Engine": "memory",
+    "pass an aware datetime, or a Timestamp where 1970 is meant": "write a date, 2026-11-22, or "
+    "ISO-8601 with a zone",
+    "make it: table(name, schema=...)": "`kvstore table list` names all tables",
+    "and older_than=": "and --older-than",
 }
 """Words of Python, each with the words of the shell."""
 

@@ -77,7 +77,10 @@ def compact_by_content(
     Raises `NotAStoreError` if there is no fold for that content.
     """
     content = content_of(path)
-    if content is None or content not in folds:
+    if content is None:
+        what = "it has no journal, or none that tells what its records mean"
+        raise NotAStoreError(os.fspath(path), what, "check the path")
+    if content not in folds:
         raise NotAStoreError(
             os.fspath(path),
             f"its journal holds {content!r}",

@@ -106,6 +106,9 @@ def test_a_refusal_names_options_and_no_arguments_of_python(run: Run, tmp_path: 
         (("imports", "revert", store, "ab"), "no import 00000000000000ab was added here; `kvstore"),
         (("holds", "drop", store, "h"), "no hold 'h'; `kvstore holds list` names all holds"),
         (("checkpoint", store, tmp_path / "no" / "copy"), "there is no directory"),
+        (("get", store, "a", "--as-of", "1700000000"), "--as-of 1700000000 is 1970-01-01"),
+        (("follow", store, "--poll", "nan"), "--poll nan; pass seconds"),
+        (("table", "show", store, "t"), "`kvstore table list` names all tables"),
         (("backup", "verify", backups, "--depth", "contents"), "--store with --depth contents"),
         (("backup", "drill", backups, "--depth", "contents"), "--store with --depth contents"),
     ):
@@ -368,6 +371,8 @@ def test_journals_are_inspected_and_compacted(run: Run, journaled: Path) -> None
         run("journal", words[0], journaled.parent / "nothing", *words[1:], code=2)
     (journaled.parent / "empty").mkdir()
     run("journal", "inspect", journaled.parent / "empty", code=2)
+    refused = run("journal", "compact", journaled.parent / "empty", code=2)
+    assert "it has no journal, or none that tells" in refused.stderr
     Journal.open(journaled.parent / "foreign", content="theirs").close()
     run("journal", "compact", journaled.parent / "foreign", code=2)
 

@@ -295,6 +295,7 @@ def test_tables_of_text_have_no_control_characters(run: Run, path: Path) -> None
         shown = run(*words).stdout
         assert "\x1b" not in shown
         assert "\\x1b[2Jv\\x0ax\\x09\\x7f\\x9b\\u202e" in shown
+    assert "s\\x1b[31m is not usable" in run("get", path.with_name("s\x1b[31m"), "k", code=2).stderr
 
 
 # -- doctor and help --------------------------------------------------------------------------
