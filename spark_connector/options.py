@@ -168,14 +168,14 @@ class ReadOptions:
         return self.revisions == "latest"
 
 
-def require_nanoseconds(name: str, number: int, upper: int) -> None:
-    """Raise `UsageError` if a number is surely no time of a store that ends at `upper`.
+def require_nanoseconds(name: str, given: object, upper: int) -> None:
+    """Raise `UsageError` if a plain number is surely no time of a store that ends at `upper`.
 
     Delta counts versions of a table from 0, so a small number is a version by mistake.
     """
-    if upper - 1 > _OF_TODAY_NS and number < OTHER_UNITS_MAX:
+    if type(given) is int and given < OTHER_UNITS_MAX and upper - 1 > _OF_TODAY_NS:
         raise UsageError(
-            f"{name}={number} is {Timestamp(number)}: versions are nanoseconds since 1970",
+            f"{name}={given} is {Timestamp(given)}: versions are nanoseconds since 1970",
             "pass ISO-8601 with a zone, or _commit_version of a change",
         )
 

@@ -121,8 +121,7 @@ def lookup_join(
         added_fields(df.schema, columns, prefix)
         _labels(df, key, {AT: (F.lit(0), "as_of")}, None)
     found = plan(df.sparkSession, Access.of(source), time, table)
-    if type(as_of) is int:
-        require_nanoseconds("as_of", as_of, found.newest + 1)
+    require_nanoseconds("as_of", as_of, found.newest + 1)
     at = F.lit(found.newest if time is None else time).cast("long")
     labels = _labels(df, key, {AT: (at, "as_of")}, found.table)
     return _joined(df, labels, found, _Asked(key, "as_of", columns, prefix, None, "error"))
@@ -188,6 +187,7 @@ def _known(
     at = found.newest
     if known_at is not None:
         at = int(to_timestamp(known_at, name="known_at", now=Clock().wall_ns))
+    require_nanoseconds("known_at", known_at, found.newest + 1)
     return {KNOWN: (F.lit(at).cast("long"), "known_at")}
 
 

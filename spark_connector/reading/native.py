@@ -43,6 +43,7 @@ from kvstore.mvcc import Cover
 from kvstore.span import Span
 from kvstore.timestamp import TimeLike, to_timestamp
 from spark_connector.access import Access, Address
+from spark_connector.options import require_nanoseconds
 from spark_connector.origins.collection import CollectionOrigin
 from spark_connector.origins.place import find
 from spark_connector.origins.row_groups import Group
@@ -130,6 +131,7 @@ def read_collection(
         raise UsageError(f"{access.url} is no collection", 'use spark.read.format("kvstore")')
     with CollectionOrigin(place, [] if asked is None else [asked]) as origin:
         oldest, upper, _ = origin.frontiers()
+        require_nanoseconds("as_of", as_of, upper)
         at = upper - 1 if asked is None else int(asked)
         require_readable(at, since=oldest, upper=upper)
         span = origin.narrow(span)

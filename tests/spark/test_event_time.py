@@ -148,6 +148,7 @@ def test_labels_that_no_event_can_answer_are_refused(spark: SparkSession, place:
         ({"known_at": "yesterday"}, "'yesterday' is not a timestamp"),
         ({"known_at": "name"}, "column known_at is string, and no time"),
         ({"known_at": 1_700_000_000}, "known_at=1700000000 is 1970.* looks like seconds"),
+        ({"known_at": 5}, "known_at=5 is 1970.* versions are nanoseconds"),
         ({"on_gone": "null"}, "leave on_gone out"),
         ({"columns": ["cost"]}, "has no column 'cost'"),
     ]

@@ -259,6 +259,8 @@ def test_times_and_places_that_are_not_there_are_refused(
     spark: SparkSession, place: Place, tmp_path: Path
 ) -> None:
     store, path, first = place
+    with pytest.raises(UsageError, match=r"as_of=5 is 1970-.*versions are nanoseconds"):
+        read_collection(spark, path, 5)
     with pytest.raises(NotYetWrittenError):
         read_collection(spark, path, int(store.upper) + 10**9)
     Collection(path).expire(int(store.upper) - 1)
