@@ -118,7 +118,7 @@ class _Filling:
         self._rows.append(KeyRow(group, None))
         return prefix_end(group)
 
-    def _behind(self, last: bytes | None, start: bytes) -> bytes:
+    def _behind(self, last: bytes | None, start: bytes) -> bytes | None:
         """Where to continue a pass whose last stored key is `last`: at its user key, of which the
         pass may have decided nothing yet. A key that takes a whole pass is looked up."""
         assert last is not None, "a pass with more entries has passed one"
@@ -126,6 +126,5 @@ class _Filling:
         if key > start:
             return key
         value = self._versions.get(key, self._as_of)
-        if value is not None:
-            self._take(key, value)
-        return key + b"\x00"
+        following = key if value is None else self._take(key, value)
+        return following if following != key else key + b"\x00"

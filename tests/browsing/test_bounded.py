@@ -12,6 +12,7 @@ from kvstore.engine.api import Cursor
 from kvstore.engine.memory import MemoryEngine
 from kvstore.limits import BROWSE_ENTRIES_MAX, BROWSE_ROWS_MAX, BROWSE_VALUE_BYTES
 from kvstore.span import Span
+from kvstore.testing.bounds import bounds
 from kvstore.timestamp import NS_PER_SECOND
 
 MANY, FEW = 12_000, 200
@@ -139,6 +140,22 @@ def test_a_run_of_deleted_keys_cuts_a_page_at_its_bound(counted: Counted) -> Non
         pages += 1
     assert [row.key for row in page.rows] == [b"z"]
     assert pages >= 2 * MANY // BROWSE_ENTRIES_MAX
+
+
+def test_a_group_whose_first_key_takes_a_whole_pass_is_one_row(store: kvstore.Store) -> None:
+    store.put(b"g/a", b"0")
+    store.put(b"g/b", b"v")
+    as_of = store.put(b"h", b"v")
+    for number in range(9):
+        store.put(b"g/a", b"%d" % number)
+    found: list[bytes] = []
+    start: bytes | None = b""
+    with bounds(BROWSE_CHUNK=1, BROWSE_ENTRIES_MAX=1):
+        while start is not None:
+            page = store.browsing.keys(Span(start), as_of, limit=1, delimiter=b"/")
+            found += [row.key for row in page.rows]
+            start = page.next
+    assert found == [b"g/", b"h"]
 
 
 def test_large_values_are_shown_in_part_and_cut_a_page(store: kvstore.Store) -> None:
