@@ -3,7 +3,7 @@
     apply_rows(store, rows)         columns key, value, op: each row is a put or a delete
     sync_rows(store, rows, span)    afterwards the span has exactly these rows
 
-An import (`bulk.loading`) is the way of many new rows. These functions write little: rows that
+Many new rows come by an import (`bulk.loading`). These functions are for few writes: rows that
 differ from the store, or rows that delete.
 
 Invariants

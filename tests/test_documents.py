@@ -175,8 +175,9 @@ def test_each_figure_of_stats_is_in_the_reference() -> None:
             assert f"`{family}`" in text, name
 
 
-def test_each_path_that_contributing_names_exists() -> None:
-    named = re.findall(r"`((?:tests|kvstore|docs)/[^`]+)`", (ROOT / "CONTRIBUTING.md").read_text())
+@pytest.mark.parametrize("page", ["CONTRIBUTING.md", "docs/reference/guarantees.md"])
+def test_each_path_that_a_map_names_exists(page: str) -> None:
+    named = re.findall(r"`((?:tests|kvstore|docs)/[^`]+)`", (ROOT / page).read_text())
     assert len(named) > 10
     assert [path for path in named if not list(ROOT.glob(path))] == []
 
