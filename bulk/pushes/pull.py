@@ -350,15 +350,16 @@ class Puller:
     def _refuse(
         self, event: PushEvent, push: Push, moved: dict[str, Any], error: KVStoreError
     ) -> None:
-        """Take back a half-added import, remove the files that were fetched, and pass the push."""
+        """Take back a half-added import, and pass the push. The files that were fetched stay if the
+        push may be added later."""
+        may_pass = isinstance(error, OutOfSpaceError)
         if self.shard < push.shards:
             import_id = push.imports[self.shard].import_id
             known = self._store.imports.get(import_id)
             if known is not None and known.added is None:
                 self._store.imports.abort(known.import_id)
-            if self._store.path is not None:
+            if self._store.path is not None and not may_pass:
                 shutil.rmtree(fetched_path(self._store.path, import_id), ignore_errors=True)
-        may_pass = isinstance(error, OutOfSpaceError)
         self._free_then = self._free_bytes() if may_pass else None
         known = moved["pushes"].get(str(push.number))
         if may_pass and known is not None:
