@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from kvstore.joins import OnGone, StoredSide
-    from kvstore.tables.catalogue import Catalogue
+    from kvstore.tables.collected import PastRows
     from kvstore.tables.table import Table
 
 
@@ -81,9 +81,9 @@ class Snapshot:
         as_of: Timestamp,
         release: Callable[[], object],
         side: Callable[[], StoredSide],
-        catalogue: Callable[[], Catalogue],
+        rows: Callable[[Snapshot], PastRows],
     ) -> None:
-        self._catalogue = catalogue
+        self._rows = rows
         self._release = release
         self._side = side
         self.as_of = as_of
@@ -165,12 +165,12 @@ class Snapshot:
         )
 
     def table(self, name: str) -> Table:
-        """The table `name`, with the columns and rows that it had at this snapshot's time."""
-        from kvstore.tables.sources import SnapshotRows
+        """The table `name`, with the columns and rows that it had at this snapshot's time.
+        `history`, `changes`, `latest` and `join` answer for older times too."""
         from kvstore.tables.table import Table
 
         self._open()
-        rows = SnapshotRows(self, self._catalogue())
+        rows = self._rows(self)
         rows.codec(name)
         return Table(name, rows, None)
 

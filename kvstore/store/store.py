@@ -109,7 +109,7 @@ if TYPE_CHECKING:
     from kvstore.joins import OnGone, StoredSide
     from kvstore.mapping import MappingCodec, StoreMapping
     from kvstore.metrics import Metric
-    from kvstore.tables.catalogue import Catalogue
+    from kvstore.tables.collected import PastRows
     from kvstore.tables.evolve import IndexColumns
     from kvstore.tables.sources import StoreRows
     from kvstore.tables.table import Table
@@ -533,8 +533,9 @@ class Store:
         pins = self._parts.pins  # a forked child closes the snapshot; its store has no fields
         with self._committer.lock:
             at, pin = Timestamp(self._reads.at(as_of)), pins.new()
-            side, catalogue = partial(self._side, at), partial(_catalogue, self._transactions)
-            snapshot = Snapshot(self, at, lambda: pins.let_go(pin, None), side, catalogue)
+            side = partial(self._side, at)
+            rows = partial(_past_rows, self, self._transactions, self._parts)
+            snapshot = Snapshot(self, at, lambda: pins.let_go(pin, None), side, rows)
             pins.keep(pin, at, kind="snapshot")
         return snapshot
 
@@ -1194,8 +1195,12 @@ class Store:
             raise ClosedError(self._committer.where)
 
 
-def _catalogue(transactions: Transactions) -> Catalogue:
-    return transactions.catalogue
+def _past_rows(
+    store: Store, transactions: Transactions, parts: Parts, snapshot: Snapshot
+) -> PastRows:
+    from kvstore.tables.collected import PastRows
+
+    return PastRows(store, snapshot, transactions.catalogue, parts)
 
 
 def _table_rows(store: Store, transactions: Transactions, parts: Parts) -> StoreRows:

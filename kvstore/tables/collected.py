@@ -1,7 +1,7 @@
-"""The rows of a table in a collection of backups, with their history.
+"""The rows of a table in a collection of backups or in a snapshot, with their history.
 
-A table of a collection has one time, as a table of a snapshot has. Beside it the collection has
-older times, which `history`, `changes`, `latest` and `join` ask for.
+Such a table has one time. Beside it the collection, or the store of the snapshot, has older times,
+which `history`, `changes`, `latest` and `join` ask for.
 
 Invariant: no answer tells of a commit above the time of the table.
 """
@@ -12,15 +12,16 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
+import numpy as np
 import pyarrow as pa
 
 from kvstore.errors import NotYetWrittenError
-from kvstore.joins.labels import Numbers
 from kvstore.joins.side import Answers, Asked, Search, Side
 from kvstore.limits import JOIN_VALUE_BYTES_MAX
 from kvstore.mvcc import Version
+from kvstore.parts import Parts
 from kvstore.span import Span
-from kvstore.tables.answers import AskedSpans, RowsFound
+from kvstore.tables.answers import AskedSpans, RowAnswers, RowsFound, StoredRowSource
 from kvstore.tables.catalogue import Catalogue
 from kvstore.tables.codec import TableCodec
 from kvstore.tables.sources import SnapshotRows
@@ -71,6 +72,31 @@ class CollectedRows(SnapshotRows):
             yield _RowAnswersUpto(answers, self._as_of)
 
 
+class PastRows(CollectedRows):
+    """The rows of a snapshot of a store, and their history up to it."""
+
+    def __init__(self, store: Any, snapshot: Any, catalogue: Catalogue, parts: Parts) -> None:
+        super().__init__(store, snapshot, catalogue)
+        self._parts = parts
+
+    def time(self, time: TimeLike | None, name: str) -> Timestamp:
+        """See `CollectedRows.time`. Raises `ClosedError` if the snapshot is closed."""
+        self.side()
+        return super().time(time, name)
+
+    def side(self) -> Side:
+        """The side of the snapshot in a join."""
+        side: Side = self._snapshot.join_side()
+        return side
+
+    @contextmanager
+    def answers(self) -> Iterator[_StoredAnswersUpto]:
+        """See `RowSource.answers`."""
+        self.side()
+        with StoredRowSource(self._parts).answers() as answers:
+            yield _StoredAnswersUpto(answers, self._as_of)
+
+
 class SpanAnswers(Answers, Protocol):
     """Answers of a collection that find rows in spans, too."""
 
@@ -102,7 +128,7 @@ class _AnswersUpto:
 
     def answer(self, labels: Asked, search: Search) -> list[pa.Array] | None:
         """The values of the labels. Raises `NotYetWrittenError` for a time above the table's."""
-        _require_upto(labels.times, self.newest)
+        _require_upto(labels, self.newest)
         return self._answers.answer(labels, search)
 
 
@@ -115,7 +141,7 @@ class _RowAnswersUpto:
 
     def at(self, labels: Asked) -> RowsFound | None:
         """See `RowAnswers.at`."""
-        _require_upto(labels.times, self.newest)
+        _require_upto(labels, self.newest)
         every_age = Search(TIMESTAMP_MAX, False, JOIN_VALUE_BYTES_MAX)
         found = self._answers.answer(labels, every_age)
         if found is None:
@@ -125,11 +151,34 @@ class _RowAnswersUpto:
 
     def latest(self, labels: AskedSpans) -> RowsFound | None:
         """See `RowAnswers.latest`."""
-        _require_upto(labels.times, self.newest)
+        _require_upto(labels, self.newest)
         return self._answers.first_alive(labels)
 
 
-def _require_upto(times: Numbers, newest: int) -> None:
-    latest = int(times.max(initial=0))
-    if latest > newest:
-        raise NotYetWrittenError(as_of=Timestamp(latest), upper=Timestamp(newest + 1))
+class _StoredAnswersUpto:
+    """See `kvstore.tables.answers.RowAnswers`."""
+
+    def __init__(self, answers: RowAnswers, as_of: Timestamp) -> None:
+        self._answers, self.newest = answers, as_of
+        self.rows_first, self.rows_max = answers.rows_first, answers.rows_max
+
+    def at(self, labels: Asked) -> RowsFound | None:
+        """See `RowAnswers.at`."""
+        _require_upto(labels, self.newest)
+        return self._answers.at(labels)
+
+    def latest(self, labels: AskedSpans) -> RowsFound | None:
+        """See `RowAnswers.latest`."""
+        _require_upto(labels, self.newest)
+        return self._answers.latest(labels)
+
+
+def _require_upto(labels: Asked | AskedSpans, newest: int) -> None:
+    late = np.flatnonzero(labels.times > newest)
+    if len(late):
+        first = int(late[0])
+        raise NotYetWrittenError(
+            as_of=Timestamp(labels.times[first]),
+            upper=Timestamp(newest + 1),
+            remedy=f"row {labels.first + first} asks for it: the table ends at {Timestamp(newest)}",
+        )

@@ -260,6 +260,30 @@ class History:
     def check(self) -> None:
         times = self.rng.sample(self.times, min(3, len(self.times))) + self.times[-1:]
         self.check_at(times, self.table, self.readings)
+        if self.rng.random() < 0.1:
+            with self.store.snapshot() as then:
+                self.check_joins(self.table, self.readings)
+                self.check_joins(then.table("t"), then.table("readings"))
+
+    def check_joins(self, table: kvstore.Table, readings: kvstore.Table) -> None:
+        """Labels at any kept time get the rows of the model, on one axis and on two."""
+        pick, times = self.rng, [at for at in self.times if at >= self.store.since]
+        asked = [(pick.randrange(9), pick.choice(MINUTES), pick.choice(times)) for _ in range(9)]
+        numbers, minutes, known = (list(column) for column in zip(*asked, strict=True))
+        labels = pa.table({"id": numbers, "at": minutes, "known": known})
+        found = table.join(labels, "id", at="known", columns=["zone", "n"]).read_all()
+        latest = readings.join(labels, "id", "at", "known", columns=["ts", "value"]).read_all()
+        rows = zip(asked, found.to_pylist(), latest.to_pylist(), strict=True)
+        for (number, minute, at), row, reading in rows:
+            expected = [each for each in self.model.rows(at) if each["id"] == number]
+            assert _part(row, "zone", "n") == _part(next(iter(expected), {}), "zone", "n")
+            fitting = [
+                each
+                for each in self.known.rows(at)
+                if each["id"] == number and each["ts"] <= minute
+            ]
+            newest = next(iter(fitting), {})
+            assert _part(reading, "ts", "value") == _part(newest, "ts", "value")
 
     def check_at(self, times: list[int], table: kvstore.Table, readings: kvstore.Table) -> None:
         for at in times:
@@ -286,6 +310,13 @@ class History:
             kept = [time for time in self.times if restored.since <= time < restored.upper]
             tables = restored.table("t"), restored.table("readings")
             self.check_at(self.rng.sample(kept, min(6, len(kept))), *tables)
+            self.times, times = kept, self.times
+            self.check_joins(*tables)
+            self.times = times
+
+
+def _part(row: Row, *names: str) -> list[Any]:
+    return [row.get(name) for name in names]
 
 
 def test_every_read_of_a_random_history_equals_the_model(tmp_path: Path, each_engine: str) -> None:

@@ -13,10 +13,12 @@ import kvstore
 from bulk.definitions import EncodedBy
 from kvstore import Span, desc, unique
 from kvstore.errors import (
+    ClosedError,
     ConflictError,
     FormatVersionError,
     ImportRefusedError,
     NotUniqueError,
+    NotYetWrittenError,
     TableAlteredError,
     UsageError,
 )
@@ -259,6 +261,31 @@ def test_snapshots_have_the_columns_of_their_time(
         _without_fare(trip("B", 1)) | {"tip": 2.0},
     ]
     assert list(trips.rows(as_of=at)) == [trip()]
+
+
+def test_a_snapshot_answers_up_to_its_time(store: kvstore.Store, trips: kvstore.Table) -> None:
+    first = trips.put(trip(fare=1.0))
+    with store.snapshot() as snapshot:
+        later = trips.put(trip(fare=2.0))
+        old = snapshot.table("trips")
+        (version,) = old.history("A", 7)
+        assert (version.timestamp, version.row) == (first, trip(fare=1.0))
+        assert old.changes(0).read_all()["fare"].to_pylist() == [1.0]
+        labels = pa.table({"vendor": ["A"], "trip_id": [7]})
+        alone = old.join(labels, ["vendor", "trip_id"], at=None, columns=["fare"]).read_all()
+        beside = kvstore.join(labels, [kvstore.Join(old, columns=["fare"])], at=None).read_all()
+        assert alone["fare"].to_pylist() == beside["fare"].to_pylist() == [1.0]
+        late = pa.table({**labels.to_pydict(), "ts": [int(later or 0)]})
+        for ask in (
+            lambda: old.join(late, ["vendor", "trip_id"]).read_all(),
+            lambda: kvstore.join(late, [old]).read_all(),
+            lambda: old.changes(first or 0, later),
+        ):
+            with pytest.raises(NotYetWrittenError):
+                ask()
+    for ask in (lambda: old.history("A", 7), lambda: old.join(labels, ["vendor", "trip_id"], None)):
+        with pytest.raises(ClosedError):
+            ask()
 
 
 def _without_fare(row: dict[str, Any]) -> dict[str, Any]:
