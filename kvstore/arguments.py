@@ -181,6 +181,15 @@ def key_list(keys: Iterable[_Key]) -> list[_Key]:
         raise UsageError(f"keys must be many, not {type(keys).__name__}", "pass a list") from error
 
 
+def chosen_columns(columns: object) -> tuple[str, ...] | None:
+    """The names of columns that a caller chose, None for all. A text would be its letters."""
+    if columns is None:
+        return None
+    if isinstance(columns, str | bytes) or not isinstance(columns, Iterable):
+        raise UsageError(f"columns={columns!r}", "pass a list of names")
+    return tuple(columns)
+
+
 def is_many(as_of: TimeLike | Sequence[TimeLike] | None) -> TypeIs[Sequence[TimeLike]]:
     """Whether `as_of` is a time for each key, rather than one time."""
     if as_of is None or isinstance(as_of, _ONE_TIME):

@@ -18,7 +18,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from kvstore.arguments import require_limit
+from kvstore.arguments import chosen_columns, require_limit
 from kvstore.client import calls, streams
 from kvstore.client.calls import ClientRequest, ns, span_fields
 from kvstore.client.joins import RemoteSide
@@ -192,7 +192,7 @@ class ClientTable(Table):
         definition, *values = self._pool.send(request)
         # A time before the table has no definition, and no rows.
         codec = known if definition is None else _decoder(self.name, definition)
-        names = None if columns is None else tuple(columns)
+        names = chosen_columns(columns)
         found = codec.to_dicts(stored, values, names)
         return (
             found

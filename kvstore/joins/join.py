@@ -27,9 +27,12 @@ from kvstore.joins.side import Answers, Asked, Join, KeyedSide, Search, Side, ev
 from kvstore.joins.sources import (
     Piece,
     Pieces,
+    column_names,
     keys_of,
     label_reader,
+    require_column_name,
     require_columns,
+    require_prefix,
     times_of_labels,
 )
 from kvstore.limits import JOIN_VALUE_BYTES_MAX
@@ -81,8 +84,8 @@ def join(
     if not isinstance(joins, Sequence) or not joins:
         raise UsageError("there is no source to join", "pass a list of stores or of kvstore.Join")
     parts = [_part(each, key, on_gone == "null") for each in joins]
-    if not isinstance(at, str | None):
-        raise UsageError(f"at must be a column's name, not {type(at).__name__}")
+    if at is not None:
+        require_column_name(at, "at")
     reader = label_reader(labels)
     schema = reader.schema
     for part in parts:
@@ -108,38 +111,26 @@ def _part(given: Join, key: str, is_gone_null: bool) -> _Part:
     search = Search(min(age * 1000, TIMESTAMP_MAX), is_gone_null, JOIN_VALUE_BYTES_MAX)
     side = each.source.join_side()
     if isinstance(side, KeyedSide):
-        side = side if each.columns is None else side.choose(_listed("columns", each.columns))
+        side = side if each.columns is None else side.choose(column_names("columns", each.columns))
         own = [field.name for field in side.fields]
         if not each.prefix:
             own[-1] = f"{side.name}_{own[-1]}"
-        asked = _listed("key", side.key if each.key is None else each.key)
+        asked = column_names("key", side.key if each.key is None else each.key)
         if len(asked) != len(side.key):
             raise UsageError(
                 f"key={asked!r} for a key of {len(side.key)} columns",
                 f"name the labels' columns of {', '.join(side.key)}",
             )
         return _Part(side, asked, _names(each, own, own), search)
-    asked = _listed("key", [key if each.key is None else each.key])
+    asked = column_names("key", [key if each.key is None else each.key])
     names = _names(each, each.columns, [field.name for field in side.fields])
     return _Part(side, asked, names, search)
-
-
-def _listed(name: str, given: object) -> tuple[str, ...]:
-    """Names of columns: one, or several."""
-    every = (given,) if isinstance(given, str) else given
-    if isinstance(every, tuple | list):
-        for each in every:
-            if not isinstance(each, str):
-                raise UsageError(f"{name} must be a column's name, not {type(each).__name__}")
-        return tuple(every)
-    raise UsageError(f"{name} must be a column's name, not {type(given).__name__}")
 
 
 def _names(join: Join, chosen: Sequence[str] | None, fields: list[str]) -> tuple[str, ...]:
     """The names that the columns `fields` of a source have in the result."""
     names = fields if chosen is None else chosen
-    if not isinstance(join.prefix, str):
-        raise UsageError(f"prefix={join.prefix!r}", "pass text to stand before the names")
+    require_prefix(join.prefix)
     if (
         not isinstance(names, tuple | list)
         or len(names) != len(fields)

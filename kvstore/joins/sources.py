@@ -92,6 +92,26 @@ def require_columns(
         require_time_type(labels.field(at))
 
 
+def column_names(name: str, given: object) -> tuple[str, ...]:
+    """The names of columns that the argument `name` has: one, or several."""
+    if not isinstance(given, tuple | list):
+        return (require_column_name(given, name),)
+    return tuple(require_column_name(each, name) for each in given)
+
+
+def require_column_name(given: object, name: str) -> str:
+    """The argument `name`, if it is a text."""
+    if not isinstance(given, str):
+        raise UsageError(f"{name} must be a column's name, not {type(given).__name__}")
+    return given
+
+
+def require_prefix(prefix: object) -> None:
+    """Raise `UsageError` unless a prefix of names is a text."""
+    if not isinstance(prefix, str):
+        raise UsageError(f"prefix={prefix!r}", "pass text to stand before the names")
+
+
 class Pieces:
     """The labels of a reader in pieces of bounded rows and bytes."""
 

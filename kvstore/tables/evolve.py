@@ -256,9 +256,9 @@ def _without_columns(definition: Definition, names: Sequence[str]) -> Definition
 def _widened(definition: Definition, wider: Mapping[str, Any]) -> Definition:
     for name, given in wider.items():
         column = definition.column(name)
-        field = given if isinstance(given, pa.Field) else pa.field(name, given, column.is_nullable)
         where = f"{definition.where}, column {name!r}"
-        type_ = _require_type(field.type, where)
+        type_ = _require_type(given.type if isinstance(given, pa.Field) else given, where)
+        field = given if isinstance(given, pa.Field) else pa.field(name, type_, column.is_nullable)
         if type_ != column.type and not is_wider(type_, column.type):
             raise UsageError(f"{where} is {column.type}, which {type_} does not widen")
         if column.is_nullable and not field.nullable:

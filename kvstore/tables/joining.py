@@ -22,12 +22,20 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kvstore.arguments import require_age
+from kvstore.arguments import chosen_columns, require_age
 from kvstore.columns import require_time_type
 from kvstore.errors import UsageError
 from kvstore.joins.labels import Numbers
 from kvstore.joins.side import Asked
-from kvstore.joins.sources import Piece, Pieces, label_reader, times_of_labels
+from kvstore.joins.sources import (
+    Piece,
+    Pieces,
+    column_names,
+    label_reader,
+    require_column_name,
+    require_prefix,
+    times_of_labels,
+)
 from kvstore.span import Span, prefix_end
 from kvstore.tables.answers import AskedSpans, RowAnswers, RowsFound, RowSource
 from kvstore.tables.codec import TableCodec
@@ -74,7 +82,9 @@ def join_rows(
         names,
         at,
         _known(source, reader.schema, known_at),
-        TIMESTAMP_MAX if age is None else age // timedelta(microseconds=1) * 1000,
+        TIMESTAMP_MAX
+        if age is None
+        else min(age // timedelta(microseconds=1) * 1000, TIMESTAMP_MAX),
         chosen,
         prefix,
     )
@@ -104,10 +114,15 @@ def asked_rows(
 ) -> AskedRows:
     """Open the labels of a join. Raises `UsageError` unless they have the columns that the table
     needs, and no column that is added."""
+    on = list(column_names("on", key))
+    if at is not None:
+        require_column_name(at, "at")
+    require_prefix(prefix)
+    asked = chosen_columns(columns)
     reader = label_reader(given)
-    labels, on = reader.schema, [key] if isinstance(key, str) else list(key)
+    labels = reader.schema
     _require_question(codec, labels, on, at, known_at)
-    chosen = _columns_besides(codec, labels, prefix) if columns is None else list(columns)
+    chosen = _columns_besides(codec, labels, prefix) if asked is None else list(asked)
     fields = [pa.field(prefix + field.name, field.type) for field in codec.schema_of(chosen)]
     fields.append(pa.field(prefix + ROW_TIMESTAMP, _TIME))
     for field in fields:

@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 import pyarrow as pa
 
-from kvstore.arguments import require_limit
+from kvstore.arguments import chosen_columns, require_limit
 from kvstore.codec.tuples import desc
 from kvstore.commit import Expires
 from kvstore.errors import UsageError
@@ -99,7 +99,7 @@ class Table:
         value = rows.get(stored_key, as_of)
         if value is None:
             return None
-        names = None if columns is None else tuple(columns)
+        names = chosen_columns(columns)
         try:
             row = codec.to_dict(stored_key, value, names)
         except UnknownLayoutError:
@@ -119,7 +119,7 @@ class Table:
         rows = self._reader()
         codec = rows.codec(self.name, as_of)
         stored = codec.key.whole_keys(keys)
-        names = None if columns is None else tuple(columns)
+        names = chosen_columns(columns)
         values = rows.get_many(stored, as_of)
         codec = rows.codec(self.name, as_of)  # the table may have been altered meanwhile
         found = codec.to_dicts(stored, values, names)
@@ -215,7 +215,7 @@ class Table:
         known = rows.time(known_at, "known_at")
         codec = rows.codec(self.name, known)
         found = rows.first(latest_span(codec, key, at), known)
-        names = None if columns is None else tuple(columns)
+        names = chosen_columns(columns)
         return None if found is None else codec.to_dict(*found, names)
 
     def join(

@@ -264,6 +264,7 @@ NEVER: dict[str, tuple[Alteration, str]] = {
     ),
     "a default of another type": (Alteration(add={"m": (pa.int8(), "a")}), "its default: 'a' is"),
     "a narrower type": (Alteration(widen={"x": pa.float16()}), "no columns of type halffloat"),
+    "a wider type that is none": (Alteration(widen={"n": None}), "None is no type"),  # type: ignore[dict-item]
     "another type": (Alteration(widen={"n": pa.string()}), "int8, which string does not widen"),
     "a type that sorts otherwise": (Alteration(widen={"n": pa.float64()}), "other bytes"),
     "a key that may be null": (

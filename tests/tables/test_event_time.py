@@ -94,7 +94,9 @@ def test_a_join_on_two_axes_equals_asking_row_by_row(
         expected = readings.latest(label["device"], at=label["at"], known_at=label["known"])
         assert row["value"] == (expected and expected["value"]), label
         assert row["ts"] == (expected and expected["ts"])
-    newest = readings.join(labels, on=["device"], at="at", columns=["value"]).read_all()
+    newest = readings.join(
+        labels, on=["device"], at="at", columns=["value"], max_age=timedelta.max
+    ).read_all()
     aged = readings.join(
         labels, on=["device"], at="at", columns=["value"], max_age=timedelta(minutes=3), prefix="f_"
     ).read_all()
@@ -186,6 +188,10 @@ def test_a_table_without_event_time_joins_what_was_known(store: kvstore.Store) -
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "an unknown column": ({"on": "id"}, "labels have no column 'id'; they have device, at"),
     "too many columns": ({"on": ["device", "at"]}, "for a key of 1"),
+    "a key that is no name": ({"on": 7}, "on must be a column's name, not int"),
+    "a time that is no name": ({"at": 7}, "at must be a column's name, not int"),
+    "a prefix that is no text": ({"prefix": 5}, "prefix=5; pass text"),
+    "a text for columns": ({"columns": "value"}, "columns='value'; pass a list of names"),
     "no times": ({"at": None}, "name the labels' column: at="),
     "a column that is there": ({"columns": ["device"]}, "labels have a column 'device' already"),
     "an unknown column of the table": ({"columns": ["zone"]}, "has no column 'zone'"),

@@ -366,6 +366,16 @@ WRONG_CALLS: dict[str, tuple[Any, str]] = {
     ),
     "unknown columns": (lambda t: t.scan(columns=["tip"]), "has no column 'tip'"),
     "a column twice": (lambda t: t.scan(columns=["fare", "fare"]), "names one twice"),
+    "a text for columns": (
+        lambda t: t.get("A", 7, columns="fare"),
+        "columns='fare'; pass a list of names",
+    ),
+    "a text for columns of many": (lambda t: t.get_many([("A", 7)], columns="fare"), "pass a list"),
+    "a text for columns of a find": (
+        lambda t: list(t.find("by_zone", "JFK", columns="fare")),
+        "columns='fare'; pass a list of names",
+    ),
+    "columns that are a number": (lambda t: t.get("A", 7, columns=7), "columns=7; pass a list"),
     "an unknown index": (
         lambda t: t.find("by_fare", 1),
         "no index 'by_fare'; its indexes: by_zone",
