@@ -113,6 +113,16 @@ class Versions:
         """All versions of `key`, newest first, range tombstones over it included."""
         return [Version(key, Timestamp(t), value) for t, value in self.revisions(key)]
 
+    def has_more(self, key: bytes, bytes_max: int) -> bool:
+        """Whether the values of all versions of `key` have more than `bytes_max` bytes. Holds one
+        value at a time."""
+        left = bytes_max
+        for _, value in self._entries(key):
+            left -= len(value)
+            if left < 0:
+                return True
+        return False
+
     def revisions(self, key: bytes) -> list[Revision]:
         """The history of `key` without the key. O(versions)."""
         fragments, stamps = self.view
@@ -247,20 +257,20 @@ class Versions:
         bounds = span_bounds(span.start, span.end)
         return self.engine.cursor(DATA, *bounds, reverse=reverse, keys_only=keys_only)
 
-    def _entries(self, key: bytes) -> list[StoredEntry]:
+    def _entries(self, key: bytes) -> Iterator[StoredEntry]:
+        """The entries of `key`. The reader is given back behind the last one, and dropped if the
+        caller stops before."""
         stem = frame(key)
-        entries: list[StoredEntry] = []
         ticket, reader = self.engine.borrow()
         reader.seek(stem)
         while (found := reader.key()) is not None and found.startswith(stem):
             if len(found) != len(stem) + TAIL_BYTES or found[-1] > VALUE[0]:
                 check_data_key(found)
-            entries.append((found[-TAIL_BYTES:], reader.value()))
+            yield found[-TAIL_BYTES:], reader.value()
             reader.next()
         if found is None:
             self.engine.check(reader)
         self.engine.give_back(ticket, reader)
-        return entries
 
 
 def stored_tombstones(

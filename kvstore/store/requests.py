@@ -259,6 +259,14 @@ class Requests:
         except _TooManyBytesError:
             return None
 
+    def require_history(self, key: bytes, bytes_max: int) -> None:
+        """Raise if the values of the versions of `key` have more than `bytes_max` bytes."""
+        if self._versions.has_more(key, bytes_max):
+            raise UsageError(
+                f"the values of the versions of {key[:40]!r} have more than {bytes_max} bytes",
+                "read the changes of the key's span, which come as a stream",
+            )
+
     @property
     def has_due(self) -> bool:
         """Whether the next read of the newest state, or the next write, has to write the deletes of

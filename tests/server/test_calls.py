@@ -187,6 +187,15 @@ def test_many_large_values_are_read_in_pieces(client: Client, store: kvstore.Sto
         with pytest.raises(UsageError, match="more than 3000 bytes"):
             client.call("get_many", keys=listed)
         assert client.call("get_many", keys=listed[:2])["values"][0] == "new"
+        assert client.floor_many(keys * 4) == store.floor_many(keys * 4)
+        assert client.floor_many(keys, times) == store.floor_many(keys, times)
+        with pytest.raises(UsageError, match="more than 3000 bytes"):
+            client.call("floor", keys=listed)
+        assert len(client.history(b"0")) == 2
+        client.put_many({b"1": bytes(900)})
+        client.put(b"1", bytes(2000))
+        with pytest.raises(UsageError, match="the versions of b'1' have more than 3000 bytes"):
+            client.history(b"1")
     assert not store.holds.needing()
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, Final
 
 import pyarrow as pa
@@ -12,6 +12,7 @@ import pyarrow as pa
 from kvstore.arrow import binary_array
 from kvstore.changes.event import EXPAND, IMAGES
 from kvstore.errors import UsageError
+from kvstore.joins.labels import times_given
 from kvstore.limits import JOIN_VALUE_BYTES_MAX, SERVER_STREAM_ROWS
 from kvstore.metrics import Distribution
 from kvstore.protocol import KEYS_SCHEMA, READ_SCHEMA, VALUES_SCHEMA, to_json
@@ -21,6 +22,9 @@ from kvstore.server.verbs.verb import SPAN, Answer, Verb, described
 from kvstore.span import Span
 from kvstore.store import Store
 from kvstore.timestamp import NS_PER_SECOND, TimeLike
+
+_FLOORS: Final = 64
+"""Keys whose floors are looked up first."""
 
 _WINDOW: Final = {"since": "time", "upto": "time"}
 
@@ -38,14 +42,10 @@ def get_many(call: Invocation) -> Answer:
     found = call.store.requests.get_many(keys, times, JOIN_VALUE_BYTES_MAX)
     if call.table is None:
         if found is None:
-            raise UsageError(
-                f"the values of {len(keys)} keys have more than {JOIN_VALUE_BYTES_MAX} bytes",
-                "ask for fewer keys at a time, or send them as an Arrow stream",
-            )
+            raise _too_large(len(keys))
         return {"values": [to_json(value) for value in found]}
-    if found is not None:
-        return _reader(VALUES_SCHEMA, [found])
-    batches = (_batch(VALUES_SCHEMA, [each]) for each in _pieces(call.store, keys, times))
+    pieces = iter([found]) if found is not None else _pieces(call.store, keys, times)
+    batches = (_batch(VALUES_SCHEMA, [each]) for each in pieces)
     return pa.RecordBatchReader.from_batches(VALUES_SCHEMA, batches)
 
 
@@ -56,12 +56,20 @@ def floor(call: Invocation) -> Answer:
     stem = call.value("below")
     if call.access.prefix:
         stem = call.access.require_key(call.access.prefix if stem is None else stem)
-    found = call.store.floor_many(keys, _times(call, len(keys)), stem)
-    rows = [(None, None) if each is None else each for each in found]
-    if call.table is None:
-        return {"floors": [{"key": to_json(key), "value": to_json(row)} for key, row in rows]}
-    schema = pa.schema([("key", pa.binary()), ("value", pa.binary())])
-    return _reader(schema, [[key for key, _ in rows], [value for _, value in rows]])
+    pieces = _floors(call.store, keys, _times(call, len(keys)), stem)
+    if call.table is not None:
+        pieces = chain([next(pieces, [])], pieces)  # wrong times are refused before the answer
+        schema = pa.schema([("key", pa.binary()), ("value", pa.binary())])
+        batches = (_batch(schema, list(zip(*each, strict=True))) for each in pieces if each)
+        return pa.RecordBatchReader.from_batches(schema, batches)
+    rows: list[tuple[bytes | None, bytes | None]] = []
+    size = 0
+    for piece in pieces:
+        size += _size(piece)
+        if size > JOIN_VALUE_BYTES_MAX:
+            raise _too_large(len(keys))
+        rows += piece
+    return {"floors": [{"key": to_json(key), "value": to_json(row)} for key, row in rows]}
 
 
 def scan(call: Invocation) -> Answer:
@@ -104,7 +112,9 @@ def ttl(call: Invocation) -> Answer:
 
 def history(call: Invocation) -> Answer:
     """All kept versions of a key, newest first. The value of a deletion is null."""
-    versions = call.store.history(call.key())
+    key = call.key()
+    call.store.requests.require_history(key, JOIN_VALUE_BYTES_MAX)
+    versions = call.store.history(key)
     return {
         "versions": [{"timestamp": int(t), "value": to_json(value)} for _, t, value in versions]
     }
@@ -206,10 +216,11 @@ READS: Final = [
 def _times(call: Invocation, count: int) -> TimeLike | list[TimeLike] | None:
     """The times of a read of many keys: one for all, or the times in the table or in the list."""
     if call.table is not None and "as_of" in call.table.column_names:
-        return [_whole(time) for time in call.column("as_of")]
+        return times_given([_whole(time) for time in call.column("as_of")], count)
     if not call.is_list("as_of"):
         return call.time("as_of")
-    return [time if isinstance(time, str) else _whole(time) for time in call.items("as_of")]
+    given = [time if isinstance(time, str) else _whole(time) for time in call.items("as_of")]
+    return times_given(given, count)
 
 
 def _whole(time: object) -> int:
@@ -249,10 +260,35 @@ def _pieces(
                 yield found
 
 
-def _reader(schema: pa.Schema, columns: list[list[Any]]) -> pa.RecordBatchReader:
-    return pa.RecordBatchReader.from_batches(schema, [_batch(schema, columns)])
+def _floors(
+    store: Store, keys: list[bytes], times: TimeLike | list[TimeLike] | None, stem: bytes | None
+) -> Iterator[Sequence[tuple[bytes | None, bytes | None]]]:
+    """The floors of keys, all at one time if one time is given. Pieces of few keys come first, and
+    grow while their values are small: a short request must not hold values without a bound."""
+    start, count = 0, _FLOORS
+    context: Any = nullcontext() if isinstance(times, list) else store.snapshot(times)
+    with context as snapshot:
+        while start < len(keys):
+            piece = slice(start, start + count)
+            at = times[piece] if isinstance(times, list) else snapshot.as_of
+            found = store.floor_many(keys[piece], at, stem)
+            rows = [(None, None) if each is None else each for each in found]
+            yield rows
+            start += count
+            count = count * 4 if _size(rows) * 8 < JOIN_VALUE_BYTES_MAX else _FLOORS
 
 
-def _batch(schema: pa.Schema, columns: list[list[Any]]) -> pa.RecordBatch:
+def _size(rows: Sequence[tuple[bytes | None, bytes | None]]) -> int:
+    return sum(len(value or b"") for _, value in rows)
+
+
+def _too_large(count: int) -> UsageError:
+    return UsageError(
+        f"the values of {count} keys have more than {JOIN_VALUE_BYTES_MAX} bytes",
+        "ask for fewer keys at a time, or send them as an Arrow stream",
+    )
+
+
+def _batch(schema: pa.Schema, columns: Sequence[Sequence[Any]]) -> pa.RecordBatch:
     arrays = [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
