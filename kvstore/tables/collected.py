@@ -66,7 +66,7 @@ class CollectedRows(SnapshotRows):
         return _SideUpto(self.store.join_side(), self._as_of)
 
     @contextmanager
-    def answers(self) -> Iterator[_RowAnswersUpto]:
+    def answers(self) -> Iterator[RowAnswers]:
         """See `RowSource.answers`."""
         with self.store.join_side().opened() as answers:
             yield _RowAnswersUpto(answers, self._as_of)
@@ -90,7 +90,7 @@ class PastRows(CollectedRows):
         return side
 
     @contextmanager
-    def answers(self) -> Iterator[_StoredAnswersUpto]:
+    def answers(self) -> Iterator[RowAnswers]:
         """See `RowSource.answers`."""
         self.side()
         with StoredRowSource(self._parts).answers() as answers:

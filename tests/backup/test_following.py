@@ -84,15 +84,18 @@ class HeldBlob(MemoryBlob):
         super().put(name, data, durable=durable)
 
 
+def pause() -> None:
+    """Leave the interpreter to the threads of a follower: a loop without a pause holds them up."""
+    threading.Event().wait(0.01)
+
+
 class Gate:
     """Holds who comes until it is opened."""
 
     def __init__(self) -> None:
         self.reached, self.opened = threading.Event(), threading.Event()
-        self.count = 0
 
     def pass_through(self) -> None:
-        self.count += 1
         self.reached.set()
         assert self.opened.wait(WAIT_S)
 
@@ -125,6 +128,7 @@ def test_batches_stay_few_while_a_large_merge_runs(store: kvstore.Store) -> None
             deadline = time.monotonic() + WAIT_S
             while len(collection.list()) > before + 12:
                 assert time.monotonic() < deadline, "no small merge ran beside the large one"
+                pause()
         finally:
             blob.small.opened.set()
             blob.large.opened.set()
@@ -164,7 +168,7 @@ def test_a_large_merge_waits_for_the_small_one_whose_tier_it_takes_in(
         finally:
             blob.small.opened.set()
             blob.large.opened.set()
-    assert (is_early, blob.large.count) == (False, 1)
+    assert not is_early
     collection.verify("contents", store)
 
 
@@ -330,10 +334,12 @@ def test_a_script_follows_a_store_over_the_end_of_its_owner(
             at = owner.put(b"before", b"v")
             assert follower.wait_until(at, WAIT_S)
             owning.close()
-            while not (status := follower.status()).failures:
+            # The first failure may be a connection that the owner ended in the middle of a call.
+            while "no process listens" not in (status := follower.status()).last_error:
                 follower.require()
+                pause()
+            assert status.failures
             assert status.upper > at
-            assert "no process listens" in status.last_error
             assert status.behind_seconds > 0
             owner = owning.enter_context(kvstore.open(tmp_path / "store", control=True))
             assert follower.wait_until(owner.put(b"after", b"v"), WAIT_S)

@@ -150,6 +150,15 @@ def test_an_interrupted_create_leaves_a_store_only_if_something_was_written(
     assert (tmp_path / "s").exists() == is_written
 
 
+@pytest.fixture
+def interrupts() -> Iterator[None]:
+    """Interrupts raise, also where whoever runs the tests ignores them, as shells do behind `&`."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interrupts")
 @pytest.mark.parametrize("moment", ["call", "return"])
 def test_an_interrupt_while_rocksdb_opens_a_new_store_leaves_none(
     tmp_path: Path, moment: str
@@ -173,6 +182,7 @@ def test_an_interrupt_while_rocksdb_opens_a_new_store_leaves_none(
     assert not (tmp_path / "s").exists()
 
 
+@pytest.mark.usefixtures("interrupts")
 def test_a_second_interrupt_does_not_stop_the_removal_of_a_new_store(tmp_path: Path) -> None:
     """The second interrupt comes when the store is closed, before its directory goes."""
 

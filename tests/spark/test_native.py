@@ -202,7 +202,7 @@ def test_a_frame_keeps_the_time_it_was_made_at(spark: SparkSession, place: Place
 def test_an_empty_span_and_a_time_before_all_rows_are_empty(
     spark: SparkSession, place: Place
 ) -> None:
-    assert read_collection(spark, place.path, 1, native=True).collect() == []
+    assert read_collection(spark, place.path, Timestamp(1), native=True).collect() == []
     found = read_collection(spark, place.path, prefix=b"zz", native=True)
     assert (found.columns, found.collect()) == (["key", "value"], [])
 

@@ -144,7 +144,7 @@ def test_times_that_cannot_be_are_refused(store: Store, clock: ManualClock) -> N
 def test_a_step_back_of_the_clock_loses_no_expiry(store: Store, clock: ManualClock) -> None:
     store.put(b"early", b"v", expires=LIFE)
     clock.advance(100 * HOUR)
-    assert store.get(b"early") is None  # all that is due by the clock is deleted
+    assert store.get(b"early") is None  # every key due by the clock is deleted
     clock.advance(-50 * HOUR)
     at = store.put(b"late", b"v", expires=timedelta(hours=1))
     assert store.verify().ok
