@@ -67,7 +67,7 @@ class TierMerges:
             self._large = None
 
     def _merge_taken(self, shard: Shard, slot: Slot | None) -> bool:
-        """Merge inputs of the large thread, and give them back; False if there are none."""
+        """Merge a slot taken from the large thread, and give it back; False if there is none."""
         if slot is None:
             return False
         try:
