@@ -23,9 +23,6 @@ from kvstore.span import Span
 from kvstore.store import Store
 from kvstore.timestamp import NS_PER_SECOND, TimeLike
 
-_FLOORS: Final = 64
-"""Keys whose floors are looked up first."""
-
 _WINDOW: Final = {"since": "time", "upto": "time"}
 
 
@@ -263,19 +260,22 @@ def _pieces(
 def _floors(
     store: Store, keys: list[bytes], times: TimeLike | list[TimeLike] | None, stem: bytes | None
 ) -> Iterator[Sequence[tuple[bytes | None, bytes | None]]]:
-    """The floors of keys, all at one time if one time is given. Pieces of few keys come first, and
-    grow while their values are small: a short request must not hold values without a bound."""
-    start, count = 0, _FLOORS
+    """The floors of keys, all at one time if one time is given, in pieces that end behind
+    `JOIN_VALUE_BYTES_MAX` bytes of values. Keys are looked up one by one: many at once could hold
+    values without a bound."""
+    rows: list[tuple[bytes | None, bytes | None]] = []
+    size = 0
     context: Any = nullcontext() if isinstance(times, list) else store.snapshot(times)
     with context as snapshot:
-        while start < len(keys):
-            piece = slice(start, start + count)
-            at = times[piece] if isinstance(times, list) else snapshot.as_of
-            found = store.floor_many(keys[piece], at, stem)
-            rows = [(None, None) if each is None else each for each in found]
-            yield rows
-            start += count
-            count = count * 4 if _size(rows) * 8 < JOIN_VALUE_BYTES_MAX else _FLOORS
+        for number, key in enumerate(keys):
+            at = times[number] if isinstance(times, list) else snapshot.as_of
+            row = store.floor(key, at, stem)
+            rows.append((None, None) if row is None else row)
+            size += 0 if row is None else len(row[1])
+            if size >= JOIN_VALUE_BYTES_MAX:
+                yield rows
+                rows, size = [], 0
+        yield rows
 
 
 def _size(rows: Sequence[tuple[bytes | None, bytes | None]]) -> int:
