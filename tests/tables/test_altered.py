@@ -54,12 +54,16 @@ def test_reads_while_a_table_is_altered_have_the_columns_of_some_time(
             finally:
                 done.set()
 
+        def last_change() -> Any:
+            last = store.upper - 1
+            return table.changes(last - 1, last, images="post").read_all().to_pylist()
+
         reads: list[Callable[[], Any]] = [
             lambda: [table.get(1)],
             lambda: table.get_many([1]),
             lambda: table.scan().read_all().to_pylist(),
             lambda: list(table.find("by_zone", "a")),
-            lambda: table.changes(store.upper - 1).read_all().to_pylist() or [{"id": 1}],
+            lambda: last_change() or [{"id": 1}],
             lambda: [version.row for version in table.history(1)][:1],
         ]
         writer = threading.Thread(target=alter)
