@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
+from itertools import chain
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -62,13 +63,15 @@ def sync_rows(
     """Make `span` have exactly the rows, and write the differences alone.
 
     Rows come in any order; more than fit into memory are sorted on the store's disk. Costs a pass
-    over the span. Raises `UsageError` for a key outside the span, and for a key that comes twice,
-    unless `duplicates` is `"last"`. Another writer of the span may leave a difference.
+    over the span. Raises `UsageError` for a key outside the span, for a key that comes twice,
+    unless `duplicates` is `"last"`, and for no rows at all where the span has keys: they come from
+    a pipe whose first command failed more often than from a wish to delete the span. Another
+    writer of the span may leave a difference.
     """
     with staging_beside(store) as directory:
         directory.mkdir(parents=True)
         ordered = sorted_batches(rows, directory / "sorting", duplicates=duplicates)
-        wanted = _inside(span, _pairs(ordered))
+        wanted = _not_empty(span, _inside(span, _pairs(ordered)), store)
         return _applied(store, _differences(wanted, store.scan(span.start, span.end), progress))
 
 
@@ -108,6 +111,20 @@ def _inside(span: Span, rows: Iterable[tuple[bytes, bytes]]) -> Iterator[tuple[b
             )
         yield key, value
         before = key
+
+
+def _not_empty(
+    span: Span, rows: Iterator[tuple[bytes, bytes]], store: Store
+) -> Iterator[tuple[bytes, bytes]]:
+    first = next(rows, None)
+    if first is not None:
+        return chain([first], rows)
+    if next(store.scan(span.start, span.end), None) is not None:
+        raise UsageError(
+            "there are no rows, and a sync would delete every key of the span",
+            "look why the input is empty, or delete the span by delete_range",
+        )
+    return rows
 
 
 def _differences(

@@ -192,6 +192,19 @@ def test_a_span_is_made_equal_to_a_file_and_differences_alone_are_written(
     assert told(run(*words, "--duplicates", "last"))["puts"] == 1
 
 
+def test_an_empty_input_does_not_delete_a_span(run: Run, tmp_path: Path) -> None:
+    """`false | kvstore import s - --sync` is a failed pipe."""
+    with kvstore.open(tmp_path / "s") as store:
+        store.put(b"p", b"1")
+    (tmp_path / "empty.csv").write_text("key,value\n")
+    words = ["import", tmp_path / "s", tmp_path / "empty.csv", "--sync"]
+    for span in [(), ("--prefix", "p")]:
+        assert "no rows" in run(*words, *span, code=2).stderr
+    with kvstore.open_read_only(tmp_path / "s") as store:
+        assert store.get(b"p") == b"1"
+    assert told(run(*words, "--prefix", "q", "--json"))["deletes"] == 0
+
+
 def test_a_span_is_made_equal_beside_the_process_that_has_the_store_open(
     run: Run, tmp_path: Path
 ) -> None:
