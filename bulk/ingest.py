@@ -203,6 +203,7 @@ def _ingest(
         with times.stage("check"):
             imports = store.imports
             checked, keys = _checked(directory, incoming, manifest, imports, thorough=thorough)
+            imports.flush()
     with ExitStack() as held:
         further: list[Path] = []
         if on_conflict == "error" or manifest.tables or amends is not None:

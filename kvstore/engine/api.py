@@ -221,6 +221,11 @@ class Engine(Protocol):
         `data`."""
         ...
 
+    def flush(self) -> None:
+        """Write the entries of `data` that are in memory alone to a file, if they are many. Commits
+        continue meanwhile; without it they wait while `ingest` does the same."""
+        ...
+
     def ingest(self, files: Sequence[Path]) -> None:
         """Add sorted files to `data`, all or none. The files are moved, not copied: the cost does
         not depend on their size. They must lie on the engine's file system."""

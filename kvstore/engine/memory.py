@@ -147,6 +147,9 @@ class MemoryEngine:
         if self._journal is not None:
             self._journal.sync()
 
+    def flush(self) -> None:
+        self._require_usable()
+
     def ingest(self, files: Sequence[Path]) -> None:
         self._require_usable()
         if not files:

@@ -53,6 +53,7 @@ from kvstore.forks import own
 from kvstore.limits import (
     BESIDE_OPEN_FILES_MAX,
     IDLE_READERS_MAX,
+    INGEST_FLUSH_BYTES,
     PASSING_CACHE_BYTES,
     PASSING_READAHEAD_BYTES,
     READERS_BEHIND_BYTES_MAX,
@@ -158,6 +159,13 @@ class RocksEngine:
             raise
         except Exception as error:
             raise from_text(str(self.path), error) from error
+
+    def flush(self) -> None:
+        self._open()
+        family = self._family[DATA]
+        with translated(str(self.path)):
+            if (family.property_int_value(_ACTIVE_BYTES) or 0) >= INGEST_FLUSH_BYTES:
+                family.flush()
 
     def ingest(self, files: Sequence[Path]) -> None:
         options = rocks.IngestExternalFileOptions()
@@ -440,6 +448,8 @@ _WHOLE_FIGURES: Mapping[str, tuple[str, Callable[[Iterable[int]], int]]] = {
     "writes_stopped": ("rocksdb.is-write-stopped", max),
 }
 """The figures of the whole engine: the property, and how the values of the families become one."""
+
+_ACTIVE_BYTES = "rocksdb.cur-size-active-mem-table"
 
 _FIGURES = {
     "bytes": "rocksdb.live-sst-files-size",

@@ -245,6 +245,12 @@ class Imports:
             [entry[:-TAIL_BYTES] for entry in entries if entry[-TAIL_BYTES:-1] == reference]
         )
 
+    def flush(self) -> None:
+        """Write the rows that many commits left in memory to a file. `link` would do it while
+        commits wait, 10 ms for 26 MB."""
+        self._committer.health.require()
+        self._engine.flush()
+
     def link(self, files: Sequence[Path]) -> None:
         """Move the files into the engine. Nothing becomes visible. The cost does not depend on
         their size."""

@@ -64,6 +64,10 @@ and two keys for each part. Parsing hostile JSON takes twenty times its size of 
 JSON_DEPTH_MAX = 64
 """Depth of nested brackets in JSON. Our records nest five deep; any stack can hold 64."""
 
+INGEST_FLUSH_BYTES = 1 << 20
+"""Bytes of commits in memory from which on an import first writes them to a file. RocksDB writes
+fewer in 2 ms, when it takes the import's files."""
+
 JOURNAL_RECORD_BYTES_MAX = 2 << 30
 """Payload of one journal record: an atomic batch and room for its framing."""
 

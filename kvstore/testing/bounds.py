@@ -89,6 +89,7 @@ TINY: Final[Mapping[str, int]] = {
     "TASK_COMPACT_FACTOR": 1,
     "COMPACT_PIECES": 2,
     # imports
+    "INGEST_FLUSH_BYTES": 1,
     "TOLD_ENTRIES_MAX": 3,
     "SETTLE_ROWS_MAX": 2,
     "SETTLE_STEP_ROWS": 1,

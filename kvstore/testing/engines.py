@@ -372,6 +372,13 @@ class EngineContract:
         assert len(figures) > 0
         assert all(figure >= 0 for figure in figures.values())
 
+    def test_a_flush_keeps_all_entries(self, engine: Engine) -> None:
+        engine.flush()
+        fill(engine, {b"a": b"1", b"b": b"2"})
+        engine.flush()
+        fill(engine, {b"c": b"3"})
+        assert read(engine) == [(b"a", b"1"), (b"b", b"2"), (b"c", b"3")]
+
     def test_compaction_keeps_all_entries(self, engine: Engine) -> None:
         fill(engine, {b"%04d" % number: b"v" * 50 for number in range(500)})
         write(engine, [("delete_range", b"0100", b"0400")])

@@ -21,12 +21,29 @@ from kvstore.errors import (
     NotAStoreError,
     StorageError,
 )
+from kvstore.limits import INGEST_FLUSH_BYTES
 from kvstore.testing.engines import DurableEngineContract, read
 
 
 class TestRocksEngine(DurableEngineContract):
     def open(self, path: Path) -> RocksEngine:
         return RocksEngine(path)
+
+
+def test_many_entries_in_memory_go_to_a_file_before_an_import_and_few_do_not(
+    tmp_path: Path,
+) -> None:
+    engine = RocksEngine(tmp_path / "db")
+    for size, files in [(1000, 0), (INGEST_FLUSH_BYTES, 1)]:
+        batch = engine.batch()
+        batch.put(b"k", b"v" * size, engine.families[DATA])
+        engine.write(batch)
+        engine.flush()
+        assert engine.stats()[f"{DATA}_files"] == files
+    engine.flush()
+    assert engine.stats()[f"{DATA}_files"] == 1
+    assert engine.get(DATA, b"k") == b"v" * INGEST_FLUSH_BYTES
+    engine.close()
 
 
 def test_a_database_of_another_program_is_refused_and_left_alone(tmp_path: Path) -> None:
