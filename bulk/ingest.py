@@ -40,14 +40,14 @@ from bulk.definitions import require_definitions
 from bulk.fetching import as_fetched, fetch, fetched_to
 from bulk.formats import require_known_rows
 from bulk.manifest import Manifest
-from bulk.remote import How, OnConflict, ingest_there
+from bulk.remote import How, OnConflict, ingest_there, require_no_check
 from bulk.stages import StageTimes
 from bulk.staging import Identity, open_staged, opened_path, read_manifest, require_unaltered
 from bulk.uniques import required_unique
 from kvstore.arguments import is_there
 from kvstore.arrivals import NoneCame
 from kvstore.commit import After
-from kvstore.control.scripts import StoreOrClient, as_store
+from kvstore.control.scripts import StoreOrClient, as_store, client_of
 from kvstore.errors import (
     CorruptionError,
     ImportRefusedError,
@@ -122,6 +122,8 @@ def ingest(
 def _ingest_here(
     store: StoreOrClient, found: Path | BucketUrl, max_bytes: int | None, how: How
 ) -> Timestamp:
+    if client_of(store) is not None:
+        require_no_check(how)
     place = found if isinstance(found, Path) else found.open()
     manifest = read_manifest(place) if isinstance(place, Path) else place.manifest()
     _require_size(manifest, max_bytes, place)

@@ -37,6 +37,12 @@ class How(NamedTuple):
     amends: Amending | None = None
 
 
+def require_no_check(how: How) -> None:
+    """Raise `UsageError` for a check, which the process that owns the store cannot run."""
+    if how.check is not None:
+        raise UsageError("check has no effect at a server", "look at the store before the call")
+
+
 def ingest_there(
     client: Client,
     place: Path | BucketUrl,
@@ -57,8 +63,7 @@ def ingest_there(
         staging = place.url
         if place.options or place.patience_s is not None:
             raise UsageError(f"options for {staging} have no effect at a server", "pass none")
-    if how.check is not None:
-        raise UsageError("check has no effect at a server", "look at the store before the call")
+    require_no_check(how)
     done = client.work(
         NAME,
         lambda steps: how.tell(f"step {steps} of the server"),

@@ -275,6 +275,9 @@ class ImportsBeside(Imports):
         listed = None if keys is None else [to_json(key) for key in keys]
         self.owner.call("prepare_import", **_import_named(record), keys=listed)
 
+    def flush(self) -> None:
+        """Nothing: the owner does it before it takes the files."""
+
     def link(self, files: Sequence[Path]) -> None:
         """Note the files. The owner takes them in `add`."""
         self._files = [f"{file.parent.name}/{file.name}" for file in files]

@@ -251,6 +251,15 @@ def test_live_keys_refuse_an_import(
     assert owner.get(b"b") == b"2"
 
 
+def test_a_check_that_the_owner_cannot_run_is_refused_before_anything_is_brought(
+    tmp_path: Path, owner: kvstore.Store, client: kvstore.Client
+) -> None:
+    place = staged(tmp_path / "staged", {b"b": b"2"})
+    with pytest.raises(UsageError, match="no effect"):
+        bulk.ingest(client, place, check=lambda: None)
+    assert owner.imports.all() == []
+
+
 def test_an_import_that_was_aborted_meanwhile_is_told(
     tmp_path: Path, owner: kvstore.Store, client: kvstore.Client
 ) -> None:

@@ -129,6 +129,7 @@ def _add(store: Store, record: ImportRecord, files: list[Path], since: int | Non
         if known is None:
             raise UsageError(f"import {record.import_id} was aborted meanwhile", "ingest it again")
         if not imports.is_linked(record):
+            imports.flush()
             imports.link(files)
         check = None
         if since is not None:
