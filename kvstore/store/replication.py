@@ -74,8 +74,9 @@ class Replication:
     def export(self, *, since: TimeLike | None, upto: TimeLike, span: Span | None = None) -> Export:
         """All revisions in `(since, upto]` in the form that is fastest to copy.
 
-        `since=None` exports everything that is kept: whole from its `whole_since` on. A window that
-        the change index shows to be small comes as changes, others as columns, by key, in one pass.
+        `since=None` exports everything that is kept; the export is whole from its `whole_since` on.
+        A window that the change index shows to be small comes as changes. Any other window comes as
+        columns by key, from one pass.
         A `span` cuts such a pass into pieces: a piece has the columns of the keys in its span, and
         the range tombstones that start there, whole. Raises `HistoryGoneError` if `since` lies
         below the kept history.
@@ -84,7 +85,7 @@ class Replication:
         high = reads.at(upto)
         if since is None:
             columns, tombstones = self._versions.export(whole, since=0, upto=high)
-            # The pass shows the entries of this moment, also if GC or a clear removes them later.
+            # The pass shows the entries of this moment, even if GC or a clear removes them later.
             return PassExport(reads.whole_since, columns, tombstones)
         low = self._parts.committer.to_time(since, name="since")
         pin = self._pins.new()

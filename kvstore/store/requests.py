@@ -14,7 +14,7 @@ note is gone; otherwise nobody can tell, and it is refused.
 Invariants
 1. A note and the writes it tells of are in one engine batch: neither is there without the other.
 2. A request that was done is never done again. A request that may have been done is refused.
-3. A request is answered when the commit that did it is durable, also if that was an earlier one.
+3. A request is answered when the commit that did it is durable, even if that was an earlier one.
 """
 
 from __future__ import annotations
@@ -173,8 +173,8 @@ class Requests:
         return done is not None and done.serial == token.serial
 
     def due(self, expires: Expires, token: RequestToken | None) -> int:
-        """The time at which a key of a request expires. Raises `UsageError` for a time that does
-        not lie ahead, unless the request was done when it did."""
+        """The time at which a key of a request expires. Raises `UsageError` for a time that has
+        passed, unless the request was done already."""
         try:
             return self._committer.expiries.due(expires)
         except UsageError:
@@ -304,13 +304,13 @@ class Requests:
         if done is None and token.known is not None and token.known < self._forgotten:
             raise IndeterminateError(
                 f"request {token.serial} of {token.writer}",
-                "the note that would tell whether it was done is gone",
+                "the store no longer has the note of its outcome",
             )
 
     def stage(
         self, batch: WriteBatch, token: RequestToken, timestamp: Timestamp
     ) -> Callable[[], None]:
-        """Add the note of a request to its batch; returns what makes it known."""
+        """Add the note of a request to its batch; returns the call that publishes it."""
         notes = self._notes()
         self._meta.stage(
             batch, _PREFIX + token.writer, {"serial": token.serial, "timestamp": timestamp}

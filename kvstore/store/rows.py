@@ -32,7 +32,7 @@ from kvstore.txn import ReadSet, Transaction, Transactions, transact
 Rows = Mapping[bytes, "bytes | None"]
 """Values of rows by key; None deletes a row."""
 Dues = Mapping[bytes, "int | None"]
-"""The times at which rows are deleted, by key. A row that is not there stays."""
+"""The times at which rows are deleted, by key. A row without a time here stays."""
 
 
 class SentRows:

@@ -125,8 +125,8 @@ class Store:
     Times (`as_of`, `since`, `upto`, `at`) are a `Timestamp`, an aware `datetime`, ISO-8601 text
     with a zone, `"now"`, `"-1h"` or a `timedelta` (that long ago), or nanoseconds as an int; None
     is the newest complete time. Keys and values are bytes, or a `bytearray` or `memoryview`, which
-    is copied. Reading below `since` raises `HistoryGoneError`, in
-    the future `NotYetWrittenError`. Writes are visible to all readers when they return.
+    is copied. A read below `since` raises `HistoryGoneError`, and one in the future raises
+    `NotYetWrittenError`. Writes are visible to all readers when they return.
 
     Example:
 
@@ -472,11 +472,11 @@ class Store:
         A batch has at most `batch_rows` rows, by default as many as a scan reads at once.
 
         With `workers` above 1, this many processes (this one included) read a checkpoint side by
-        side, which pays for a million rows and more. A worker is up after 0.5 s and stays until the
+        side, which is faster from a million rows on. A worker is up after 0.5 s and stays until the
         store is closed; a later scan begins after 10 ms. Order and rows are the same. A worker that
         dies raises `StorageError`. To end such a scan early, drop the reader: its `close` does not
-        reach the scan. One process reads alone if the store is in memory, if the span has less than
-        24 MB, and with `reverse` or `limit`.
+        reach the scan. One process reads alone if the store is in memory or another process writes
+        it, if the span has less than 24 MiB, and with `reverse` or `limit`.
         """
         require_limit(limit)
         span = self._parts.reserve.narrow(Span.of(start, end, prefix))
@@ -577,7 +577,7 @@ class Store:
         *,
         durability: Durability | None = None,
     ) -> Timestamp | None:
-        """Delete all keys `start <= key < end`; their history stays. One write for any number.
+        """Delete all keys `start <= key < end` by one write; their history stays.
 
         With `idempotent` the write happens only if a key in the span is alive; otherwise the result
         is None. The check reads up to the first live key of the span.
@@ -601,7 +601,7 @@ class Store:
     ) -> Timestamp:
         """Set `key` on a condition; raises `PreconditionError`, with nothing written, if it fails.
 
-        The value of `key` must be `expected`; None says that the key is absent. With
+        The value of `key` must be `expected`; None requires that the key is absent. With
         `unchanged_since` the key must not have been written after that time. `expires` is as in
         `put`.
         """
@@ -643,7 +643,7 @@ class Store:
         deleted. No other commit comes between the read and the write, so there is no conflict and
         no retry: `change` runs once, under the commit lock. It must be short, and must not write to
         the store (`UsageError`). An error that it raises is passed on, and nothing is written. The
-        new value expires at `expires`, as in `put`; without it, the new value does not expire, also
+        new value expires at `expires`, as in `put`; without it, the new value does not expire, even
         if the old one did.
 
         Example:
@@ -667,7 +667,7 @@ class Store:
         """Add `by` to the counter at `key` in one commit, and return the sum.
 
         A counter is an integer of 64 bits in decimal text, such as `b"42"`; an absent key counts as
-        0. The sum expires at `expires`, as in `put`; without it, the sum does not expire, also if
+        0. The sum expires at `expires`, as in `put`; without it, the sum does not expire, even if
         the counter did. Raises `UsageError`, with nothing written, for a value that is no counter
         and for a sum of more than 64 bits.
         """
@@ -695,7 +695,7 @@ class Store:
 
         `rows` is a mapping, an iterable of pairs of key and value, or Arrow data (also a frame of
         Polars, DuckDB or pandas) with the columns `key` and `value`. The last value of a key wins.
-        `expires` is as in `put`, for all rows; without it no row expires, also if its key did. All
+        `expires` is as in `put`, for all rows; without it no row expires, even if its key did. All
         rows are kept in memory: `bulk.Import` takes any number. Raises `UsageError` above
         `BATCH_BYTES_MAX`.
         """
@@ -800,15 +800,15 @@ class Store:
         """The table `name`: typed rows with a composite key. With `schema` it is made if it is new.
 
         `schema` has the columns: an Arrow schema, or a class with annotated fields (a dataclass, a
-        model of pydantic, a struct of msgspec), whose instances rows are then. `key` names the
-        columns of the key in their order (a falling one as `desc(name)`), `indexes` the columns of
-        each index by its name (`unique(name)` for a unique one). `event_time` names a column that
-        is put last in the key, newest first.
+        model of pydantic, a struct of msgspec): then rows are instances of the class. `key` names
+        the columns of the key in their order (`desc(name)` puts the greatest value first).
+        `indexes` has the columns of each index by its name (`unique(name)` for a unique one).
+        `event_time` names a column that is put last in the key, newest first.
 
         Tables lie above all other keys. Plain writes refuse their keys, and plain scans, feeds and
-        counts leave them out unless they begin among them. Raises `UsageError` for a table that is
-        not there, for one that has other columns, key or indexes, and where the store has keys of
-        its own in the place of tables.
+        counts leave them out unless they begin among them. Raises `UsageError` for a table that
+        does not exist, if no `schema` is given; for a table that has other columns, key or indexes;
+        and in an older store that has keys of its own where tables lie.
 
         Example:
 
@@ -916,9 +916,10 @@ class Store:
         """A feed: every durable change once, in order, to the consumer called `name`.
 
         `start` begins the feed after a time, or after a `Position` that the consumer stored.
-        `"now"` is from here on, `"oldest"` all changes that are kept. `"state"` begins with the
-        live rows at one time, in batches with `is_state` that are acked as all others, and then has
-        each change after that time. Without `start` the feed continues after the last ack.
+        `"now"` begins with the next change, `"oldest"` with the oldest change that is kept.
+        `"state"` begins with the live rows at one time, in batches with `is_state` that are acked
+        as all others, and then has each change after that time. Without `start` the feed continues
+        after the last ack.
 
         `streams=(i, n)` makes this consumer worker i of n workers that share the feed; each worker
         gets whole streams, and the rows of the state whose changes it gets. If only the first
@@ -930,8 +931,8 @@ class Store:
         chooses keys.
 
         Opening a feed fences its former consumer. Raises `UsageError` for an unknown feed without
-        `start` and for more workers than streams, `HistoryGoneError` below `since`, or before a
-        clear of keys in `span`.
+        `start` and for more workers than streams; `HistoryGoneError` for a `start` below `since`
+        or before a clear of keys in `span`.
         """
         return self.feeds.open(
             name,
@@ -1024,13 +1025,15 @@ class Store:
         kind: str = USER,
         address: str = "",
     ) -> Hold:
-        """Keep history from `at` on until the hold is moved or released, also over restarts.
+        """Keep history from `at` on until the hold is moved or released, even over restarts.
 
-        Taking an existing hold fences its owner. A hold that falls behind further than `max_age`
-        is invalidated when GC wants the space. A hold without `max_age` keeps history for ever,
-        even after its purpose is gone. If not `durable`, the call saves an fsync, and a crash
-        before the next `sync` undoes the hold. `kind` and `address` say in lists of holds what the
-        hold is for: neither may contain a secret.
+        A new hold stands at `at`, by default the newest complete time. Taking an existing hold
+        fences its owner, and leaves the hold where it is unless `at` is given. A hold that falls
+        behind further than `max_age` is invalidated when GC wants the space. A hold without
+        `max_age` keeps history for ever, even after its purpose is gone. If not `durable`, the call
+        saves an fsync, and a crash before the next `sync` undoes the hold. `kind` and `address` say
+        in lists of holds what the hold is for: neither may contain a secret. Raises
+        `HistoryGoneError` if `at` is below `since`.
 
         Example:
 
