@@ -8,8 +8,8 @@
 Spark's tasks and imports build rows with it.
 
 Invariants
-1. `decode` returns the values that `encode` was given, in the types of the definition, also of rows
-   that an older layout has. A column that such a row lacks has its default.
+1. `decode` returns the values that `encode` was given, in the types of the definition, even from
+   rows of an older layout. A column that such a row lacks has its default.
 2. A column that is not asked for is not decoded.
 """
 
@@ -69,7 +69,7 @@ class TableCodec:
     ) -> pa.RecordBatch:
         """The rows of keys and values. `columns` chooses some of the columns, and their order.
 
-        Raises `CorruptionError` for bytes that are no row, `UnknownLayoutError` for a newer one.
+        Raises `CorruptionError` for bytes that are no row, `UnknownLayoutError` for a newer layout.
         """
         wanted = self._columns(columns)
         found: dict[int, pa.Array] = {}
@@ -116,7 +116,8 @@ class TableCodec:
             if not column.is_nullable:
                 what = "is null" if column.name in values else "is missing"
                 raise UsageError(
-                    f"{self.definition.where}, column {column.name!r} {what}", "it takes no null"
+                    f"{self.definition.where}, column {column.name!r} {what}",
+                    "it takes no null: give it a value",
                 )
             return None
         try:

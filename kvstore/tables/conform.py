@@ -40,15 +40,16 @@ def _column(definition: Definition, column: Column, batch: pa.RecordBatch, first
     at = batch.schema.get_field_index(column.name)
     if at < 0:
         if column.default is None and not column.is_nullable:
-            raise UsageError(f"{where} is missing", "it takes no null")
+            raise UsageError(f"{where} is missing", "it takes no null: give each row a value")
         return default_array(column, batch.num_rows)
     array = batch.column(at)
     if pa.types.is_dictionary(array.type):
         array = array.dictionary_decode()
     if array.null_count and not column.is_nullable:
         row = first + pc.index(array.is_null(), True).as_py()
-        problem = "a key is never null" if column.id in definition.key_ids else "it takes no null"
-        raise UsageError(f"{where} is null in row {row}", problem)
+        is_key = column.id in definition.key_ids
+        rule = "a key is never null" if is_key else "it takes no null: give each row a value"
+        raise UsageError(f"{where} is null in row {row}", rule)
     return same_values(array, column.type, where, first)
 
 

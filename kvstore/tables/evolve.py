@@ -3,7 +3,7 @@
     add         a column that may be null, or one with a default for rows that were written before
     drop        a column that neither the key nor an index has
     widen       a type that holds each value of the old one; a column that may be null from now on
-    add_index   its entries for rows that are there are made by a task
+    add_index   an index whose entries of existing rows `Table.build_index` makes
     drop_index
 
 Stored rows stay as they are. Everything else is refused by name, with `UsageError`.
@@ -132,7 +132,10 @@ def alter(definition: Definition, alteration: Alteration) -> Definition:
     found = _with_columns(found, _mapping(alteration.add, "add"))
     found = _with_indexes(found, _mapping(alteration.add_index, "add_index"), is_whole=False)
     if found == definition:
-        raise UsageError(f"{definition.where}: nothing to alter", "pass add, drop, widen, ...")
+        raise UsageError(
+            f"{definition.where}: nothing to alter",
+            "pass add, drop, widen, add_index or drop_index",
+        )
     found = replace(found, revision=definition.revision + 1).with_layout()
     if len(found.layouts) > TABLE_LAYOUTS_MAX:
         raise UsageError(
@@ -260,7 +263,10 @@ def _widened(definition: Definition, wider: Mapping[str, Any]) -> Definition:
         type_ = _require_type(given.type if isinstance(given, pa.Field) else given, where)
         field = given if isinstance(given, pa.Field) else pa.field(name, type_, column.is_nullable)
         if type_ != column.type and not is_wider(type_, column.type):
-            raise UsageError(f"{where} is {column.type}, which {type_} does not widen")
+            raise UsageError(
+                f"{where} is {column.type}, which {type_} does not widen",
+                "choose a type that holds all values of the old one",
+            )
         if column.is_nullable and not field.nullable:
             raise UsageError(f"{where} may be null", "rows may hold nulls already")
         is_ordered = column.id in definition.key_ids or any(

@@ -152,7 +152,8 @@ def _require_question(
         raise UsageError(f"{definition.where} has an event time", "name the labels' column: at=")
     if known_at is not None and not definition.has_event_time:
         raise UsageError(
-            f"{definition.where} has no event time", "its rows are known at the label's time: at="
+            f"{definition.where} has no event time, so known_at means nothing",
+            "leave it out: rows are known at the time in the column at=",
         )
     for name in filter(None, (*on, at)):
         _require_column(schema, name)

@@ -109,4 +109,4 @@ def _require_values(codec: TableCodec, batch: pa.RecordBatch) -> None:
     for column in codec.definition.columns:
         if not column.is_nullable and batch.column(column.name).null_count:
             where = f"{codec.definition.where}, column {column.name!r}"
-            raise UsageError(f"{where} is null", "it takes no null")
+            raise UsageError(f"{where} is null", "it takes no null: give it a value")

@@ -37,7 +37,8 @@ class Table:
     """Typed rows with a composite key. `store.table`, `snapshot.table`, `transaction.table` and
     `batch.table` give one.
 
-    A read as of a time has the columns that the table had then. Times are given as to `Store`.
+    A read as of a time has the columns that the table had then. Times are given as to `Store`. A
+    write returns the timestamp of its commit, None where a transaction or a batch commits later.
     """
 
     def __init__(
@@ -78,7 +79,7 @@ class Table:
         return definition.key_columns[-1].name if definition.has_event_time else None
 
     def codec(self, as_of: TimeLike | None = None) -> TableCodec:
-        """What encodes and decodes the rows of the table, as it was at a time. It needs no store,
+        """The encoder and decoder of the rows of the table, as it was at a time. It needs no store,
         so that other processes can build rows."""
         return self._codec(as_of)
 
@@ -284,13 +285,13 @@ class Table:
         self, name: str, start: TimeLike | Position | None = None, **choices: Any
     ) -> TableFeed:
         """A feed of the rows, as `Store.feed`: batches have `rows` with the columns of `changes`.
-        `choices`: `images`, `columns`; `streams`, `max_age`, `batch_rows`, `batch_bytes`."""
+        `choices` are `images`, `columns`, `streams`, `max_age`, `batch_rows`, `batch_bytes`."""
         return open_feed(self._store_rows("followed"), self.name, name, start, **choices)
 
     # -- writing ----------------------------------------------------------------------------
 
     def put(self, row: Any, *, expires: Expires | None = None) -> Timestamp | None:
-        """Set a row; one that has the same key is replaced. A column that is missing is null, or
+        """Set a row, in place of the row with the same key. A column that is missing is null, or
         has its default. With `expires`, which is as in `Store.put`, the row and its index entries
         are deleted at that time, unless the row is written again."""
         values = row_of(row)
@@ -324,7 +325,8 @@ class Table:
         return found
 
     def update(self, *key: Any, **columns: Any) -> Timestamp | None:
-        """Set some columns of a row. Raises `UsageError` if there is no such row."""
+        """Set some columns of a row, which does not expire afterwards even if it did before. Raises
+        `UsageError` for a row that does not exist, and for a column of the key."""
         if not columns:
             raise UsageError("update of no column", "pass column=value")
 
@@ -360,7 +362,7 @@ class Table:
 
         `add={"tip": pa.float64()}` adds a column that is null in older rows, and
         `add={"tip": (pa.float64(), 0.0)}` one that is 0.0 there. `widen` gives columns a type that
-        holds all values of theirs. A new index is not whole until `build_index` has run.
+        holds all their values. A new index is not whole until `build_index` has run.
 
         Raises `UsageError` for a change that cannot be, `TableAlteredError` if another call altered
         the table meanwhile. Costs one commit, whatever the number of rows.
@@ -374,15 +376,15 @@ class Table:
         """Make the entries of a new index for the rows that are there. Readers and writers do not
         wait.
 
-        After an interruption the next build begins where the last one was. `find` takes the index
-        from the time that is returned, or from an earlier one if it is None. `progress` is called
-        with the number of rows so far. Raises `NotUniqueError` if two rows have the same values in
-        a unique index. `kvstore.upkeep.submit_index` makes it a task. Costs a pass over the rows.
+        Returns the time from which `find` can use the index; None if it could already. After an
+        interruption the next build begins where the last one was. `progress` is called with the
+        number of rows so far. Raises `NotUniqueError` if two rows have the same values in a unique
+        index. `kvstore.upkeep.submit_index` makes it a task. Costs a pass over the rows.
         """
         return build_index(self._store_rows("indexed"), self.name, index, progress)
 
     def tidy(self) -> int:
-        """Delete the index entries that no kept version of a row fits, and return their number.
+        """Delete the index entries that fit no kept version of their row, and return their number.
         Imports that replace rows leave such entries behind; `Store.gc` deletes them once nobody can
         revert the imports. Costs a look-up for each entry."""
         rows = self._store_rows("tidied")
