@@ -90,7 +90,7 @@ class ServedCapture(ServedFrontiers):
         ranges: bool = False,
     ) -> pa.RecordBatchReader:
         """The puts and deletes that `Store.changes` gives by key, as Arrow batches; with `ranges`
-        its range deletes alone."""
+        the range deletes alone."""
         request = _versions(since, upto, span or Span(), revisions, ranges=ranges)
         return streams.rows(self._pool, request)
 
@@ -203,8 +203,8 @@ def _versions(
     ranges: bool = False,
     order: str | None = None,
 ) -> ClientRequest[dict[str, Any]]:
-    """The puts and deletes of a window by key; see `Store.changes`. With `ranges` its range deletes
-    alone, with `order` all changes in that order."""
+    """The puts and deletes of a window by key; see `Store.changes`. With `ranges` only the range
+    deletes, with `order` all changes in that order."""
     window = {"since": calls.since(since), "upto": calls.ns(upto, "upto")}
     choice = {"revisions": revisions, "ranges": ranges, "order": order}
     fields = {**window, **calls.span_fields(span), **choice}

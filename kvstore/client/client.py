@@ -59,7 +59,7 @@ class Client(ServedUpkeep):
 
     @property
     def path(self) -> Path | None:
-        """The directory of the store, for a client by this path; None for one of an address."""
+        """The directory of the store, for a client by path; None for a client of an address."""
         return self._pool.endpoint.store
 
     @property
@@ -200,8 +200,8 @@ class Client(ServedUpkeep):
         return RemoteSide(self._pool)
 
     def snapshot(self, as_of: TimeLike | None = None) -> ClientSnapshot:
-        """See `Store.snapshot`. A lease keeps the time readable, and ends by itself if this process
-        does."""
+        """See `Store.snapshot`. A lease keeps the time readable, and runs out by itself once this
+        process has ended."""
         return ClientSnapshot(self._pool, as_of)
 
     def history(self, key: bytes) -> list[Version]:
@@ -210,7 +210,7 @@ class Client(ServedUpkeep):
 
     def lease(self, name: str, at: TimeLike | None = None, *, seconds: float) -> Timestamp:
         """Keep history from `at` on readable (default: the whole kept history), for readers in many
-        processes. Returns the time.
+        processes. Returns the time from which it is kept.
 
         The lease `name`, a random text of the caller, ends after `seconds`; the same call again
         moves it or makes it longer. Raises `HistoryGoneError` and `NotYetWrittenError` for `at`.
@@ -336,7 +336,8 @@ class Client(ServedUpkeep):
 
     def transaction(self, *, durability: Durability | None = None) -> Transaction:
         """See `Store.transaction`. Each read is a round trip, and so is the commit, which brings
-        the reads with the writes. `HistoryGoneError` says that GC has passed the transaction."""
+        the reads with the writes. Raises `HistoryGoneError` once GC has removed history that the
+        transaction reads: run it again."""
         return self._transactions.begin(durability)
 
     def transact(

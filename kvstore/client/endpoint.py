@@ -51,13 +51,13 @@ class Endpoint:
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.query:
             raise UsageError(f"{url} is no address of a server", "write https://host:7447")
         if parts.username is not None or parts.password is not None:
-            raise UsageError("a URL with a password", "pass token=")
+            raise UsageError("the URL has a password in it", "pass token= instead")
         if parts.scheme == "https":
             tls = tls or ssl.create_default_context()
         elif token and parts.hostname not in ("localhost", "127.0.0.1", "::1"):
             raise UsageError(f"a token would go to {parts.hostname} in the clear", "use https")
         elif tls is not None:
-            raise UsageError(f"{url} with TLS", "write https://")
+            raise UsageError(f"certificates for {url}, which has no TLS", "write https://")
         return cls(parts.hostname, port, "", parts.path.rstrip("/"), tls, _bearer(token))
 
     @classmethod

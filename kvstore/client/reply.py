@@ -1,8 +1,10 @@
 """An answer of a server: its head, parsed from bytes, and its body as one of the types we know.
 
-Invariants 1. A head is bounded. A body takes memory for the bytes that have come, and not for the
-bytes that it declares. A server may be hostile too. 2. An answer that does not parse raises
-`StorageError`: nobody knows whether the server did the work.
+Invariants
+1. A head is bounded. A body takes memory for the bytes that have come, and not for the bytes that
+   it declares. A server may be hostile too.
+2. An answer that does not parse raises `StorageError`: nobody knows whether the server did the
+   work.
 """
 
 from __future__ import annotations

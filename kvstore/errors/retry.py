@@ -51,7 +51,7 @@ class DependencyError(RetryableError):
     """Tasks are not at the versions that a change of tasks depends on. Nothing was changed.
 
     Each of `failures` is a task id, the expected version and the found one. A found version is
-    None where the task does not exist, an expected one where it must not exist.
+    None where the task does not exist, an expected version where it must not exist.
     """
 
     def __init__(self, failures: Sequence[tuple[str, int | None, int | None]]) -> None:
