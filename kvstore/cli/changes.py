@@ -95,10 +95,10 @@ def changes(
 
     Changes that a restore brought back have no changeset and no stream.
 
-    With --follow it continues with the changes that a service writes, until it is interrupted. It
-    looks at the store's files every --poll seconds, and reads the new changes. Garbage collection
-    does not know of this reader, so history must be kept for long enough. (In the service's own
-    process, Feeds.follow waits for commits and polls nothing.)
+    With --follow the command continues with the changes that a service writes, until it is
+    interrupted. It looks at the store's files every --poll seconds, and reads the new changes.
+    Garbage collection does not know of this reader, so history must be kept for long enough. (In
+    the service's own process, Feeds.follow waits for commits and polls nothing.)
 
     \b
     Examples:

@@ -29,7 +29,7 @@ def list_holds(
 ) -> None:
     """List the holds of a store: the purpose and place of each, and the time of its last move.
 
-    A hold whose collection of backups is gone is told, with the command that drops it.
+    Names each hold whose collection of backups is gone, with the command that drops it.
 
     \b
     Examples:

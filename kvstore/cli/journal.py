@@ -111,7 +111,9 @@ def salvage(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Copy the readable records of a damaged journal, and name the lost ones. Exits with 1 if any.
+    """Copy the readable records of a damaged journal, and name the lost ones.
+
+    Exits with 1 if records are lost.
 
     \b
     Examples:

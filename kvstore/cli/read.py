@@ -129,7 +129,7 @@ def history(
     value_encoding: ValueEncodingOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Print the versions of a key that are kept, newest first. Exits with 1 if there is none.
+    """Print the kept versions of a key, newest first. Exits with 1 if there is none.
 
     \b
     Examples:

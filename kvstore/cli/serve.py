@@ -27,7 +27,7 @@ ImportPlaces: TypeAlias = Annotated[
     list[str] | None,
     typer.Option(
         metavar="PLACE",
-        help="A URL or directory; clients may have imports below it added. May be repeated.",
+        help="Clients may have imports below this URL or directory added. May be repeated.",
     ),
 ]
 SlowOption: TypeAlias = Annotated[
@@ -106,8 +106,8 @@ def ui(
 ) -> None:
     """Show a store as a page for a browser, until a signal ends the process (SIGINT or SIGTERM).
 
-    Prints the address, with a token for this run. The store may be open in another process, and the
-    page follows it: it takes no lock, and holds nobody up. It only reads, unless `--admin` is
+    Prints the address, with a token for this run. The store may be open in another process: the
+    page follows it, takes no lock and holds nobody up. The page only reads, unless `--admin` is
     given. Needs the extra `server`.
 
     \b
@@ -128,7 +128,8 @@ def ui(
     address = ListenAddress.parse(listen)
     if not address.is_local or address.path:
         raise UsageError(
-            f"the page of one person at {listen}", "use 127.0.0.1, or run kvstore serve with TLS"
+            f"the page serves this machine alone, and not {listen}",
+            "use 127.0.0.1, or run kvstore serve with TLS",
         )
     sections = [added_section("collections", collection)] if collection else []
     secret = secrets.token_urlsafe(32)

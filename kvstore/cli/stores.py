@@ -23,8 +23,8 @@ def open_to_write(path: Path) -> AbstractContextManager[Store]:
 
 
 def reach(path: Path) -> AbstractContextManager[StoreOrClient]:
-    """Open a store as `open_to_write`, for work without an end: beside another process it is a
-    client of this process."""
+    """Open a store as `open_to_write`, for work without an end. If another process has the store
+    open, the result is a client of that process."""
     return reached(path, open_here)
 
 

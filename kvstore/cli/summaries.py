@@ -12,7 +12,7 @@ from typing import Final
 SUMMARIES: Final[Mapping[str, str]] = {
     "get": "Print the value of a key.",
     "scan": "Print keys and values in key order, a tab between them.",
-    "history": "Print the versions of a key that are kept, newest first.",
+    "history": "Print the kept versions of a key, newest first.",
     "stats": "Print frontiers, counts, sizes, and the claims that keep history.",
     "changes": "Print changes as JSON lines in time order.",
     "follow": "Print each change as a service commits it, as JSON lines, until interrupted.",
@@ -26,7 +26,7 @@ SUMMARIES: Final[Mapping[str, str]] = {
     "checkpoint": "Copy a store as of now, and print the newest time of the copy.",
     "holds": "List the holds that keep history in a store, or drop an abandoned one.",
     "imports": "List the imports of a store, or revert one.",
-    "feeds": "List the feeds of a store, print the changes that one has before it, or drop one.",
+    "feeds": "List the feeds of a store, print changes that a feed has not acked, or drop one.",
     "tasks": "List the tasks of a store with their progress.",
     "serve": "Serve a store until a signal ends the process (SIGINT or SIGTERM).",
     "ui": "Show a store as a page for a browser, until a signal ends the process (SIGINT "

@@ -74,7 +74,7 @@ def put(
       kvstore put photos.db cat.jpg < cat.jpg
     """
     if value is None and sys.stdin is None:
-        raise UsageError("no value was given, and stdin is closed", "pass one of the two")
+        raise UsageError("no value was given, and stdin is closed", "pass VALUE, or open stdin")
     notation = Encodings.of(encoding, key_encoding, value_encoding)
     due = to_expiry(expires)
     raw = sys.stdin.buffer.read() if value is None else to_bytes(value, notation.value)
