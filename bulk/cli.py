@@ -295,7 +295,7 @@ def expire_stagings_(
         typer.Argument(metavar="URL", help="The URL above the stagings.", show_default=False),
     ],
     older_than: Annotated[
-        str, typer.Option(metavar="AGE", help="The age from which on a staging goes: 7d, 12h.")
+        str, typer.Option(metavar="AGE", help="Remove stagings of this age and older: 7d, 12h.")
     ] = "7d",
     as_json: JsonOption = False,
 ) -> None:

@@ -112,7 +112,7 @@ def file_rows(
     more = [name for name in (expires, op) if name is not None]
     names = [*_distinct(key, value), *more]
     if len(set(names)) < len(names):
-        raise UsageError(f"the columns {', '.join(names)}", "name a column for one thing only")
+        raise UsageError(f"columns {', '.join(names)}: one is named twice", "name each column once")
     for path in paths:
         opener = _opener(path)
         with _translated(path):
@@ -146,7 +146,7 @@ def file_events(
     """
     names = [key, value, at] if op is None else [key, value, at, op]
     if len(set(names)) < len(names):
-        raise UsageError(f"the columns {', '.join(names)}", "name a column for one thing only")
+        raise UsageError(f"columns {', '.join(names)}: one is named twice", "name each column once")
     for path in paths:
         opener = _opener(path)
         with _translated(path):

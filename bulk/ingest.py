@@ -86,7 +86,7 @@ def ingest(
 
     For a client by path this process checks and brings the files, and the owner of the store adds
     them. For a client of an address the server fetches and adds the import, from below the places
-    of `kvstore serve --imports-from`; it takes no `check` and no `options`.
+    of `kvstore serve --imports-from`; then `options` must be empty.
 
     Adding the same import again returns the first timestamp. `on_conflict="error"` looks up
     each key, and raises `KeyConflictError` with the first live keys. Files are linked, or copied
@@ -95,8 +95,9 @@ def ingest(
     reads each file, compares its digest and checks each row. A row of a table with the values of
     another row in a unique index raises `NotUniqueError`. `check` runs first, and under the commit
     lock just before the rows become visible; it calls the import off by raising an error. A client
-    takes none, and no rows of tables. `progress` is called with the name of each step before the
-    step. An exception that it raises stops the import, and a later call continues it.
+    takes no `check`, and a client by path takes no rows of tables. `progress` is called with the
+    name of each step before the step. An exception that it raises stops the import, and a later
+    call continues it.
 
     `staging` may be a URL that backups take, such as `s3://bucket/staging/run-42`. Its files are
     fetched to the store's directory first, in bounded memory, and each digest is compared; the
@@ -437,7 +438,8 @@ def _replaced(directory: Path, name: str) -> ImportRefusedError:
 
 
 def _advise(path: Path) -> None:
-    """Ask for the file in the page cache: the first gets from a cold file run 15 times slower."""
+    """Have the system read the file into memory: the first gets from a cold file are 15 times as
+    slow."""
     if hasattr(os, "posix_fadvise"):
         with suppress(OSError), path.open("rb") as file:  # failing advice does no harm
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_WILLNEED)

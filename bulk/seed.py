@@ -140,7 +140,9 @@ class SeedRows:
 
     def _require_columns(self, batch: pa.RecordBatch) -> None:
         if not isinstance(batch, pa.RecordBatch):
-            raise UsageError(f"a batch must be Arrow's, not {type(batch).__name__}", "convert it")
+            raise UsageError(
+                f"a batch must be Arrow's, not {type(batch).__name__}", "convert it to pyarrow"
+            )
         for name in filter(None, self._columns):
             count = len(batch.schema.get_all_field_indices(name))
             if count != 1:

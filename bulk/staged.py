@@ -65,8 +65,8 @@ class Import:
         The id is random unless given. A given id makes a whole job repeatable, because the store
         adds an id once. `max_bytes` bounds the files of the import: the stores that take it have
         no room for more. `options` are passed to an object store, whose failures that may pass are
-        retried for `patience` seconds. Its parts are built on the local disk, sent while others
-        are built, and removed: the disk needs room for a few parts.
+        retried for `patience` seconds. There the parts are built on the local disk, sent while
+        others are built, and removed: the disk needs room for a few parts.
 
         Raises `UsageError` if the place is in use, and the errors of an object store.
         """

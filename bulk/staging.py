@@ -59,8 +59,8 @@ def seal(
 ) -> Manifest:
     """Write the manifest of `parts`, whose rows of `tables` were encoded by these definitions.
 
-    Raises `KeyOrderError` if two share keys, `UsageError` if a
-    part is gone or the parts do not fit into one import.
+    Raises `KeyOrderError` if two share keys, `UsageError` if a part is gone or the parts do not fit
+    into one import.
 
     Reads the parts whose spans cross, at 0.3 us a row, to check that they share no key.
     """

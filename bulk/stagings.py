@@ -47,7 +47,7 @@ def expire_stagings(
     age = require_age(older_than, name="older_than")
     place = staging_place(url, options, patience)
     if age is None or not isinstance(place, BucketUrl):
-        raise UsageError(f"stagings of {url} have no age", "pass a URL, and older_than=")
+        raise UsageError(f"{url} is no URL, or no age is given", "pass a URL, and older_than=")
     root = place.open()
     oldest = Clock().wall_ns() - int(age.total_seconds() * NS_PER_SECOND)
     removed = []

@@ -67,8 +67,8 @@ class AmendedPush:
 
     @property
     def replaced(self) -> Sequence[Span]:
-        """See `Amending.replaced`. A push that keeps newer writes deletes no key for sure, so
-        it names no span."""
+        """See `Amending.replaced`. A push that keeps newer writes names no span, because it may
+        leave any key of its spans as it is."""
         return self._how.spans if self._how.built_at is None else ()
 
     def begin(

@@ -124,7 +124,7 @@ Push the rows of files to all stores that pull from a URL. The formats are the f
 kvstore import; a column expires has the times at which keys expire.
 
 With --mode replace the push is the new whole of the keys with --prefix: stores delete the
-other keys there. With --keep-newer keys stay that were written after --built-at.
+other keys there. With --keep-newer, keys that were written after --built-at stay.
 
 \b
 Examples:

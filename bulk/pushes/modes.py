@@ -107,8 +107,8 @@ def mode_of(
     if (mode == REPLACE) != (prefix is not None):
         raise UsageError(
             f"mode={mode!r} with prefix={prefix!r}",
-            'pass mode="replace" together with the prefix of the keys that the push is the whole '
-            'of; prefix=b"" is every key',
+            'pass mode="replace" and the prefix of the keys that the push replaces; prefix=b"" is '
+            "every key",
         )
     if keep_newer != (built_at is not None):
         raise UsageError(

@@ -52,7 +52,7 @@ class PushStamps(NamedTuple):
 
 
 class LastWrite(NamedTuple):
-    """The time and the value of a write. Time 0 is of a key that was never written."""
+    """The time and the value of a write. Time 0 means that the key was never written."""
 
     timestamp: Timestamp
     value: bytes | None

@@ -8,8 +8,8 @@ Invariants
 2. A push that this store refuses changes nothing but the position, and the next push is taken. With
    `on_refusal="wait"` it changes nothing, and is tried again until it is reverted or expires.
 3. Pushes are added in the order of their numbers. A push that was refused because the disk is full
-   is tried again, at looks that find no event and more free space, until it is added, or a later
-   push is.
+   is tried again at each look that finds no event and more free space, until this push or a later
+   one is added.
 4. A failure that may pass, or a storage that refuses access, moves nothing: it is logged, told in
    the status, and tried again after a pause.
 5. The thread ends with the `with` block, also in the middle of a fetch, which continues later.
@@ -89,9 +89,10 @@ def pull(
     """Keep `store` up to the pushes below `url`, until the puller is closed.
 
     `name` names the store in the statuses, and `shard` is the shard that it takes. The bucket is
-    looked at every `every` seconds, one request each, and the store needs room for one push. A push
-    that the store refuses is passed; with `on_refusal="wait"` later pushes wait until it is added,
-    reverted or expired.
+    looked at every `every` seconds (`PULL_EVERY_S` by default), at one request each. The disk needs
+    room for one push. A push that the store refuses is passed; with `on_refusal="wait"` later
+    pushes wait until it is added, reverted or expired.
+
     `options` and `patience` are as in `bulk.Import.create`. Use it as a context manager. Raises
     `UsageError` at once for a bad argument or URL; later failures are logged, and told by `status`.
     """

@@ -39,9 +39,9 @@ _GETS_AT_ONCE: Final = 8
 class StoreStatus(NamedTuple):
     """The state of one push on one store.
 
-    `state` is added, reverted, refused, or waiting where the store has not come to the push, or
-    has no access: `error` tells it then. It is unknown, and the shard -1, where the report is
-    damaged, or of a newer release. `at` is the stamp at which it was added or reverted.
+    `state` is added, reverted, refused or waiting. A store waits if it has not come to the push, or
+    has no access: then `error` says so. The state is unknown, and the shard -1, if the report is
+    damaged or of a newer release. `at` is the stamp at which it was added or reverted.
     `seconds` has the seconds of each stage. `free` are the bytes that were free on the store's disk
     at its last report, None in memory.
     """

@@ -14,7 +14,7 @@ NameArgument = Annotated[
 ]
 ColumnsOption = Annotated[
     str | None,
-    typer.Option("--columns", "-c", metavar="NAMES", help="Only these columns, by commas."),
+    typer.Option("--columns", "-c", metavar="NAMES", help="Only these columns: a,b,c."),
 ]
 
 

@@ -62,7 +62,7 @@ def outside_values(array: pa.Array, wanted: pa.DataType, named: Callable[[int], 
         row = next(at for at in range(len(array)) if not _converts(array[at : at + 1], wanted))
         raise UsageError(
             f"{named(row)}: the value fits {array.type}, and not {wanted}",
-            "choose the other columns: columns",
+            "leave the column out: name the other columns in columns",
         ) from None
 
 

@@ -200,7 +200,7 @@ def export(
         list[str],
         typer.Argument(
             metavar="[TABLE] FILE",
-            help="A table, if its rows are wanted; the file. - is stdout.",
+            help="A table, to export its rows; then the file. - is stdout.",
             show_default=False,
         ),
     ],
