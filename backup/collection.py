@@ -146,7 +146,7 @@ class Collection(CollectionContents):
         newest instant of this backup, as `Collection.label` does.
 
         Between backups the store keeps its history, unless it falls further behind than `max_age`.
-        Without `max_age` it keeps the history for ever, also where the collection was removed:
+        Without `max_age` it keeps the history for ever, even after the collection was removed:
         `store.drop_hold` ends that.
 
         A window that a killed backup has begun is finished first. `upload` writes the parts: in
@@ -183,7 +183,8 @@ class Collection(CollectionContents):
         max_age: timedelta | None = None,
         progress: OnWindow | None = None,
     ) -> Follower:
-        """Back `store` up continuously, for a `with` statement: a window `every` second at most.
+        """Back `store` up continuously, for a `with` statement: window after window, and a pause of
+        `every` after each.
 
         An idle store has no windows, and batches are merged beside them. A failure of the storage
         that may pass is logged and tried again; `follower.status()` tells the recovery point.
@@ -231,13 +232,14 @@ class Collection(CollectionContents):
         gets have a `total`.
 
         With `resume=True` a restore that was killed, or has failed, is continued by the same call:
-        finished pieces are kept, and of an object store no byte of a part is fetched twice. Until
-        then its files stay in a hidden directory beside `path`: twice the bytes of the parts.
-        Without `as_of` it stays at the instant at which it began. `build` writes the files in
-        another way (`spark_connector.jobs.restore`).
+        finished pieces are kept, and no byte of a part is fetched twice from an object store. Until
+        the restore is whole, its files stay in a hidden directory beside `path`: twice the bytes of
+        the parts. Without `as_of` it continues with the instant that was the newest when it began.
+        `build` writes the files in another way (`spark_connector.jobs.restore`).
 
-        Raises `HistoryGoneError` or `NotYetWrittenError` outside the window and before the first
-        row, `CorruptionError` if a part is damaged.
+        Raises `UsageError` if something is at `path`, `LockedError` while another process restores
+        to it, `HistoryGoneError` or `NotYetWrittenError` for a time outside the window or before
+        the first row, `CorruptionError` if a part is damaged.
         """
         at = None if as_of is None else self._time(as_of)
         span = Span.of(start, end, prefix)
@@ -290,8 +292,8 @@ class Collection(CollectionContents):
     ) -> CollectionReader:
         """A reader as of any time that the collection covers, for one thread and for a `with`
         statement. It restores nothing. Reads without a time are at `as_of`, or at the newest
-        instant, which `refresh` moves. At most `cache_bytes` of fetched bytes, encrypted where the
-        collection is, stay in the directory `cache`, which processes may share, or in memory.
+        instant, which `refresh` moves. At most `cache_bytes` of fetched bytes stay in the directory
+        `cache`, which processes may share, or in memory. They stay encrypted if the collection is.
 
         Raises `UsageError` if there is no backup, `HistoryGoneError` or `NotYetWrittenError` where
         no chain covers `as_of`.
@@ -324,7 +326,7 @@ class Collection(CollectionContents):
     ) -> pa.RecordBatchReader:
         """The labels, each with the value that its key had at its time, as `Store.join` gives them.
 
-        Nothing is restored: the parts are read that have keys of the labels. Each label may have
+        Nothing is restored: only parts that have keys of the labels are read. Each label may have
         any time that a chain covers; without a column `at`, all labels ask for the newest instant.
         The call fixes the backups to be read, and keeps them until the result is read to its end or
         dropped. Arguments and errors are as in `Store.join`. Memory is bounded. Costs, for each
@@ -380,7 +382,7 @@ class Collection(CollectionContents):
         `since` on stay restorable, and labelled ones. A chain that a restore is reading stays until
         the next expiry.
 
-        `keep_within` thins: below that age only the states at the last `hourly` whole hours, the
+        `keep_within` thins: of older instants only the states at the last `hourly` whole hours, the
         last `daily` midnights and the last `weekly` midnights before Mondays (UTC) stay readable.
         At any other instant a read raises `HistoryGoneError`, which names the nearest kept ones.
         Raises `UsageError` unless exactly one of `before`, `keep` and `keep_within` is given.

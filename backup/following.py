@@ -1,6 +1,6 @@
 """Continuous backups: window after window while a store is written, and merges beside them.
 
-    windows    wait for a commit -> one backup (`backup.window`) -> wait for the rest of `every`
+    windows    wait for a commit -> one backup (`backup.window`) -> pause for `every`
     merges     wait for a window -> merge the batches of the small tiers -> look again
     large      wait for a window -> merge the batches of the large tiers -> look again
 

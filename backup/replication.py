@@ -55,11 +55,11 @@ def replicate(
     """Bring the replica `target` up to `source`; returns the replica's `upper`.
 
     `source` is a live store, the client of one by its path (`kvstore.connect(path)`), or a
-    collection of backups (or its URL). `target` is a path, where a
-    replica is made if there is none, or an open replica, which can be read meanwhile. With `follow`
-    the call continues until `stop` is set: commits of a live store are copied as they come, and a
-    collection is polled every few seconds. `progress` is called with the replica's `upper` once it
-    has caught up with the source, and whenever it moves on.
+    collection of backups (or its URL). `target` is an open replica, which can be read meanwhile, or
+    a path, where a replica is made if there is none. With `follow` the call continues until `stop`
+    is set: commits of a live store are copied as they come, and a collection is polled every few
+    seconds. `progress` is called with the replica's `upper` once it has caught up with the source,
+    and whenever it moves on.
 
     A live store keeps history for its replica (hold `replica-...`), unless the replica falls
     further behind than `max_age`. Raises `UsageError` if `target` is an ordinary store, follows

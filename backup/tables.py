@@ -61,7 +61,9 @@ class TableRows:
         where = self.codec.definition.where
         for column in self.codec.key.columns:
             if column.name not in self.typed.names:
-                raise UsageError(f"{where}: columns without {column.name!r}, of its key")
+                raise UsageError(
+                    f"{where}: columns without {column.name!r}, of its key", "add it to columns="
+                )
         fields = []
         for field in self.typed:
             found = outside_type(field.type)

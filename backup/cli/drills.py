@@ -45,7 +45,7 @@ ScratchOption = Annotated[
     Path | None,
     typer.Option(
         metavar="DIRECTORY",
-        help="Where the store is restored, and removed; else the directory of temporary files.",
+        help="Restore the store here, and remove it. Default: the directory of temporary files.",
         show_default=False,
     ),
 ]

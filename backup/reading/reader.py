@@ -159,7 +159,7 @@ class CollectionReader:
         if is_many(as_of):
             times = [self._time(at, "as_of") for at in as_of]
             if len(times) != len(wanted):
-                raise UsageError(f"{len(wanted)} keys and {len(times)} times")
+                raise UsageError(f"{len(wanted)} keys and {len(times)} times", "pass one per key")
         elif as_of is not None:
             times = [self._time(as_of, "as_of")] * len(wanted)
         if not wanted:
@@ -214,7 +214,7 @@ class CollectionReader:
         reverse: bool = False,
         limit: int | None = None,
     ) -> pa.RecordBatchReader:
-        """The same as Arrow record batches `key`, `value`. Memory is bounded.
+        """The rows of `scan` as Arrow record batches `key`, `value`. Memory is bounded.
 
         Keys of tables are left out, unless the span begins among them. An error of the storage is
         raised by the batch that meets it.
