@@ -106,9 +106,9 @@ def _require_known(schema: StructType, options: ReadOptions) -> StructType:
 def register(spark: SparkSession) -> None:
     """Tell `spark` the name of the format.
 
-    A session needs it only where it does not find the name by itself: the Python of its driver
-    lacks the package `pyspark_kvstore`, or has it from an editable install by a finder of imports,
-    which lists no names. Raises `UsageError` before PySpark 4.0.
+    A session needs the call only where it does not find the name by itself: where the Python of its
+    driver lacks the package `pyspark_kvstore`, or has it from an editable install whose finder of
+    imports lists no names. Raises `UsageError` before PySpark 4.0.
     """
     require(SOURCES)
     try:

@@ -72,10 +72,10 @@ def point_in_time_join(
     time of `at` at most, among the rows that were known at `known_at`: a column of the labels or a
     time, by default the newest instant of the source. `max_age` counts from `at` to the event.
 
-    The result has the columns of `df`, and of `columns`, under names that begin with `prefix`:
-    `value`, `value_timestamp` (in microseconds) and `value_version` (the same in nanoseconds). They
-    are null where the key had no value then, and where the version is older than `max_age`. The
-    default is the first two. The rows come in no order.
+    Without a table, `columns` are some of `value`, `value_timestamp` (in microseconds) and
+    `value_version` (the same in nanoseconds), by default the first two. The result has the columns
+    of `df`, and `columns` under names that begin with `prefix`. They are null where the key had no
+    value then, and where the version is older than `max_age`. The rows come in no order.
 
     Raises `UsageError` for columns that are missing, doubled or of a wrong type, and for a table
     that is not there. The query fails, naming the error: `HistoryGoneError` for a label whose

@@ -82,8 +82,8 @@ def bulk_import(
     `staging` must be an empty or new directory that the workers share with this process, or the
     URL of an object store, such as `s3://bucket/staging/run-42`: then the machines share nothing
     else. A directory on the store's file system has its files moved, not copied. The default is a
-    directory beside the store's files. It needs room for the rows twice. The staging place is
-    removed after the import is added. `max_bytes` bounds the load: Spark's estimate of the input
+    directory beside the store's files. A directory needs room for the rows twice. The staging place
+    is removed after the import is added. `max_bytes` bounds the load: Spark's estimate of the input
     is compared before any task runs, the files when they are sealed.
 
     `on_conflict` is the parameter of `bulk.ingest`; the others are as in `stage_import`. A job that

@@ -1,8 +1,8 @@
 """From the filters of a read to the keys of a table, or of an index, that can be in its result.
 
 The keys of a table begin with its first key columns, and the entries of an index with the columns
-of the index. So equalities and IN on the first columns, and
-a range or the beginning of a text in the column behind them, are spans of keys.
+of the index. So equalities and IN on the first columns, and a range or the beginning of a text in
+the column behind them, are spans of keys.
 
 Spark applies all filters again, so the spans may hold more keys than the filters, but never fewer.
 """

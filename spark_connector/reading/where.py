@@ -21,9 +21,9 @@ def read_where(
 ) -> DataFrame:
     """The rows of `source` for which the filters hold; tasks read their keys alone.
 
-    `filters` is a list of comparisons `(column, operator, value)`, which all must hold, or a list
-    of such lists, of which one must. The operators are `=`, `<`, `<=`, `>`, `>=`, `in` and
-    `startswith`. Values are of Python, in at most 10,000 places.
+    `filters` is a list of comparisons `(column, operator, value)` that must all hold, or a list of
+    such lists, one of which must hold. The operators are `=`, `<`, `<=`, `>`, `>=`, `in` and
+    `startswith`. Values are Python's, at most 10,000 in all filters together.
 
         read_where(spark, "copy", [("key", "startswith", b"user/")])
         read_where(spark, "copy", [("vendor", "in", ["A", "B"]), ("trip", ">", 40)], table="trips")
@@ -34,8 +34,8 @@ def read_where(
     of at most 10,000 rows. Comparisons of other columns are applied to the rows that are read.
 
     `options` are the options of the format, under their names: `versionAsOf=stamp`. The frame has
-    the same rows as `spark.read.format("kvstore")` with a `where`, and takes more of them. Raises
-    `UsageError` for filters of another form. Costs nothing before the first query.
+    the same rows as `spark.read.format("kvstore")` with a `where`, and can be filtered further.
+    Raises `UsageError` for filters of another form. Costs nothing before the first query.
     """
     require(SOURCES, "read_where")
     access, found = Access.of(source), checked(filters)
