@@ -413,7 +413,7 @@ def _read_key_file(path: Path) -> bytes:
         with path.open("rb") as file:
             content = file.read(_KEY_FILE_BYTES_MAX + 1)
     except OSError as error:
-        raise UsageError(f"key file {path} cannot be read: {error}") from error
+        raise UsageError(f"key file {path} cannot be read: {error}", "check the path") from error
     if len(content) == KEY_BYTES:
         return content
     try:

@@ -130,7 +130,7 @@ def require_limit(limit: object) -> int | None:
 
 
 def require_integer(number: object, *, name: str) -> int:
-    """`number` as an integer, also if it is one of numpy. A bool is none."""
+    """`number` as an integer, even if it is one of numpy. A bool is refused."""
     found = plain_integer(number)
     if found is None:
         raise UsageError(f"{name}={number!r}", "pass an integer")

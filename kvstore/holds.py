@@ -62,7 +62,8 @@ class Hold:
 
     @property
     def timestamp(self) -> Timestamp:
-        """The time it holds. Raises `FencedError` or `HoldLostError` if it is no longer ours."""
+        """The time from which the hold keeps history. Raises `FencedError` if a newer owner has
+        taken the hold, `HoldLostError` if it was invalidated."""
         return self._holds.require_owned(self.name, self.token).timestamp
 
     @property
@@ -90,7 +91,7 @@ class Hold:
             self._holds.note_state(self.name, self.token, state_from)
 
     def release(self) -> None:
-        """Give it up, durably. Raises as `move`."""
+        """Give up the hold, durably. Raises as `move`."""
         self._holds.release(self.name, self.token)
 
     def __repr__(self) -> str:

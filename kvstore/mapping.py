@@ -131,7 +131,7 @@ class StoreMapping(MutableMapping[Any, Any]):
         )
 
     def clear(self) -> None:
-        """Delete all keys of the view; their history stays. One write for any number."""
+        """Delete all keys of the view; their history stays. One write for any number of keys."""
         end = prefix_end(self._prefix)
         if end is not None:
             self._store.delete_range(self._prefix, end)

@@ -192,14 +192,14 @@ def _memory_engine(path: Path | None, **how: Any) -> Engine:
 
 
 def open_read_only(path: str | os.PathLike[str]) -> Store:
-    """Open the store at `path` to be read: a checkpoint, or a store, also while another process
+    """Open the store at `path` to be read: a checkpoint, or a store, even while another process
     writes it.
 
-    The handle shows exactly the state that the writer had at the handle's `upper`, which stands
-    still: whole commits, imports and range deletes included. Any number of processes may open it.
-    Nothing is written at `path`, which may be read-only storage or another user's; the directory
-    for temporary files (`TMPDIR`) takes a copy of the newest log for the moment of opening. Every
-    write raises `UsageError`.
+    The handle shows the state that the writer had at the handle's `upper`, which never moves: whole
+    commits, imports and range deletes. Any number of processes may open it. Nothing is written at
+    `path`, which may be read-only storage or another user's; the directory for temporary files
+    (`TMPDIR`) takes a copy of the newest log for the moment of opening. Every write raises
+    `UsageError`.
 
     Raises as `open`, `AccessDeniedError` if a file may not be read, and `StaleReaderError` if the
     writer removes files faster than they can be opened. Costs as `open`, and 3 to 50 ms per MB of

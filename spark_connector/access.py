@@ -224,4 +224,5 @@ def _first_line(path: str, what: str) -> str:
     try:
         return Path(path).read_text().partition("\n")[0].rstrip("\r")
     except OSError as error:
-        raise UsageError(f"{what} file {path} cannot be read: {error}") from error
+        what = f"{what} file {path} cannot be read: {error}"
+        raise UsageError(what, "check the path, and that all machines see it") from error

@@ -26,7 +26,8 @@ class ClientHold:
 
     @property
     def timestamp(self) -> Timestamp:
-        """The time it holds. Raises `FencedError` or `HoldLostError` if it is no longer ours."""
+        """The time from which the hold keeps history. Raises `FencedError` if a newer owner has
+        taken the hold, `HoldLostError` if it was invalidated."""
         return Timestamp(self._call("held", name=self.name, token=self.token)["timestamp"])
 
     def move(self, to: TimeLike) -> None:
@@ -35,7 +36,7 @@ class ClientHold:
         self._call("move_hold", name=self.name, token=self.token, to=at, durable=True)
 
     def release(self) -> None:
-        """Give it up, durably. Raises as `move`."""
+        """Give up the hold, durably. Raises as `move`."""
         self._call("release_hold", name=self.name, token=self.token)
 
     def __repr__(self) -> str:

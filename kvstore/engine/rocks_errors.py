@@ -20,7 +20,7 @@ from kvstore.errors import (
 
 class translated:  # noqa: N801  # used as a statement: `with translated(where):`
     """Turn rocksdict's bare exceptions into errors of the tree. A message names the directory
-    `where`, also if the database was opened in another directory, its `home`."""
+    `where`, even if the database was opened in another directory, its `home`."""
 
     __slots__ = ("_home", "_where")
 

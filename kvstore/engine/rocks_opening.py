@@ -61,7 +61,7 @@ def require_store_directory(path: Path, *, create: bool) -> None:
 
 
 def make_store_directory(path: Path) -> None:
-    """Make the directory of a new store, and make its name durable, also if the directory exists:
+    """Make the directory of a new store, and make its name durable, even if the directory exists:
     files that were synced in it would be lost with the name. Does nothing if a store exists."""
     with storage_errors(str(path)):
         if (path / "CURRENT").exists():

@@ -47,7 +47,7 @@ class _Row(NamedTuple):
 
 
 class Settled(NamedTuple):
-    """What one batch did: the stored keys that it replaced, and the imports that are past now."""
+    """The work of one batch: the stored keys that it replaced, and the imports that are now past."""
 
     stored: list[bytes]
     imports: int

@@ -178,7 +178,7 @@ def list_directory(files: Files, directory: str) -> Listing:
 
 
 def open_file(files: Files, directory: str, file: FileName) -> BinaryIO:
-    """Open a listed file, also if it has got its final name since.
+    """Open a listed file, even if it has got its final name since.
 
     Raises `RetryableError` if the file is gone: a snapshot covers it, so list the directory again.
     """

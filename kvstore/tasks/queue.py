@@ -346,7 +346,7 @@ class Tasks:
     def _compact(self, journal: Journal) -> None:
         """Compact before a record is logged, never after: a failure then means that nothing was
         done."""
-        self._grown_bytes = 0  # also if it fails, so that not every record tries again
+        self._grown_bytes = 0  # even if it fails, so that not every record tries again
         self._snapshot_bytes = journal.snapshot(self._state.records()).bytes
 
 
