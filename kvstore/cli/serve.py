@@ -128,8 +128,7 @@ def ui(
     address = ListenAddress.parse(listen)
     if not address.is_local or address.path:
         raise UsageError(
-            f"the page serves this machine alone, and not {listen}",
-            "use 127.0.0.1, or run kvstore serve with TLS",
+            f"the page is local: {listen} is not", "use 127.0.0.1, or run kvstore serve with TLS"
         )
     sections = [added_section("collections", collection)] if collection else []
     secret = secrets.token_urlsafe(32)

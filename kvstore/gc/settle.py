@@ -47,7 +47,7 @@ class _Row(NamedTuple):
 
 
 class Settled(NamedTuple):
-    """The work of one batch: the stored keys that it replaced, and the imports that are now past."""
+    """The work of a batch: the stored keys that it replaced, and the imports that it made past."""
 
     stored: list[bytes]
     imports: int
