@@ -61,9 +61,10 @@ class Collection(CollectionContents):
     given `storage` is used as it is, and `url` then only names it.
 
     A failure of the storage that may pass (a timeout, an answer of 5xx, another script that was
-    faster) is retried for `patience` seconds; any other failure is raised at once. A long wait is
-    told to `on_wait` and to the log `kvstore.backup`; an exception from `on_wait` ends the wait.
-    Collections that share a `bandwidth` share its bytes a second.
+    faster) is retried for `patience` seconds (`RETRY_S` of `kvstore.limits` by default). Any other
+    failure is raised at once. A long wait is told to `on_wait` and to the log `kvstore.backup`; an
+    exception from `on_wait` ends the wait. Collections that share a `bandwidth` share its bytes a
+    second.
 
     Every `progress` is called with the rows done so far, an int whose `total` is the rows to do, or
     None; with `is_about` the total is an estimate. An exception from it calls the work off.

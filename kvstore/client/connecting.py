@@ -36,7 +36,8 @@ def connect(
 
     `token` goes with every call. `ca` is a file with the certificates of trusted issuers; by
     default these are the issuers that the machine trusts. `timeout` bounds each wait for the
-    server, `patience` the time for which a call is sent again. Both are in seconds.
+    server, `patience` the time for which a call is sent again. Both are in seconds, by default
+    `CLIENT_TIMEOUT_S` and `CLIENT_PATIENCE_S` of `kvstore.limits`.
 
     Raises `DeterminateError` if nobody serves there, `AccessDeniedError` for a token or a
     certificate that is refused. One round trip.

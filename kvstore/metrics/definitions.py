@@ -100,7 +100,7 @@ _COUNTERS: Final = (
     ("clears_total", "", "Spans that were destroyed.", ()),
     ("collected_entries_total", "", "Entries that garbage collection removed.", ()),
     ("value_cache_hits_total", "", "Reads of one key that the cache answered.", ()),
-    ("value_cache_misses_total", "", "Reads of one key that it did not answer.", ()),
+    ("value_cache_misses_total", "", "Reads of one key that the cache did not answer.", ()),
     ("requests_total", "", "Requests of clients to servers in this process.", ("result",)),
     ("background_failures_total", "", "Failures of work in the background.", ("work",)),
 )
