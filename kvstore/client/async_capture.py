@@ -16,6 +16,7 @@ from kvstore.changes.epoch import Epoch
 from kvstore.changes.event import Event
 from kvstore.changes.generation import Generation
 from kvstore.client.threads import CallThreads
+from kvstore.errors import ClosedError
 from kvstore.feeds import FeedBatch
 from kvstore.timestamp import TimeLike, Timestamp
 
@@ -67,10 +68,14 @@ class AsyncCapture:
         return await self._run(self._client.to_time, time, name=name)
 
     async def wait_beyond(self, upper: int, *, timeout: float | None = None) -> None:
-        """See `Client.wait_beyond`. A coroutine that is cancelled ends the wait."""
+        """See `Client.wait_beyond`. A coroutine that is cancelled ends the wait. Raises
+        `ClosedError` if the client is closed meanwhile."""
         gone = threading.Event()
         try:
-            await self._run(self._client.wait_beyond, upper, timeout=timeout, stop=gone.is_set)
+            with self._threads.waiting(gone.set):
+                await self._run(self._client.wait_beyond, upper, timeout=timeout, stop=gone.is_set)
+            if gone.is_set():
+                raise ClosedError(repr(self._client))
         finally:
             gone.set()
 
@@ -95,9 +100,10 @@ class AsyncCapture:
         it, so a consumer that fails receives its last batch again."""
         feed = await self._run(self._client.feed, name, *args, **options)
         try:
-            async for batch in self._each(partial(feed.batches, follow=follow)):
-                yield batch
-                await self._run(feed.ack, batch)
+            with self._threads.waiting(feed.close):
+                async for batch in self._each(partial(feed.batches, follow=follow)):
+                    yield batch
+                    await self._run(feed.ack, batch)
         finally:
             feed.close()  # so a step that waits for news ends, behind its request
 

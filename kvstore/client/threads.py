@@ -7,6 +7,7 @@ Invariants
 4. A call runs in the context of its coroutine, so it belongs to the changeset of the coroutine.
 5. A cancelled coroutine keeps nothing at the server: the thread of its call gives back what the
    call has taken.
+6. Closing ends the calls that wait for news, each behind its request. It waits for all others.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import os
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, Final, TypeVar
 
@@ -37,6 +39,7 @@ class CallThreads:
         self._whose, self._closed = whose, False
         self._threads = _threads()
         self._process = os.getpid()
+        self._stops: list[Callable[[], object]] = []
 
     async def run(self, call: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
         """The result of a call. Raises `ClosedError` behind `close`."""
@@ -68,9 +71,20 @@ class CallThreads:
         finally:
             await self._end(ending)
 
+    @contextmanager
+    def waiting(self, stop: Callable[[], object]) -> Iterator[None]:
+        """A block whose calls wait for news, perhaps for ever. `close` calls `stop` to end them."""
+        self._stops.append(stop)
+        try:
+            yield
+        finally:
+            self._stops.remove(stop)
+
     async def close(self) -> None:
         """End the threads, behind the calls under way. Repeatable. The threads of a parent stay."""
         self._closed = True
+        for stop in [*self._stops]:
+            stop()
         if self._process == os.getpid():
             await asyncio.to_thread(self._threads.shutdown)
 

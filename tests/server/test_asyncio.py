@@ -182,6 +182,39 @@ def test_a_stream_is_cancelled_within_a_step(store: kvstore.Store) -> None:
         asyncio.run(run(running.url))
 
 
+def test_closing_ends_the_calls_that_wait_for_news(store: kvstore.Store) -> None:
+    """There may never be news, so nobody waits for them."""
+    waits = {"/fetch": 2, "/wait_beyond": 1}
+    both_wait = threading.Event()
+    served = app(store)
+
+    async def watched(scope: Any, receive: Any, send: Any) -> None:
+        for name, left in waits.items():
+            if left and scope.get("path", "").endswith(name):
+                waits[name] = left - 1
+        if not any(waits.values()):
+            both_wait.set()
+        await served(scope, receive, send)
+
+    async def read(rows: AsyncIterator[object]) -> None:
+        async for _ in rows:
+            pass
+
+    async def run(url: str) -> None:
+        client = await connect_async(url, timeout=1)
+        upper = await client.upper()
+        await client.put(b"k", b"v")
+        calls = [read(client.feed("news", "oldest")), client.wait_beyond(upper + 10**18)]
+        tasks = [asyncio.create_task(call) for call in calls]
+        await asyncio.to_thread(both_wait.wait)
+        await client.close()
+        for found in await asyncio.gather(*tasks, return_exceptions=True):
+            assert isinstance(found, ClosedError)
+
+    with hosted(watched) as url:
+        asyncio.run(run(url))
+
+
 async def inside(block: AbstractAsyncContextManager[object]) -> None:
     async with block:
         await asyncio.Event().wait()
@@ -198,7 +231,7 @@ async def cancelled(work: Coroutine[Any, Any, None], turns: int) -> None:
 
 
 @contextmanager
-def hosted(application: FastAPI) -> Iterator[str]:
+def hosted(application: Any) -> Iterator[str]:
     """An application on a free port, run by uvicorn with its defaults."""
     listener = bound(LOCAL)
     server = GuardedServer(Config(application, http=GuardedProtocol, log_config=None))
