@@ -204,16 +204,16 @@ class App:
             taken = length
             body = await read_body(receive, length) if length else b""
             await self._answer(head, access, body, receive, send)
-            self.service.store.requests.count()
+            self._count()
         except KVStoreError as error:
-            self._count_failure()
+            self._count(failed=True)
             await send_error(send, error, status if self.has_tokens else 0)
         except CallerGoneError:
             return  # no error of ours: a stranger must not fill the log
         except (BrokenStreamError, asyncio.CancelledError, OSError):
             raise
         except Exception as error:
-            self._count_failure()
+            self._count(failed=True)
             _LOGGER.exception("a call of %s failed", head.path[:100])
             hidden = KVStoreError("the server has a defect", "see its log")
             await send_error(send, hidden)
@@ -221,11 +221,12 @@ class App:
         finally:
             self._bytes -= taken
 
-    def _count_failure(self) -> None:
+    def _count(self, *, failed: bool = False) -> None:
+        """Count a request, unless the application was closed meanwhile."""
         service = self._service
         with suppress(KVStoreError):  # a forked child has no service
             if service is not None:
-                service.store.requests.count(failed=True)
+                service.store.requests.count(failed=failed)
 
     async def _serve_page(self, head: Head, receive: Receive, send: Send) -> None:
         """Answer a request of the page, by a thread."""

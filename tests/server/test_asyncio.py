@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mutabl
 from contextlib import AbstractAsyncContextManager, contextmanager, suppress
 from datetime import timedelta
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -264,6 +265,23 @@ def test_coroutines_of_a_forked_child_have_threads_of_their_own(store: kvstore.S
 
         assert in_child(lambda: asyncio.run(again()) == b"w") == 0
         assert asyncio.run(again()) == b"w"
+
+
+def test_an_answer_under_way_at_the_close_opens_no_store_again(tmp_path: Path) -> None:
+    served = app(tmp_path / "store")
+
+    async def send(message: MutableMapping[str, Any]) -> None:
+        if message["type"] == "http.response.body":
+            served.close()
+
+    async def receive() -> MutableMapping[str, Any]:
+        return {"type": "http.request", "body": b""}
+
+    line = {"type": "http", "method": "GET", "path": "/v1/stats", "query_string": b""}
+    asyncio.run(
+        served({**line, "headers": [(b"host", b"localhost")], "client": None}, receive, send)
+    )
+    kvstore.open(tmp_path / "store").close()
 
 
 def test_an_application_refuses_the_requests_of_a_forked_child(store: kvstore.Store) -> None:
