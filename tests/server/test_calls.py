@@ -171,6 +171,19 @@ def test_bad_keys_times_and_prefixes_are_refused_alike(
             source.floor(b"k", prefix=prefix)
 
 
+def test_a_floor_waits_for_no_commit(client: Client, store: kvstore.Store) -> None:
+    """Others may hold the lock of commits for as long as a disk takes."""
+    store.put(b"k", b"v")
+    found: list[object] = []
+
+    def change(old: bytes | None) -> bytes:
+        found.append(client.floor(b"l"))  # the commit waits for this function
+        return b"w"
+
+    store.update(b"k", change)
+    assert found == [(b"k", b"v")]
+
+
 def test_many_large_values_are_read_in_pieces(client: Client, store: kvstore.Store) -> None:
     """A short request must not have the server hold values without a bound."""
     first = client.put_many({b"%d" % n: bytes(1000) for n in range(20)})

@@ -263,6 +263,9 @@ def _floors(
     """The floors of keys, all at one time if one time is given, in pieces that end behind
     `JOIN_VALUE_BYTES_MAX` bytes of values. Keys are looked up one by one: many at once could hold
     values without a bound."""
+    if len(keys) == 1:  # without a snapshot, which waits for the commit under way
+        yield [row or (None, None) for row in store.floor_many(keys, times, stem)]
+        return
     rows: list[tuple[bytes | None, bytes | None]] = []
     size = 0
     context: Any = nullcontext() if isinstance(times, list) else store.snapshot(times)
