@@ -204,6 +204,9 @@ def test_many_large_values_are_read_in_pieces(client: Client, store: kvstore.Sto
         assert client.floor_many(keys, times) == store.floor_many(keys, times)
         with pytest.raises(UsageError, match="more than 3000 bytes"):
             client.call("floor", keys=listed)
+        client.put(b"a" * 2000, b"")
+        with pytest.raises(UsageError, match="the answer to 2 keys has more than 3000 bytes"):
+            client.call("floor", keys=["b", "c"])
         assert len(client.history(b"0")) == 2
         client.put_many({b"1": bytes(900)})
         client.put(b"1", bytes(2000))

@@ -261,8 +261,8 @@ def _floors(
     store: Store, keys: list[bytes], times: TimeLike | list[TimeLike] | None, stem: bytes | None
 ) -> Iterator[Sequence[tuple[bytes | None, bytes | None]]]:
     """The floors of keys, all at one time if one time is given, in pieces that end behind
-    `JOIN_VALUE_BYTES_MAX` bytes of values. Keys are looked up one by one: many at once could hold
-    values without a bound."""
+    `JOIN_VALUE_BYTES_MAX` bytes. Keys are looked up one by one: many at once could hold values
+    without a bound."""
     if len(keys) == 1:  # without a snapshot, which waits for the commit under way
         yield [row or (None, None) for row in store.floor_many(keys, times, stem)]
         return
@@ -274,7 +274,7 @@ def _floors(
             at = times[number] if isinstance(times, list) else snapshot.as_of
             row = store.floor(key, at, stem)
             rows.append((None, None) if row is None else row)
-            size += 0 if row is None else len(row[1])
+            size += 0 if row is None else len(row[0]) + len(row[1])
             if size >= JOIN_VALUE_BYTES_MAX:
                 yield rows
                 rows, size = [], 0
@@ -282,12 +282,12 @@ def _floors(
 
 
 def _size(rows: Sequence[tuple[bytes | None, bytes | None]]) -> int:
-    return sum(len(value or b"") for _, value in rows)
+    return sum(len(key or b"") + len(value or b"") for key, value in rows)
 
 
 def _too_large(count: int) -> UsageError:
     return UsageError(
-        f"the values of {count} keys have more than {JOIN_VALUE_BYTES_MAX} bytes",
+        f"the answer to {count} keys has more than {JOIN_VALUE_BYTES_MAX} bytes",
         "ask for fewer keys at a time, or send them as an Arrow stream",
     )
 
