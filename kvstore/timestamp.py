@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 from numbers import Integral
+from operator import index
 from typing import Final, TypeAlias
 
 from kvstore.errors import UsageError
@@ -203,9 +204,14 @@ def ahead_of(value: object) -> int | None:
 
 def plain_integer(value: object) -> int | None:
     """The integer that `value` is, also one of numpy. None for all else, and for a bool."""
+    if type(value) is int:
+        return value
     if isinstance(value, bool) or not isinstance(value, Integral):
         return None
-    return int(value)
+    try:
+        return index(value)
+    except TypeError:  # a duration of numpy says that it is an integer
+        return None
 
 
 def _of_number(value: int, name: str, now: Callable[[], int] | None) -> Timestamp:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import pickle
 from datetime import datetime, timedelta, timezone, tzinfo
+from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from kvstore.errors import UsageError
-from kvstore.timestamp import TIMESTAMP_MAX, Timestamp, to_timestamp
+from kvstore.timestamp import TIMESTAMP_MAX, Timestamp, to_instant, to_timestamp
 
 timestamps = st.integers(0, TIMESTAMP_MAX).map(Timestamp)
 zones = st.builds(
@@ -150,3 +152,12 @@ def test_it_is_the_integer_everywhere_but_in_text(timestamp: Timestamp) -> None:
     again = pickle.loads(pickle.dumps(timestamp))
     assert (type(again), again) == (Timestamp, timestamp)
     assert to_timestamp(timestamp) is timestamp
+
+
+@pytest.mark.parametrize("unit", ["ns", "s"])
+def test_a_duration_of_numpy_is_no_time(unit: str) -> None:
+    duration: Any = np.timedelta64(5, unit)  # type: ignore[call-overload]  # a unit is a literal
+    with pytest.raises(UsageError, match="as_of must be .*, not timedelta64"):
+        to_timestamp(duration, name="as_of")
+    with pytest.raises(UsageError, match="due must be .*, not timedelta64"):
+        to_instant(duration, name="due", now=lambda: 0)
