@@ -50,7 +50,9 @@ class TierMerges:
 
     def merge_large(self, shard: Shard) -> None:
         """Merge the large tiers."""
-        for slot in shard.refresh().slots:
+        slots = shard.refresh().slots
+        self._large = None  # the pause after a failure is over
+        for slot in slots:
             if self._is_stopped():
                 return
             if is_small(_batches_of(shard, slot)):
