@@ -69,16 +69,16 @@ class TierMerges:
             self._large = None
 
     def _merge_taken(self, shard: Shard, slot: Slot | None) -> bool:
-        """Merge a slot taken from the large thread, and give it back; False if there is none."""
+        """Merge a slot taken from the large thread, and give it back. Returns whether the result took
+        the place of batches: a merge that was refused would be refused again at once."""
         if slot is None:
             return False
         try:
-            _merge(shard, slot)
+            return _merge(shard, slot)
         finally:
             with self._moved:
                 self._small = _NOWHERE
                 self._moved.notify_all()
-        return True
 
     def _take_whole(self, slot: Slot) -> Slot | None:
         """Take a small tier from the large thread, unless it has grown into the tier that the large
@@ -117,9 +117,10 @@ def _batches_of(shard: Shard, slot: Slot) -> list[ShardBatch]:
     return [b for b in shard.state.batches if slot[0] <= b.lower and b.upper <= slot[1]]
 
 
-def _merge(shard: Shard, slot: Slot) -> None:
-    merge_slot(shard.log, slot)
+def _merge(shard: Shard, slot: Slot) -> bool:
+    outcome = merge_slot(shard.log, slot)
     give_memory_back()
+    return outcome.applied
 
 
 def give_memory_back() -> None:
