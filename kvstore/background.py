@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable
 from typing import Any
 
 from kvstore.clock import WallClock
@@ -30,6 +31,8 @@ class Failures:
         self.last: BaseException | None = None
         self.last_ns = 0
         """When `last` was noted, by the clock; 0 for never."""
+        self.on_note: Callable[[], None] = lambda: None
+        """Called with each failure."""
 
     def note(self, what: str, error: BaseException, *, delays: bool = True) -> None:
         """Log and count a failure of `what`. It lengthens the delay unless `delays` is False."""
@@ -37,6 +40,7 @@ class Failures:
             self.count += 1
             self._in_a_row += delays
             self.last, self.last_ns = error, self._clock.wall_ns()
+        self.on_note()
         self._logger.error("%s failed: %s: %s", what, type(error).__name__, error, exc_info=error)
 
     def succeeded(self) -> None:

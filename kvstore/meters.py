@@ -10,6 +10,7 @@ Invariants
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Final
 
 from kvstore.background import Failures
@@ -61,12 +62,17 @@ class Meters:
         self.requests_failed = 0
         self.pushes_pending: dict[str, int] = {}
         """The events of a log of pushes that were seen and not taken, by the address of the log."""
-        self.watched: dict[str, list[Failures]] = {}
-        """The failures of work that others do in the background, by the name of the work."""
+        self.watched: dict[str, int] = {}
+        """How often work that others do in the background has failed, by the name of the work."""
 
     def watch(self, work: str, failures: Failures) -> None:
-        """Count the failures of `work`, which another part does in the background."""
-        self.watched.setdefault(work, []).append(failures)
+        """Count the failures of `work`, which another part does in the background. No reference to
+        `failures` is kept: its last error may hold the memory of the work."""
+        self.watched.setdefault(work, 0)
+        failures.on_note = partial(self._count_failure, work)
+
+    def _count_failure(self, work: str) -> None:
+        self.watched[work] += 1
 
     def warn_of_fsync(self, seconds: float) -> None:
         """Warn of a fsync that took long."""

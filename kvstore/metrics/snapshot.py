@@ -97,8 +97,8 @@ def _values(parts: Parts, stats: Mapping[str, Any]) -> Iterator[_Value]:
     yield "value_cache_misses_total", (), newest.misses
     for work in ("gc", "tasks"):
         yield "background_failures_total", (work,), stats[f"{work}_failures"]
-    for work, watched in list(parts.committer.meters.watched.items()):
-        yield "background_failures_total", (work,), sum(each.count for each in watched)
+    for work, failures in list(parts.committer.meters.watched.items()):
+        yield "background_failures_total", (work,), failures
     for family in FAMILIES:
         yield "disk_bytes", (family,), stats[f"{family}_bytes"]
         for figure in ("memtable_bytes", "files", "entries"):

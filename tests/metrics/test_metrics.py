@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
 from pathlib import Path
@@ -151,6 +152,10 @@ def test_failures_of_work_that_another_package_does_are_counted(
         assert value(store, "background_failures_total", "pull") == 0
     for each in failures:
         each.note("pulling", StorageError("no", "no"))
+    assert value(store, "background_failures_total", "pull") == 2
+    known = weakref.ref(failures[0])
+    del failures, each
+    assert known() is None
     assert value(store, "background_failures_total", "pull") == 2
 
 
