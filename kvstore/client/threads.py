@@ -18,13 +18,13 @@ import os
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, Final, TypeVar
 
 from typing_extensions import ParamSpec
 
-from kvstore.errors import ClosedError
+from kvstore.errors import ClosedError, KVStoreError
 from kvstore.limits import CLIENT_CONNECTIONS_MAX
 
 T = TypeVar("T")
@@ -57,7 +57,8 @@ class CallThreads:
         try:
             await self.run(ending.before, lambda: taken.append(take()))
         except asyncio.CancelledError:
-            await self._end(ending)
+            with suppress(KVStoreError):  # the caller asked for the end, and gets no other error
+                await self._end(ending)
             raise
         return taken[0]
 

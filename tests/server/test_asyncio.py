@@ -19,7 +19,8 @@ from uvicorn import Config
 
 import kvstore
 from kvstore.client import connect, connect_async
-from kvstore.errors import AccessDeniedError, ClosedError, PreconditionError
+from kvstore.client.threads import CallThreads
+from kvstore.errors import AccessDeniedError, ClosedError, PreconditionError, StorageError
 from kvstore.server import ListenAddress, Token, app, serving
 from kvstore.server.guarded import GuardedProtocol, GuardedServer
 from kvstore.server.running import bound
@@ -181,6 +182,26 @@ def test_a_stream_is_cancelled_within_a_step(store: kvstore.Store) -> None:
 
     with serving(app(store), LOCAL) as running:
         asyncio.run(run(running.url))
+
+
+def test_a_cancelled_coroutine_raises_no_error_of_its_end() -> None:
+    """The cancellation may come when the call is done, and its coroutine does not know yet."""
+
+    def refuse(_: object) -> None:
+        raise StorageError("the server", "it has gone")
+
+    async def run() -> None:
+        threads = CallThreads("a client")
+        for turns in range(100):
+            task = asyncio.create_task(threads.take(lambda: "taken", refuse))
+            for _ in range(turns % 20):
+                await asyncio.sleep(0)
+            task.cancel()
+            (found,) = await asyncio.gather(task, return_exceptions=True)
+            assert found == "taken" or isinstance(found, asyncio.CancelledError)
+        await threads.close()
+
+    asyncio.run(run())
 
 
 def test_closing_ends_the_calls_that_wait_for_news(store: kvstore.Store) -> None:
