@@ -69,8 +69,8 @@ class TierMerges:
             self._large = None
 
     def _merge_taken(self, shard: Shard, slot: Slot | None) -> bool:
-        """Merge a slot taken from the large thread, and give it back. Returns whether the result took
-        the place of batches: a merge that was refused would be refused again at once."""
+        """Merge a slot taken from the large thread, and give it back. Returns whether the result
+        took the place of batches: a merge that was refused would be refused again at once."""
         if slot is None:
             return False
         try:
