@@ -55,7 +55,7 @@ from kvstore.errors import (
     UsageError,
 )
 from kvstore.errors.system import storage_errors
-from kvstore.imports import INGEST_DIRECTORY, ImportRecord, Imports
+from kvstore.imports import INGEST_DIRECTORY, ImportRecord
 from kvstore.mvcc.expiry import EXPIRY, require_record
 from kvstore.span import Span, merge_spans
 from kvstore.store import Store
@@ -204,9 +204,8 @@ def _ingest(
     keys: list[bytes] | None = None
     if not linked:
         with times.stage("check"):
-            imports = store.imports
-            checked, keys = _checked(directory, incoming, manifest, imports, thorough=thorough)
-            imports.flush()
+            checked, keys = _checked(store, directory, incoming, manifest, thorough=thorough)
+            store.imports.flush()
     with ExitStack() as held:
         further: list[Path] = []
         if on_conflict == "error" or manifest.tables or amends is not None:
@@ -349,7 +348,7 @@ def _locate(directory: Path, incoming: Path, name: str) -> Path:
 
 
 def _checked(
-    directory: Path, incoming: Path, manifest: Manifest, imports: Imports, *, thorough: bool
+    store: Store, directory: Path, incoming: Path, manifest: Manifest, *, thorough: bool
 ) -> tuple[dict[str, Identity], list[bytes] | None]:
     """The file of each part by name, each checked to be the file that was sealed; and the keys of
     a small import.
@@ -371,9 +370,9 @@ def _checked(
                         require_unaltered(directory, file, part, thorough=thorough)
                         found[part.name] = Identity.of(os.fstat(file.fileno()))
                     files.append((part, opened_path(file, path)))
-                require_told(files, manifest.import_id, tell=imports.told_files)
+                require_told(files, manifest.import_id, tell=store.imports.told_files)
                 if keys is not None:
-                    keys += imports.keys_in(record, [path for _, path in files])
+                    keys += store.imports.keys_in(record, [path for _, path in files])
                 for part, opened in files if thorough else ():
                     require_rows(part, opened, manifest.import_id)
         if thorough:

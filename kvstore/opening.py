@@ -152,7 +152,7 @@ def engine_at(path: Path) -> str | None:
     with storage_errors(str(path)):
         if (path / "CURRENT").exists():
             return "rocksdb"
-        from kvstore.engine.memory import is_memory_store
+        from kvstore.engine.memory_opening import is_memory_store
 
         return "memory" if is_memory_store(path) else None
 

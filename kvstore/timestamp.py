@@ -209,7 +209,7 @@ def plain_integer(value: object) -> int | None:
     if isinstance(value, bool) or not isinstance(value, Integral):
         return None
     try:
-        return index(value)
+        return int(index(value))
     except TypeError:  # a duration of numpy says that it is an integer
         return None
 

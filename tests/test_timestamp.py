@@ -157,7 +157,7 @@ def test_it_is_the_integer_everywhere_but_in_text(timestamp: Timestamp) -> None:
 @pytest.mark.parametrize("unit", ["ns", "s"])
 def test_a_duration_of_numpy_is_no_time(unit: str) -> None:
     duration: Any = np.timedelta64(5, unit)  # type: ignore[call-overload]  # a unit is a literal
-    with pytest.raises(UsageError, match="as_of must be .*, not timedelta64"):
+    with pytest.raises(UsageError, match="not timedelta64"):
         to_timestamp(duration, name="as_of")
-    with pytest.raises(UsageError, match="due must be .*, not timedelta64"):
+    with pytest.raises(UsageError, match="not timedelta64"):
         to_instant(duration, name="due", now=lambda: 0)

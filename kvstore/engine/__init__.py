@@ -6,8 +6,10 @@ Floors, from the top:
     loose             sorted files that no store has taken
     rocks_secondary   RocksDB, as another process writes it
     rocks             RocksDB
+    rocks_figures     the figures that RocksDB tells
     rocks_merges      fewer files than RocksDB leaves
-    passes rocks_opening small_files state
+    memory_opening passes rocks_opening small_files
+    state
     edits editions file_ends homes moment rocks_errors rocks_knobs rocks_options threads wal
     api               the contract
 """

@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import bisect
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import repeat
 from pathlib import Path
@@ -38,8 +38,9 @@ import rocksdict as rocks
 from kvstore.engine.api import DATA, FAMILIES, EntryReader, FileSpan, WriteBatch
 from kvstore.engine.moment import Moment
 from kvstore.engine.rocks_errors import from_text, translated
+from kvstore.engine.rocks_figures import active_bytes, figures
 from kvstore.engine.rocks_knobs import DEFAULTS, Options
-from kvstore.engine.rocks_merges import Merges, count_files
+from kvstore.engine.rocks_merges import Merges
 from kvstore.engine.rocks_opening import (
     THREADS,
     lacks_a_file,
@@ -164,7 +165,7 @@ class RocksEngine:
         self._open()
         family = self._family[DATA]
         with translated(str(self.path)):
-            if (family.property_int_value(_ACTIVE_BYTES) or 0) >= INGEST_FLUSH_BYTES:
+            if active_bytes(family) >= INGEST_FLUSH_BYTES:
                 family.flush()
 
     def ingest(self, files: Sequence[Path]) -> None:
@@ -264,17 +265,8 @@ class RocksEngine:
 
     def stats(self) -> Mapping[str, int]:
         self._open()
-        figures = {}
         with translated(str(self.path)):
-            for name in FAMILIES:
-                family = self._family[name]
-                for figure, prop in _FIGURES.items():
-                    figures[f"{name}_{figure}"] = family.property_int_value(prop) or 0
-                figures[f"{name}_files"] = count_files(family)
-            families = [self._family[name] for name in FAMILIES]
-            for figure, (prop, merge) in _WHOLE_FIGURES.items():
-                figures[figure] = merge(each.property_int_value(prop) or 0 for each in families)
-        return figures
+            return figures({name: self._family[name] for name in FAMILIES})
 
     def close(self) -> None:
         if self._db is None:
@@ -439,20 +431,3 @@ class RocksCursor:
 
 
 _NO_VALUES = repeat(b"")
-
-_WHOLE_FIGURES: Mapping[str, tuple[str, Callable[[Iterable[int]], int]]] = {
-    "cache_bytes": ("rocksdb.block-cache-usage", max),  # the families share one cache
-    "pending_compaction_bytes": ("rocksdb.estimate-pending-compaction-bytes", sum),
-    "compactions_running": ("rocksdb.num-running-compactions", max),  # counted by database
-    "flushes_running": ("rocksdb.num-running-flushes", max),
-    "writes_stopped": ("rocksdb.is-write-stopped", max),
-}
-"""The figures of the whole engine: the property, and how the values of the families become one."""
-
-_ACTIVE_BYTES = "rocksdb.cur-size-active-mem-table"
-
-_FIGURES = {
-    "bytes": "rocksdb.live-sst-files-size",
-    "memtable_bytes": "rocksdb.cur-size-all-mem-tables",
-    "entries": "rocksdb.estimate-num-keys",
-}

@@ -34,6 +34,7 @@ from kvstore.imports.record import (
     import_fields,
     import_name,
     read_import,
+    require_import_id,
     tell_of,
 )
 from kvstore.imports.stored import UNCHANGED, Amend, StoredRows
@@ -447,9 +448,3 @@ class Imports:
     def _stage_delete(self, import_id: int, batch: WriteBatch) -> None:
         self._meta.stage_delete(batch, import_name(import_id))
         self._lists.stage_delete(batch, import_id)
-
-
-def require_import_id(import_id: object) -> None:
-    """Raise `UsageError` on anything but an integer."""
-    if not isinstance(import_id, int):
-        raise UsageError(f"import id {import_id!r}", "ids are integers: see store.imports.all()")

@@ -26,6 +26,7 @@ from typing import Any, Final
 
 from kvstore.codec.json import JsonObject
 from kvstore.codec.keys import encode_reference
+from kvstore.errors import UsageError
 from kvstore.limits import SETTLE_BYTES_MAX, SETTLE_ROWS_MAX
 from kvstore.meta import optional_timestamp_of, span_of
 from kvstore.mvcc.version import Lifetime
@@ -143,3 +144,9 @@ def read_import(import_id: int, record: JsonObject) -> ImportRecord:
 
 def _hex(end: bytes | None) -> str | None:
     return None if end is None else end.hex()
+
+
+def require_import_id(import_id: object) -> None:
+    """Raise `UsageError` on anything but an integer."""
+    if not isinstance(import_id, int):
+        raise UsageError(f"import id {import_id!r}", "ids are integers: see store.imports.all()")
