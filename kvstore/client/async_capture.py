@@ -97,13 +97,16 @@ class AsyncCapture:
         self, name: str, *args: Any, follow: bool = True, **options: Any
     ) -> AsyncIterator[FeedBatch]:
         """The batches of a feed, see `Store.feed`. The next step of the loop acks the batch before
-        it, so a consumer that fails receives its last batch again."""
+        it, so a consumer that fails receives its last batch again. A feed that follows raises
+        `ClosedError` once the client is closed."""
         feed = await self._run(self._client.feed, name, *args, **options)
         try:
             with self._threads.waiting(feed.close):
                 async for batch in self._each(partial(feed.batches, follow=follow)):
                     yield batch
                     await self._run(feed.ack, batch)
+            if follow:  # a feed that follows ends with its client alone
+                raise ClosedError(repr(self._client))
         finally:
             feed.close()  # so a step that waits for news ends, behind its request
 

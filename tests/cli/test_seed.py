@@ -74,7 +74,7 @@ def test_a_seed_that_is_refused_leaves_nothing(run: Run, tmp_path: Path) -> None
         assert {each.name for each in tmp_path.iterdir()} == {"f.csv", "site"}
         return " ".join(refusal.split())
 
-    assert "for one thing only" in refused("key,value,ts\na,1,5\n", *columns)
+    assert "one is named twice" in refused("key,value,ts\na,1,5\n", *columns)
     assert "no column 'ts'" in refused("key,value\na,1\n")
     # A time without a zone names a different instant in each place.
     assert "column ts: " in refused("key,value,ts\na,1,2026-01-01T00:00:00\n")

@@ -101,7 +101,10 @@ def test_a_refusal_names_options_and_no_arguments_of_python(run: Run, tmp_path: 
             "--on-conflict overwrite",
         ),
         (("seed", tmp_path / "n", tmp_path / "events.csv"), "--duplicates last keeps the later"),
-        (("push", "make", pushes, tmp_path / "f.csv", "--mode", "replace"), "--mode replace tog"),
+        (
+            ("push", "make", pushes, tmp_path / "f.csv", "--mode", "replace"),
+            "pass --mode replace and",
+        ),
         (("push", "make", pushes, tmp_path / "f.csv", "--keep-newer"), "--built-at is the time"),
         (("imports", "revert", store, "ab"), "no import 00000000000000ab was added here; `kvstore"),
         (("holds", "drop", store, "h"), "no hold 'h'; `kvstore holds list` names all holds"),

@@ -66,6 +66,7 @@ def test_pass_over_changes_that_is_open_stays_valid_while_gc_runs(store: Store) 
     assert store.since > start
 
 
+@pytest.mark.usual_limits  # the rows are more than a scan reads at once
 def test_scans_that_are_open_see_their_state_through_gc_compaction_and_imports(
     store: Store, tmp_path: Path
 ) -> None:

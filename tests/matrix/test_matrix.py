@@ -9,7 +9,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import pyspark
 import pytest
 
 from spark_connector import releases
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-@pytest.mark.parametrize("release", ["3.5.9", "4.0.5", pyspark.__version__])
+@pytest.mark.parametrize("release", ["3.5.9", "4.0.5"])
 def test_calls_work_or_are_refused_as_their_release_has_the_feature(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, release: str
 ) -> None:

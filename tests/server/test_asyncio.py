@@ -224,8 +224,7 @@ def test_closing_ends_the_calls_that_wait_for_news(store: kvstore.Store) -> None
 
     async def run(url: str) -> None:
         client = await connect_async(url, timeout=1)
-        upper = await client.upper()
-        await client.put(b"k", b"v")
+        upper = await client.put(b"k", b"v")
         calls = [read(client.feed("news", "oldest")), client.wait_beyond(upper + 10**18)]
         tasks = [asyncio.create_task(call) for call in calls]
         await asyncio.to_thread(both_wait.wait)

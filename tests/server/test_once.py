@@ -118,7 +118,7 @@ def test_a_writer_that_was_forgotten_is_told_so_and_a_new_one_is_not(
         put(store, b"a", RequestToken("a", 1, before))
         put(store, b"b", RequestToken("b", 1, before))
         put(store, b"c", RequestToken("c", 1, before))
-        with pytest.raises(IndeterminateError, match="the note that would tell"):
+        with pytest.raises(IndeterminateError, match="no longer has the note"):
             put(store, b"again", RequestToken("a", 1, before))
         put(store, b"d", RequestToken("d", 1, store.upper - 1))
         with pytest.raises(IndeterminateError):
