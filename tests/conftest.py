@@ -6,6 +6,7 @@ profile `ci`, `make soak` the profile `soak`.
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import sys
@@ -55,6 +56,12 @@ def pytest_itemcollected(item: pytest.Item) -> None:
         item.add_marker(pytest.mark.spark)
     if item.get_closest_marker("spark"):
         item.add_marker(pytest.mark.xdist_group("spark"))
+
+
+def pytest_collection_finish() -> None:
+    """Have the collector of garbage pass by the tests themselves: many tests call it."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")
