@@ -29,7 +29,7 @@ help:
 	@echo 'make demo         Spark in, incremental backup out, on real data: under four minutes'
 	@echo 'make demo-joins   what was known an hour before departure: joins on real data, in a minute'
 	@echo 'make demo-tables  releases of real data as commits, restated, joined on two axes: in three minutes'
-	@echo 'make bench        measure and write BENCHMARKS.md: some 35 minutes on a quiet machine'
+	@echo 'make bench        measure and write BENCHMARKS.md: some 40 minutes on a quiet machine'
 	@echo 'make bench-quick  print the tables for 150,000 rows; bench-growth: for up to 10,000,000'
 	@echo 'make year         play a year of service and write its page: under an hour'
 	@echo 'make soak         the long random tests, the fuzzers and the sanitizers: hours'

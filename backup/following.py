@@ -30,7 +30,7 @@ from typing_extensions import Self
 from backup.chains import Chains
 from backup.merges import TierMerges, give_memory_back
 from backup.window import BackupInfo, Request, back_up, reached
-from kvstore.arguments import require_age
+from kvstore.arguments import require_age, require_wait
 from kvstore.background import Failures
 from kvstore.clock import WallClock
 from kvstore.control.scripts import StoreOrClient, as_store, client_of
@@ -180,7 +180,7 @@ class Follower:
         with self._moved:
             done = self._moved.wait_for(
                 lambda: self._upper > commit or self._error is not None or self._stop.is_set(),
-                timeout,
+                require_wait(timeout),
             )
         self.require()
         return done and self._upper > commit

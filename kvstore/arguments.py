@@ -151,7 +151,7 @@ def require_wait(timeout: object) -> float | None:
         return None
     if isinstance(timeout, bool) or not isinstance(timeout, int | float) or math.isnan(timeout):
         raise UsageError(f"timeout={timeout!r}", "pass seconds, or None")
-    return min(max(float(timeout), 0.0), threading.TIMEOUT_MAX)
+    return float(min(max(timeout, 0.0), threading.TIMEOUT_MAX))
 
 
 def require_age(age: object, *, name: str) -> timedelta | None:

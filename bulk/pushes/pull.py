@@ -37,7 +37,7 @@ from bulk.pushes.pushes import Pushes
 from bulk.pushes.reverting import Reverts
 from bulk.pushes.statuses import ERROR_CHARS_MAX, require_name
 from bulk.stages import StageTimes
-from kvstore.arguments import require_count, require_seconds
+from kvstore.arguments import require_count, require_seconds, require_wait
 from kvstore.background import Failures
 from kvstore.clock import Clock
 from kvstore.errors import (
@@ -171,10 +171,11 @@ class Puller:
             return str(number) in self._place.fields()["pushes"]
 
         with self._lock:
-            if not self._moved.wait_for(has_passed, timeout):
+            seconds = require_wait(timeout)
+            if not self._moved.wait_for(has_passed, seconds):
                 remedy = "look at the puller's status, or wait longer (timeout=)"
                 what = f"push {number} is not taken"
-                raise BusyError(what, waited_s=timeout or 0.0, remedy=remedy)
+                raise BusyError(what, waited_s=seconds or 0.0, remedy=remedy)
 
     @property
     def status(self) -> dict[str, Any]:

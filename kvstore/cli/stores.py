@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
@@ -106,7 +106,8 @@ def _remove(path: Path, *, keeps_directory: bool) -> None:
         if each.is_dir() and not each.is_symlink():
             shutil.rmtree(each, ignore_errors=True)
         else:
-            each.unlink(missing_ok=True)
+            with suppress(OSError):  # the error that led here is the one to tell
+                each.unlink()
 
 
 def open_here(path: Path) -> Store:

@@ -80,6 +80,7 @@ def test_a_reader_waits_for_what_a_writer_hands_over(store: Store, reader: LiveR
     assert reader.upper == stamp + 1
     for each in (store, reader):
         each.wait_beyond(stamp - 1, timeout=float("inf"))
+        each.wait_beyond(stamp - 1, timeout=10**400)
         each.wait_beyond(stamp + 10**15, timeout=-1.0)
         with pytest.raises(UsageError, match="timeout='1s'"):
             each.wait_beyond(stamp, timeout="1s")  # type: ignore[arg-type]
