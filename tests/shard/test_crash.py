@@ -15,6 +15,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from backup.shard.rows.batch_writer import BatchDesc
 from backup.shard.shard import Shard
 from kvstore.storage.file_blob import FileBlob
@@ -105,7 +107,11 @@ def test_a_killed_writers_acknowledged_batches_are_there_once(tmp_path: Path) ->
     assert shard.scrub(checksums=True).is_sound
 
 
-def test_writers_compactors_and_collectors_are_killed_beside_each_other(tmp_path: Path) -> None:
+def test_writers_compactors_and_collectors_are_killed_beside_each_other(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    """On a disk, whose fsyncs keep the writers from appending faster than a compaction merges."""
+    tmp_path = tmp_path_factory.mktemp("shard")
     opened(tmp_path).writer("first").progress(1)
     acknowledged: list[str] = []
     for generation in range(2):
