@@ -149,9 +149,11 @@ def require_wait(timeout: object) -> float | None:
     longest wait of the system becomes that wait."""
     if timeout is None:
         return None
-    if isinstance(timeout, bool) or not isinstance(timeout, int | float) or math.isnan(timeout):
-        raise UsageError(f"timeout={timeout!r}", "pass seconds, or None")
-    return float(min(max(timeout, 0.0), threading.TIMEOUT_MAX))
+    if isinstance(timeout, int | float) and not isinstance(timeout, bool):
+        seconds = float(min(max(timeout, 0.0), threading.TIMEOUT_MAX))
+        if not math.isnan(seconds):
+            return seconds
+    raise UsageError(f"timeout={timeout!r}", "pass seconds, or None")
 
 
 def require_age(age: object, *, name: str) -> timedelta | None:
