@@ -248,8 +248,8 @@ class Imports:
 
     def flush(self) -> None:
         """Write the rows that many commits left in memory to a file. `link` would do it while
-        commits wait, 10 ms for 26 MB."""
-        self._committer.health.require()
+        commits wait, 10 ms for 26 MB. Raises as `prepare` in a store that takes no commits."""
+        self._committer.require_commits()
         self._engine.flush()
 
     def link(self, files: Sequence[Path]) -> None:

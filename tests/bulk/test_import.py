@@ -14,6 +14,7 @@ import bulk
 import kvstore
 from bulk.staging import MANIFEST_NAME
 from kvstore.errors import ImportRefusedError, KeyOrderError, OutOfSpaceError, UsageError
+from kvstore.limits import INGEST_FLUSH_BYTES
 from tests.bulk.staged import binary, stage
 
 pytestmark = [pytest.mark.usefixtures("each_engine"), pytest.mark.tiny_limits]
@@ -34,6 +35,19 @@ def test_rows_become_visible_at_the_time_they_are_added(
     assert store.get(b"b") == b"after"
     changes = list(store.changes(between, stamp))
     assert [(change.key, change.timestamp) for change in changes] == [(b"a", stamp), (b"b", stamp)]
+
+
+@pytest.mark.usual_limits
+def test_a_store_that_is_only_read_refuses_an_import_whatever_its_log_has(
+    store: kvstore.Store, tmp_path: Path
+) -> None:
+    stage(tmp_path / "staged", {b"a": b"1"})
+    store.put(b"k", bytes(2 * INGEST_FLUSH_BYTES), durability="sync")
+    with (
+        kvstore.open_read_only(tmp_path / "store") as reader,
+        pytest.raises(UsageError, match="read only"),
+    ):
+        bulk.ingest(reader, tmp_path / "staged")
 
 
 def test_many_parts_become_visible_together(store: kvstore.Store, tmp_path: Path) -> None:
