@@ -5,11 +5,12 @@ Invariants
 2. Raising a counter takes no lock of its own. Commits, imports, conflicts and clears are counted
    under the commit lock, collections by the one run under way. Two threads seldom sync at once
    (see `kvstore.commit.durability`), and may then count as one fsync. So do two servers of one
-   store that answer at once.
+   store that answer at once. Failures in the background are rare, and are counted under a lock.
 """
 
 from __future__ import annotations
 
+import threading
 from functools import partial
 from typing import Final
 
@@ -41,6 +42,7 @@ class Meters:
         "requests_failed",
         "slow_fsyncs",
         "watched",
+        "watching",
         "where",
     )
 
@@ -62,17 +64,20 @@ class Meters:
         self.requests_failed = 0
         self.pushes_pending: dict[str, int] = {}
         """The events of a log of pushes that were seen and not taken, by the address of the log."""
+        self.watching = threading.Lock()
         self.watched: dict[str, int] = {}
         """How often work that others do in the background has failed, by the name of the work."""
 
     def watch(self, work: str, failures: Failures) -> None:
         """Count the failures of `work`, which another part does in the background. No reference to
         `failures` is kept: its last error may hold the memory of the work."""
-        self.watched.setdefault(work, 0)
+        with self.watching:
+            self.watched.setdefault(work, 0)
         failures.on_note = partial(self._count_failure, work)
 
     def _count_failure(self, work: str) -> None:
-        self.watched[work] += 1
+        with self.watching:
+            self.watched[work] += 1
 
     def warn_of_fsync(self, seconds: float) -> None:
         """Warn of a fsync that took long."""
