@@ -105,7 +105,7 @@ def main() -> None:
 def _parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     kind = parser.add_mutually_exclusive_group()
-    kind.add_argument("--write", action="store_true", help="write BENCHMARKS.md: some 35 minutes")
+    kind.add_argument("--write", action="store_true", help="write BENCHMARKS.md: some 40 minutes")
     kind.add_argument("--quick", action="store_true", help="150,000 rows, under five minutes")
     kind.add_argument(
         "--growth", action="store_true", help="what must not grow, at 100,000 to 10,000,000 rows"
