@@ -144,7 +144,7 @@ def alter(
     """Change the columns and indexes of a table from now on. Stored rows stay as they are.
 
     The entries of a new index are made before the command ends. A unique index is dropped
-    again if two rows have the same values.
+    again if two rows have the same values, and all other changes stay.
 
     \b
     Examples:
@@ -270,14 +270,21 @@ def _to_alter(store: Store, name: str) -> Table:
 
 
 def _build_all(table: Table, indexes: Iterable[str]) -> None:
-    """Build new indexes. A unique index that two rows contradict is dropped."""
-    name = ""
+    """Build new indexes. A unique index that two rows contradict is dropped, and the others are
+    built all the same."""
+    refused = [error for name in indexes if (error := _contradiction(table, name)) is not None]
+    if refused:
+        raise refused[0]
+
+
+def _contradiction(table: Table, index: str) -> NotUniqueError | None:
+    """Build an index, or drop it where two rows contradict it, and return their error."""
     try:
-        for name in indexes:
-            _build(table, name)
-    except NotUniqueError:
-        table.alter(drop_index=name)
-        raise
+        _build(table, index)
+    except NotUniqueError as error:
+        table.alter(drop_index=index)
+        return error
+    return None
 
 
 def _build(table: Table, index: str, *, quiet: bool = False) -> int:

@@ -88,8 +88,10 @@ def apply_changes(
     `position` is a key of the store that no other stream uses: it holds the number of the last
     micro-batch. In a push it names the stream. Pass it with the `batch_id` that `foreachBatch`
     tells; then a repeated micro-batch is skipped. A stream with a new checkpoint location counts
-    anew and needs a position of its own: a number below the last one is refused. Without `position`
-    and `batch_id` a repeated window leaves the same state, but is one more commit or push.
+    anew and needs a position of its own: a number below the last one is refused. A store that was
+    restored from a backup needs such a stream, from a time before the backup: a number above the
+    next one is taken. Without `position` and `batch_id` a repeated window leaves the same state,
+    but is one more commit or push.
 
     The rows are collected in this process. Bound the micro-batches of a stream by
     `maxBytesPerTrigger`, and start a large store from a restored backup. Raises `UsageError` for a

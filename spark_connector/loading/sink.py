@@ -44,7 +44,9 @@ def batch_importer(
 
     `name` belongs to one stream for ever. With a new checkpoint location a stream numbers its
     batches anew, and the store would skip batches under the ids that it knows. So the function
-    raises `UsageError` for a batch if the store has the next one. The other parameters are as in
+    raises `UsageError` for a batch if the store has the next one. A store that was restored from a
+    backup lacks batches, which Spark does not repeat: start a stream with another name and a new
+    checkpoint location, from a time before the backup. The other parameters are as in
     `bulk_import`.
     """
     if not name:

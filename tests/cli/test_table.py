@@ -288,3 +288,17 @@ def test_entries_of_replaced_rows_count_as_live_keys_until_gc_passes_the_loads(
         assert store.gc(before=store.upper - 1).tidied == 1
     load("EWR", "--on-conflict", "error")
     load("EWR", "--on-conflict", "error", code=2)
+
+
+def test_a_unique_index_that_rows_contradict_is_dropped_and_the_next_one_is_built(
+    run: Run, path: Path
+) -> None:
+    with kvstore.open(path) as store:
+        schema = pa.schema([("mail", pa.string()), ("nick", pa.string())])
+        users = store.table("users", schema, "mail")
+        users.put_batch([{"mail": "a", "nick": "x"}, {"mail": "b", "nick": "x"}])
+    both = ("--unique-index", "one=nick", "--unique-index", "two=mail")
+    refused = run("table", "alter", path, "users", *both, code=2).stderr
+    assert "index 'one': nick='x' is taken by the row mail='a'" in refused
+    facts = told(run("table", "show", path, "users", "--json"))
+    assert [(each["name"], each["whole"]) for each in facts["indexes"]] == [("two", True)]
