@@ -143,15 +143,17 @@ def ingest_pushed(
     amends: Amending | None,
     tell: Callable[[str], None],
     times: StageTimes,
+    keeps: bool,
 ) -> Timestamp:
     """Add an import of a bucket, amended for this store, and right after it the writes of `after`,
-    as one step. The caller has checked the manifest. Raises as `ingest`."""
+    as one step. The caller has checked the manifest. Raises as `ingest`; with `keeps` the files
+    that were fetched stay after a refusal."""
     how = How("overwrite", False, False, None, tell, times, after, amends)
     known = store.imports.get(manifest.import_id)
     if amends is not None and known is not None and known.added is None:
         store.imports.abort(known.import_id)  # its rows were amended for an older state
     with store.imports.alone(manifest.import_id, adding=True):
-        return _ingest_fetched(store, bucket, manifest, how)
+        return _ingest_fetched(store, bucket, manifest, how, keeps=keeps)
 
 
 def _require_size(manifest: Manifest, max_bytes: int | None, where: object) -> None:
@@ -162,13 +164,15 @@ def _require_size(manifest: Manifest, max_bytes: int | None, where: object) -> N
         )
 
 
-def _ingest_fetched(store: Store, bucket: Bucket, manifest: Manifest, how: How) -> Timestamp:
+def _ingest_fetched(
+    store: Store, bucket: Bucket, manifest: Manifest, how: How, *, keeps: bool = False
+) -> Timestamp:
     """Fetch an import and add it. The manifest is checked first."""
     record = record_of(manifest)
     known = store.imports.find(record)
     if known is None or known.added is None:
         _checks_of_tables(store, record, manifest, bucket.where, how.check)
-        with fetched_to(store.path, manifest) as directory:
+        with fetched_to(store.path, manifest, keeps=keeps) as directory:
             with how.times.stage("fetch"):
                 fetch(bucket, manifest, directory, lambda done: how.tell(str(done)))
             here = replace(manifest, parts=tuple(as_fetched(directory, manifest)))
