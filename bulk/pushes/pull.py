@@ -95,9 +95,11 @@ def pull(
     pushes wait until it is added, reverted or expired.
 
     `options` and `patience` are as in `bulk.Import.create`. Use it as a context manager. Raises
-    `UsageError` at once for a bad argument or URL; later failures are logged, and told by `status`.
+    `UsageError` at once for a bad argument or URL, and for a directory whose parent is missing;
+    later failures are logged, and told by `status`.
     """
     pushes = Pushes(url, options=options, patience=patience)
+    pushes.place.require_parent()
     puller = Puller(store, pushes, name=name, shard=shard, every=every, on_refusal=on_refusal)
     puller.start()
     return puller

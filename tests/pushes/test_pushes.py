@@ -227,12 +227,9 @@ class Closable(MemoryBlob):
         return super().get_range(name, start=start, length=length)
 
 
-def test_a_push_without_permission_waits_and_its_status_tells_why(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_push_without_permission_waits_and_its_status_tells_why() -> None:
     blob = Closable()
-    monkeypatch.setattr("bulk.pushes.pushes.open_blob", lambda *_, **__: blob)
-    pushes = Pushes("memory://closable/root")
+    pushes = Pushes.over(blob, "closable")
     push(pushes, {b"a": b"1"})
     with kvstore.open(None, engine="memory") as store:
         puller = Puller(store, pushes, name="s")
