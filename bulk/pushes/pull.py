@@ -33,7 +33,7 @@ from bulk.fetching import remove_fetched
 from bulk.ingest import ingest_pushed
 from bulk.manifest import Manifest
 from bulk.pushes.amended import AmendedPush
-from bulk.pushes.log import EXPIRE, PUSH, REVERT, Ahead, Push, PushEvent
+from bulk.pushes.log import PUSH, REVERT, Ahead, Push, PushEvent
 from bulk.pushes.place import PushPlace, PushState, first_refused, newest_told, with_state
 from bulk.pushes.pushes import Pushes
 from bulk.pushes.reverting import Reverts
@@ -222,8 +222,7 @@ class Puller:
             self._reverts.take_back(event, fields)
         else:
             self._place.move(fields, event.number)
-        if event is not None and event.kind != EXPIRE:
-            self._log(event.number)
+        self._log(fields["pushes"])
         self._note_pending()
         self._sweep()
         with self._lock:
@@ -241,14 +240,15 @@ class Puller:
             old = (told["import"] for number, told in pushes.items() if number != kept)
             remove_fetched(self._store.path, (each for each in old if each is not None))
 
-    def _log(self, number: int) -> None:
-        told = self._place.fields()["pushes"].get(str(number))
-        if told is not None:  # a store that never took a push takes nothing back
-            level = logging.WARNING if told["error"] else logging.INFO
-            facts = {"pushes": self._pushes.where, "name": self.name, "push": number}
-            notice(
-                "kvstore.pull", f"push {told['state']}", level=level, **facts, error=told["error"]
-            )
+    def _log(self, before: Mapping[str, Mapping[str, Any]]) -> None:
+        """Log the pushes that have another state, or another error, than `before`."""
+        for number, told in self._place.fields()["pushes"].items():
+            was = before.get(number, {})
+            if any(told[each] != was.get(each) for each in ("state", "error")):
+                level = logging.WARNING if told["error"] else logging.INFO
+                facts = {"pushes": self._pushes.where, "name": self.name, "push": int(number)}
+                what = f"push {told['state']}"
+                notice("kvstore.pull", what, level=level, **facts, error=told["error"])
 
     def _note_pending(self) -> None:
         pending = max(self._end - self._place.fields()["log"], 0)
