@@ -20,9 +20,9 @@ import shutil
 import tempfile
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -32,7 +32,13 @@ from bulk.manifest import Manifest
 from bulk.part import Part
 from bulk.sst import UNFINISHED_SUFFIX
 from kvstore.digest import RunningDigest
-from kvstore.errors import OutOfSpaceError, UsageError
+from kvstore.errors import (
+    AccessDeniedError,
+    CorruptionError,
+    ImportRefusedError,
+    OutOfSpaceError,
+    UsageError,
+)
 from kvstore.errors.system import storage_errors
 from kvstore.imports import INGEST_DIRECTORY
 from kvstore.journal import OS_FILES
@@ -66,6 +72,7 @@ def fetch(
     bucket.require_parts(manifest)
     with storage_errors(str(directory)):
         directory.mkdir(parents=True, exist_ok=True)
+        os.utime(directory)  # the upkeep of the store removes directories that nobody has used
     with closing(OS_FILES.lock(str(directory / _LOCK_NAME))):
         Fetch(bucket, directory, tell).run(manifest)
 
@@ -168,11 +175,25 @@ def fetched_path(store: Path, import_id: int) -> Path:
     return store / INGEST_DIRECTORY / f"{import_id:016x}.fetched"
 
 
+def remove_fetched(store: Path, import_ids: Iterable[int]) -> None:
+    """Remove the files that came to the directory of a store for these imports, which were added or
+    aborted. Costs a list of the directory."""
+    place = store / INGEST_DIRECTORY
+    with storage_errors(str(place)):
+        present = {*os.listdir(place)} if place.is_dir() else {}
+    for import_id in import_ids:
+        fetched = fetched_path(store, import_id)
+        for path in (fetched, fetched.with_suffix("")):
+            if path.name in present:
+                shutil.rmtree(path, ignore_errors=True)
+
+
 @contextmanager
-def fetched_to(store: Path | None, manifest: Manifest) -> Iterator[Path]:
+def fetched_to(store: Path | None, manifest: Manifest, *, keeps: bool = False) -> Iterator[Path]:
     """The directory for the files of an import, in the directory of a store.
 
-    It stays after a failure that may pass, so that nothing is fetched twice.
+    It stays after a failure that may pass, so that nothing is fetched twice. With `keeps` it also
+    stays after a refusal: the caller tries again, and removes it at last.
     """
     if store is None:
         path = Path(tempfile.mkdtemp(prefix="kvstore-fetched-"))
@@ -180,14 +201,26 @@ def fetched_to(store: Path | None, manifest: Manifest) -> Iterator[Path]:
         path = fetched_path(store, manifest.import_id)
     try:
         yield path
-    except UsageError:  # the same files are refused again
-        shutil.rmtree(path, ignore_errors=True)
-        raise
-    except BaseException:
-        if store is None:
-            shutil.rmtree(path, ignore_errors=True)
+    except BaseException as error:
+        is_refused = isinstance(error, UsageError) and not isinstance(error, AccessDeniedError)
+        if store is None or (is_refused and not keeps):
+            shutil.rmtree(path, ignore_errors=True)  # the same files are refused again
+        elif isinstance(error, ImportRefusedError | CorruptionError):
+            _remove_damaged(path, manifest.parts)
         raise
     shutil.rmtree(path, ignore_errors=True)
+
+
+def _remove_damaged(directory: Path, parts: Iterable[Part]) -> None:
+    """Remove the parts that were damaged since they were fetched: the next fetch brings them
+    again. Costs a read of all parts."""
+    for part in parts:
+        path, digest = directory / part.name, RunningDigest(part.digest)
+        with suppress(OSError), path.open("rb") as file:
+            while data := file.read(_READ_BYTES):
+                digest.update(data)
+            if digest.text() != part.digest:
+                path.unlink()
 
 
 def as_fetched(directory: Path, manifest: Manifest) -> Iterator[Part]:

@@ -14,6 +14,7 @@ Floors, from the top:
     pushes amended           a job makes them; a person reverts and expires them; one for one store
     statuses log rows        reports of stores; the order of events; rows of a table, by shards
     sharding modes newer     the shard of a key; older and newer rows
+    roots                    the URL or the directory of a root
 """
 
 from bulk.pushes.log import Push

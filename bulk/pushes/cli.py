@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -30,7 +33,15 @@ from kvstore.cli.options import (
     to_duration,
     to_time,
 )
-from kvstore.cli.output import counting, note, print_figures, print_json, print_list, working
+from kvstore.cli.output import (
+    counting,
+    in_one_line,
+    note,
+    print_figures,
+    print_json,
+    print_list,
+    working,
+)
 from kvstore.cli.stores import open_or_create
 
 app = typer.Typer(
@@ -98,22 +109,23 @@ def pull_(
       kvstore push pull flights.db s3://bucket/pushes --name eu-1
       kvstore push pull flights.db s3://bucket/pushes --name eu-1 --shard 2 --once
     """
-    pause = to_duration(every).total_seconds()
+    pause, pushes = to_duration(every).total_seconds(), Pushes(url)
+    pushes.place.require_parent()
     with open_or_create(store, "rocksdb", create=create) as opened:
         how = one_of("--on-refusal", on_refusal, _ON_REFUSAL)
-        puller = Puller(opened, Pushes(url), name=name, shard=shard, every=pause, on_refusal=how)
+        puller = Puller(opened, pushes, name=name, shard=shard, every=pause, on_refusal=how)
+        _note_empty(pushes)
         if once:
             with working(f"pulling {url}", quiet=as_json):
                 while puller.step():
                     pass
         else:
             note(f"{store} follows {url} as {name}")
-            with puller:
+            with _failures_noted(), puller:
                 puller.start()
                 _wait_for_signal()
         position = puller.status
-    pushes = position["pushes"]
-    states = [told["state"] for told in pushes.values()]
+    states = [told["state"] for told in position["pushes"].values()]
     figures = {state: states.count(state) for state in ("added", "reverted", "refused")}
     print_figures({"events": position["log"], **figures}, as_json=as_json)
 
@@ -176,7 +188,7 @@ def list_(url: UrlArgument, limit: ListLimitOption = 100, as_json: JsonOption = 
     Examples:
       kvstore push list s3://bucket/pushes
     """
-    pushes = Pushes(url).list(last=limit)
+    pushes = _made(url).list(last=limit)
     found = [
         {
             "push": push.number,
@@ -212,7 +224,7 @@ def status_(url: UrlArgument, push: NumberArgument, as_json: JsonOption = False)
             "seconds": dict(each.seconds),
             "free": each.free,
         }
-        for each in Pushes(url).status(push).stores
+        for each in _made(url).status(push).stores
     ]
     print_list(found, _STATUS, max(len(found), 1), as_json=as_json)
 
@@ -225,7 +237,7 @@ def revert_(url: UrlArgument, push: NumberArgument, as_json: JsonOption = False)
     Examples:
       kvstore push revert s3://bucket/pushes 7
     """
-    Pushes(url).revert(push)
+    _made(url).revert(push)
     if as_json:
         print_json({"push": push, "reverted": True})
 
@@ -243,10 +255,42 @@ def expire_(
       kvstore push expire s3://bucket/pushes --keep 5
     """
     with working(f"looking through {url}", quiet=as_json):
-        gone = Pushes(url).expire(keep=int(keep) if keep.isdecimal() else to_duration(keep))
+        gone = _made(url).expire(keep=int(keep) if keep.isdecimal() else to_duration(keep))
     print_figures(
         {"pushes": len(gone), "bytes": sum(push.size_bytes for push in gone)}, as_json=as_json
     )
+
+
+def _made(url: str) -> Pushes:
+    """The pushes below a URL. Raises `UsageError` if there are none, as for a mistyped URL."""
+    pushes = Pushes(url)
+    pushes.log.require_made()
+    return pushes
+
+
+def _note_empty(pushes: Pushes) -> None:
+    """Tell of a root without a push: it waits for the first one, or its URL is mistyped. Raises
+    `AccessDeniedError` if the bucket is not there."""
+    pushes.log.root_id()
+    if pushes.log.event(1) is None:
+        note(f"{pushes.where} holds no push yet")
+
+
+class _Notes(logging.Handler):
+    """Prints what happens to pushes, and failures without their tracebacks."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        note(in_one_line(record.getMessage()))
+
+
+@contextmanager
+def _failures_noted() -> Iterator[None]:
+    logger, handler = logging.getLogger("kvstore.pull"), _Notes(logging.WARNING)
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
 
 
 def _wait_for_signal() -> None:

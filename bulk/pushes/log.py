@@ -131,6 +131,13 @@ class PushLog:
         assert found is not None
         return found.text("root")
 
+    def require_made(self) -> None:
+        """Raise `UsageError` if there is no event. Costs a head, and a list where there is none: a
+        bucket that is not there looks empty to a head."""
+        if not self._has(1):
+            self._blob.patience.over(lambda: [*self._blob.list("log/")])
+            raise UsageError(f"{self.where} holds no push", "check the URL, or make a push first")
+
     def event(self, position: int) -> PushEvent | None:
         """The event of a position; None behind the end. Costs one get. Raises `CorruptionError`,
         and `FormatVersionError` if a newer release wrote it."""

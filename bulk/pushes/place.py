@@ -18,8 +18,8 @@ Invariants
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import Any, Final, NamedTuple
 
 from bulk.pushes.log import PushLog
 from bulk.pushes.newer import PushStamps
@@ -28,6 +28,8 @@ from kvstore.limits import PUSHES_TOLD
 from kvstore.mvcc import WriteSet
 from kvstore.store import Store
 from kvstore.timestamp import Timestamp
+
+_TAKEN: Final = ("added", "reverted")
 
 
 class PushState(NamedTuple):
@@ -110,3 +112,10 @@ def with_state(fields: dict[str, Any], number: int, state: PushState) -> dict[st
 def newest_told(pushes: Iterable[str]) -> list[str]:
     """The newest of the pushes that a place tells: it has forgotten none between them."""
     return sorted(pushes, key=int)[-PUSHES_TOLD:]
+
+
+def first_refused(pushes: Mapping[str, Mapping[str, Any]]) -> str | None:
+    """The first of the pushes that were refused and may still be added: no later push was."""
+    last = max((int(n) for n, told in pushes.items() if told["state"] in _TAKEN), default=0)
+    waiting = [n for n, told in pushes.items() if told["retry"] and int(n) > last]
+    return min(waiting, key=int, default=None)

@@ -13,6 +13,8 @@ Invariants
 4. A failure that may pass, or a storage that refuses access, moves nothing: it is logged, told in
    the status, and tried again after a pause.
 5. The thread ends with the `with` block, also in the middle of a fetch, which continues later.
+6. The store's directory has the fetched files of one push at most. They stay while this push may
+   still be added, so no try fetches them again. A store in memory fetches them at each try.
 """
 
 from __future__ import annotations
@@ -27,12 +29,12 @@ from typing import Any, Final, Literal, TypeAlias
 
 from bulk.addresses import Staging
 from bulk.definitions import require_definitions
-from bulk.fetching import fetched_path
+from bulk.fetching import remove_fetched
 from bulk.ingest import ingest_pushed
 from bulk.manifest import Manifest
 from bulk.pushes.amended import AmendedPush
-from bulk.pushes.log import EXPIRE, PUSH, REVERT, Ahead, Push, PushEvent
-from bulk.pushes.place import PushPlace, PushState, newest_told, with_state
+from bulk.pushes.log import PUSH, REVERT, Ahead, Push, PushEvent
+from bulk.pushes.place import PushPlace, PushState, first_refused, newest_told, with_state
 from bulk.pushes.pushes import Pushes
 from bulk.pushes.reverting import Reverts
 from bulk.pushes.statuses import ERROR_CHARS_MAX, require_name
@@ -64,7 +66,6 @@ from kvstore.timestamp import Timestamp
 
 OnRefusal: TypeAlias = Literal["pass", "wait"]
 _ENDS: Final = (ClosedError, ForkedError)
-_TAKEN: Final = ("added", "reverted")
 _TAKEN_NAME: Final = "give each store a name of its own"
 _IN_THE_PARENT: Final = "the process that opened the store pulls; begin a puller after the fork"
 _EXPIRED: Final = "keep as many pushes as a store may be away for"
@@ -94,9 +95,11 @@ def pull(
     pushes wait until it is added, reverted or expired.
 
     `options` and `patience` are as in `bulk.Import.create`. Use it as a context manager. Raises
-    `UsageError` at once for a bad argument or URL; later failures are logged, and told by `status`.
+    `UsageError` at once for a bad argument or URL, and for a directory whose parent is missing;
+    later failures are logged, and told by `status`.
     """
     pushes = Pushes(url, options=options, patience=patience)
+    pushes.place.require_parent()
     puller = Puller(store, pushes, name=name, shard=shard, every=every, on_refusal=on_refusal)
     puller.start()
     return puller
@@ -209,6 +212,7 @@ class Puller:
             self._end = self._pushes.log.end(max(self._end, event.position))
             self._free_then = None
         self._note_pending()
+        self._sweep(event)
         if event is None:
             if not self._try_again(fields):
                 return False
@@ -218,22 +222,33 @@ class Puller:
             self._reverts.take_back(event, fields)
         else:
             self._place.move(fields, event.number)
-        if event is not None and event.kind != EXPIRE:
-            self._log(event.number)
+        self._log(fields["pushes"])
         self._note_pending()
+        self._sweep()
         with self._lock:
             self._moved.notify_all()
         self._report()
         return True
 
-    def _log(self, number: int) -> None:
-        told = self._place.fields()["pushes"].get(str(number))
-        if told is not None:  # a store that never took a push takes nothing back
-            level = logging.WARNING if told["error"] else logging.INFO
-            facts = {"pushes": self._pushes.where, "name": self.name, "push": number}
-            notice(
-                "kvstore.pull", f"push {told['state']}", level=level, **facts, error=told["error"]
-            )
+    def _sweep(self, event: PushEvent | None = None) -> None:
+        """Remove the files that were fetched for pushes of the past. The files of the push that
+        `event` brings stay, or else of the push that is tried again."""
+        if self._store.path is not None:
+            pushes = self._place.fields()["pushes"]
+            is_push = event is not None and event.kind == PUSH
+            kept = str(event.number) if event is not None and is_push else first_refused(pushes)
+            old = (told["import"] for number, told in pushes.items() if number != kept)
+            remove_fetched(self._store.path, (each for each in old if each is not None))
+
+    def _log(self, before: Mapping[str, Mapping[str, Any]]) -> None:
+        """Log the pushes that have another state, or another error, than `before`."""
+        for number, told in self._place.fields()["pushes"].items():
+            was = before.get(number, {})
+            if any(told[each] != was.get(each) for each in ("state", "error")):
+                level = logging.WARNING if told["error"] else logging.INFO
+                facts = {"pushes": self._pushes.where, "name": self.name, "push": int(number)}
+                what = f"push {told['state']}"
+                notice("kvstore.pull", what, level=level, **facts, error=told["error"])
 
     def _note_pending(self) -> None:
         pending = max(self._end - self._place.fields()["log"], 0)
@@ -254,14 +269,10 @@ class Puller:
     def _try_again(self, fields: dict[str, Any]) -> bool:
         """Take the first push that was refused and may still be added. Whether that changed
         anything."""
-        pushes = fields["pushes"]
-        last = max((int(n) for n, told in pushes.items() if told["state"] in _TAKEN), default=0)
-        waiting = [n for n, told in pushes.items() if told["retry"] and int(n) > last]
-        free = self._free_bytes()
-        if not waiting or (free is not None and free <= (self._free_then or 0)):
+        first, free = first_refused(fields["pushes"]), self._free_bytes()
+        if first is None or (free is not None and free <= (self._free_then or 0)):
             return False
-        first = min(waiting, key=int)
-        event = self._pushes.log.event(pushes[first]["retry"])
+        event = self._pushes.log.event(fields["pushes"][first]["retry"])
         if event is None or event.push is None:
             raise CorruptionError(self._pushes.log.where, f"the event of push {first} is gone")
         self._take(event, fields)
@@ -285,7 +296,14 @@ class Puller:
             manifest = self._checked(push, fields)
             bucket = self._pushes.bucket(push.job, self.shard)
             added = ingest_pushed(
-                self._store, bucket, manifest, after, amends=amends, tell=self._tell, times=times
+                self._store,
+                bucket,
+                manifest,
+                after,
+                amends=amends,
+                tell=self._tell,
+                times=times,
+                keeps=self._waits,
             )
         except _ENDS:
             raise
@@ -352,22 +370,19 @@ class Puller:
     def _refuse(
         self, event: PushEvent, push: Push, moved: dict[str, Any], error: KVStoreError
     ) -> None:
-        """Take back a half-added import, and pass the push. The files that were fetched stay if the
-        push may be added later."""
-        may_pass = isinstance(error, OutOfSpaceError)
+        """Take back a half-added import, and pass the push."""
+        may_pass, import_id = isinstance(error, OutOfSpaceError), None
         if self.shard < push.shards:
             import_id = push.imports[self.shard].import_id
             known = self._store.imports.get(import_id)
             if known is not None and known.added is None:
                 self._store.imports.abort(known.import_id)
-            if self._store.path is not None and not may_pass:
-                shutil.rmtree(fetched_path(self._store.path, import_id), ignore_errors=True)
         self._free_then = self._free_bytes() if may_pass else None
         known = moved["pushes"].get(str(push.number))
         if may_pass and known is not None:
             return  # it was refused for this reason before, and is tried again
         retry = event.position if may_pass else None
-        state = PushState("refused", error=_text_of(error), retry=retry)
+        state = PushState("refused", error=_text_of(error), import_id=import_id, retry=retry)
         self._failing = {}
         self._place.write(with_state(moved, push.number, state))
 

@@ -7,13 +7,12 @@ import re
 import secrets
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass
 from datetime import timedelta
 from itertools import takewhile
 from typing import Any, Final, Literal, NamedTuple
 
 from bulk.addresses import Staging
-from bulk.bucket import BEGUN_NAME, Bucket, BucketUrl
+from bulk.bucket import BEGUN_NAME, Bucket
 from bulk.definitions import EncodedBy
 from bulk.manifest import Manifest
 from bulk.part import Part, PartWriter
@@ -34,19 +33,18 @@ from bulk.pushes.log import (
     unexpired,
 )
 from bulk.pushes.modes import ADD, PLAIN, ModeName, PushMode, mode_of, mode_of_changes
+from bulk.pushes.roots import root_place
 from bulk.pushes.rows import PushedRows
 from bulk.pushes.sharding import SHARDS_MAX
 from bulk.pushes.statuses import Statuses, StoreStatus
 from bulk.staged import Import
-from kvstore.arguments import require_age, require_count, require_path, require_seconds
+from kvstore.arguments import require_age, require_count, require_seconds
 from kvstore.clock import Clock
 from kvstore.codec.keys import IMPORT_ID_MAX
 from kvstore.errors import BusyError, ImportRefusedError, UsageError
 from kvstore.limits import ORPHAN_S, PUSH_POLL_S
-from kvstore.storage.address import open_blob, public_address
 from kvstore.storage.below import BlobBelow
 from kvstore.storage.contract import Blob
-from kvstore.storage.patience import Patience
 from kvstore.tables import Table, TableCodec
 from kvstore.timestamp import NS_PER_SECOND, TimeLike
 
@@ -59,19 +57,6 @@ class PushStatus(NamedTuple):
 
     push: Push
     stores: tuple[StoreStatus, ...]
-
-
-@dataclass(frozen=True)
-class PushesPlace:
-    """The root of pushes: a URL that backups take, or a directory that all machines share."""
-
-    url: BucketUrl
-
-    def open(self) -> tuple[Any, str]:
-        """The blobs below the root, and its name in errors."""
-        url = self.url
-        blob = open_blob(url.url, patience=Patience(url.patience_s), **url.options)
-        return blob, public_address(url.url)
 
 
 class Pushes:
@@ -429,15 +414,3 @@ def import_id_of(job: str, shard: int) -> int:
     """The import id of a shard of a push: 63 bits of a SHA-256."""
     digest = hashlib.sha256(f"{job}/{shard}".encode()).digest()
     return int.from_bytes(digest[:8], "big") % IMPORT_ID_MAX + 1
-
-
-def root_place(
-    url: Staging, options: Mapping[str, Any] | None, patience: float | None
-) -> PushesPlace:
-    """The root of pushes that `url` names. Raises `UsageError`."""
-    if isinstance(url, BucketUrl):
-        return PushesPlace(url)
-    text = url if isinstance(url, str) else str(require_path(url, name="url"))
-    if "://" not in text:
-        text = str(require_path(text, name="url"))
-    return PushesPlace(BucketUrl(text, options or {}, patience))

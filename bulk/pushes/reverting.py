@@ -128,7 +128,7 @@ class Reverts:
         if told is None or told["state"] != "added":
             state = None
             if told is not None and told["state"] == "refused":  # it is not tried again
-                state = PushState("refused", error=told["error"])
+                state = PushState("refused", told["error"], import_id=told["import"])
             self._place.move(fields, event.number, state)
             return
         added, import_id = Timestamp(told["at"]), told["import"]

@@ -50,6 +50,23 @@ def test_a_store_that_is_only_read_refuses_an_import_whatever_its_log_has(
         bulk.ingest(reader, tmp_path / "staged")
 
 
+@pytest.mark.skipif(not hasattr(os, "posix_fadvise"), reason="the system takes no advice")
+def test_files_are_read_ahead_before_the_commit_begins(
+    store: kvstore.Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage(tmp_path / "staged", {b"a": b"1"})
+    steps: list[str] = []
+    advise = os.posix_fadvise
+
+    def advised(*given: int) -> None:
+        steps.append("advise")
+        advise(*given)
+
+    monkeypatch.setattr(os, "posix_fadvise", advised)
+    bulk.ingest(store, tmp_path / "staged", progress=steps.append)
+    assert steps == ["check", "advise", "prepare", "bring 1 of 1", "link", "add"]
+
+
 def test_many_parts_become_visible_together(store: kvstore.Store, tmp_path: Path) -> None:
     staged = bulk.Import.create(tmp_path / "staged")
     for part in range(5):

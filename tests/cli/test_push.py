@@ -3,11 +3,24 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
+from functools import partial
 from pathlib import Path
 
+import pytest
+
+import bulk
 import kvstore
-from tests.cli.installed import Run
-from tests.pushes.made import build_time
+from bulk.pushes import Pushes
+from kvstore.errors import UsageError
+from tests.cli.installed import ROOT, Run
+from tests.pushes.made import build_time, push
+from tests.shard.conftest import s3_server
+
+__all__ = ["s3_server"]
 
 
 def test_files_become_pushes_of_each_mode(run: Run, tmp_path: Path) -> None:
@@ -60,3 +73,66 @@ def test_files_become_pushes_of_each_mode(run: Run, tmp_path: Path) -> None:
         ("s1", "waiting"),
     ]
     assert all(each["free"] > 0 for each in told)
+
+
+ASKED = (("list",), ("expire", "--keep", 1), ("status", 1), ("revert", 1))
+"""Commands on pushes that were made."""
+
+
+def test_a_place_without_a_push_is_told(run: Run, tmp_path: Path) -> None:
+    store, empty, missing = tmp_path / "s", tmp_path / "p", tmp_path / "no" / "p"
+    kvstore.open(store).close()
+    for place in (empty, missing):
+        for command, *words in ASKED:
+            refused = run("push", command, place, *words, code=2)
+            assert f"{place} holds no push; check the URL" in refused.stderr
+    refused = run("push", "pull", store, missing, "--name", "s", "--once", code=2)
+    assert f"there is no directory {missing.parent}" in refused.stderr
+    assert {each.name for each in tmp_path.iterdir()} >= {"s"}
+    assert not empty.exists()
+    assert not missing.parent.exists()
+    with kvstore.open(store) as opened, pytest.raises(UsageError, match="there is no directory"):
+        bulk.pull(opened, missing, name="s")
+    assert not missing.parent.exists()
+    pulled = run("push", "pull", store, empty, "--name", "s", "--once")  # it waits for the first
+    assert f"{empty} holds no push yet" in pulled.stderr
+    assert "holds no push" in run("push", "list", empty, code=2).stderr
+    push(Pushes(empty), {b"a": b"1"})
+    assert run("push", "pull", store, empty, "--name", "s", "--once").stderr == ""
+    assert "sealed" in run("push", "list", empty).stdout
+
+
+def test_a_bucket_that_is_not_there_is_told(
+    run: Run, tmp_path: Path, s3_server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT", s3_server)
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "test")
+    url = "s3://there-is-no-such-bucket/pushes"
+    for command, *words in ASKED:
+        assert "check the bucket's name" in run("push", command, url, *words, code=2).stderr
+    for more in (["--once"], []):
+        words = ["push", "pull", tmp_path / "new", url, "--name", "s", "--create", *more]
+        assert "check the bucket's name" in run(*words, code=2).stderr
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_store_that_follows_prints_what_it_refuses(tmp_path: Path) -> None:
+    pushes, store = Pushes(tmp_path / "pushes"), tmp_path / "s"
+    push(pushes, {b"a": b"1"}, shards=2)
+    words = ["push", "pull", str(store), pushes.where, "--name", "s", "--shard", "7", "--create"]
+    with subprocess.Popen(
+        [sys.executable, "-m", "kvstore.cli", *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        # Tests that run in the background ignore interrupts. The child would inherit that.
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
+    ) as child:
+        assert child.stderr is not None
+        assert b"follows" in child.stderr.readline()
+        told = child.stderr.readline()
+        child.send_signal(signal.SIGINT)
+        assert child.wait() == 0
+    assert b"push refused" in told
+    assert b"push 1 has 2 shards, and this store takes shard 7" in told

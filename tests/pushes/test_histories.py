@@ -199,6 +199,8 @@ class History:
                 self.step()
             for host in self.hosts:
                 host.require_history()
+                drain(host.puller)
+                assert [*host.at.glob("ingest/*.fetched")] == []
         finally:
             for host in self.hosts:
                 host.store.close()

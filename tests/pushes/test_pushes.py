@@ -94,10 +94,23 @@ def test_the_log_tells_of_each_push(pushes: Pushes, caplog: pytest.LogCaptureFix
         lose(pushes, push(pushes, generation(0)).job)
         push(pushes, generation(1))
         pushes.revert(2)
+        pushes.revert(1)  # of a push that the store refused: nothing happens
         drain(Puller(store, pushes, name="s"))
     told = [(record.levelname, vars(record)["event"]) for record in caplog.records]
     assert told == [("WARNING", "push refused"), ("INFO", "push added"), ("INFO", "push reverted")]
     assert "nothing is there" in vars(caplog.records[0])["facts"]["error"]
+
+
+def test_the_log_tells_of_a_push_that_is_added_later(
+    pushes: Pushes, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="kvstore.pull")
+    push(pushes, generation(0))
+    with kvstore.open(tmp_path / "store") as store:
+        with bounds(FETCH_SPARE_BYTES=1 << 60):
+            drain(Puller(store, pushes, name="s"))
+        drain(Puller(store, pushes, name="s"))
+    assert [vars(record)["event"] for record in caplog.records] == ["push refused", "push added"]
 
 
 def test_a_position_is_hidden_and_changes_are_those_of_the_rows(pushes: Pushes) -> None:
@@ -227,12 +240,9 @@ class Closable(MemoryBlob):
         return super().get_range(name, start=start, length=length)
 
 
-def test_a_push_without_permission_waits_and_its_status_tells_why(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_push_without_permission_waits_and_its_status_tells_why() -> None:
     blob = Closable()
-    monkeypatch.setattr("bulk.pushes.pushes.open_blob", lambda *_, **__: blob)
-    pushes = Pushes("memory://closable/root")
+    pushes = Pushes.over(blob, "closable")
     push(pushes, {b"a": b"1"})
     with kvstore.open(None, engine="memory") as store:
         puller = Puller(store, pushes, name="s")
