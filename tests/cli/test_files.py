@@ -74,8 +74,9 @@ def test_rows_go_through_pipes(run: Run, tmp_path: Path) -> None:
     rows = drawn(seeded(), 50)
     with kvstore.open(tmp_path / "s") as store:
         store.put_many(rows.items())
-    for kind in ("jsonl", "parquet", "arrow"):
+    for kind in ("jsonl", "jsonl.gz", "jsonl.zst", "parquet", "arrow"):
         raw = run("export", tmp_path / "s", "-", "--format", kind).stdout_bytes
+        assert raw.startswith({".gz": b"\x1f\x8b", ".zst": b"\x28\xb5"}.get(kind[5:], b""))
         done = piped(raw, "import", tmp_path / kind, "-", "--format", kind, "--create")
         assert done.exit_code == 0, done.output
         with kvstore.open_read_only(tmp_path / kind) as store:
