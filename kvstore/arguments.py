@@ -182,7 +182,10 @@ def require_value(value: object) -> bytes:
         )
     size = value.nbytes if isinstance(value, memoryview) else len(value)
     if size > VALUE_BYTES_MAX:
-        raise UsageError(f"value has {size} bytes, at most {VALUE_BYTES_MAX} are stored")
+        raise UsageError(
+            f"value has {size} bytes, at most {VALUE_BYTES_MAX} are stored",
+            "split it over several keys",
+        )
     return bytes(value)
 
 

@@ -53,10 +53,9 @@ def print_figures(fields: Mapping[str, Any], *, as_json: bool) -> None:
         return
     width = max(map(len, fields), default=0)
     for name, figure in fields.items():
-        shown = (
-            f"{figure:,}" if isinstance(figure, int) and not isinstance(figure, bool) else figure
-        )
-        print_line(f"{name:<{width}}  {in_one_line(str(shown))}")
+        is_number = isinstance(figure, int) and not isinstance(figure, bool)
+        fact = f"{figure:,}" if is_number else shown(figure)
+        print_line(f"{name:<{width}}  {in_one_line(fact)}")
 
 
 def size_text(size: int) -> str:
