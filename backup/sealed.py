@@ -73,7 +73,10 @@ class Secret:
         self, *, passphrase: str | None = None, key_file: str | Path | None = None
     ) -> None:
         if (passphrase is None) == (key_file is None):
-            raise UsageError("an encrypted collection needs a passphrase or a key file, not both")
+            raise UsageError(
+                "an encrypted collection needs a passphrase or a key file, not both",
+                "pass one of them",
+            )
         self._passphrase = passphrase
         self._key = None if key_file is None else _read_key_file(Path(key_file))
 

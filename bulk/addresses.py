@@ -35,5 +35,8 @@ def staging_place(
             raise UsageError(f"staging {text} is a URL in a Path", "pass the URL as a text")
         return BucketUrl(require_address(text), options or {}, patience)
     if options:
-        raise UsageError(f"a directory takes no options, not {', '.join(sorted(options))}")
+        raise UsageError(
+            f"a directory takes no options, not {', '.join(sorted(options))}",
+            "leave them out, or pass a URL",
+        )
     return require_path(file_path(text) if text.startswith("file:") else given, name="staging")

@@ -15,7 +15,7 @@ import typer
 
 from bulk.applying import RowsApplied, apply_rows, sync_rows
 from bulk.decoding import decoded, decoded_files
-from bulk.exports import export_rows, live_rows, write_rows
+from bulk.exports import export_rows, live_rows, packed, write_rows
 from bulk.files import file_events, format_of
 from bulk.ingest import ingest
 from bulk.loading import import_rows
@@ -265,10 +265,14 @@ def export_keys(
     """Write keys and values to a file, or to stdout where `path` is `-`."""
     write = None if notation == (Encoding.TEXT, Encoding.TEXT) else _in_notation(notation)
     if path == STDIN:
-        kind = format_of(Path(f"stdout.{(format_ or 'jsonl').lstrip('.')}"))
-        with open_read_only(store) as opened, opened.snapshot(to_time(as_of)) as snapshot:
-            rows = live_rows(opened, snapshot, span)
-            write_rows(sys.stdout.buffer, kind, rows, write, lambda rows: None)
+        name = Path(f"stdout.{(format_ or 'jsonl').lstrip('.')}")
+        kind = format_of(name)
+        with (
+            open_read_only(store) as opened,
+            opened.snapshot(to_time(as_of)) as snapshot,
+            packed(sys.stdout.buffer, name) as sink,
+        ):
+            write_rows(sink, kind, live_rows(opened, snapshot, span), write, lambda rows: None)
         return
     if format_ is not None:
         raise UsageError("--format is for stdout", "files have it in their names")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from bulk.files import column_names, file_rows
+from bulk.files import column_names, file_rows, format_of
 from bulk.progress import Reading
 from kvstore.cli.options import Encoding, Encodings, to_bytes
 from kvstore.errors import UsageError
@@ -23,14 +23,14 @@ def decoded_files(
     has_expiries: bool,
 ) -> Iterator[pa.RecordBatch]:
     """The rows of all files. A key or a value that is missing, or not in its notation, is named by
-    file and row. With `has_expiries` each file may have a column `expires`."""
+    file and row; a header is row 1. With `has_expiries` each file may have a column `expires`."""
     named = {name: column for name, column in columns.items() if column}
     timed = [source for source in sources if has_expiries and _has_expiries(source, named)]
     for source in sources:
         more = {"expires": "expires"} if source in timed else {}
         rows = file_rows([source], reading=reading, **named, **more)
-        first = 1
-        for batch in decoded(rows, notation, str(source)):
+        first = 2 if format_of(source) in ("csv", "tsv") else 1
+        for batch in decoded(rows, notation, str(source), first=first):
             _require_whole(batch, str(source), first)
             first += batch.num_rows
             if timed and not more:  # the batches of all files have the same columns
@@ -53,7 +53,7 @@ def _require_whole(batch: pa.RecordBatch, where: str, first: int) -> None:
     if "op" in batch.schema.names:
         ops = batch.column("op")
         known = pc.is_in(ops, pa.array(["put", "delete"]))
-        _refuse(pc.invert(known), where, first, "its operation is neither", "write put or delete")
+        _refuse(pc.invert(known), where, first, "its operation is unknown", "write put or delete")
         absent = pc.and_(absent, pc.equal(ops, "put"))
     remedy = "write a value; to delete, name a column by --op"
     _refuse(absent, where, first, "it has no value", remedy)
@@ -66,14 +66,13 @@ def _refuse(wrong: pa.Array, where: str, first: int, problem: str, remedy: str) 
 
 
 def decoded(
-    rows: Iterator[pa.RecordBatch], notation: Encodings, where: str
+    rows: Iterator[pa.RecordBatch], notation: Encodings, where: str, *, first: int = 1
 ) -> Iterator[pa.RecordBatch]:
     """Decode hex or base64 in the first two columns, keys and values. Text stays as it is, and so
-    do nulls, which are refused later."""
+    do nulls, which are refused later. `first` is the number of the first row."""
     if notation == (Encoding.TEXT, Encoding.TEXT):
         yield from rows
         return
-    first = 1
     for batch in rows:
         columns = [
             pa.array(_cells(column, encoding, where, first), pa.binary())

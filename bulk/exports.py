@@ -10,12 +10,13 @@ Invariants
 
 from __future__ import annotations
 
+import io
 import os
 import secrets
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, BinaryIO, Final, NamedTuple
 
 import pyarrow as pa
 import pyarrow.csv as pa_csv
@@ -117,6 +118,30 @@ def write_rows(
             written += batch.num_rows
             progress(written)
     return written
+
+
+@contextmanager
+def packed(pipe: BinaryIO, name: Path) -> Iterator[Any]:
+    """A sink that compresses as the last ending of `name` says, and writes to `pipe`."""
+    compression = compression_of(name)
+    if compression is None:
+        yield pipe
+        return
+    with pa.CompressedOutputStream(_Open(pipe), compression) as sink:
+        yield sink
+
+
+class _Open(io.RawIOBase):
+    """Writes to a pipe, and leaves it open: the end of a compression closes what it writes to."""
+
+    def __init__(self, pipe: BinaryIO) -> None:
+        self._pipe = pipe
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        return self._pipe.write(data)
 
 
 @contextmanager

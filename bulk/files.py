@@ -54,7 +54,8 @@ def format_of(path: Path) -> FileFormat:
     if found is None:
         raise UsageError(f"{path}: unknown kind of file", f"name it one of {', '.join(_SUFFIXES)}")
     if is_compressed and found not in ("csv", "tsv", "jsonl"):
-        raise UsageError(f"{path}: {found} has a compression of its own", "unpack the file")
+        remedy = f"unpack the file, or name it without {path.suffix}"
+        raise UsageError(f"{path}: {found} has a compression of its own", remedy)
     return found
 
 

@@ -254,7 +254,9 @@ def _columns(batch: pa.RecordBatch, reference: bytes) -> tuple[pa.Array, pa.Arra
         raise UsageError("column key has nulls", "every row needs a key")
     longest = pc.max(pc.binary_length(keys)).as_py() or 0
     if longest > KEY_BYTES_MAX:
-        raise UsageError(f"a key has {longest} bytes, at most {KEY_BYTES_MAX} are allowed")
+        raise UsageError(
+            f"a key has {longest} bytes, at most {KEY_BYTES_MAX} are allowed", "shorten it"
+        )
     _require_value_bytes(pc.max(pc.binary_length(values)).as_py() or 0)
     if "op" not in names:
         if values.null_count:
@@ -295,7 +297,10 @@ def _text(batch: pa.RecordBatch, name: str) -> pa.Array:
 
 def _require_value_bytes(size: int) -> None:
     if size > VALUE_BYTES_MAX:
-        raise UsageError(f"a value has {size} bytes, at most {VALUE_BYTES_MAX} are stored")
+        raise UsageError(
+            f"a value has {size} bytes, at most {VALUE_BYTES_MAX} are stored",
+            "split it over several keys",
+        )
 
 
 def _at(keys: list[bytes] | pa.Array, index: int) -> bytes:

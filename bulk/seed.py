@@ -218,7 +218,10 @@ def _values(batch: pa.RecordBatch, names: SeedColumns, first: int) -> pa.Array:
     values = decoded(batch.column(names.value)).cast(pa.binary())
     size = pc.max(pc.binary_length(values)).as_py() or 0
     if size > VALUE_BYTES_MAX:
-        raise UsageError(f"a value has {size} bytes, at most {VALUE_BYTES_MAX} are stored")
+        raise UsageError(
+            f"a value has {size} bytes, at most {VALUE_BYTES_MAX} are stored",
+            "split it over several keys",
+        )
     if names.op is None:
         missing = values.is_null()
         remedy = "drop such rows, or name a column op that says 'delete'"

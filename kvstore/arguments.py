@@ -89,6 +89,17 @@ def require_parent(path: Path) -> None:
         raise UsageError(f"there is no directory {path.parent}", "make it first")
 
 
+def require_place_of_copy(path: object, *, store: Path | None) -> Path:
+    """`path` as a `Path`, if a checkpoint of the store at `store` can be made there: nothing is at
+    the path, and the path is not inside the store's directory, which an opening tidies."""
+    target = require_path(path)
+    require_absent(target, advice="checkpoint into a path that does not")
+    if store is not None and target.is_relative_to(os.path.realpath(store)):
+        raise UsageError(f"{target} is inside the store", "checkpoint into a path beside the store")
+    require_parent(target)
+    return target
+
+
 def is_there(path: Path) -> bool:
     """Whether `path` leads to something. A disk that fails raises `StorageError`."""
     return _mode(path) != 0
@@ -171,7 +182,10 @@ def require_value(value: object) -> bytes:
         )
     size = value.nbytes if isinstance(value, memoryview) else len(value)
     if size > VALUE_BYTES_MAX:
-        raise UsageError(f"value has {size} bytes, at most {VALUE_BYTES_MAX} are stored")
+        raise UsageError(
+            f"value has {size} bytes, at most {VALUE_BYTES_MAX} are stored",
+            "split it over several keys",
+        )
     return bytes(value)
 
 

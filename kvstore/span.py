@@ -30,7 +30,7 @@ def require_key(key: object, *, name: str = "key", room: int = 0) -> bytes:
         key = bytes(key)
     if len(key) - room > KEY_BYTES_MAX:
         most = KEY_BYTES_MAX + room
-        raise UsageError(f"{name} has {len(key)} bytes, at most {most} are allowed")
+        raise UsageError(f"{name} has {len(key)} bytes, at most {most} are allowed", "shorten it")
     return key
 
 

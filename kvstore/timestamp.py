@@ -60,7 +60,7 @@ class Timestamp(int):
                 f"{day}T{minute or '00:00'}:{second or '00'}{_with_colon(zone)}"
             )
         except ValueError as error:
-            raise UsageError(f"{text!r} is not a timestamp: {error}") from error
+            raise UsageError(f"{text!r} is not a timestamp: {error}", "correct it") from error
         return cls.from_ns(_microseconds(moment) * 1000 + int((fraction or "").ljust(9, "0")))
 
     @classmethod
@@ -134,7 +134,7 @@ def to_timestamp(
     if isinstance(value, Timestamp) and 0 <= value <= TIMESTAMP_MAX:
         return value
     if isinstance(value, bool):
-        raise UsageError(f"{name} must be {_WANTED}, not a bool")
+        raise UsageError(f"{name} must be {_WANTED}, not a bool", "convert it")
     if isinstance(value, int):
         return _of_number(value, name, now)
     if isinstance(value, datetime):
@@ -145,7 +145,7 @@ def to_timestamp(
             return Timestamp.parse(value)
         number = plain_integer(value)
         if number is None:
-            raise UsageError(f"{name} must be {_WANTED}, not {type(value).__name__}")
+            raise UsageError(f"{name} must be {_WANTED}, not {type(value).__name__}", "convert it")
         return _of_number(number, name, now)
     if now is None:
         raise UsageError(f"{name}={value!r} counts from now", "pass a time that stands still")

@@ -53,7 +53,9 @@ def spans_of(given: Mapping[str, str]) -> tuple[Span, ...]:
         try:
             return decode(text)
         except (ValueError, binascii.Error) as error:
-            raise UsageError(f"{name}={text!r} is not {encoding}: {error}") from None
+            raise UsageError(
+                f"{name}={text!r} is not {encoding}: {error}", "correct the text"
+            ) from None
 
     bounds = [key(text, given[name]) if name in given else None for name, text in _BOUNDS.items()]
     ranges = given.get("ranges")

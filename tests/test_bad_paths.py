@@ -139,6 +139,19 @@ def test_options_of_open_are_checked_before_anything_is_made(
     assert not (tmp_path / "store").exists()
 
 
+@pytest.mark.parametrize("inside", ["copy", "scans/copy", "../link/copy"])
+def test_a_checkpoint_inside_the_store_is_refused(
+    store: Store, tmp_path: Path, inside: str
+) -> None:
+    """An opening empties `scans`, and a copy of the directory would hold the store twice."""
+    assert store.path is not None
+    (tmp_path / "link").symlink_to(store.path)
+    (store.path / "scans").mkdir(exist_ok=True)
+    with pytest.raises(UsageError, match=r"inside the store; checkpoint into a path beside"):
+        store.checkpoint(store.path / inside)
+    assert not (store.path / inside).exists()
+
+
 def test_a_path_that_is_no_store_is_refused_and_left_alone(tmp_path: Path) -> None:
     (tmp_path / "letters").mkdir()
     (tmp_path / "letters" / "draft.txt").write_text("dear")

@@ -257,3 +257,10 @@ def test_a_module_without_a_docstring_is_named(tmp_path: Path) -> None:
     root = tree(tmp_path, {})
     (root / "bulk" / "sst.py").write_text("import kvstore\n")
     assert findings(root) == ["bulk/sst.py: has no docstring: open with the problem it solves"]
+
+
+def test_a_refusal_without_a_remedy_is_named(tmp_path: Path) -> None:
+    code = '"""Opens."""\nfault = UsageError("wrong")\nUsageError("wrong", remedy="pass 1")\n'
+    root = tree(tmp_path, {"kvstore/span.py": code})
+    (line,) = findings(root)
+    assert line.startswith("kvstore/span.py: line 6 has no remedy")

@@ -29,11 +29,15 @@ _COMPLETION_PATIENCE_S: Final = 1.0
 def complete_label(ctx: Any, incomplete: str) -> list[str]:
     """The labels of the collection that the command line names; empty if it cannot be read."""
     key_file = ctx.params.get("key_file")
+    # The parser gives up at an option without its value, and leaves the arguments before it.
+    collection = ctx.params.get("collection") or next(iter(ctx.args), None)
+    if collection is None:
+        return []
     try:
         passphrase = None if key_file is not None else os.environ.get(PASSPHRASE)
         how: Any = {"key_file": key_file, "patience": _COMPLETION_PATIENCE_S}
-        labels = Collection(ctx.params["collection"], passphrase, **how).show().labels
-    except (KVStoreError, OSError, KeyError):
+        labels = Collection(collection, passphrase, **how).show().labels
+    except (KVStoreError, OSError):
         return []
     return sorted(label for label in labels if label.startswith(incomplete))
 

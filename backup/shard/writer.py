@@ -42,7 +42,10 @@ class Writer:
         make no sense or a token that was used before.
         """
         if expected_upper is not None and expected_upper != batch.lower:
-            raise UsageError(f"the batch begins at {batch.lower}, not at {expected_upper}")
+            raise UsageError(
+                f"the batch begins at {batch.lower}, not at {expected_upper}",
+                "build the batch from the expected upper on",
+            )
         token = token or secrets.token_hex(16)
         command = c.CompareAndAppend(batch, self.name, token, self._log.clock.wall_ns())
         outcome, _, unsure = self._log.apply(command)
@@ -58,7 +61,10 @@ class Writer:
             case c.AlreadyCommitted(upper) if retried:
                 return c.Appended(upper)
             case c.AlreadyCommitted():
-                raise UsageError(f"writer {self.name} used the token of its last append again")
+                raise UsageError(
+                    f"writer {self.name} used the token of its last append again",
+                    "name each append by a token of its own",
+                )
             case c.UpperMismatch(upper, writer_upper):
                 if retried and writer_upper is not None and writer_upper >= batch.upper:
                     raise IndeterminateError(
@@ -116,7 +122,13 @@ class Writer:
 def _bounds_error(outcome: object) -> UsageError:
     match outcome:
         case c.InvalidBounds(lower, upper):
-            return UsageError(f"a batch cannot reach from {lower} back to {upper}")
+            return UsageError(
+                f"a batch cannot reach from {lower} back to {upper}",
+                "let its upper lie at or above its lower",
+            )
         case c.InvalidEmptyInterval(at):
-            return UsageError(f"a batch with rows needs time: both bounds are {at}")
+            return UsageError(
+                f"a batch with rows needs time: both bounds are {at}",
+                "let its upper lie above its lower",
+            )
     raise AssertionError(outcome)

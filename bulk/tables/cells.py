@@ -46,7 +46,7 @@ def to_value(kind: pa.DataType, word: str, where: str) -> Any:
             array = pa.array([word]).cast(kind)
     except (ValueError, OverflowError, pa.ArrowException) as error:
         told = str(error).partition("\n")[0]
-        raise UsageError(f"{where}: {word!r} is no {kind}: {told}") from None
+        raise UsageError(f"{where}: {word!r} is no {kind}: {told}", "correct the word") from None
     return dicts(pa.record_batch([array], names=["value"]))[0]["value"]
 
 

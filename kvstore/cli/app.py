@@ -31,6 +31,7 @@ from kvstore.cli.summaries import SUMMARIES
 from kvstore.cli.times import ago
 from kvstore.cli.wording import in_shell_words
 from kvstore.errors import KVStoreError
+from kvstore.neighbours import require_own
 from kvstore.version import __version__
 
 if TYPE_CHECKING:
@@ -81,6 +82,8 @@ class Commands(TyperGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         found = _own(cmd_name) if cmd_name in OWN else None
         if found is None and (added := _added().get(cmd_name)) is not None:
+            if (package := added.module.partition(".")[0]) in ("backup", "bulk"):
+                require_own(package)
             found = added.load()
         if found is None:
             return None

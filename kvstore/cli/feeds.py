@@ -68,8 +68,7 @@ def list_feeds(
       kvstore feeds list flights.db --json | jq 'select(.lag_seconds > 3600)'
     """
     with open_read_only(store) as opened:
-        newest = opened.upper - 1
-        found = [_fields(name, workers, newest) for name, workers in _feeds(opened)]
+        found = [_fields(opened, name, workers) for name, workers in _feeds(opened)]
     columns = ["name", "workers", "position", "lag", "owner", "lost"]
     print_list(found, columns, limit, as_json=as_json)
 
@@ -83,11 +82,12 @@ def drop_feed(store: StoreArgument, name: FeedArgument, as_json: JsonOption = Fa
       kvstore feeds drop flights.db audit
     """
     with open_to_write(store) as opened:
-        workers, newest = _feed(opened, name), opened.upper - 1
+        workers = _feed(opened, name)
+        fields = _fields(opened, name, workers)
         for record in workers:
             dropped = opened.drop_hold(record.name)
     if as_json:
-        print_json(_fields(name, workers, newest))
+        print_json(fields)
     note(f"dropped; {dropped.cost_of_dropping}")
 
 
@@ -137,9 +137,10 @@ def _feed(store: Store, name: str) -> list[HoldRecord]:
     return found
 
 
-def _fields(name: str, workers: Sequence[HoldRecord], newest: int) -> dict[str, object]:
+def _fields(store: Store, name: str, workers: Sequence[HoldRecord]) -> dict[str, object]:
     slowest = min(workers, key=attrgetter("timestamp"))
-    lag_ns = max(newest - slowest.timestamp, 0)
+    begin = max(int(slowest.timestamp), int(store.browsing.oldest()))  # no change lies below
+    lag_ns = max(store.upper - 1 - begin, 0)
     return {
         "name": name,
         "workers": len(workers),

@@ -9,7 +9,7 @@ import typer
 from kvstore.claims import BACKUP, HoldRecord
 from kvstore.cli.completion import names_of
 from kvstore.cli.options import LISTED_MAX, JsonOption, ListLimitOption, StoreArgument, iso
-from kvstore.cli.output import note, print_figures, print_json, print_list, shown
+from kvstore.cli.output import note, print_figures, print_list
 from kvstore.cli.stores import open_to_write
 from kvstore.cli.wording import in_shell_words
 from kvstore.limits import HOLD_LOOK_S
@@ -75,11 +75,7 @@ def drop_hold(
     """
     with open_to_write(store) as opened:
         dropped = opened.drop_hold(name)
-    fields = _hold_fields(dropped)
-    if as_json:
-        print_json(fields)
-    else:
-        print_figures({key: shown(value) for key, value in fields.items()}, as_json=False)
+    print_figures(_hold_fields(dropped), as_json=as_json)
     note(f"dropped; {in_shell_words(dropped.cost_of_dropping)}")
 
 

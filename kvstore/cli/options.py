@@ -89,6 +89,13 @@ class Encodings(NamedTuple):
         return cls(key or both, value or both)
 
 
+_RULES: Final = {
+    Encoding.TEXT: "name another encoding",
+    Encoding.HEX: "write two digits (0-9, a-f) for each byte",
+    Encoding.BASE64: "write base64 of RFC 4648, with its padding",
+}
+
+
 def to_bytes(text: str, encoding: Encoding) -> bytes:
     """Parse a key or value. Raises `UsageError`."""
     try:
@@ -99,7 +106,7 @@ def to_bytes(text: str, encoding: Encoding) -> bytes:
         # The bytes of the shell's arguments, also where they are not UTF-8.
         return text.encode("utf-8", "surrogateescape")
     except (ValueError, binascii.Error) as error:
-        raise UsageError(f"{text!r} is not {encoding.value}: {error}") from error
+        raise UsageError(f"{text!r:.80} is not {encoding.value}", _RULES[encoding]) from error
 
 
 def to_text(raw: bytes, encoding: Encoding) -> str:

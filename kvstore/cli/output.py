@@ -10,22 +10,28 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from kvstore.counts import WorkCount
 
+if TYPE_CHECKING:
+    from rich.status import Status
+
+_status: Status | None = None
+"""The progress that is on the terminal."""
+
 
 def print_json(fields: Mapping[str, Any]) -> None:
     """One object, one line, always UTF-8. Other bytes (of a path, say) are escaped."""
     text = json.dumps(fields, ensure_ascii=False)
-    sys.stdout.buffer.write(text.encode("utf-8", "backslashreplace") + b"\n")
+    _write(text.encode("utf-8", "backslashreplace") + b"\n")
 
 
 def print_line(text: str) -> None:
     """Print one line of a result."""
-    sys.stdout.buffer.write(text.encode("utf-8", "surrogateescape") + b"\n")
+    _write(text.encode("utf-8", "surrogateescape") + b"\n")
 
 
 def print_lines(lines: Iterable[str], limit: int | None = None) -> None:
@@ -36,7 +42,17 @@ def print_lines(lines: Iterable[str], limit: int | None = None) -> None:
 
 def print_raw(raw: bytes, *, newline: bool) -> None:
     """Print bytes unchanged."""
-    sys.stdout.buffer.write(raw + b"\n" if newline else raw)
+    _write(raw + b"\n" if newline else raw)
+
+
+def _write(raw: bytes) -> None:
+    if _status is None:
+        sys.stdout.buffer.write(raw)
+        return
+    _status.stop()  # otherwise the result would stand in the line of the progress
+    sys.stdout.buffer.write(raw)
+    sys.stdout.flush()
+    _status.start()
 
 
 def in_one_line(text: str) -> str:
@@ -52,11 +68,13 @@ def print_figures(fields: Mapping[str, Any], *, as_json: bool) -> None:
         print_json(fields)
         return
     width = max(map(len, fields), default=0)
+    lines = []
     for name, figure in fields.items():
-        shown = (
-            f"{figure:,}" if isinstance(figure, int) and not isinstance(figure, bool) else figure
-        )
-        print_line(f"{name:<{width}}  {in_one_line(str(shown))}")
+        is_number = isinstance(figure, int) and not isinstance(figure, bool)
+        fact = f"{figure:,}" if is_number else shown(figure)
+        lines.append(f"{name:<{width}}  {in_one_line(fact)}")
+    if lines:
+        print_line("\n".join(lines))
 
 
 def size_text(size: int) -> str:
@@ -114,6 +132,7 @@ def _cells(text: str) -> int:
 @contextmanager
 def working(what: str, *, quiet: bool = False) -> Iterator[Callable[[str], None]]:
     """Show the work under way on a terminal, until it ends. Yields a function that shows more."""
+    global _status
     if quiet or not _is_shown():
         yield lambda progress: None
         return
@@ -123,10 +142,16 @@ def working(what: str, *, quiet: bool = False) -> Iterator[Callable[[str], None]
     console = Console(stderr=True)
 
     def line(text: str) -> Text:
-        return Text(text, no_wrap=True, overflow="ellipsis")  # one line, however narrow
+        shown = Text(text)
+        shown.truncate(console.width - 2, overflow="ellipsis")  # beside the spinner, in one line
+        return shown
 
     with console.status(line(what)) as status:
-        yield lambda progress: status.update(line(f"{what}: {progress}"))
+        _status = status
+        try:
+            yield lambda progress: status.update(line(f"{what}: {progress}"))
+        finally:
+            _status = None
 
 
 def _is_shown() -> bool:

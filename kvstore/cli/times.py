@@ -16,7 +16,7 @@ from typing import Final
 
 from kvstore.clock import Clock
 from kvstore.errors import UsageError
-from kvstore.timestamp import TimeLike, Timestamp
+from kvstore.timestamp import NOW, OLDEST, TimeLike, Timestamp
 
 _UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 _LONG_UNITS: Final = {"second": "s", "minute": "m", "hour": "h", "day": "d", "week": "w"}
@@ -35,6 +35,8 @@ def to_time(text: str | None) -> TimeLike | None:
     if text.isdecimal():
         return int(text)
     words = " ".join(text.lower().split())
+    if words in (NOW, OLDEST):
+        return words
     if words in ("today", "yesterday"):
         return _midnight(days_ago=int(words == "yesterday"))
     if (ago := _AGO.fullmatch(words)) is not None:

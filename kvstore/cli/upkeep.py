@@ -116,7 +116,9 @@ def checkpoint(
     path: Annotated[
         Path,
         typer.Argument(
-            metavar="PATH", help="The place of the copy; must not exist.", show_default=False
+            metavar="PATH",
+            help="The place of the copy, outside the store; must not exist.",
+            show_default=False,
         ),
     ],
     as_json: JsonOption = False,

@@ -14,6 +14,7 @@ PHRASES: Final[Mapping[str, str]] = {
     "bulk.seed(duplicates='last') keeps the later row": "--duplicates last keeps the later row",
     "see store.imports.all()": "`kvstore imports list` names all imports",
     "`kvstore holds list` or store.holds.all() names": "`kvstore holds list` names",
+    "delete the span by delete_range": "delete the span by `kvstore delete-range`",
     "needs full=True": "needs --full",
     "backup(store, full=True)": "`kvstore backup run --full`",
     'pass a store with depth="contents" only': "pass --store with --depth contents only",
@@ -31,6 +32,8 @@ PHRASES: Final[Mapping[str, str]] = {
     "as_of=": "--as-of ",
     "expires=": "--expires ",
     "max_staleness=": "--poll ",
+    "write ISO-8601 with a zone: 2013-01-31T23:59:59Z": "write '1 hour ago', -1h, yesterday, "
+    "2026-11-22, or ISO-8601 with a zone: 2013-01-31T23:59:59Z",
     "engine=": "--engine ",
     "memory, or an Engine": "memory",
     "pass an aware datetime, or a Timestamp where 1970 is meant": "write a date, 2026-11-22, or "

@@ -245,13 +245,13 @@ class Expiries:
 def _require_on_timeline(due: int, expires: Expires) -> None:
     if due >= TIMESTAMP_MAX:
         raise UsageError(
-            f"expires={expires!r} lies behind the last time, {Timestamp(TIMESTAMP_MAX - 1)}",
+            f"expires={expires} lies behind the last time, {Timestamp(TIMESTAMP_MAX - 1)}",
             "pass an earlier time, or none",
         )
 
 
 def _not_ahead(expires: Expires) -> UsageError:
     return UsageError(
-        f"expires={expires!r} does not lie ahead of now",
+        f"expires={expires} does not lie ahead of now",
         "pass a later time; to remove the key now, delete it",
     )

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from kvstore import opening
-from kvstore.arguments import require_absent, require_parent, require_path
+from kvstore.arguments import require_place_of_copy
 from kvstore.arrivals import NoneCame
 from kvstore.changes import ChangeIndex
 from kvstore.claims import BACKUP, REPLICA, USER, HoldRecord, Pins
@@ -65,10 +65,7 @@ class StoreBeside(Store):
 
     def checkpoint(self, path: str | Path) -> Timestamp:
         """A copy that the owner makes; see `Store.checkpoint`."""
-        target = require_path(path)
-        require_absent(target, advice="checkpoint into a path that does not")
-        require_parent(target)
-        return self.owner.checkpoint(target)
+        return self.owner.checkpoint(require_place_of_copy(path, store=self.path))
 
     @property
     def tasks(self) -> Tasks:

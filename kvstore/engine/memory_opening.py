@@ -46,7 +46,9 @@ def _require_memory_directory(path: Path, *, create: bool, files: Files) -> None
         return
     present = set(os.listdir(path)) if path.exists() else set()
     if not {name for name in present if not is_unborn(name)} <= {LOCK_NAME, COMPACTING_NAME}:
-        raise NotAStoreError(str(path), "a directory of other files", "choose an empty one")
+        raise NotAStoreError(
+            str(path), "a directory of other files", "check the path, or choose an empty directory"
+        )
     if not create:
         raise NotAStoreError(str(path), "no store is there", "check the path")
 

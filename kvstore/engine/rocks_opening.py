@@ -53,7 +53,9 @@ def require_store_directory(path: Path, *, create: bool) -> None:
         logs = [name for name in present if name.endswith(".log") and _UNBORN.fullmatch(name)]
         is_begun = any((path / name).stat().st_size for name in logs)
     if not all(map(_UNBORN.fullmatch, present)):
-        raise NotAStoreError(str(path), "a directory of other files", "choose an empty one")
+        raise NotAStoreError(
+            str(path), "a directory of other files", "check the path, or choose an empty directory"
+        )
     if is_begun:  # RocksDB logs nothing before CURRENT is durable; it would make a new database
         raise CorruptionError(str(path), "CURRENT is gone, and a log holds entries")
     if not create:

@@ -102,7 +102,9 @@ def column_names(name: str, given: object) -> tuple[str, ...]:
 def require_column_name(given: object, name: str) -> str:
     """The argument `name`, if it is a text."""
     if not isinstance(given, str):
-        raise UsageError(f"{name} must be a column's name, not {type(given).__name__}")
+        raise UsageError(
+            f"{name} must be a column's name, not {type(given).__name__}", "pass a text"
+        )
     return given
 
 

@@ -21,9 +21,9 @@ class JournalOptions:
 
     def __post_init__(self) -> None:
         if not self.content.isascii():
-            raise UsageError(f"content {self.content!r} is not ASCII")
+            raise UsageError(f"content {self.content!r} is not ASCII", "name it by ASCII letters")
         if self.file_bytes < 1 or self.file_records < 1:
-            raise UsageError("file_bytes and file_records must be positive")
+            raise UsageError("file_bytes and file_records must be positive", "pass 1 or more")
 
     @classmethod
     def of(

@@ -222,10 +222,13 @@ def require_payload(payload: object, kind: int) -> bytes:
         raise UsageError(f"a payload must be bytes, not {found}", "encode it first")
     if len(payload) > JOURNAL_RECORD_BYTES_MAX:
         raise UsageError(
-            f"a payload has {len(payload)} bytes, at most {JOURNAL_RECORD_BYTES_MAX} are written"
+            f"a payload has {len(payload)} bytes, at most {JOURNAL_RECORD_BYTES_MAX} are written",
+            "split it over several records",
         )
     if not 0 <= kind < TYPE_RESERVED:
-        raise UsageError(f"record type {kind} is outside 0..{TYPE_RESERVED - 1}")
+        raise UsageError(
+            f"record type {kind} is outside 0..{TYPE_RESERVED - 1}", "choose a number inside"
+        )
     return payload
 
 

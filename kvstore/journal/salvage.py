@@ -66,7 +66,7 @@ def salvage(
     release wrote the source.
     """
     if keep not in ("prefix", "all"):
-        raise UsageError(f"keep={keep!r} is neither 'prefix' nor 'all'")
+        raise UsageError(f"keep={keep!r} is neither 'prefix' nor 'all'", "pass one of the two")
     target = os.path.abspath(os.fspath(destination))
     found = inspect(os.path.abspath(os.fspath(source)), files=files)
     said = content if found.content is None else found.content

@@ -26,7 +26,7 @@ class Sync:
 
     def __post_init__(self) -> None:
         if self.records_max < 0 or self.seconds_max < 0:
-            raise UsageError(f"{self} has a negative bound")
+            raise UsageError(f"{self} has a negative bound", "pass 0 or more")
 
     @classmethod
     def always(cls) -> Sync:

@@ -158,7 +158,10 @@ class Pursuit:
                 if not isinstance(error, KVStoreError):  # a bug of ours must not look like silence
                     self._is_ended = True
                     self._committer.health.suspend(
-                        StorageError(f"following {self._engine.path} failed: {error!r}")
+                        StorageError(
+                            f"following {self._engine.path} failed: {error!r}",
+                            "close the reader, and follow the store again",
+                        )
                     )
                 if self._is_ended:
                     return

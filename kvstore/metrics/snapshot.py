@@ -82,9 +82,11 @@ _Value: TypeAlias = "tuple[str, LabelTexts, float | Distribution]"
 
 
 def _values(parts: Parts, stats: Mapping[str, Any]) -> Iterator[_Value]:
-    yield from _times(parts)
-    yield from _claims(parts)
-    yield from _history(parts, stats)
+    first = _first_commit(parts)
+    begin = parts.committer.since or first or parts.committer.now()
+    yield from _times(parts, begin)
+    yield from _claims(parts, begin)
+    yield from _history(parts, stats, first or parts.committer.upper)
     yield from _counted(parts.committer.meters)
     adding = stats["imports_adding"]
     yield "imports", ("adding",), adding
@@ -113,19 +115,29 @@ def _tasks(queues: Mapping[str, QueueSize]) -> Iterator[_Value]:
         yield "tasks", (queue, "later"), size.total - size.available
 
 
-def _times(parts: Parts) -> Iterator[_Value]:
+def _first_commit(parts: Parts) -> int:
+    """The time of the oldest commit whose changes are kept, 0 if there is none."""
+    committer = parts.committer
+    first, *_ = next(parts.index.headers(since=committer.since, upto=committer.upper - 1), (0,))
+    return first
+
+
+def _times(parts: Parts, begin: int) -> Iterator[_Value]:
+    """The frontiers, and their ages. History begins at `begin`: a store that was never collected is
+    readable from 1970 on, and has nothing below its first commit."""
     committer = parts.committer
     upper, durable = committer.upper, committer.durable
     since, now = committer.since, committer.now()
     for name, timestamp in (("since", since), ("upper", upper), ("durable", durable)):
         yield f"{name}_timestamp_seconds", (), timestamp / NS_PER_SECOND
-    yield "history_seconds", (), _seconds(now - since)
+    yield "history_seconds", (), _seconds(now - begin)
     yield "staleness_seconds", (), _seconds(now - upper)
     yield "not_durable_seconds", (), _seconds(upper - durable)
     yield "healthy", (), int(committer.frontiers.is_sound)
 
 
-def _claims(parts: Parts) -> Iterator[_Value]:
+def _claims(parts: Parts, begin: int) -> Iterator[_Value]:
+    """The claims with their ages. A claim on times below `begin` keeps what begins there."""
     now, upper = parts.committer.now(), parts.committer.upper
     holds = parts.holds.all()
     needing = parts.holds.needing()  # oldest first
@@ -136,14 +148,18 @@ def _claims(parts: Parts) -> Iterator[_Value]:
     for claim in needing:
         oldest.setdefault(claim.kind, claim)
     for kind, claim in oldest.items():
-        yield "oldest_claim_seconds", (kind,), _seconds(now - claim.timestamp)
+        yield "oldest_claim_seconds", (kind,), _seconds(now - max(claim.timestamp, begin))
     lags: dict[str, float] = {}
     positions: dict[str, int] = {}
     kept = sorted((hold for hold in holds if not hold.lost), key=lambda hold: hold.timestamp)
     for hold in kept[:_HOLDS_MAX]:
-        yield "claim_age_seconds", (hold.kind, hold.name), _seconds(now - hold.timestamp)
+        yield (
+            "claim_age_seconds",
+            (hold.kind, hold.name),
+            _seconds(now - max(hold.timestamp, begin)),
+        )
         if hold.kind == FEED:  # oldest first: the slowest of several workers counts
-            lags.setdefault(hold.address, _seconds(upper - 1 - hold.timestamp))
+            lags.setdefault(hold.address, _seconds(upper - 1 - max(hold.timestamp, begin)))
             positions.setdefault(hold.address, hold.timestamp)
     for feed, lag in lags.items():
         yield "feed_lag_seconds", (feed,), lag
@@ -168,11 +184,10 @@ def _changes_behind(parts: Parts, positions: Mapping[str, int]) -> Iterator[_Val
         yield "feed_lag_changes", (feed,), changes
 
 
-def _history(parts: Parts, stats: Mapping[str, Any]) -> Iterator[_Value]:
+def _history(parts: Parts, stats: Mapping[str, Any], first: int) -> Iterator[_Value]:
     """The bytes of the change index, of which a collection takes the part below all claims."""
-    since, upper = parts.committer.since, parts.committer.upper
+    upper = parts.committer.upper
     oldest = min((claim.timestamp for claim in parts.holds.needing()), default=upper)
-    first, *_ = next(parts.index.headers(since=since, upto=upper - 1), (upper,))
     free = min(max(oldest - first, 0) / max(upper - first, 1), 1.0)
     whole = stats["changes_bytes"] + stats["changes_memtable_bytes"]
     yield "history_bytes", ("free",), whole * free

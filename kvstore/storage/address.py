@@ -78,7 +78,10 @@ def open_blob(
         raise UsageError(f"{text!r} is no URL: {error}", "check the URL") from error
     if "://" not in text or parts.scheme == "file":
         if options:
-            raise UsageError(f"local files take no options, not {', '.join(sorted(options))}")
+            raise UsageError(
+                f"local files take no options, not {', '.join(sorted(options))}",
+                "leave them out, or pass a URL",
+            )
         return FileBlob(
             os.path.abspath(file_path(text) if "://" in text else text), patience=patience
         )
@@ -131,7 +134,10 @@ def file_path(url: str) -> str:
 
 def _files(path: str, options: dict[str, Any], patience: Patience) -> Storage:
     if options:
-        raise UsageError(f"local files take no options, not {', '.join(sorted(options))}")
+        raise UsageError(
+            f"local files take no options, not {', '.join(sorted(options))}",
+            "leave them out, or pass a URL",
+        )
     root = os.path.abspath(path)
     blob = FileBlob(os.path.join(root, "blob"), patience=patience)
     return Storage(blob, FileConsensus(f"{root}/consensus", patience=patience))

@@ -253,7 +253,9 @@ def require_cas(key: str, *, expected: int | None, new: Versioned) -> None:
     """Raise `UsageError` where `new` could never follow `expected`."""
     require_consensus_key(key)
     if not 0 <= new.seqno <= SEQNO_MAX:
-        raise UsageError(f"sequence number v{new.seqno} is outside v0..v{SEQNO_MAX}")
+        raise UsageError(
+            f"sequence number v{new.seqno} is outside v0..v{SEQNO_MAX}", "choose a number inside"
+        )
     if expected is not None and new.seqno <= expected:
         raise UsageError(f"v{new.seqno} cannot follow v{expected}", "sequence numbers must grow")
 
@@ -261,6 +263,9 @@ def require_cas(key: str, *, expected: int | None, new: Versioned) -> None:
 def require_truncation(key: str, seqno: int, head: Versioned | None) -> None:
     """Raise `UsageError` where truncating at `seqno` would remove the head."""
     if head is None:
-        raise UsageError(f"{key} has no versions to truncate")
+        raise UsageError(f"{key} has no versions to truncate", "check the key")
     if seqno > head.seqno:
-        raise UsageError(f"cannot truncate {key} at v{seqno}, above its head v{head.seqno}")
+        raise UsageError(
+            f"cannot truncate {key} at v{seqno}, above its head v{head.seqno}",
+            "truncate at the head or below it",
+        )

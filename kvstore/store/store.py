@@ -38,12 +38,10 @@ from kvstore.arguments import (
     VALUE_COLUMNS,
     is_many,
     key_list,
-    require_absent,
     require_age,
     require_count,
     require_limit,
-    require_parent,
-    require_path,
+    require_place_of_copy,
     require_seconds,
     require_wait,
 )
@@ -1085,16 +1083,15 @@ class Store:
         return self._clearing.clear(self._parts.reserve.narrow(Span(start, end)), compact=compact)
 
     def checkpoint(self, path: str | Path) -> Timestamp:
-        """Make a durable copy of the store as of now at `path`, which must not exist.
+        """Make a durable copy of the store as of now at `path`, which must not exist, and must not
+        lie inside the store's directory.
 
         The copy is independent, and shares files with the store by hard links: on the same file
         system it takes milliseconds at any size. Returns the newest complete time of the copy.
         Raises `UsageError` on a RocksDB store that is open to read only; a client of its owner
         makes checkpoints.
         """
-        target = require_path(path)
-        require_absent(target, advice="checkpoint into a path that does not")
-        require_parent(target)
+        target = require_place_of_copy(path, store=self.path)
         committer = self._committer
         with committer.lock:
             upper = committer.sync()

@@ -123,7 +123,9 @@ class TableCodec:
         try:
             return column.kind.stored(value)
         except ValueError as error:
-            raise UsageError(f"{self.definition.where}, column {column.name!r}: {error}") from None
+            raise UsageError(
+                f"{self.definition.where}, column {column.name!r}: {error}", "correct the value"
+            ) from None
 
     def to_dict(
         self, key: bytes, value: bytes, columns: tuple[str, ...] | None = None

@@ -317,7 +317,9 @@ def _default_cell(type_: pa.DataType, value: Any, where: str) -> bytes:
     try:
         return cell_bytes(kind, kind.stored(value))
     except ValueError as error:
-        raise UsageError(f"{where}: its default: {error}") from None
+        raise UsageError(
+            f"{where}: its default: {error}", "pass a default of the type of the column"
+        ) from None
 
 
 # -- types --------------------------------------------------------------------------------------

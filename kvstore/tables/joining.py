@@ -329,10 +329,15 @@ def latest_span(codec: TableCodec, key: Sequence[Any], at: Any) -> Span:
         raise UsageError(f"{definition.where} has no event time", "use get")
     if len(key) != len(definition.key) - 1:
         names = ", ".join(column.name for column in definition.key_columns[:-1])
-        raise UsageError(f"{definition.where}: {len(key)} values for the key {names}")
+        raise UsageError(
+            f"{definition.where}: {len(key)} values for the key {names}",
+            "pass one value for each column of the key",
+        )
     stem = codec.key.key(key)
     if None in key:
-        raise UsageError(f"{definition.where}: a key is never null")
+        raise UsageError(
+            f"{definition.where}: a key is never null", "pass a value for each column of the key"
+        )
     start = (
         stem if at is None else codec.key.key([*key, _event(at, definition.key_columns[-1].type)])
     )

@@ -171,7 +171,9 @@ class KeyCodec:
             try:
                 make(value)
             except ValueError as error:  # noqa: PERF203  # the values were refused
-                raise UsageError(f"{self._where}, column {column.name!r}: {error}") from None
+                raise UsageError(
+                    f"{self._where}, column {column.name!r}: {error}", "correct the value"
+                ) from None
         raise AssertionError("a key was refused, and each of its values is taken")
 
     def _refuse_key(self, key: bytes) -> NoReturn:
@@ -185,7 +187,10 @@ class KeyCodec:
                 f"the key is {names}",
             )
         null = self.columns[list(values).index(None)]
-        raise UsageError(f"{self._where}, column {null.name!r}: a key is never null")
+        raise UsageError(
+            f"{self._where}, column {null.name!r}: a key is never null",
+            "pass a value for each column of the key",
+        )
 
 
 def _made(column: Column, part: KeyPart, make: _OneElement) -> contract.KeyMade:

@@ -369,5 +369,7 @@ def read_tasks(path: str | os.PathLike[str], *, files: Files = OS_FILES) -> list
 def _nanoseconds(seconds: float, *, name: str, least: int) -> int:
     ns = int(min(seconds, TASK_HOLD_S_MAX) * NS_PER_SECOND)
     if ns < least:
-        raise UsageError(f"{name}={seconds} is too short")
+        raise UsageError(
+            f"{name}={seconds} is too short", f"pass {least / NS_PER_SECOND:g} or more"
+        )
     return ns

@@ -152,7 +152,7 @@ class TaskState:
 
 def _name_once(named: set[str], task_id: str) -> None:
     if task_id in named:
-        raise UsageError(f"one change names task {task_id} twice")
+        raise UsageError(f"one change names task {task_id} twice", "name each task once")
     if len(named) >= TASK_MODIFY_MAX:
         raise UsageError(f"one change names more than {TASK_MODIFY_MAX} tasks", "make several")
     named.add(task_id)

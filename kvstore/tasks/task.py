@@ -72,10 +72,18 @@ def require_task(task: Task) -> Task:
     """Check the new state that a caller wants. Raises `UsageError`."""
     for name, text in (("id", task.id), ("queue", task.queue)):
         if not isinstance(text, str) or not 0 < len(text.encode()) <= TASK_NAME_BYTES_MAX:
-            raise UsageError(f"a task's {name} must be 1 to {TASK_NAME_BYTES_MAX} bytes of text")
+            raise UsageError(
+                f"a task's {name} must be 1 to {TASK_NAME_BYTES_MAX} bytes of text",
+                "choose another one",
+            )
     for name, data in (("value", task.value), ("progress", task.progress)):
         if not isinstance(data, bytes) or len(data) > TASK_VALUE_BYTES_MAX:
-            raise UsageError(f"a task's {name} must be at most {TASK_VALUE_BYTES_MAX} bytes")
+            raise UsageError(
+                f"a task's {name} must be at most {TASK_VALUE_BYTES_MAX} bytes",
+                "store the data elsewhere, and pass its place",
+            )
     if not 0 <= task.available_at <= TIMESTAMP_MAX:
-        raise UsageError(f"available_at {task.available_at} is outside 0..2**63 - 1")
+        raise UsageError(
+            f"available_at {task.available_at} is outside 0..2**63 - 1", "pass a time inside"
+        )
     return task

@@ -161,7 +161,7 @@ class Worker:
         name: str = "worker",
     ) -> None:
         if not handlers:
-            raise UsageError("a worker without handlers has nothing to do")
+            raise UsageError("a worker without handlers has nothing to do", "add a handler")
         self._tasks = tasks
         self._handlers = dict(handlers)
         self._hold = hold
@@ -263,7 +263,10 @@ def revive(tasks: Tasks, task: Task) -> Task:
     changed.
     """
     if not task.queue.endswith(DEAD_SUFFIX):
-        raise UsageError(f"task {task.id} in queue {task.queue} is not a dead letter")
+        raise UsageError(
+            f"task {task.id} in queue {task.queue} is not a dead letter",
+            "see kvstore.tasks.dead_letters(tasks, queue)",
+        )
     queue = task.queue.removesuffix(DEAD_SUFFIX)
     back = replace(task, queue=queue, available_at=tasks.now(), attempt=0)
     return tasks.modify(changes=[back]).changed[0]

@@ -10,14 +10,14 @@ import threading
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 import backup.cli
 import kvstore
-from backup.cli.options import complete_label
+from kvstore.cli.app import app
 from kvstore.cli.output import size_text
 from tests.cli.installed import ROOT, Run, told
 
@@ -62,6 +62,14 @@ def test_backups_are_run_listed_verified_and_restored(run: Run, tmp_path: Path) 
     run("backup", "restore", place, tmp_path / "x", "--as-of", "2100-01-01T00:00Z", code=4)
 
 
+def completed(line: str) -> list[str]:
+    """The words that a shell proposes for the last word of a command."""
+    words = f"kvstore {line}"
+    told = {"COMP_WORDS": words, "COMP_CWORD": str(len(words.split()) - 1)}
+    asked = {"_KVSTORE_COMPLETE": "complete_bash", **told}
+    return CliRunner().invoke(app, [], env=asked, prog_name="kvstore").stdout.split()
+
+
 def test_labels_and_fleets_on_the_command_line(run: Run, tmp_path: Path) -> None:
     store, place = tmp_path / "s.db", tmp_path / "b"
     run("put", store, "a", "1", "--create")
@@ -74,10 +82,11 @@ def test_labels_and_fleets_on_the_command_line(run: Run, tmp_path: Path) -> None
     run("backup", "expire", place, "--keep-within", "0s", "--daily", "2")
     shown = told(run("backup", "show", place, "--json"))
     assert list(shown["labels"]) == ["first"]
-    words = {"collection": str(place)}
-    assert complete_label(SimpleNamespace(params=words), "fi") == ["first"]
-    assert complete_label(SimpleNamespace(params=words), "x") == []
-    assert complete_label(SimpleNamespace(params={"collection": f"{place}-not"}), "fi") == []
+    assert completed(f"backup scan {place} --as-of fi") == ["first"]
+    assert completed(f"backup restore {place} {tmp_path / 'x'} --as-of fi") == ["first"]
+    assert completed(f"backup scan {place} --as-of x") == []
+    assert completed(f"backup scan {place}-not --as-of fi") == []
+    assert completed("backup scan --as-of fi") == []
     assert shown["labels"]["first"] in shown["kept"]
     assert "first" in run("backup", "list", place).stdout
     instant = told(run("backup", "label", place, "first", "--drop", "--json"))["timestamp"]

@@ -74,8 +74,9 @@ def test_rows_go_through_pipes(run: Run, tmp_path: Path) -> None:
     rows = drawn(seeded(), 50)
     with kvstore.open(tmp_path / "s") as store:
         store.put_many(rows.items())
-    for kind in ("jsonl", "parquet", "arrow"):
+    for kind in ("jsonl", "jsonl.gz", "jsonl.zst", "parquet", "arrow"):
         raw = run("export", tmp_path / "s", "-", "--format", kind).stdout_bytes
+        assert raw.startswith({".gz": b"\x1f\x8b", ".zst": b"\x28\xb5"}.get(kind[5:], b""))
         done = piped(raw, "import", tmp_path / kind, "-", "--format", kind, "--create")
         assert done.exit_code == 0, done.output
         with kvstore.open_read_only(tmp_path / kind) as store:
@@ -138,7 +139,7 @@ def test_a_value_in_another_notation_is_named_by_its_row(run: Run, tmp_path: Pat
     (tmp_path / "b.csv").write_text("key,value\nl,00\nm,0g\n")
     files = [tmp_path / "a.csv", tmp_path / "b.csv"]
     refused = run("import", tmp_path / "s", *files, "--create", "--value-encoding", "hex", code=2)
-    assert "b.csv: row 2: '0g' is not hex" in refused.stderr
+    assert "b.csv: row 3: '0g' is not hex; write two digits" in refused.stderr
     run("import", tmp_path / "s", files[0], "--create", "--value-encoding", "hex")
     with kvstore.open_read_only(tmp_path / "s") as store:
         assert dict(store.scan()) == {b"k": b"\x00\xff"}
@@ -152,10 +153,8 @@ def test_a_column_says_put_or_delete(run: Run, tmp_path: Path) -> None:
     with kvstore.open_read_only(tmp_path / "s") as store:
         assert dict(store.scan()) == {b"a": b"1", b"c": b"2"}
     (tmp_path / "f.csv").write_text("key,value,op\na,1,upsert\n")
-    assert (
-        "write put or delete"
-        in run("import", tmp_path / "s", tmp_path / "f.csv", "--op", "op", code=2).stderr
-    )
+    refused = run("import", tmp_path / "s", tmp_path / "f.csv", "--op", "op", code=2)
+    assert "f.csv: row 2: its operation is unknown; write put or delete" in refused.stderr
 
 
 def test_a_span_is_made_equal_to_a_file_and_differences_alone_are_written(
@@ -182,6 +181,7 @@ def test_a_span_is_made_equal_to_a_file_and_differences_alone_are_written(
         assert dict(store.scan()) == {**wanted, b"outside": b"1"}
         upper = store.upper
         assert len({event.changeset for event in store.events(store.to_time(0))}) == 2
+    assert run(*words[:6]).stdout.splitlines()[0] == "timestamp  -"
     again = told(run(*words))
     assert again == {"timestamp": None, "puts": 0, "deletes": 0, "commits": 0}
     with kvstore.open_read_only(tmp_path / "s") as store:

@@ -26,6 +26,25 @@ def test_declared_commands_are_what_the_packages_have() -> None:
     assert bulk.cli.app is not backup.cli.app
 
 
+def test_a_command_of_a_package_that_another_one_hides_says_so(
+    installed: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "bulk").mkdir()
+    (tmp_path / "bulk" / "__init__.py").touch()
+    path = os.pathsep.join(map(str, [tmp_path, installed, ROOT]))
+    refused = subprocess.run(
+        [sys.executable, "-m", "kvstore.cli", "import", str(tmp_path / "s"), "rows.csv"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        check=False,
+        text=True,
+    )
+    assert refused.returncode == 2
+    assert "is not the one that comes with kvstore-mvcc; rename" in refused.stderr
+    assert "Traceback" not in refused.stderr
+
+
 def test_installed_commands_are_listed_and_run(installed: Path, tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(installed), str(ROOT)])}
 

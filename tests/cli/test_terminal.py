@@ -105,6 +105,7 @@ def test_a_terminal_shows_the_rate_of_a_long_command_in_one_line(tmp_path: Path)
     with in_terminal("verify", str(tmp_path / "s")) as (child, ours):
         screen = shown(ours)
         assert child.wait() == 0
+    assert screen.count(b"\x1b[1A") == 1  # the end leaves the one line of the progress
     drawn = re.split(rb"\r|\x1b\[2K|\x1b\[1A", screen)  # each time the line is drawn
     lines = [re.sub(r"\x1b\[[\d;?]*[a-zA-Z]", "", each.decode()) for each in drawn]
     assert all(len(line.strip("\n")) <= 50 for line in lines), lines
@@ -127,6 +128,16 @@ def test_a_long_command_tells_about_how_much_there_is_to_do(tmp_path: Path) -> N
             screen = shown(ours)
             assert child.wait() == 0, screen
         assert re.search(told, screen), (words, screen)
+
+
+def test_a_result_stands_in_lines_of_its_own(tmp_path: Path) -> None:
+    file = tmp_path / "rows.csv"
+    file.write_text("key,value\n" + "".join(f"{number:06d},\n" for number in range(20_000)))
+    with in_terminal("import", str(tmp_path / "s"), str(file), "--create") as (child, ours):
+        screen = shown(ours)
+        assert child.wait() == 0
+    result = rb"\x1b\[1A\x1b\[2Ktimestamp  [^\r]+\r\nimport_id  \w+\r\nrows       20,000\r\n"
+    assert re.search(result, screen), screen
 
 
 def test_a_table_is_as_wide_as_the_terminal_and_values_cannot_change_it(path: Path) -> None:

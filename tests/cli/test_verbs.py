@@ -255,6 +255,7 @@ def test_times_are_read_in_words() -> None:
     assert to_time("3 Days ago") == 3 * day
     assert to_time("2 weeks ago") == 14 * day
     assert to_time("-1h") == "-1h"
+    assert to_time("Now") == "now"
     assert to_time(None) is None
     assert to_time("17") == 17
     assert to_time("2026-11-22") == datetime(2026, 11, 22, tzinfo=timezone.utc)

@@ -33,7 +33,7 @@ def findings(root: Path) -> list[str]:
     found = [
         f"{module.path}: {text}"
         for module in modules
-        for rule in (_seam_rule, _name_rule, _text_rule, _init_rule)
+        for rule in (_seam_rule, _name_rule, _text_rule, _init_rule, _remedy_rule)
         for text in rule(module)
     ]
     return sorted([*found, *floor_findings(root, modules)])
@@ -58,6 +58,14 @@ def _text_rule(module: Module) -> Iterator[str]:
     for number, line in enumerate(module.text.splitlines(), start=1):
         if len(line) > LINE_LENGTH_MAX:
             yield f"line {number} has {len(line)} characters, at most {LINE_LENGTH_MAX}"
+
+
+def _remedy_rule(module: Module) -> Iterator[str]:
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "UsageError":
+            is_told = len(node.args) > 1 or any(isinstance(each, ast.Starred) for each in node.args)
+            if not is_told and not any(each.arg == "remedy" for each in node.keywords):
+                yield f"line {node.lineno} has no remedy: tell the caller what to do"
 
 
 def _is_for_type_checkers(node: ast.stmt) -> TypeGuard[ast.If]:

@@ -216,6 +216,19 @@ def test_claims_tell_who_keeps_history_and_how_far_a_feed_is_behind(
     assert value(store, "lost_holds") == 1
 
 
+def test_ages_count_from_the_first_commit_of_a_store(store: Store, clock: ManualClock) -> None:
+    """A feed of all changes begins at 0, which is in 1970."""
+    store.feed("audit", start=0)
+    clock.advance(20 * SECOND)
+    store.put(b"k", b"later")
+    assert value(store, "history_seconds") == pytest.approx(20, abs=0.01)
+    assert value(store, "feed_lag_seconds", "audit") == pytest.approx(20, abs=0.01)
+    assert value(store, "oldest_claim_seconds", "feed") == pytest.approx(20, abs=0.01)
+    assert value(store, "claim_age_seconds", "feed", "feed/audit") == pytest.approx(20, abs=0.01)
+    with kvstore.open(None, engine="memory") as empty:
+        assert value(empty, "history_seconds") < 60
+
+
 def test_a_feed_is_behind_by_the_changes_of_a_bounded_number_of_commits(store: Store) -> None:
     slow, fast = store.feed("slow", start="now"), store.feed("fast", start="now")
     store.put_many([(b"a", b"1"), (b"b", b"2")])

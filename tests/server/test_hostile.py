@@ -188,6 +188,25 @@ def test_malformed_arrow_is_refused(running: Running, store: kvstore.Store, body
     assert store.upper == before
 
 
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        (stream(WRITES, [9], [b"a"], [None], [None]), "the code 9; pass one of 0, 1, 2, 3, 5"),
+        (stream(WRITES, [1], [b"a"], [None], [None]), "no put with a value; pass a value with"),
+        (stream(WRITES, [3], [b"b"], [b"c"], [None]), "no range with an end; pass an end with"),
+        (
+            stream(WRITES_SCHEMA, [3], [b"b"], [None], [None], [-1]),
+            "expires, and is no put; pass a due time with puts alone",
+        ),
+    ],
+    ids=range(4),
+)
+def test_a_wrong_operation_is_told_with_its_rule(running: Running, body: bytes, told: str) -> None:
+    heard = say(running, request("POST", "/v1/batch", body, f"Content-Type: {ARROW}"))
+    failure = json.loads(heard.partition(b"\r\n\r\n")[2])
+    assert told in f"{failure['what']}; {failure['remedy']}"
+
+
 def test_mutated_arrow_never_takes_the_server_down(running: Running, store: kvstore.Store) -> None:
     draw = seeded()
     for _ in range(150):

@@ -111,7 +111,9 @@ def concat_batches(batches: Sequence[ShardBatch]) -> ShardBatch:
     Raises `UsageError` if the bounds differ.
     """
     if len({(batch.lower, batch.upper, batch.since) for batch in batches}) != 1:
-        raise UsageError("batches of different bounds cannot become one")
+        raise UsageError(
+            "batches of different bounds cannot become one", "give them the same bounds"
+        )
     parts: list[ShardPart] = []
     runs = 0
     for batch in batches:
@@ -239,7 +241,8 @@ def _require_times(batch: pa.RecordBatch, desc: BatchDesc, rule: Rule) -> None:
     upper = max(desc.upper, desc.since + 1) if rule.name == "diffs" else desc.upper
     if low < desc.lower or high >= upper:
         raise UsageError(
-            f"times {low} to {high} are outside the batch's bounds [{desc.lower}, {desc.upper})"
+            f"times {low} to {high} are outside the batch's bounds [{desc.lower}, {desc.upper})",
+            "widen the bounds, or leave the rows out",
         )
 
 

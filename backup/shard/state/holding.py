@@ -88,7 +88,10 @@ def compare_and_downgrade(
 ) -> tuple[ShardState, Any]:
     """Move a critical hold if its token is the expected one."""
     if len(command.opaque) != len(OPAQUE_INITIAL):
-        raise UsageError(f"an opaque token has {len(OPAQUE_INITIAL)} bytes")
+        raise UsageError(
+            f"an opaque token has {len(OPAQUE_INITIAL)} bytes",
+            "pass the token that the holder was given",
+        )
     if state.is_tombstone:
         return state, c.Downgraded(EMPTY)
     hold = state.critical.get(command.reader)

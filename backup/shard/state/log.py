@@ -136,7 +136,10 @@ class StateLog:
         if self._state is None:
             raise MissingShardError(self.shard)
         if self._state.rule != rule:
-            raise UsageError(f"shard {self.shard} merges by {self._state.rule!r}, not {rule!r}")
+            raise UsageError(
+                f"shard {self.shard} merges by {self._state.rule!r}, not {rule!r}",
+                "open it with its own rule",
+            )
         return self._state
 
     def refresh(self) -> ShardState:

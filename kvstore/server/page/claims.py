@@ -21,6 +21,7 @@ def feeds(call: PageRequest) -> PageView:
     store = call.store
     found = [hold for hold in store.holds.all() if hold.kind == FEED]
     found.sort(key=lambda hold: hold.timestamp)
+    newest, oldest = int(store.upper) - 1, int(store.browsing.oldest())
     rows = []
     for number, hold in enumerate(found[:BROWSE_ROWS_MAX]):
         behind = _behind(store, hold) if number < _COUNTED else "not counted"
@@ -28,7 +29,7 @@ def feeds(call: PageRequest) -> PageView:
             [
                 Cell(_name(hold)),
                 Cell(moment(hold.timestamp)),
-                Cell("lost" if hold.lost else duration(store.upper - 1 - hold.timestamp)),
+                Cell("lost" if hold.lost else duration(newest - max(int(hold.timestamp), oldest))),
                 Cell(behind),
                 Cell(hold.owner or "-"),
                 Cell(moment(hold.moved_at)),

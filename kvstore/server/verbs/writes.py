@@ -27,6 +27,11 @@ _OPS: Final = {op.name.lower(): op for op in WriteOp}
 _CODES: Final = frozenset(int(op) for op in WriteOp)
 _RANGES: Final = (WriteOp.DELETE_RANGE, WriteOp.READ_RANGE)
 
+_CODE_RULE: Final = f"pass one of {', '.join(map(str, sorted(_CODES)))}"
+_VALUE_RULE: Final = "pass a value with each put, and with no other operation"
+_EXPIRY_RULE: Final = "pass a due time with puts alone"
+_END_RULE: Final = "pass an end with each range, and with no other operation"
+
 
 def put(call: Invocation) -> Answer:
     """Set a key. `expires` is the time at which it is deleted: `+1h` counts from now."""
@@ -176,12 +181,14 @@ def operations(call: Invocation) -> list[SentWrite]:
     else:
         found = [_operation(item, n) for n, item in enumerate(call.items("ops"))]
     for number, (op, _, end, value, expires) in enumerate(found):
-        if op not in _CODES or (op == WriteOp.PUT) is not (value is not None):
-            raise UsageError(f"operation {number}", "a put has a value, and no other one has")
+        if op not in _CODES:
+            raise UsageError(f"operation {number} has the code {op}", _CODE_RULE)
+        if (op == WriteOp.PUT) is not (value is not None):
+            raise UsageError(f"operation {number} is no put with a value", _VALUE_RULE)
         if expires is not None and op != WriteOp.PUT:
-            raise UsageError(f"operation {number} expires", "only a put can")
+            raise UsageError(f"operation {number} expires, and is no put", _EXPIRY_RULE)
         if (end is not None) > (op in _RANGES) or (op == WriteOp.DELETE_RANGE and end is None):
-            raise UsageError(f"operation {number}", "a range has an end, and no other one has")
+            raise UsageError(f"operation {number} is no range with an end", _END_RULE)
     return found
 
 
