@@ -8,8 +8,9 @@ Each backup survives a kill at any step, and so does each merge. So a follower t
 no state of its own: the next one continues from the collection.
 
 Invariants
-1. Without a commit there is no window. The position of the follower is durable in the collection,
-   and the hold of the collection tells it before the bucket answers.
+1. Without a commit there is no window, also where others complete the time of the store: another
+   follower, a replica, GC. The position of the follower is durable in the collection, and the hold
+   of the collection tells it before the bucket answers.
 2. A failure that may pass ends no follower: it is logged with the recovery point, and tried again
    after a pause. Every other failure ends the follower: it is logged too, and raised to its owner.
 3. Merges run in two threads of their own, one tier at a time, and never delay a window by a lock.
@@ -110,6 +111,8 @@ class Follower:
         self._merges = TierMerges(self._stop.is_set)
         self._moved = threading.Condition()
         self._upper = self._windows = 0
+        self._whole_upto = 0
+        """The collection has every commit below this time, which may lie above its upper."""
         self._error: BaseException | None = None
         self._threads = [
             threading.Thread(target=work, name=f"kvstore-follow-{name}", daemon=True)
@@ -179,11 +182,11 @@ class Follower:
         """
         with self._moved:
             done = self._moved.wait_for(
-                lambda: self._upper > commit or self._error is not None or self._stop.is_set(),
+                lambda: self._whole_upto > commit or self._error is not None or self._stop.is_set(),
                 require_wait(timeout),
             )
         self.require()
-        return done and self._upper > commit
+        return done and self._whole_upto > commit
 
     # -- windows ----------------------------------------------------------------------------
 
@@ -192,8 +195,7 @@ class Follower:
         while not self._stop.is_set():
             try:
                 with as_store(self._client or self._given()) as source:
-                    self._upper = self._upper or reached(source, self._request.address)
-                    done = back_up(chains, self._request.of(source))
+                    done = self._window(chains, source)
             except _PASSING as error:
                 self._note(error)
                 continue
@@ -203,16 +205,28 @@ class Follower:
             self._failures.succeeded()
             give_memory_back()
             with self._moved:
-                self._upper = int(done.upper)
-                self._windows += 1
+                if done is not None:
+                    self._upper = int(done.upper)
+                    self._windows += 1
+                self._whole_upto = max(self._whole_upto, self._upper)
                 self._moved.notify_all()
             try:
-                if self._progress is not None:
+                if done is not None and self._progress is not None:
                     self._progress(done)
                 self._wait_for_commits()
             except BaseException as error:  # noqa: BLE001
                 self._end(error)
                 return
+
+    def _window(self, chains: Chains, source: Store) -> BackupInfo | None:
+        """Make a backup; None where the collection has every commit of `source`. The first call
+        always makes one, because a backup looks whether the collection is sound."""
+        self._upper = self._upper or reached(source, self._request.address)
+        upper = int(source.upper)
+        if self._windows and not source.replication.may_have_commits(self._upper - 1, upper - 1):
+            self._whole_upto = upper
+            return None
+        return back_up(chains, self._request.of(source))
 
     def _given(self) -> Store:
         assert self._store is not None, "a follower without a client has a store"
@@ -221,7 +235,7 @@ class Follower:
     def _has_more(self) -> bool:
         """Whether the store may have commits that the collection lacks."""
         try:
-            return (self._client or self._given()).upper > self._upper
+            return (self._client or self._given()).upper > self._whole_upto
         except _PASSING:
             return True
 
@@ -240,11 +254,11 @@ class Follower:
     def _wait_for_commits(self) -> None:
         self._stop.wait(self._every_s)
         if self._client is None:
-            self._given().wait_beyond(self._upper, stop=self._stop.is_set)
+            self._given().wait_beyond(self._whole_upto, stop=self._stop.is_set)
             return
         while not self._stop.is_set():
             try:
-                if self._client.upper > self._upper:
+                if self._client.upper > self._whole_upto:
                     return
             except _PASSING as error:  # another process may open the store
                 self._note(error, "asking the owner for commits")
