@@ -71,6 +71,7 @@ def test_labels_and_fleets_on_the_command_line(run: Run, tmp_path: Path) -> None
     assert run("backup", "get", place, "a", "--as-of", "first").stdout == "1\n"
     run("backup", "restore", place, tmp_path / "then", "--as-of", "first")
     assert run("get", tmp_path / "then", "a").stdout == "1\n"
+    assert "need --keep-within" in run("backup", "expire", place, "--daily", "2", code=2).stderr
     run("backup", "expire", place, "--keep-within", "0s", "--daily", "2")
     shown = told(run("backup", "show", place, "--json"))
     assert list(shown["labels"]) == ["first"]
@@ -120,6 +121,9 @@ def test_a_drill_exits_with_0_on_a_proof_only(run: Run, tmp_path: Path) -> None:
     assert told(failed)["ok"] is False
     shown = run("backup", "show", place).stdout
     assert "the newest drill failed" in shown
+    as_json = run("backup", "show", place, "--json").stdout
+    for text in (failed.stdout, failed.stderr, shown, as_json):
+        assert "`kvstore backup run --full`" in text
     assert told(run("backup", "show", place, "--json"))["proofs"][0]["proven"] == proof["proven"]
 
 
