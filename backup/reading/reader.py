@@ -127,8 +127,8 @@ class CollectionReader:
     def refresh(self) -> Timestamp:
         """See the backups that were made since; returns the new `upper`.
 
-        Costs a request for each chain, and no write, unless a backup, an expiry or a compaction
-        came between. Reads that have begun keep the backups that they began with.
+        Costs two requests and one for each chain, and no write, unless a backup, an expiry or a
+        compaction came between. Reads that have begun keep the backups that they began with.
         """
         if not self._is_open:
             raise ClosedError("the reader")

@@ -171,6 +171,23 @@ def test_a_collection_is_read_without_a_restore(run: Run, tmp_path: Path) -> Non
     run("backup", "scan", place, "--as-of", "2100-01-01T00:00Z", code=4)
 
 
+def test_find_tells_the_changes_of_every_chain_once(run: Run, tmp_path: Path) -> None:
+    store, place = tmp_path / "s", tmp_path / "b"
+    for number in range(2):
+        run("put", store, "a", str(number), "--create")
+    run("backup", "run", store, place)
+    with kvstore.open(store) as opened:
+        (hold,) = opened.holds.all()
+        opened.drop_hold(hold.name)
+        opened.gc(before=opened.upper - 1)
+    for chain in ([], ["b"], ["b", "c"]):
+        if chain:
+            run("put", store, chain[-1], "1")
+        run("backup", "run", store, place, "--full")
+        found = run("backup", "find", place, "").stdout.splitlines()
+        assert [line.split("\t")[2] for line in found] == ["a", "a", *chain]
+
+
 def test_changes_of_a_restored_store_are_those_of_its_source(run: Run, tmp_path: Path) -> None:
     store, place, restored = tmp_path / "s", tmp_path / "b", tmp_path / "r"
     with kvstore.open(store) as opened:
