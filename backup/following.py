@@ -20,16 +20,18 @@ Invariants
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
-from typing import Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias, cast
 
 from typing_extensions import Self
 
 from backup.chains import Chains
 from backup.merges import TierMerges, give_memory_back
+from backup.shard import Blob, Storage
 from backup.window import BackupInfo, Request, back_up, reached
 from kvstore.arguments import require_age, require_wait
 from kvstore.background import Failures
@@ -39,9 +41,11 @@ from kvstore.errors import ForkedError, KVStoreError, RetryableError, StorageErr
 from kvstore.forks import own
 from kvstore.limits import (
     CONTROL_POLL_S,
+    FOLLOW_END_S,
     FOLLOW_PAUSE_S,
     FOLLOW_PAUSE_S_MAX,
 )
+from kvstore.storage.patience import Patience
 from kvstore.store import Store
 from kvstore.timestamp import NS_PER_SECOND, Timestamp
 
@@ -81,20 +85,58 @@ class FollowStatus(NamedTuple):
     last_error: str
 
 
+class _UntilStopped(Patience):
+    """The patience of a storage. Once a follower is stopped, `FOLLOW_END_S` of it are left."""
+
+    def __init__(self, patience: Patience, stop: threading.Event) -> None:
+        def pause(seconds: float) -> None:
+            if stop.is_set():
+                time.sleep(max(seconds, 0.0))
+            else:
+                stop.wait(seconds)
+
+        how = pause if patience.pause is time.sleep else patience.pause
+        super().__init__(tell=patience.tell, pause=how, monotonic=patience.monotonic)
+        self._patience, self._stop = patience, stop
+
+    @property
+    def seconds(self) -> float:
+        """See `Patience.seconds`."""
+        known = self._patience.seconds
+        return min(known, FOLLOW_END_S) if self._stop.is_set() else known
+
+
+class _HurriedBlob:
+    """`blob` with another patience."""
+
+    def __init__(self, blob: Blob, patience: Patience) -> None:
+        self._blob, self.patience = blob, patience
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._blob, name)
+
+
+def _until_stopped(place: Storage, stop: threading.Event) -> Storage:
+    """The storage `place`, which a stopped follower does not wait for."""
+    blob = _HurriedBlob(place.blob, _UntilStopped(place.blob.patience, stop))
+    return place._replace(blob=cast("Blob", blob))
+
+
 class Follower:
     """Backs up a store until it is closed, for a `with` statement. `Collection.follow` makes it."""
 
     def __init__(
         self,
-        chains: Callable[[], Chains],
+        chains: Callable[[Storage], Chains],
+        place: Storage,
         store: StoreOrClient,
         request: Requested,
         every: timedelta,
         clock: WallClock,
         progress: OnWindow | None,
     ) -> None:
-        """`chains` makes a handle on the collection, for one thread."""
-        self._chains, self._request = chains, request
+        """`chains` makes a handle on the collection at `place`, for one thread."""
+        self._request = request
         self._client = client_of(store)
         self._store = store if isinstance(store, Store) else None
         age = require_age(every, name="every")
@@ -108,6 +150,7 @@ class Follower:
             for each in (self._failures, self._merge_failures):
                 self._store.upkeep.watch("backup", each)
         self._stop = threading.Event()
+        self._chains = partial(chains, _until_stopped(place, self._stop))
         self._merges = TierMerges(self._stop.is_set)
         self._moved = threading.Condition()
         self._upper = self._windows = 0
@@ -151,8 +194,9 @@ class Follower:
                 thread.join()
 
     def close(self) -> None:
-        """End after the window under way. Commits that came since are left to the next backup: wait
-        for them by `wait_until`. Closing twice does nothing more."""
+        """End after the window under way, which is given up where the storage does not answer.
+        Commits that came since are left to the next backup: wait for them by `wait_until`. Closing
+        twice does nothing more."""
         self.stop()
         self.wait()
 

@@ -323,6 +323,26 @@ def test_a_follower_tells_the_recovery_point_before_the_bucket_answers(
         assert follower.wait_until(store.put(b"a", b"3"), WAIT_S)
 
 
+def test_a_follower_that_is_stopped_waits_for_no_bucket(store: kvstore.Store) -> None:
+    weather = Weather(1, CLEAR)
+    patience = Patience(1e9, pause=lambda _: pause(), monotonic=itertools.count().__next__)
+    place = Storage(MemoryBlob(patience=patience), MemoryConsensus())
+    faulty = Storage(FaultyBlob(place.blob, weather), FaultyConsensus(place.consensus, weather))
+    collection = backup.Collection("absent", storage=faulty)
+    with collection.follow(store, every=SOON) as follower:
+        assert follower.wait_until(store.put(b"a", b"1"), WAIT_S)
+        weather.turn(ABSENT)
+        store.put(b"a", b"2")
+        while not weather.faults:
+            follower.require()
+            pause()
+    assert "refused" in follower.status().last_error
+    weather.turn(CLEAR)
+    with collection.follow(store, every=SOON) as follower:
+        assert follower.wait_until(store.upper - 1, WAIT_S)
+    collection.verify("contents", store)
+
+
 def test_a_failure_that_does_not_pass_ends_the_follower_and_is_raised(
     store: kvstore.Store, collection: backup.Collection, tmp_path: Path
 ) -> None:
