@@ -123,7 +123,9 @@ def history(
     key_file: KeyFileOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Print the versions of a key in the backups, newest first. Exits with 1 if there is none.
+    """Print the versions of a key in the newest chain, newest first. Exits with 1 if there is none.
+
+    `find` tells the changes of older chains too.
 
     \b
     Examples:
