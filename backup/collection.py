@@ -193,9 +193,9 @@ class Collection(CollectionContents):
         kill the next follower continues.
         """
         require_age(max_age, name="max_age")
-        chains = partial(self._chains_on, self._place)
         request = Requested(self._address, self._is_lasting, max_age)
-        return Follower(chains, store, request, every, self._clock, progress)
+        place = self._place
+        return Follower(self._chains_on, place, store, request, every, self._clock, progress)
 
     def seed(self, write: Write, *, since: TimeLike = 0) -> Timestamp:
         """Begin the collection with versions that have times of their own; returns the newest time.

@@ -8,8 +8,9 @@ Each backup survives a kill at any step, and so does each merge. So a follower t
 no state of its own: the next one continues from the collection.
 
 Invariants
-1. Without a commit there is no window. The position of the follower is durable in the collection,
-   and the hold of the collection tells it before the bucket answers.
+1. Without a commit there is no window, also where others complete the time of the store: another
+   follower, a replica, GC. The position of the follower is durable in the collection, and the hold
+   of the collection tells it before the bucket answers.
 2. A failure that may pass ends no follower: it is logged with the recovery point, and tried again
    after a pause. Every other failure ends the follower: it is logged too, and raised to its owner.
 3. Merges run in two threads of their own, one tier at a time, and never delay a window by a lock.
@@ -19,16 +20,18 @@ Invariants
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
-from typing import Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias, cast
 
 from typing_extensions import Self
 
 from backup.chains import Chains
 from backup.merges import TierMerges, give_memory_back
+from backup.shard import Blob, Storage
 from backup.window import BackupInfo, Request, back_up, reached
 from kvstore.arguments import require_age, require_wait
 from kvstore.background import Failures
@@ -38,9 +41,11 @@ from kvstore.errors import ForkedError, KVStoreError, RetryableError, StorageErr
 from kvstore.forks import own
 from kvstore.limits import (
     CONTROL_POLL_S,
+    FOLLOW_END_S,
     FOLLOW_PAUSE_S,
     FOLLOW_PAUSE_S_MAX,
 )
+from kvstore.storage.patience import Patience
 from kvstore.store import Store
 from kvstore.timestamp import NS_PER_SECOND, Timestamp
 
@@ -80,20 +85,58 @@ class FollowStatus(NamedTuple):
     last_error: str
 
 
+class _UntilStopped(Patience):
+    """The patience of a storage. Once a follower is stopped, `FOLLOW_END_S` of it are left."""
+
+    def __init__(self, patience: Patience, stop: threading.Event) -> None:
+        def pause(seconds: float) -> None:
+            if stop.is_set():
+                time.sleep(max(seconds, 0.0))
+            else:
+                stop.wait(seconds)
+
+        how = pause if patience.pause is time.sleep else patience.pause
+        super().__init__(tell=patience.tell, pause=how, monotonic=patience.monotonic)
+        self._patience, self._stop = patience, stop
+
+    @property
+    def seconds(self) -> float:
+        """See `Patience.seconds`."""
+        known = self._patience.seconds
+        return min(known, FOLLOW_END_S) if self._stop.is_set() else known
+
+
+class _HurriedBlob:
+    """`blob` with another patience."""
+
+    def __init__(self, blob: Blob, patience: Patience) -> None:
+        self._blob, self.patience = blob, patience
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._blob, name)
+
+
+def _until_stopped(place: Storage, stop: threading.Event) -> Storage:
+    """The storage `place`, which a stopped follower does not wait for."""
+    blob = _HurriedBlob(place.blob, _UntilStopped(place.blob.patience, stop))
+    return place._replace(blob=cast("Blob", blob))
+
+
 class Follower:
     """Backs up a store until it is closed, for a `with` statement. `Collection.follow` makes it."""
 
     def __init__(
         self,
-        chains: Callable[[], Chains],
+        chains: Callable[[Storage], Chains],
+        place: Storage,
         store: StoreOrClient,
         request: Requested,
         every: timedelta,
         clock: WallClock,
         progress: OnWindow | None,
     ) -> None:
-        """`chains` makes a handle on the collection, for one thread."""
-        self._chains, self._request = chains, request
+        """`chains` makes a handle on the collection at `place`, for one thread."""
+        self._request = request
         self._client = client_of(store)
         self._store = store if isinstance(store, Store) else None
         age = require_age(every, name="every")
@@ -107,9 +150,12 @@ class Follower:
             for each in (self._failures, self._merge_failures):
                 self._store.upkeep.watch("backup", each)
         self._stop = threading.Event()
+        self._chains = partial(chains, _until_stopped(place, self._stop))
         self._merges = TierMerges(self._stop.is_set)
         self._moved = threading.Condition()
         self._upper = self._windows = 0
+        self._whole_upto = 0
+        """The collection has every commit below this time, which may lie above its upper."""
         self._error: BaseException | None = None
         self._threads = [
             threading.Thread(target=work, name=f"kvstore-follow-{name}", daemon=True)
@@ -148,8 +194,9 @@ class Follower:
                 thread.join()
 
     def close(self) -> None:
-        """End after the window under way. Commits that came since are left to the next backup: wait
-        for them by `wait_until`. Closing twice does nothing more."""
+        """End after the window under way, which is given up where the storage does not answer.
+        Commits that came since are left to the next backup: wait for them by `wait_until`. Closing
+        twice does nothing more."""
         self.stop()
         self.wait()
 
@@ -179,11 +226,11 @@ class Follower:
         """
         with self._moved:
             done = self._moved.wait_for(
-                lambda: self._upper > commit or self._error is not None or self._stop.is_set(),
+                lambda: self._whole_upto > commit or self._error is not None or self._stop.is_set(),
                 require_wait(timeout),
             )
         self.require()
-        return done and self._upper > commit
+        return done and self._whole_upto > commit
 
     # -- windows ----------------------------------------------------------------------------
 
@@ -192,8 +239,7 @@ class Follower:
         while not self._stop.is_set():
             try:
                 with as_store(self._client or self._given()) as source:
-                    self._upper = self._upper or reached(source, self._request.address)
-                    done = back_up(chains, self._request.of(source))
+                    done = self._window(chains, source)
             except _PASSING as error:
                 self._note(error)
                 continue
@@ -203,16 +249,28 @@ class Follower:
             self._failures.succeeded()
             give_memory_back()
             with self._moved:
-                self._upper = int(done.upper)
-                self._windows += 1
+                if done is not None:
+                    self._upper = int(done.upper)
+                    self._windows += 1
+                self._whole_upto = max(self._whole_upto, self._upper)
                 self._moved.notify_all()
             try:
-                if self._progress is not None:
+                if done is not None and self._progress is not None:
                     self._progress(done)
                 self._wait_for_commits()
             except BaseException as error:  # noqa: BLE001
                 self._end(error)
                 return
+
+    def _window(self, chains: Chains, source: Store) -> BackupInfo | None:
+        """Make a backup; None where the collection has every commit of `source`. The first call
+        always makes one, because a backup looks whether the collection is sound."""
+        self._upper = self._upper or reached(source, self._request.address)
+        upper = int(source.upper)
+        if self._windows and not source.replication.may_have_commits(self._upper - 1, upper - 1):
+            self._whole_upto = upper
+            return None
+        return back_up(chains, self._request.of(source))
 
     def _given(self) -> Store:
         assert self._store is not None, "a follower without a client has a store"
@@ -221,7 +279,7 @@ class Follower:
     def _has_more(self) -> bool:
         """Whether the store may have commits that the collection lacks."""
         try:
-            return (self._client or self._given()).upper > self._upper
+            return (self._client or self._given()).upper > self._whole_upto
         except _PASSING:
             return True
 
@@ -240,11 +298,11 @@ class Follower:
     def _wait_for_commits(self) -> None:
         self._stop.wait(self._every_s)
         if self._client is None:
-            self._given().wait_beyond(self._upper, stop=self._stop.is_set)
+            self._given().wait_beyond(self._whole_upto, stop=self._stop.is_set)
             return
         while not self._stop.is_set():
             try:
-                if self._client.upper > self._upper:
+                if self._client.upper > self._whole_upto:
                     return
             except _PASSING as error:  # another process may open the store
                 self._note(error, "asking the owner for commits")

@@ -11,6 +11,8 @@ from kvstore.limits import LABEL_CHARS_MAX
 from kvstore.timestamp import NOW, OLDEST, TimeLike, Timestamp, to_timestamp
 
 _LABEL: Final = re.compile(r"[A-Za-z][A-Za-z0-9._-]*", re.ASCII)
+_TIMES: Final = (NOW, OLDEST, "today", "yesterday")
+"""Words that are times here or on the command line: a label would hide behind them."""
 
 
 class CoveringChain(Protocol):
@@ -48,11 +50,11 @@ def gone(chains: Iterable[CoveringChain], as_of: int) -> HistoryGoneError:
 def require_label(label: str) -> str:
     """Return `label` if it can name an instant. Raises `UsageError` for any other text."""
     is_text = isinstance(label, str) and _LABEL.fullmatch(label) is not None
-    if not is_text or label in (NOW, OLDEST) or len(label) > LABEL_CHARS_MAX:
+    if not is_text or label.lower() in _TIMES or len(label) > LABEL_CHARS_MAX:
         raise UsageError(
             f"label {label!r}",
             "begin with a letter; letters, digits, '.', '_' and '-' may follow, "
-            f"{LABEL_CHARS_MAX} characters at most",
+            f"{LABEL_CHARS_MAX} characters at most; {', '.join(_TIMES)} are times",
         )
     return label
 

@@ -28,7 +28,10 @@ from datetime import timedelta
 from operator import attrgetter
 
 from kvstore.arguments import require_age
+from kvstore.changes import ChangeIndex
 from kvstore.claims import (
+    BACKUP,
+    REPLICA,
     USER,
     HoldRecord,
     Pins,
@@ -45,6 +48,7 @@ from kvstore.meta import Meta
 from kvstore.timestamp import NS_PER_SECOND, TIMESTAMP_MAX, TimeLike, Timestamp
 
 _PREFIX = "hold/"
+_COPIES = (BACKUP, REPLICA)
 _NAME = attrgetter("name")
 _TIMESTAMP = attrgetter("timestamp")
 
@@ -283,8 +287,19 @@ class Holds:
         found = sorted(self.needing(), key=lambda record: record.is_pin)
         return found[0].describe(self._committer.now()) if found else None
 
-    def invalidate_overdue(self, now: int) -> list[HoldRecord]:
-        """Mark the holds that are further behind than their budget as lost; returns them."""
+    def invalidate_overdue(self, now: int, index: ChangeIndex | None = None) -> list[HoldRecord]:
+        """Mark the holds that are further behind than their budget as lost; returns them.
+
+        With an `index`, the age of a backup or a replica counts from the oldest commit that it
+        lacks: the copy of an idle store is never behind. One seek per stream for each.
+        """
+
+        def age(record: HoldRecord) -> int:
+            if index is None or record.kind not in _COPIES:
+                return now - record.timestamp
+            lacking = index.headers(since=record.timestamp, upto=now)
+            return next((now - timestamp for timestamp, *_ in lacking), 0)
+
         with self._committer.lock:
             overdue = [
                 record
@@ -292,6 +307,7 @@ class Holds:
                 if not record.lost
                 and record.max_age_ns is not None
                 and now - record.timestamp > record.max_age_ns
+                and age(record) > record.max_age_ns
             ]
             if overdue:
                 self._write([replace(record, lost=True) for record in overdue])

@@ -17,7 +17,7 @@ import typer
 import backup
 from backup.cli import reading, restores, retention
 from backup.cli.drills import drill
-from backup.cli.figures import backup_figures, collection_figures
+from backup.cli.figures import backup_figures, collection_figures, disproved
 from backup.cli.fleets import run_fleet
 from backup.cli.options import (
     PASSPHRASE,
@@ -279,10 +279,7 @@ def verify(
             total = source.show().rows
             report = source.verify(wanted, opened, progress=counting(progress, "rows", total))
         except CorruptionError as error:
-            note(str(error))
-            if as_json:
-                print_json({"ok": False, "problem": str(error)})
-            raise typer.Exit(NOT_FOUND) from error
+            raise disproved(error, as_json=as_json) from error
     fields = report._asdict()
     if not as_json:
         fields["bytes"] = size_text(report.bytes)

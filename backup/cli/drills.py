@@ -8,15 +8,13 @@ from typing import Annotated, Any
 
 import typer
 
+from backup.cli.figures import disproved
 from backup.cli.options import CollectionArgument, KeyFileOption, complete_label, open_existing
 from backup.drilling import DRILL_DEPTHS, DrillReport
-from kvstore.cli.exits import NOT_FOUND
 from kvstore.cli.options import JsonOption, iso, one_of, to_time
 from kvstore.cli.output import (
     counting,
-    note,
     print_figures,
-    print_json,
     size_text,
     working,
 )
@@ -81,10 +79,7 @@ def drill(
             source = open_existing(collection, key_file)
             report = source.drill(when, wanted, opened, scratch=scratch, progress=rows)
         except CorruptionError as error:
-            note(str(error))
-            if as_json:
-                print_json({"ok": False, "problem": str(error)})
-            raise typer.Exit(NOT_FOUND) from error
+            raise disproved(error, as_json=as_json) from error
     print_figures(_figures(report, as_json=as_json), as_json=as_json)
 
 

@@ -1,14 +1,20 @@
-"""Backups and collections as commands print them: for people, or as JSON with exact numbers."""
+"""Backups, collections and damage as commands print them: for people, or as JSON with exact
+numbers."""
 
 from __future__ import annotations
 
 import math
 from typing import Any
 
+import typer
+
 from backup.overview import ChainProof, CollectionInfo
 from backup.window import BackupInfo
+from kvstore.cli.exits import NOT_FOUND
 from kvstore.cli.options import Encoding, iso, to_json, to_text
-from kvstore.cli.output import age_text, size_text
+from kvstore.cli.output import age_text, note, print_json, size_text
+from kvstore.cli.wording import in_shell_words
+from kvstore.errors import CorruptionError
 from kvstore.timestamp import Timestamp
 
 
@@ -53,6 +59,15 @@ def collection_figures(
     return fields
 
 
+def disproved(error: CorruptionError, *, as_json: bool) -> typer.Exit:
+    """Print the damage that a command was asked to look for, and return its exit."""
+    problem = in_shell_words(str(error))
+    note(problem)
+    if as_json:
+        print_json({"ok": False, "problem": problem})
+    return typer.Exit(NOT_FOUND)
+
+
 def _proof_fields(proof: ChainProof) -> dict[str, Any]:
     return {
         **proof._asdict(),
@@ -60,6 +75,7 @@ def _proof_fields(proof: ChainProof) -> dict[str, Any]:
         "upper": iso(proof.upper),
         "proven": _time(proof.proven),
         "proven_at": _time(proof.proven_at),
+        "problem": in_shell_words(proof.problem),
         "age_seconds": None if math.isinf(proof.age_seconds) else proof.age_seconds,
     }
 
@@ -68,7 +84,8 @@ def _proof_text(proof: ChainProof) -> str:
     text = "never: `kvstore backup drill` restores it"
     if proof.proven is not None:
         text = f"{age_text(proof.age_seconds)} ago, as of {iso(proof.proven)}"
-    return f"{text}; the newest drill failed: {proof.problem}" if proof.problem else text
+    problem = in_shell_words(proof.problem)
+    return f"{text}; the newest drill failed: {problem}" if problem else text
 
 
 def _time(at: Timestamp | None) -> str | None:

@@ -11,6 +11,7 @@ from backup.cli.figures import backup_figures
 from backup.fleet import back_up_fleet, read_fleet
 from kvstore.cli.exits import NOT_FOUND
 from kvstore.cli.output import note, print_json, print_line, working
+from kvstore.cli.wording import in_shell_words
 
 
 def run_fleet(config: Path, *, as_json: bool) -> None:
@@ -18,7 +19,8 @@ def run_fleet(config: Path, *, as_json: bool) -> None:
     fleet = read_fleet(config)
     failed: list[str] = []
     with working(f"backing up {len(fleet.stores)} stores", quiet=as_json):
-        for name, info, error in back_up_fleet(fleet):
+        for name, info, failure in back_up_fleet(fleet):
+            error = in_shell_words(failure)
             if info is None:
                 failed.append(name)
                 note(f"store {name}: {error}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
 from itertools import islice
 from pathlib import Path
@@ -29,6 +29,7 @@ from kvstore.cli.options import (
     to_time,
 )
 from kvstore.cli.output import note, print_json, print_line, print_raw
+from kvstore.timestamp import Timestamp
 
 KeyArgument = Annotated[str, typer.Argument(metavar="KEY", help="A key.", show_default=False)]
 CacheOption = Annotated[
@@ -122,7 +123,9 @@ def history(
     key_file: KeyFileOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Print the versions of a key in the backups, newest first. Exits with 1 if there is none.
+    """Print the versions of a key in the newest chain, newest first. Exits with 1 if there is none.
+
+    `find` tells the changes of older chains too.
 
     \b
     Examples:
@@ -194,8 +197,19 @@ def find(
     """
     span = to_span(encoding, start=None, end=None, prefix=prefix)
     with _reader(collection, key_file, cache) as reader:
-        found = reader.changes(reader.since, None, span.start, span.end, order="time")
-        _print_changes(found, encoding, as_json=as_json, values=False)
+        for low, high in _windows(reader):
+            found = reader.changes(low, high, span.start, span.end, order="time")
+            _print_changes(found, encoding, as_json=as_json, values=False)
+
+
+def _windows(reader: CollectionReader) -> Iterator[tuple[Timestamp, Timestamp]]:
+    """The windows whose changes the chains have, oldest first; of two chains the newer one has the
+    window."""
+    chains = reader.held()
+    for at, chain in enumerate(chains):
+        high = min([chain.upper, *(newer.since for newer in chains[at + 1 :])]) - 1
+        if high > chain.since:
+            yield Timestamp(chain.since), Timestamp(high)
 
 
 def _reader(

@@ -127,8 +127,8 @@ class CollectionReader:
     def refresh(self) -> Timestamp:
         """See the backups that were made since; returns the new `upper`.
 
-        Costs a request for each chain, and no write, unless a backup, an expiry or a compaction
-        came between. Reads that have begun keep the backups that they began with.
+        Costs two requests and one for each chain, and no write, unless a backup, an expiry or a
+        compaction came between. Reads that have begun keep the backups that they began with.
         """
         if not self._is_open:
             raise ClosedError("the reader")
@@ -164,12 +164,13 @@ class CollectionReader:
             times = [self._time(as_of, "as_of")] * len(wanted)
         if not wanted:
             return []
-        column = pa.array(wanted, pa.binary())
         by_block = len(wanted) <= READER_KEYS_BY_BLOCK_MAX
 
         def answer() -> list[bytes | None]:
             at = [int(self.as_of)] * len(wanted) if times is None else times
-            asked = Asked(column, np.array(at, np.int64), 0)
+            for time in set(at):
+                self._covering(time)
+            asked = Asked(pa.array(wanted, pa.binary()), np.array(at, np.int64), 0)
             answers = CollectionAnswers(self.held(), self._open_part if by_block else None)
             found = answers.answer(asked, _EVERYTHING)
             assert found is not None, "no bound was given"
@@ -255,7 +256,7 @@ class CollectionReader:
         newest = self._covering(high)
         low = int(newest.since) if since == OLDEST else self._time(since, "since")
         if low > high and upto is not None:
-            raise UsageError(f"since {low} is above upto {high}", "swap them")
+            raise UsageError(f"{Timestamp(low)} is above upto {Timestamp(high)}", "swap them")
         is_latest, span = revisions == "latest", Span.of(start, end, prefix)
 
         def require(held: Held) -> None:

@@ -267,7 +267,7 @@ class Collector:
         with committer.lock:
             self.require_running()
             newest = committer.close_upto_now() - 1
-            lost = tuple(self._holds.invalidate_overdue(newest))
+            lost = tuple(self._holds.invalidate_overdue(newest, self._index))
             held_by = self._holds.needing(target)
             allowed = min([newest, *(claim.timestamp for claim in held_by)])
             if min(target, allowed) > committer.since:

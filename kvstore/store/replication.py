@@ -113,6 +113,13 @@ class Replication:
         # Looked at last: GC moves `since` before it trims the index.
         return None if time <= self._reads.indexed_since else False
 
+    def may_have_commits(self, since: int, upto: int) -> bool:
+        """Whether there may be a commit in `(since, upto]`: there is one, or the change index does
+        not reach back. One seek per stream."""
+        if any(self._parts.index.headers(since=since, upto=upto)):
+            return True
+        return since < self._reads.indexed_since
+
     def range_deletes(
         self, since: TimeLike, upto: TimeLike, span: Span, revisions: Revisions = "all"
     ) -> list[Change]:

@@ -22,12 +22,14 @@ import kvstore
 from backup import FollowStatus
 from backup.shard import MemoryBlob, MemoryConsensus, Storage
 from backup.testing.faults import FaultRates, FaultyBlob, FaultyConsensus, Weather
+from kvstore.clock import ManualClock
 from kvstore.errors import UsageError
 from kvstore.limits import MERGE_FAN_IN
 from kvstore.storage.patience import Patience
 from kvstore.testing.bounds import bounds
 from kvstore.testing.forks import STATUS, reap
 from kvstore.testing.seeds import seeded
+from kvstore.timestamp import NS_PER_SECOND
 from tests.backup.children import follow_until_killed
 from tests.backup.histories import change
 
@@ -53,6 +55,54 @@ def test_each_commit_is_backed_up_once_and_an_idle_store_not_at_all(
     assert collection.upper == told[-1].upper
     collection.verify("contents", store)
     follower.close()
+
+
+def test_time_that_passes_without_a_commit_makes_no_window(
+    store: kvstore.Store, collection: backup.Collection, tmp_path: Path
+) -> None:
+    """Else two followers of one store would wake each other for ever."""
+    other = backup.Collection(tmp_path / "other")
+    with (
+        collection.follow(store, every=SOON) as follower,
+        other.follow(store, every=SOON) as second,
+    ):
+        followers = (follower, second)
+        at = store.put(b"a", b"1")
+        for each in followers:
+            assert each.wait_until(at, WAIT_S)
+        windows = [each.status().windows for each in followers]
+        for _ in range(5):
+            upper = store.sync()
+            for each in followers:
+                assert each.wait_until(upper - 1, WAIT_S)
+                assert each.status().behind_seconds == 0
+        assert [each.status().windows for each in followers] == windows
+        behind = store.metrics()["kvstore_backup_behind_seconds"].values
+        assert set(behind.values()) == {0.0}
+    collection.verify("contents", store)
+
+
+def test_a_backup_of_an_idle_store_is_never_behind_its_budget(
+    collection: backup.Collection, tmp_path: Path
+) -> None:
+    hour = 3600 * NS_PER_SECOND
+    clock = ManualClock(1_700_000_000 * NS_PER_SECOND)
+    budget, keep = timedelta(hours=12), timedelta(hours=1)
+    with (
+        kvstore.open(tmp_path / "idle", durability="async", clock=clock) as store,
+        collection.follow(store, every=SOON, max_age=budget) as follower,
+    ):
+        assert follower.wait_until(store.put(b"a", b"1"), WAIT_S)
+        clock.advance(60 * hour)
+        assert store.gc(keep=keep).lost_holds == ()
+        assert follower.wait_until(store.put(b"a", b"2"), WAIT_S)
+        follower.close()
+        clock.advance(60 * hour)
+        store.put(b"a", b"3")  # for twelve hours from now on
+        clock.advance(11 * hour)
+        assert store.gc(keep=keep).lost_holds == ()
+        clock.advance(2 * hour)
+        assert len(store.gc(keep=keep).lost_holds) == 1
 
 
 def test_batches_stay_few_while_windows_come(
@@ -273,6 +323,26 @@ def test_a_follower_tells_the_recovery_point_before_the_bucket_answers(
         assert follower.wait_until(store.put(b"a", b"3"), WAIT_S)
 
 
+def test_a_follower_that_is_stopped_waits_for_no_bucket(store: kvstore.Store) -> None:
+    weather = Weather(1, CLEAR)
+    patience = Patience(1e9, pause=lambda _: pause(), monotonic=itertools.count().__next__)
+    place = Storage(MemoryBlob(patience=patience), MemoryConsensus())
+    faulty = Storage(FaultyBlob(place.blob, weather), FaultyConsensus(place.consensus, weather))
+    collection = backup.Collection("absent", storage=faulty)
+    with collection.follow(store, every=SOON) as follower:
+        assert follower.wait_until(store.put(b"a", b"1"), WAIT_S)
+        weather.turn(ABSENT)
+        store.put(b"a", b"2")
+        while not weather.faults:
+            follower.require()
+            pause()
+    assert "refused" in follower.status().last_error
+    weather.turn(CLEAR)
+    with collection.follow(store, every=SOON) as follower:
+        assert follower.wait_until(store.upper - 1, WAIT_S)
+    collection.verify("contents", store)
+
+
 def test_a_failure_that_does_not_pass_ends_the_follower_and_is_raised(
     store: kvstore.Store, collection: backup.Collection, tmp_path: Path
 ) -> None:
@@ -326,6 +396,9 @@ def test_a_script_follows_a_store_that_another_process_has_open(
         for number in range(3):
             at = owner.put(b"k%d" % number, b"v")
             assert follower.wait_until(at, WAIT_S)
+        windows = follower.status().windows
+        assert follower.wait_until(owner.sync() - 1, WAIT_S)
+        assert follower.status().windows == windows
         collection.verify("contents", owner)
 
 

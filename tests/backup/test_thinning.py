@@ -19,7 +19,7 @@ import kvstore
 from backup.shard import VERSIONS, AsOf, Compact
 from backup.thinning import Thinning
 from kvstore.clock import ManualClock
-from kvstore.errors import HistoryGoneError, UsageError
+from kvstore.errors import HistoryGoneError, NotYetWrittenError, UsageError
 from kvstore.testing.bounds import bounds
 from kvstore.testing.seeds import seeded
 from spark_connector.access import Access
@@ -167,7 +167,8 @@ def test_labels_are_taken_once_and_an_unlabelled_instant_expires(
     assert collection.backup(aged, token="t", label="second").labels == ("second",)
     assert [info.labels for info in collection.list()] == [("first",), ("second",)]
     assert collection.label("again", first) == collection.label("again", "first") == first
-    for name, problem in [("first", "has the label"), ("now", "label"), ("2026", "label")]:
+    taken = [("first", "has the label"), ("now", "label"), ("2026", "label")]
+    for name, problem in [*taken, ("Yesterday", "are times"), ("today", "are times")]:
         with pytest.raises(UsageError, match=problem):
             collection.label(name)
     with pytest.raises(UsageError, match="has the label 'first'"):
@@ -197,6 +198,43 @@ def test_labels_are_taken_once_and_an_unlabelled_instant_expires(
         collection.expire(hourly=3, keep=timedelta(1))
     with pytest.raises(UsageError, match="one of the three"):
         collection.expire(keep_within=timedelta(1), keep=timedelta(1))
+
+
+def test_the_space_of_an_unlabelled_instant_is_freed_where_since_stands_still(
+    aged: kvstore.Store, tmp_path: Path
+) -> None:
+    collection = backup.Collection(tmp_path / "collection")
+    aged.put(b"k", b"1")
+    collection.backup(aged, label="first")
+    aged.put(b"k", b"2")
+    newest = collection.backup(aged).upper - 1
+    for _ in range(2):
+        assert collection.expire(before=newest) == newest
+        assert collection.show().rows == 2
+    collection.unlabel("first")
+    assert collection.expire(before=newest) == newest
+    assert collection.show().rows == 1
+    collection.verify("contents", aged)
+
+
+def test_a_get_between_kept_instants_names_them(aged: kvstore.Store, tmp_path: Path) -> None:
+    collection = backup.Collection(tmp_path / "collection")
+    first = aged.put(b"k", b"1")
+    collection.backup(aged)
+    collection.label("first", first)
+    aged.put(b"k", b"2")
+    newest = aged.put(b"k", b"3")
+    collection.backup(aged)
+    assert collection.expire(before=newest) == newest
+    with collection.open() as reader:
+        for call in (reader.get, lambda key, at: reader.get_many([b"j", key], [newest, at])):
+            with pytest.raises(HistoryGoneError, match=r"read at one of them$") as caught:
+                call(b"k", first + 1)
+            assert caught.value.nearest is not None
+            assert caught.value.nearest[0] == first
+            with pytest.raises(NotYetWrittenError) as late:
+                call(b"k", collection.upper)
+            assert "row" not in str(late.value)
 
 
 def test_an_ended_chain_with_a_label_stays_readable_at_it(

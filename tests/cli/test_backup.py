@@ -79,6 +79,7 @@ def test_labels_and_fleets_on_the_command_line(run: Run, tmp_path: Path) -> None
     assert run("backup", "get", place, "a", "--as-of", "first").stdout == "1\n"
     run("backup", "restore", place, tmp_path / "then", "--as-of", "first")
     assert run("get", tmp_path / "then", "a").stdout == "1\n"
+    assert "need --keep-within" in run("backup", "expire", place, "--daily", "2", code=2).stderr
     run("backup", "expire", place, "--keep-within", "0s", "--daily", "2")
     shown = told(run("backup", "show", place, "--json"))
     assert list(shown["labels"]) == ["first"]
@@ -129,6 +130,9 @@ def test_a_drill_exits_with_0_on_a_proof_only(run: Run, tmp_path: Path) -> None:
     assert told(failed)["ok"] is False
     shown = run("backup", "show", place).stdout
     assert "the newest drill failed" in shown
+    as_json = run("backup", "show", place, "--json").stdout
+    for text in (failed.stdout, failed.stderr, shown, as_json):
+        assert "`kvstore backup run --full`" in text
     assert told(run("backup", "show", place, "--json"))["proofs"][0]["proven"] == proof["proven"]
 
 
@@ -174,6 +178,23 @@ def test_a_collection_is_read_without_a_restore(run: Run, tmp_path: Path) -> Non
     assert [json.loads(line)["op"] for line in found] == ["put", "delete"]
     run("backup", "get", tmp_path / "nothing", "a", code=2)
     run("backup", "scan", place, "--as-of", "2100-01-01T00:00Z", code=4)
+
+
+def test_find_tells_the_changes_of_every_chain_once(run: Run, tmp_path: Path) -> None:
+    store, place = tmp_path / "s", tmp_path / "b"
+    for number in range(2):
+        run("put", store, "a", str(number), "--create")
+    run("backup", "run", store, place)
+    with kvstore.open(store) as opened:
+        (hold,) = opened.holds.all()
+        opened.drop_hold(hold.name)
+        opened.gc(before=opened.upper - 1)
+    for chain in ([], ["b"], ["b", "c"]):
+        if chain:
+            run("put", store, chain[-1], "1")
+        run("backup", "run", store, place, "--full")
+        found = run("backup", "find", place, "").stdout.splitlines()
+        assert [line.split("\t")[2] for line in found] == ["a", "a", *chain]
 
 
 def test_changes_of_a_restored_store_are_those_of_its_source(run: Run, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 Only a readable instant becomes kept. The rows that it needs are there at that moment, and merges
 leave them from then on. An instant that loses its last label stays until a policy chooses others.
+Then a merge of all batches is asked for, because `since` may stand still and ask for none.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from backup.shard.state import commands as c
+from backup.shard.state.merging import add_slot, overlapping
 from backup.shard.state.state import ShardState
 
 
@@ -18,7 +20,12 @@ def keep_instants(state: ShardState, command: c.KeepInstants) -> tuple[ShardStat
         return state, c.Kept(False)
     chosen = {time: () for time in command.instants if state.is_readable(time)}
     kept = chosen | {time: labels for time, labels in state.kept.items() if labels}
-    return state if kept == state.kept else state.next(kept=kept), c.Kept(True)
+    if kept == state.kept:
+        return state, c.Kept(True)
+    slots = state.slots
+    if state.batches and any(time < state.since for time in state.kept.keys() - kept.keys()):
+        slots = add_slot(slots, overlapping(slots, (0, state.upper)))
+    return state.next(kept=kept, slots=slots), c.Kept(True)
 
 
 def label_instant(state: ShardState, command: c.LabelInstant) -> tuple[ShardState, Any]:
