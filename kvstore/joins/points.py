@@ -6,6 +6,7 @@ after the read tells whether the read was whole (`kvstore.reads`).
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from functools import partial
 
@@ -49,14 +50,17 @@ def floors(
     keys: Sequence[bytes],
     as_of: TimeLike | Sequence[TimeLike] | None,
     prefix: bytes | None,
-) -> list[LiveRow | None]:
+    bytes_max: int = sys.maxsize,
+) -> list[LiveRow | None] | None:
     """For each key, at one time or at its own: the greatest live key with `prefix` that is not
-    above it, with its value. Keys of tables are left out, as scans leave them out."""
+    above it, with its value. Keys of tables are left out, as scans leave them out. None where the
+    rows of several keys have more than `bytes_max` bytes."""
     keys = [require_key(key) for key in keys]
     span = parts.reserve.narrow(Span() if prefix is None else Span.of_prefix(prefix))
     if as_of is None:
         hull = Span(span.start, max([span.start, *keys]) + b"\0")
-        return parts.reads.read(None, hull, partial(_floors_at_once, parts, keys, span))
+        read = partial(_floors_at_once, parts, keys, span, bytes_max)
+        return parts.reads.read(None, hull, read)
     if is_many(as_of):
         labels = Labels(keys, times_of(parts, as_of, len(keys)))
         require_complete(parts, labels)
@@ -65,8 +69,8 @@ def floors(
     else:
         at = parts.reads.at(as_of)
         labels = Labels(keys, np.full(len(keys), at, np.int64))
-    found = parts.versions.floors(keys, labels.times.tolist(), span)
-    if _was_below_floor(parts, labels):
+    found = parts.versions.floors(keys, labels.times.tolist(), span, bytes_max)
+    if found is not None and _was_below_floor(parts, labels):
         for at, (key, row) in enumerate(zip(keys, found, strict=True)):
             # The search went from the key down to the floor, or to the first key of all.
             searched = span.intersect(b"" if row is None else row[0], key + b"\0")
@@ -75,8 +79,10 @@ def floors(
     return found
 
 
-def _floors_at_once(parts: Parts, keys: list[bytes], span: Span, at: int) -> list[LiveRow | None]:
-    return parts.versions.floors(keys, [at] * len(keys), span)
+def _floors_at_once(
+    parts: Parts, keys: list[bytes], span: Span, bytes_max: int, at: int
+) -> list[LiveRow | None] | None:
+    return parts.versions.floors(keys, [at] * len(keys), span, bytes_max)
 
 
 def _was_below_floor(parts: Parts, labels: Labels) -> bool:

@@ -259,6 +259,19 @@ class Requests:
         except _TooManyBytesError:
             return None
 
+    def floors(
+        self,
+        keys: list[bytes],
+        as_of: TimeLike | Sequence[TimeLike] | None,
+        prefix: bytes | None,
+        bytes_max: int,
+    ) -> list[tuple[bytes, bytes] | None] | None:
+        """See `Store.floor_many`. None where the rows of several keys have more than `bytes_max`
+        bytes."""
+        from kvstore import joins
+
+        return joins.floors(self.parts, keys, as_of, prefix, bytes_max)
+
     def require_history(self, key: bytes, bytes_max: int) -> None:
         """Raise if the values of the versions of `key` have more than `bytes_max` bytes."""
         if self._versions.has_more(key, bytes_max):
