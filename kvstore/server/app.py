@@ -73,7 +73,7 @@ from kvstore.server.metrics import METRICS_PATH, METRICS_TYPE, exposition
 from kvstore.server.openapi import openapi
 from kvstore.server.page import Page, PageAnswer, Section, is_of_page, require_templates
 from kvstore.server.service import Service
-from kvstore.server.streams import BrokenStreamError, arrow_parts, json_rows
+from kvstore.server.streams import DEFECT, BrokenStreamError, arrow_parts, json_rows
 from kvstore.server.syncs import Syncs
 from kvstore.server.verbs import Answer, Verb
 from kvstore.store import Store
@@ -215,8 +215,7 @@ class App:
         except Exception as error:
             self._count(failed=True)
             _LOGGER.exception("a call of %s failed", head.path[:100])
-            hidden = KVStoreError("the server has a defect", "see its log")
-            await send_error(send, hidden)
+            await send_error(send, DEFECT)
             raise error
         finally:
             self._bytes -= taken
