@@ -166,7 +166,14 @@ class Pool:
         if request.kind:
             headers = b"%sContent-Type: %s\r\n" % (headers, request.kind.encode())
         try:
-            connection.send(request.method, request.target, headers, request.body)
+            try:
+                connection.send(request.method, request.target, headers, request.body)
+            except ConnectionError:
+                # A server that is full answers and closes before it has the request.
+                head = connection.receive_head()
+                if head.status < 400:
+                    raise
+                return connection, head
             return connection, connection.receive_head()
         except OSError as error:
             connection.close()

@@ -13,6 +13,13 @@ clients send longer keys in bodies."""
 SERVER_CONNECTIONS_MAX = 1000
 """Connections at one time. An idle one costs a descriptor and some 20 KiB."""
 
+SERVER_TURNED_AWAY_MAX = 100
+"""Connections above `SERVER_CONNECTIONS_MAX` that are told so. Further ones are cut at once."""
+
+SERVER_TURNED_AWAY_S = 1.0
+"""Seconds in which such a connection must have read that the server is full. Its request is thrown
+away meanwhile: closing at once would have the kernel throw the answer away."""
+
 SERVER_REQUEST_S_MAX = 30.0
 """Seconds in which a request must have arrived, and in which a client must take some of its
 answer."""

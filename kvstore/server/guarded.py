@@ -8,13 +8,16 @@ Invariants
 2. A connection that has not sent a whole head after `SERVER_REQUEST_S_MAX`, and one that has taken
    nothing of its answer in that time, is cut.
 3. The end of the server waits for requests under way, and not for clients that are idle.
-4. An idle server sleeps: uvicorn's own loop wakes ten times a second, and notices its end so late.
+4. A connection above `SERVER_CONNECTIONS_MAX` is told that the server is full, and that nothing of
+   its request was done.
+5. An idle server sleeps: uvicorn's own loop wakes ten times a second, and notices its end so late.
 """
 
 from __future__ import annotations
 
 import asyncio
 import fcntl
+import json
 import signal
 import sys
 import termios
@@ -27,11 +30,15 @@ from uvicorn import Config, Server
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import HANDLED_SIGNALS
 
+from kvstore.errors import RetryableError
 from kvstore.limits import (
     SERVER_CONNECTIONS_MAX,
     SERVER_HEAD_BYTES_MAX,
     SERVER_REQUEST_S_MAX,
+    SERVER_TURNED_AWAY_MAX,
+    SERVER_TURNED_AWAY_S,
 )
+from kvstore.protocol import JSON_TYPE, failure_fields
 
 _FAREWELL_LOOKS: Final = 2
 _FAREWELL_S: Final = 0.05
@@ -48,19 +55,22 @@ class GuardedProtocol(HttpToolsProtocol):
     _late: asyncio.TimerHandle | None = None
     _stuck: asyncio.TimerHandle | None = None
     _farewells = 0
+    _is_turned_away = False
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
         if len(self.connections) > SERVER_CONNECTIONS_MAX:
-            transport.abort()
-            return
-        self._expect_head()
+            self._turn_away()
+        else:
+            self._expect_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._cancel()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        if self._is_turned_away:
+            return
         self._overhead += len(data)
         super().data_received(data)
         if self._overhead > SERVER_HEAD_BYTES_MAX:
@@ -106,6 +116,17 @@ class GuardedProtocol(HttpToolsProtocol):
         if self._farewells >= _FAREWELL_LOOKS:
             self.transport.abort()
 
+    def _turn_away(self) -> None:
+        """Answer before the request has come, and take nothing of it."""
+        if len(self.connections) > SERVER_CONNECTIONS_MAX + SERVER_TURNED_AWAY_MAX:
+            self.transport.abort()
+            return
+        self._is_turned_away = True
+        self.transport.write(_full())
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self._late = self.loop.call_later(SERVER_TURNED_AWAY_S, self.transport.abort)
+
     def _expect_head(self) -> None:
         self._late = self.loop.call_later(SERVER_REQUEST_S_MAX, self.transport.abort)
 
@@ -124,6 +145,19 @@ class GuardedProtocol(HttpToolsProtocol):
             if timer is not None:
                 timer.cancel()
         self._late = self._stuck = None
+
+
+def _full() -> bytes:
+    """The answer to a connection above the bound, as bytes: no request was parsed."""
+    error = RetryableError(
+        f"the server has {SERVER_CONNECTIONS_MAX} connections",
+        "try again later: nothing was done",
+    )
+    body = json.dumps(failure_fields(error)).encode()
+    return (
+        b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: %s\r\nContent-Length: %d\r\n"
+        b"Cache-Control: no-store\r\nConnection: close\r\n\r\n%s"
+    ) % (JSON_TYPE.encode(), len(body), body)
 
 
 def _unsent(transport: Any) -> int:

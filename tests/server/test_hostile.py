@@ -13,7 +13,9 @@ import pyarrow as pa
 import pytest
 
 import kvstore
-from kvstore.client import connect
+from kvstore.client import calls, connect
+from kvstore.client.endpoint import Endpoint
+from kvstore.client.pool import Pool
 from kvstore.errors import AccessDeniedError, RetryableError, UsageError
 from kvstore.protocol import WRITES_SCHEMA
 from kvstore.server import ListenAddress, Running, Token, app, serving
@@ -249,6 +251,56 @@ def test_streams_and_bytes_are_bounded(running: Running, store: kvstore.Store) -
             client.put(b"k2", b"short")
         with pytest.raises(UsageError, match="at most 1048576"):
             client.put(b"k2", bytes(1 << 21))
+
+
+def test_a_full_server_says_so_and_that_nothing_was_done(
+    running: Running, store: kvstore.Store
+) -> None:
+    address = (running.address.host, running.address.port)
+    before = store.upper
+    with contextlib.ExitStack() as idle, bounds(SERVER_CONNECTIONS_MAX=2):
+        for _ in range(2):
+            opened = idle.enter_context(socket.create_connection(address))
+            opened.sendall(request("GET", "/v1/keys/k").replace(b"close", b"keep-alive"))
+            assert status(opened.recv(1 << 16)) == 200
+        with pytest.raises(RetryableError, match="has 2 connections; try again") as found:
+            connect(running.url, patience=0)
+        assert type(found.value) is RetryableError
+        for body in (b"v", bytes(1 << 20)):
+            heard = say(running, request("PUT", "/v1/keys/k", body))
+            assert status(heard) == 503
+            assert json.loads(heard.partition(b"\r\n\r\n")[2])["error"] == "RetryableError"
+        with bounds(SERVER_TURNED_AWAY_MAX=0):
+            assert say(running, request("PUT", "/v1/keys/k", b"v")) == b""
+        with bounds(SERVER_TURNED_AWAY_S=0.05):  # it neither reads nor closes
+            stays = idle.enter_context(socket.create_connection(address))
+            while stays.recv(1 << 16):
+                pass
+        idle.close()
+        with connect(running.url, patience=60) as client:
+            assert client.get(b"k") == b"v"
+    assert store.upper == before
+
+
+def test_a_client_reads_the_answer_of_a_server_that_has_closed_before_it_sent() -> None:
+    """Its request finds a connection that was reset, and the answer lies in it."""
+    error = b'{"error": "RetryableError", "what": "full", "remedy": "", "fields": {}}'
+    head = b"HTTP/1.1 503 No\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def answer() -> None:
+            opened, _ = listener.accept()
+            opened.sendall(head % len(error) + error)
+            opened.recv(1)
+            opened.close()  # the rest of the request is unread: a reset
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        endpoint = Endpoint.parse(f"http://127.0.0.1:{listener.getsockname()[1]}")
+        pool = Pool(endpoint, timeout=60, patience=0)
+        with pytest.raises(RetryableError, match="full"):
+            pool.send(calls.put(b"k", bytes(64 << 20), None))
+        thread.join()
 
 
 def test_json_of_many_small_items_is_refused(running: Running, store: kvstore.Store) -> None:
