@@ -21,8 +21,12 @@ SERVER_TURNED_AWAY_S = 1.0
 away meanwhile: closing at once would have the kernel throw the answer away."""
 
 SERVER_REQUEST_S_MAX = 30.0
-"""Seconds in which a request must have arrived, and in which a client must take some of its
-answer."""
+"""Seconds in which the head of a request must have arrived, and in which a client must take some of
+its answer."""
+
+SERVER_BODY_BYTES_S_MIN = 16 << 10
+"""Bytes a second at which a body must have come, behind the first `SERVER_REQUEST_S_MAX` seconds. A
+client that sends a byte now and then would keep the memory that its request has announced."""
 
 SERVER_IDLE_S_MAX = 75.0
 """Seconds for which a connection may stay idle between two requests."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import select
 import socket
 import threading
 from collections.abc import Iterator
@@ -228,6 +229,21 @@ def test_a_client_that_goes_away_leaves_nothing(running: Running, store: kvstore
     # this client closes its half at once
     heard = say(running, request("GET", "/v1/keys/k"), ends=True)
     assert heard == b"" or status(heard) == 200
+
+
+def test_a_body_that_trickles_in_is_cut_off(running: Running, store: kvstore.Store) -> None:
+    """Each byte comes in time, and the whole request would take hours."""
+    before = store.upper
+    with socket.create_connection((running.address.host, running.address.port)) as opened:
+        opened.sendall(request("PUT", "/v1/keys/k", b"", length=1 << 20))
+        for _ in range(200):
+            opened.sendall(b"x")
+            if select.select([opened], [], [], 0.05)[0]:
+                break
+        heard = opened.recv(1 << 16)
+    assert status(heard) == 400
+    assert b"the rest of the request did not come" in heard
+    assert store.upper == before
 
 
 def test_a_request_that_breaks_off_is_not_logged(
