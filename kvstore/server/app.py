@@ -59,6 +59,7 @@ from kvstore.server.exchange import (
     Receive,
     Send,
     arguments_of,
+    is_cut_off,
     parsed_bytes,
     read_body,
     read_form,
@@ -210,9 +211,13 @@ class App:
             await send_error(send, error, status if self.has_tokens else 0)
         except CallerGoneError:
             return  # no error of ours: a stranger must not fill the log
-        except (BrokenStreamError, asyncio.CancelledError, OSError):
+        except (BrokenStreamError, asyncio.CancelledError, OSError) as error:
+            if isinstance(error, BrokenStreamError):
+                self._count(failed=True)
             raise
         except Exception as error:
+            if is_cut_off(error):
+                raise CallerGoneError("the client has gone") from error
             self._count(failed=True)
             _LOGGER.exception("a call of %s failed", head.path[:100])
             await send_error(send, DEFECT)

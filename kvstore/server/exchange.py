@@ -159,6 +159,12 @@ async def _in_time(receiving: Awaitable[T], seconds: float) -> T:
         timer.cancel()
 
 
+def is_cut_off(error: Exception) -> bool:
+    """Whether a part of an answer met a connection that had just broken off: uvloop then refuses
+    the part with an error that has no class of its own."""
+    return type(error) is RuntimeError and "the handler is closed" in str(error)
+
+
 async def within_time(sending: Awaitable[None]) -> None:
     """Wait for a client to take its answer, for a bounded time."""
     try:

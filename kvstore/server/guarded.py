@@ -10,7 +10,9 @@ Invariants
 3. The end of the server waits for requests under way, and not for clients that are idle.
 4. A connection above `SERVER_CONNECTIONS_MAX` is told that the server is full, and that nothing of
    its request was done.
-5. An idle server sleeps: uvicorn's own loop wakes ten times a second, and notices its end so late.
+5. Clients cannot fill the log: requests that are no HTTP, answers that clients do not take, and
+   streams that break off with an error leave no line.
+6. An idle server sleeps: uvicorn's own loop wakes ten times a second, and notices its end so late.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import json
+import logging
 import signal
 import sys
 import termios
@@ -39,11 +42,26 @@ from kvstore.limits import (
     SERVER_TURNED_AWAY_S,
 )
 from kvstore.protocol import JSON_TYPE, failure_fields
+from kvstore.server.streams import BrokenStreamError
 
 _FAREWELL_LOOKS: Final = 2
 _FAREWELL_S: Final = 0.05
 _END_LOOK_S: Final = 0.001
 """Before the first look for connections that are left at the end. Later looks come less often."""
+
+
+class _FaultsOfServer(logging.Filter):
+    """Passes failures of the server, and none that a client can bring about."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        kind = record.exc_info[0] if record.exc_info else None
+        return record.levelno >= logging.ERROR and not (
+            kind is not None and issubclass(kind, BrokenStreamError | ConnectionError)
+        )
+
+
+_LOGGER: Final = logging.getLogger("kvstore.server.http")
+_LOGGER.addFilter(_FaultsOfServer())
 
 
 class GuardedProtocol(HttpToolsProtocol):
@@ -56,6 +74,10 @@ class GuardedProtocol(HttpToolsProtocol):
     _stuck: asyncio.TimerHandle | None = None
     _farewells = 0
     _is_turned_away = False
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.logger = _LOGGER
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)

@@ -6,6 +6,7 @@ import contextlib
 import json
 import select
 import socket
+import struct
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,6 +26,7 @@ from kvstore.testing.seeds import seeded
 from tests.server.process import ServerProcess
 
 SECRET = "s" * 32
+GZIP = b"Transfer-Encoding: gzip, chunked"
 ARROW = "application/vnd.apache.arrow.stream"
 
 
@@ -107,6 +109,7 @@ def test_bytes_that_are_no_request_end_the_connection(running: Running, sent: by
         (request("GET", "/v1/keys/k?key=other"), 400),
         (request("GET", "/v1/keys/k?as_of=1&as_of=2"), 400),
         (request("POST", "/v1/keys/k"), 400),
+        (request("PUT", "/v1/keys/k", b"0\r\n\r\n").replace(b"Content-Length: 5", GZIP), 400),
         (request("GET", "/v1/batch"), 400),
         (request("PUT", "/v1/keys/k", b"", length=1 << 40), 400),
         (request("PUT", "/v1/keys/k?durability=never", b"v"), 400),
@@ -116,7 +119,7 @@ def test_bytes_that_are_no_request_end_the_connection(running: Running, sent: by
         (request("GET", "/v1/keys/k", b"", "X-Forwarded-For: 127.0.0.1"), 403),
         (request("GET", "/v1/keys/k").replace(b"localhost", b"evil.example"), 403),
     ],
-    ids=range(20),
+    ids=range(21),
 )
 def test_tricks_are_refused_and_read_nothing(running: Running, sent: bytes, expected: int) -> None:
     heard = say(running, sent)
@@ -246,12 +249,39 @@ def test_a_body_that_trickles_in_is_cut_off(running: Running, store: kvstore.Sto
     assert store.upper == before
 
 
+def test_clients_that_hang_up_or_read_nothing_are_not_logged(
+    running: Running, store: kvstore.Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    with store.batch() as batch:
+        for number in range(2000):
+            batch.put(b"row %d" % number, bytes(20_000))
+    scan = request("GET", "/v1/scan").replace(b"close", b"keep-alive")
+    for taken in range(60):
+        with socket.create_connection((running.address.host, running.address.port)) as opened:
+            opened.sendall(scan * 2)
+            for _ in range(taken):
+                opened.recv(1 << 16)
+            opened.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    with socket.create_connection((running.address.host, running.address.port)) as opened:
+        opened.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        opened.sendall(scan)
+        opened.recv(100)
+        while any(claim.is_pin for claim in store.holds.needing()):
+            threading.Event().wait(0.05)
+    with connect(running.url) as client:
+        assert client.get(b"k") == b"v"
+    assert caplog.records == []
+
+
 def test_a_request_that_breaks_off_is_not_logged(
     running: Running, caplog: pytest.LogCaptureFixture
 ) -> None:
     whole = request("POST", "/v1/put", b"{", length=100)
     for _ in range(5):
         assert say(running, whole, ends=True) == b""
+        assert status(say(running, b"no request\r\n\r\n")) == 400
+        upgrade = request("GET", "/v1/keys/k", b"", "Upgrade: websocket")
+        assert status(say(running, upgrade.replace(b"close", b"Upgrade, close"))) == 200
     with connect(running.url) as client:  # the server handles this after the broken requests
         assert client.get(b"k") == b"v"
     assert caplog.records == []
