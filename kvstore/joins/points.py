@@ -33,10 +33,11 @@ def values(
     keys: list[bytes],
     as_of: Sequence[TimeLike],
     bounds: SearchBounds = EVERYTHING,
+    first: int = 0,
 ) -> list[bytes | None] | None:
-    """The value of each key at its own time; None where the values are beyond `bounds`. At most a
-    seek for each version."""
-    labels = Labels(keys, times_of(parts, as_of, len(keys)))
+    """The value of each key at its own time; None where the values are beyond `bounds`. Errors
+    number the keys from `first` on. At most a seek for each version."""
+    labels = Labels(keys, times_of(parts, as_of, len(keys)), first)
     require_complete(parts, labels)
     require_kept(parts, labels)
     found = parts.versions.get_timed(keys, labels.times.data, bounds)
@@ -51,10 +52,12 @@ def floors(
     as_of: TimeLike | Sequence[TimeLike] | None,
     prefix: bytes | None,
     bytes_max: int = sys.maxsize,
+    first: int = 0,
 ) -> list[LiveRow | None] | None:
     """For each key, at one time or at its own: the greatest live key with `prefix` that is not
     above it, with its value. Keys of tables are left out, as scans leave them out. None where the
-    rows of several keys have more than `bytes_max` bytes."""
+    rows of several keys have more than `bytes_max` bytes. Errors number the keys from `first`
+    on."""
     keys = [require_key(key) for key in keys]
     span = parts.reserve.narrow(Span() if prefix is None else Span.of_prefix(prefix))
     if as_of is None:
@@ -62,7 +65,7 @@ def floors(
         read = partial(_floors_at_once, parts, keys, span, bytes_max)
         return parts.reads.read(None, hull, read)
     if is_many(as_of):
-        labels = Labels(keys, times_of(parts, as_of, len(keys)))
+        labels = Labels(keys, times_of(parts, as_of, len(keys)), first)
         require_complete(parts, labels)
         if len(keys) and int(labels.times.min()) < parts.committer.since:
             require_kept(parts, labels)

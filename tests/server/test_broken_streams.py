@@ -113,7 +113,7 @@ def test_history_that_goes_in_between_is_told(store: kvstore.Store) -> None:
         answer_broken_by(store, lambda: store.clear_range(KEYS[0], KEYS[-1]), times)
     for _ in range(2):
         written = write(store)
-    with pytest.raises(HistoryGoneError):
+    with pytest.raises(HistoryGoneError, match="row 62, key b'00062', asks"):
         answer_broken_by(store, lambda: store.gc(written + 1), [written] * len(KEYS))
     newest = store.upper - 1
     assert answer_broken_by(store, lambda: None, newest) == store.get_many(KEYS, newest)

@@ -30,10 +30,11 @@ T = TypeVar("T")
 
 
 class _LookUp(Protocol[T]):
-    """Finds the answers to keys. None where the answers to several keys have too many bytes."""
+    """Finds the answers to keys. None where the answers to several keys have too many bytes.
+    Errors number the keys from `first` on."""
 
     def __call__(
-        self, keys: list[bytes], as_of: _Times, /, *, bytes_max: int
+        self, keys: list[bytes], as_of: _Times, /, *, bytes_max: int, first: int = 0
     ) -> list[T] | None: ...
 
 
@@ -278,7 +279,7 @@ def _halves(
         while todo:
             start, end = todo.pop()
             at = times[start:end] if isinstance(times, list) else snapshot.as_of
-            found = look_up(keys[start:end], at, bytes_max=JOIN_VALUE_BYTES_MAX)
+            found = look_up(keys[start:end], at, bytes_max=JOIN_VALUE_BYTES_MAX, first=start)
             if found is None:
                 middle = (start + end) // 2
                 todo += [(middle, end), (start, middle)]
