@@ -35,9 +35,9 @@ class Room:
         self._held = 0
         self._waiting: deque[_Waiter] = deque()
 
-    def share(self) -> Share:
+    def share(self) -> RoomShare:
         """The share of one answer, which is empty at first."""
-        return Share(self)
+        return RoomShare(self)
 
     def fits(self, size: int) -> bool:
         """Whether there is room for `size` bytes more."""
@@ -75,7 +75,7 @@ class Room:
             raise
 
 
-class Share:
+class RoomShare:
     """The bytes that one answer holds. A context manager, which gives them back."""
 
     __slots__ = ("_room", "size")
@@ -114,7 +114,7 @@ class Share:
         if self.size:
             self.become(0)
 
-    def __enter__(self) -> Share:
+    def __enter__(self) -> RoomShare:
         return self
 
     def __exit__(self, *_: object) -> None:
