@@ -22,7 +22,7 @@ from kvstore.changes.changeset import ambient
 from kvstore.client.calls import ClientRequest
 from kvstore.client.connection import Connection
 from kvstore.client.endpoint import Endpoint
-from kvstore.client.reply import Reply, ReplyHead, strange
+from kvstore.client.reply import Reply, ReplyHead, strange, told_at_end
 from kvstore.errors import (
     ClosedError,
     DeterminateError,
@@ -142,11 +142,14 @@ class Pool:
             connection, head = self._open(request, token)
         except KVStoreError as error:
             return error
+        received: list[bytes] = []
         try:
-            body = _whole(connection, head)
+            body = _whole(connection, head, received)
         except OSError as error:
             connection.close()
-            return IndeterminateError(f"a request to {self.where}", str(error) or repr(error))
+            told = told_at_end(b"".join(received), head.kind, self.where)
+            cause = str(error) or repr(error)
+            return told or IndeterminateError(f"a request to {self.where}", cause)
         except BaseException:
             connection.close()
             raise
@@ -163,7 +166,14 @@ class Pool:
         if request.kind:
             headers = b"%sContent-Type: %s\r\n" % (headers, request.kind.encode())
         try:
-            connection.send(request.method, request.target, headers, request.body)
+            try:
+                connection.send(request.method, request.target, headers, request.body)
+            except ConnectionError:
+                # A server that is full answers and closes before it has the request.
+                head = connection.receive_head()
+                if head.status < 400:
+                    raise
+                return connection, head
             return connection, connection.receive_head()
         except OSError as error:
             connection.close()
@@ -223,10 +233,13 @@ class Pool:
         return f"Idempotency-Key: {token}\r\n".encode()
 
 
-def _whole(connection: Connection, head: ReplyHead) -> bytes:
+def _whole(connection: Connection, head: ReplyHead, received: list[bytes]) -> bytes:
+    """The body of an answer. Its chunks are added to `received` as they come."""
     if head.length is not None:
         return connection.receive(head.length) if head.length else b""
-    return b"".join(connection.chunks())
+    for chunk in connection.chunks():
+        received.append(chunk)  # noqa: PERF402  # a stream that breaks off leaves its chunks
+    return b"".join(received)
 
 
 def _may_repeat(error: KVStoreError, request: ClientRequest[T]) -> bool:

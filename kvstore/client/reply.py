@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 import pyarrow as pa
 
 from kvstore.errors import KVStoreError, StorageError
-from kvstore.protocol import JSON_TYPE, failure_of
+from kvstore.protocol import ARROW_TYPE, ERROR_NAME, JSON_TYPE, failure_of
 
 _PASSED: Final = frozenset(
     {
@@ -115,6 +115,32 @@ def read_head(head: bytes, where: str) -> ReplyHead:
         elif name in _PASSED:
             passed += ((name, value.strip()),)
     return ReplyHead(int(status), kind, length, is_last, passed)
+
+
+def told_at_end(body: bytes, kind: str, where: str) -> KVStoreError | None:
+    """The error in the last batch of an Arrow stream that broke off, if the server told it."""
+    if kind != ARROW_TYPE:
+        return None
+    try:
+        with pa.ipc.open_stream(body) as reader:
+            while True:
+                batch, metadata = reader.read_next_batch_with_custom_metadata()
+                if not batch.num_rows:
+                    return told_by(metadata, where)
+    except (StopIteration, pa.ArrowException, OSError, ValueError):
+        return None
+
+
+def told_by(metadata: pa.KeyValueMetadata | None, where: str) -> KVStoreError:
+    """The error in the metadata of a batch without rows."""
+    told = None if metadata is None else dict(metadata).get(ERROR_NAME)
+    if told is None:
+        return strange(where, "a batch without rows")
+    try:
+        found = json.loads(told)
+    except (ValueError, RecursionError) as error:
+        return strange(where, f"an error that is no JSON: {error}")
+    return failure_of(found, status=500, where=where)
 
 
 def strange(where: str, problem: str) -> StorageError:

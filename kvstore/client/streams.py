@@ -5,7 +5,6 @@ Each chunk of the body is one message of the stream, so its bytes become a batch
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,9 +13,8 @@ import pyarrow as pa
 from kvstore.client.calls import ClientRequest
 from kvstore.client.connection import Connection
 from kvstore.client.pool import Pool
-from kvstore.client.reply import Reply, ReplyHead, strange
+from kvstore.client.reply import Reply, ReplyHead, strange, told_by
 from kvstore.errors import IndeterminateError, KVStoreError
-from kvstore.protocol import ERROR_NAME, failure_of
 
 
 def rows(pool: Pool, request: ClientRequest[Any]) -> pa.RecordBatchReader:
@@ -73,12 +71,4 @@ def failure(message: bytes, schema: pa.Schema, where: str) -> KVStoreError:
     """The error in the metadata of a batch without rows."""
     stream = schema.serialize().to_pybytes() + message
     with pa.ipc.open_stream(stream) as reader:
-        metadata = reader.read_next_batch_with_custom_metadata().custom_metadata
-    told = None if metadata is None else dict(metadata).get(ERROR_NAME)
-    if told is None:
-        return strange(where, "a batch without rows")
-    try:
-        found = json.loads(told)
-    except (ValueError, RecursionError) as error:
-        raise strange(where, f"an error that is no JSON: {error}") from error
-    return failure_of(found, status=500, where=where)
+        return told_by(reader.read_next_batch_with_custom_metadata().custom_metadata, where)

@@ -10,7 +10,7 @@ Floors, from the top:
 
 from kvstore.feeds.envelopes import debezium_lines
 from kvstore.feeds.feed import Feed, FeedBatch, Position, Share
-from kvstore.feeds.group import STARTS, Feeds
+from kvstore.feeds.group import STARTS, Feeds, require_name
 from kvstore.feeds.lines import changes_json_lines
 from kvstore.feeds.quiescent import QuiescentPoint, QuiescentReader
 
@@ -25,4 +25,5 @@ __all__ = [
     "Share",
     "changes_json_lines",
     "debezium_lines",
+    "require_name",
 ]

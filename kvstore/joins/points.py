@@ -6,6 +6,7 @@ after the read tells whether the read was whole (`kvstore.reads`).
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from functools import partial
 
@@ -32,10 +33,11 @@ def values(
     keys: list[bytes],
     as_of: Sequence[TimeLike],
     bounds: SearchBounds = EVERYTHING,
+    first: int = 0,
 ) -> list[bytes | None] | None:
-    """The value of each key at its own time; None where the values are beyond `bounds`. At most a
-    seek for each version."""
-    labels = Labels(keys, times_of(parts, as_of, len(keys)))
+    """The value of each key at its own time; None where the values are beyond `bounds`. Errors
+    number the keys from `first` on. At most a seek for each version."""
+    labels = Labels(keys, times_of(parts, as_of, len(keys)), first)
     require_complete(parts, labels)
     require_kept(parts, labels)
     found = parts.versions.get_timed(keys, labels.times.data, bounds)
@@ -49,24 +51,29 @@ def floors(
     keys: Sequence[bytes],
     as_of: TimeLike | Sequence[TimeLike] | None,
     prefix: bytes | None,
-) -> list[LiveRow | None]:
+    bytes_max: int = sys.maxsize,
+    first: int = 0,
+) -> list[LiveRow | None] | None:
     """For each key, at one time or at its own: the greatest live key with `prefix` that is not
-    above it, with its value. Keys of tables are left out, as scans leave them out."""
+    above it, with its value. Keys of tables are left out, as scans leave them out. None where the
+    rows of several keys have more than `bytes_max` bytes. Errors number the keys from `first`
+    on."""
     keys = [require_key(key) for key in keys]
     span = parts.reserve.narrow(Span() if prefix is None else Span.of_prefix(prefix))
     if as_of is None:
         hull = Span(span.start, max([span.start, *keys]) + b"\0")
-        return parts.reads.read(None, hull, partial(_floors_at_once, parts, keys, span))
+        read = partial(_floors_at_once, parts, keys, span, bytes_max)
+        return parts.reads.read(None, hull, read)
     if is_many(as_of):
-        labels = Labels(keys, times_of(parts, as_of, len(keys)))
+        labels = Labels(keys, times_of(parts, as_of, len(keys)), first)
         require_complete(parts, labels)
         if len(keys) and int(labels.times.min()) < parts.committer.since:
             require_kept(parts, labels)
     else:
         at = parts.reads.at(as_of)
         labels = Labels(keys, np.full(len(keys), at, np.int64))
-    found = parts.versions.floors(keys, labels.times.tolist(), span)
-    if _was_below_floor(parts, labels):
+    found = parts.versions.floors(keys, labels.times.tolist(), span, bytes_max)
+    if found is not None and _was_below_floor(parts, labels):
         for at, (key, row) in enumerate(zip(keys, found, strict=True)):
             # The search went from the key down to the floor, or to the first key of all.
             searched = span.intersect(b"" if row is None else row[0], key + b"\0")
@@ -75,8 +82,10 @@ def floors(
     return found
 
 
-def _floors_at_once(parts: Parts, keys: list[bytes], span: Span, at: int) -> list[LiveRow | None]:
-    return parts.versions.floors(keys, [at] * len(keys), span)
+def _floors_at_once(
+    parts: Parts, keys: list[bytes], span: Span, bytes_max: int, at: int
+) -> list[LiveRow | None] | None:
+    return parts.versions.floors(keys, [at] * len(keys), span, bytes_max)
 
 
 def _was_below_floor(parts: Parts, labels: Labels) -> bool:

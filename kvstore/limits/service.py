@@ -6,6 +6,14 @@ SERVER_BODY_BYTES_MAX = 64 << 20
 SERVER_MEMORY_BYTES_MAX = 256 << 20
 """Bytes of the requests that a server is reading or doing at one time, all clients together."""
 
+SERVER_ANSWER_BYTES_MAX = 256 << 20
+"""Bytes of the answers that a server is sending at one time, all clients together. They take two to
+three times as much memory. A larger answer is sent while there is no other."""
+
+SERVER_PART_BYTES = 32 << 20
+"""Bytes that the first part of a stream counts before it is made: a batch of rows has as many, or
+one large row. Later parts count as much as the part before."""
+
 SERVER_HEAD_BYTES_MAX = 32 << 10
 """Bytes of a request's line and headers. A key of 8 KiB fits when each byte is percent-encoded;
 clients send longer keys in bodies."""
@@ -13,9 +21,20 @@ clients send longer keys in bodies."""
 SERVER_CONNECTIONS_MAX = 1000
 """Connections at one time. An idle one costs a descriptor and some 20 KiB."""
 
+SERVER_TURNED_AWAY_MAX = 100
+"""Connections above `SERVER_CONNECTIONS_MAX` that are told so. Further ones are cut at once."""
+
+SERVER_TURNED_AWAY_S = 1.0
+"""Seconds in which such a connection must have read that the server is full. Its request is thrown
+away meanwhile: closing at once would have the kernel throw the answer away."""
+
 SERVER_REQUEST_S_MAX = 30.0
-"""Seconds in which a request must have arrived, and in which a client must take some of its
-answer."""
+"""Seconds in which the head of a request must have arrived, and in which a client must take some of
+its answer."""
+
+SERVER_BODY_BYTES_S_MIN = 16 << 10
+"""Bytes a second at which a body must have come, behind the first `SERVER_REQUEST_S_MAX` seconds. A
+client that sends a byte now and then would keep the memory that its request has announced."""
 
 SERVER_IDLE_S_MAX = 75.0
 """Seconds for which a connection may stay idle between two requests."""

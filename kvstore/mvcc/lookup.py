@@ -180,17 +180,20 @@ def floors_at(
     span: Span,
     fragments: Fragments,
     stamps: Stamps,
-) -> list[LiveRow | None]:
+    bytes_max: int = sys.maxsize,
+) -> list[LiveRow | None] | None:
     """For each of `keys` at its own time of `times`: the greatest live key in `span` that is not
-    above it, with its value."""
+    above it, with its value. None where the rows of several keys have more than `bytes_max`
+    bytes."""
     least, end = span_bounds(span.start, span.end)
     places = [escape(key) + UNLIMITED for key in keys]
     if end is not None:
         places = [min(place, end) for place in places]
     ticket, reader = engine.borrow()
     limits, depth = fragments.tree
+    steps = STEPS_BEFORE_SEEK
     found = find_floors(
-        reader, engine.check, places, times, least, limits, depth, stamps, STEPS_BEFORE_SEEK
+        reader, engine.check, places, times, least, limits, depth, stamps, steps, bytes_max
     )
     engine.give_back(ticket, reader)
     return found

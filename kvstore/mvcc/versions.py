@@ -12,6 +12,7 @@ Invariants
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import starmap
 from typing import NamedTuple, TypeAlias
@@ -103,11 +104,12 @@ class Versions:
         fragments, stamps = self.view
         return columns_at(self.engine, labels, fragments, stamps, bounds)
 
-    def floors(self, keys: list[bytes], times: Sequence[int], span: Span) -> list[LiveRow | None]:
-        """For each of `keys` at its own time: the greatest live key in `span` that is not above it,
-        with its value."""
+    def floors(
+        self, keys: list[bytes], times: Sequence[int], span: Span, bytes_max: int = sys.maxsize
+    ) -> list[LiveRow | None] | None:
+        """The floor of each of `keys` at its own time: see `floors_at`."""
         fragments, stamps = self.view
-        return floors_at(self.engine, keys, times, span, fragments, stamps)
+        return floors_at(self.engine, keys, times, span, fragments, stamps, bytes_max)
 
     def history(self, key: bytes) -> list[Version]:
         """All versions of `key`, newest first, range tombstones over it included."""

@@ -8,13 +8,19 @@ Invariants
 2. A connection that has not sent a whole head after `SERVER_REQUEST_S_MAX`, and one that has taken
    nothing of its answer in that time, is cut.
 3. The end of the server waits for requests under way, and not for clients that are idle.
-4. An idle server sleeps: uvicorn's own loop wakes ten times a second, and notices its end so late.
+4. A connection above `SERVER_CONNECTIONS_MAX` is told that the server is full, and that nothing of
+   its request was done.
+5. Clients cannot fill the log: requests that are no HTTP, answers that clients do not take, and
+   streams that break off with an error leave no line.
+6. An idle server sleeps: uvicorn's own loop wakes ten times a second, and notices its end so late.
 """
 
 from __future__ import annotations
 
 import asyncio
 import fcntl
+import json
+import logging
 import signal
 import sys
 import termios
@@ -27,16 +33,36 @@ from uvicorn import Config, Server
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import HANDLED_SIGNALS
 
+from kvstore.errors import RetryableError
 from kvstore.limits import (
     SERVER_CONNECTIONS_MAX,
     SERVER_HEAD_BYTES_MAX,
     SERVER_REQUEST_S_MAX,
+    SERVER_TURNED_AWAY_MAX,
+    SERVER_TURNED_AWAY_S,
 )
+from kvstore.protocol import JSON_TYPE, failure_fields
+from kvstore.server.streams import BrokenStreamError
 
 _FAREWELL_LOOKS: Final = 2
 _FAREWELL_S: Final = 0.05
 _END_LOOK_S: Final = 0.001
 """Before the first look for connections that are left at the end. Later looks come less often."""
+
+
+class _FaultsOfServer(logging.Filter):
+    """Passes failures of the server, and none that a client can bring about."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        kind = record.exc_info[0] if record.exc_info else None
+        return record.levelno >= logging.ERROR and not (
+            kind is not None and issubclass(kind, BrokenStreamError | ConnectionError)
+        )
+
+
+_LOGGER: Final = logging.getLogger("kvstore.server.http")
+_LOGGER.addFilter(_FaultsOfServer())
+_LOGGER.setLevel(logging.ERROR)  # below, uvicorn makes texts for each connection
 
 
 class GuardedProtocol(HttpToolsProtocol):
@@ -48,19 +74,26 @@ class GuardedProtocol(HttpToolsProtocol):
     _late: asyncio.TimerHandle | None = None
     _stuck: asyncio.TimerHandle | None = None
     _farewells = 0
+    _is_turned_away = False
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.logger = _LOGGER
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
         if len(self.connections) > SERVER_CONNECTIONS_MAX:
-            transport.abort()
-            return
-        self._expect_head()
+            self._turn_away()
+        else:
+            self._expect_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._cancel()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        if self._is_turned_away:
+            return
         self._overhead += len(data)
         super().data_received(data)
         if self._overhead > SERVER_HEAD_BYTES_MAX:
@@ -106,6 +139,17 @@ class GuardedProtocol(HttpToolsProtocol):
         if self._farewells >= _FAREWELL_LOOKS:
             self.transport.abort()
 
+    def _turn_away(self) -> None:
+        """Answer before the request has come, and take nothing of it."""
+        if len(self.connections) > SERVER_CONNECTIONS_MAX + SERVER_TURNED_AWAY_MAX:
+            self.transport.abort()
+            return
+        self._is_turned_away = True
+        self.transport.write(_full())
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self._late = self.loop.call_later(SERVER_TURNED_AWAY_S, self.transport.abort)
+
     def _expect_head(self) -> None:
         self._late = self.loop.call_later(SERVER_REQUEST_S_MAX, self.transport.abort)
 
@@ -124,6 +168,19 @@ class GuardedProtocol(HttpToolsProtocol):
             if timer is not None:
                 timer.cancel()
         self._late = self._stuck = None
+
+
+def _full() -> bytes:
+    """The answer to a connection above the bound, as bytes: no request was parsed."""
+    error = RetryableError(
+        f"the server has {SERVER_CONNECTIONS_MAX} connections",
+        "try again later: nothing was done",
+    )
+    body = json.dumps(failure_fields(error)).encode()
+    return (
+        b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: %s\r\nContent-Length: %d\r\n"
+        b"Cache-Control: no-store\r\nConnection: close\r\n\r\n%s"
+    ) % (JSON_TYPE.encode(), len(body), body)
 
 
 def _unsent(transport: Any) -> int:

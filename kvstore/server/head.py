@@ -42,7 +42,10 @@ class Head(NamedTuple):
         """The length of the body; None where it comes in chunks. Raises `UsageError`."""
         found = self.headers.get(b"content-length")
         if found is None:
-            return None if b"transfer-encoding" in self.headers else 0
+            coding = self.headers.get(b"transfer-encoding")
+            if coding is not None and coding.lower() != b"chunked":
+                raise UsageError("a body in a coding besides chunked", "send it as it is")
+            return None if coding is not None else 0
         if not found.isdigit() or len(found) > 18:
             raise UsageError("content-length is no number", "send the length of the body")
         return int(found)

@@ -17,6 +17,9 @@ from kvstore.errors import KVStoreError
 from kvstore.limits import JSON_ANSWER_BYTES_MAX, JSON_ROWS_MAX
 from kvstore.protocol import ERROR_NAME, failure_fields, to_json
 
+DEFECT: Final = KVStoreError("the server has a defect", "see its log")
+"""The error of a caller for a bug of ours, whose details stay here."""
+
 _END: Final = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 
 
@@ -35,6 +38,9 @@ def arrow_parts(reader: pa.RecordBatchReader) -> Iterator[bytes]:
     except KVStoreError as error:
         yield _broken(schema, error)
         raise BrokenStreamError from error
+    except Exception:
+        yield _broken(schema, DEFECT)
+        raise
     yield _END
 
 

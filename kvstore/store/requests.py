@@ -233,17 +233,21 @@ class Requests:
         return self._committer.durability
 
     def get_many(
-        self, keys: list[bytes], as_of: TimeLike | Sequence[TimeLike] | None, bytes_max: int
+        self,
+        keys: list[bytes],
+        as_of: TimeLike | Sequence[TimeLike] | None,
+        bytes_max: int,
+        first: int = 0,
     ) -> list[bytes | None] | None:
         """See `Store.get_many`. None where the values of several keys have more than `bytes_max`
-        bytes."""
+        bytes. Errors number the keys from `first` on."""
         import numpy as np  # only servers read this way: see decision 184
 
         from kvstore import joins
 
         bounds = SearchBounds(bytes_max=bytes_max)
         if as_of is not None and is_many(as_of):
-            return joins.values(self.parts, keys, as_of, bounds)
+            return joins.values(self.parts, keys, as_of, bounds, first)
 
         def read(at: int) -> list[bytes | None]:
             found = self._versions.get_timed(keys, np.full(len(keys), at, np.int64).data, bounds)
@@ -258,6 +262,20 @@ class Requests:
             return self._reads.read(as_of, hull, read)
         except _TooManyBytesError:
             return None
+
+    def floors(
+        self,
+        keys: list[bytes],
+        as_of: TimeLike | Sequence[TimeLike] | None,
+        prefix: bytes | None,
+        bytes_max: int,
+        first: int = 0,
+    ) -> list[tuple[bytes, bytes] | None] | None:
+        """See `Store.floor_many`. None where the rows of several keys have more than `bytes_max`
+        bytes. Errors number the keys from `first` on."""
+        from kvstore import joins
+
+        return joins.floors(self.parts, keys, as_of, prefix, bytes_max, first)
 
     def require_history(self, key: bytes, bytes_max: int) -> None:
         """Raise if the values of the versions of `key` have more than `bytes_max` bytes."""

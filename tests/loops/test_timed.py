@@ -274,7 +274,7 @@ def test_a_time_for_each_key_is_asked_of_the_caller(loops: Any) -> None:
                 ListReader([]), quiet, [b"a", b"b"], times, tree, 0, {}, 9, 8, UNBOUNDED
             )
     with pytest.raises(ValueError, match="one time"):
-        loops.find_floors(ListReader([]), quiet, [b"a", b"b"], [1], b"", tree, 0, {}, 8)
+        loops.find_floors(ListReader([]), quiet, [b"a", b"b"], [1], b"", tree, 0, {}, 8, UNBOUNDED)
 
 
 @both
@@ -289,7 +289,7 @@ def test_a_damaged_reader_is_checked(loops: Any) -> None:
             ListReader([]), check, [b"a"], times, tree, 0, {}, TIMESTAMP_MAX, 8, UNBOUNDED
         )
     with pytest.raises(CorruptionError, match="damaged"):
-        loops.find_floors(ListReader([]), check, [b"a"], [1], b"", tree, 0, {}, 8)
+        loops.find_floors(ListReader([]), check, [b"a"], [1], b"", tree, 0, {}, 8, UNBOUNDED)
 
 
 @both
@@ -299,7 +299,9 @@ def test_an_entry_that_data_cannot_have_is_damage(loops: Any, tail: bytes) -> No
     with pytest.raises(CorruptionError):
         found_by(loops, reader, [(b"a", 9)], stamps={})
     with pytest.raises(CorruptionError):
-        loops.find_floors(reader, quiet, [b"z"], [9], b"", ([], [UNLIMITED], []), 0, {}, 8)
+        loops.find_floors(
+            reader, quiet, [b"z"], [9], b"", ([], [UNLIMITED], []), 0, {}, 8, UNBOUNDED
+        )
 
 
 # -- floors -----------------------------------------------------------------------------------
@@ -331,6 +333,7 @@ def test_a_floor_is_the_greatest_key_of_the_state_at_its_time(
         depth,
         STAMPS,
         steps,
+        UNBOUNDED,
     )
     for (key, time), row in zip(asked, found, strict=True):
         below = [tuple(each) for each in states[time] if least <= each[0] <= key]
@@ -342,6 +345,22 @@ def test_a_floor_among_many_versions_takes_few_moves(loops: Any) -> None:
     reader = ListReader(many_versions(3, 1000))
     tree = ([], [UNLIMITED], [])
     places = [escape(b"0001") + UNLIMITED]
-    found = loops.find_floors(reader, quiet, places, [500], b"", tree, 0, {}, 8)
+    found = loops.find_floors(reader, quiet, places, [500], b"", tree, 0, {}, 8, UNBOUNDED)
     assert found == [(b"0001", b"500")]
     assert reader.seeks + reader.steps < 20
+
+
+@both
+@pytest.mark.parametrize(
+    ("count", "bytes_max", "is_given"), [(3, 21, True), (3, 20, False), (1, 0, True)]
+)
+def test_floors_of_several_places_are_given_up_beyond_their_bytes(
+    loops: Any, count: int, bytes_max: int, is_given: bool
+) -> None:
+    """A row here has a key of four bytes and a value of three."""
+    reader = ListReader(many_versions(3, 500))
+    tree = ([], [UNLIMITED], [])
+    places = [escape(b"%04d" % key) + UNLIMITED for key in range(count)]
+    times = [400] * count
+    found = loops.find_floors(reader, quiet, places, times, b"", tree, 0, {}, 8, bytes_max)
+    assert found == ([(b"%04d" % key, b"400") for key in range(count)] if is_given else None)

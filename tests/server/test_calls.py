@@ -207,6 +207,11 @@ def test_many_large_values_are_read_in_pieces(client: Client, store: kvstore.Sto
         client.put(b"a" * 2000, b"")
         with pytest.raises(UsageError, match="the answer to 2 keys has more than 3000 bytes"):
             client.call("floor", keys=["b", "c"])
+        client.put(b"b" * 5, bytes(4000))
+        for verb in ("get_many", "floor"):
+            with pytest.raises(UsageError, match="the answer to 1 keys has more than 3000 bytes"):
+                client.call(verb, keys=["bbbbb"])
+        assert client.get_many([b"b" * 5]) == [bytes(4000)]
         assert len(client.history(b"0")) == 2
         client.put_many({b"1": bytes(900)})
         client.put(b"1", bytes(2000))

@@ -10,7 +10,7 @@ import pytest
 import kvstore
 from kvstore.client import connect
 from kvstore.errors import FencedError, UsageError
-from kvstore.server import ListenAddress, app, serving
+from kvstore.server import ListenAddress, Token, app, serving
 from kvstore.testing.bounds import bounds
 
 LOCAL = ListenAddress("127.0.0.1", 0)
@@ -58,6 +58,28 @@ def test_a_consumer_resumes_after_its_ack_and_fences_the_one_before(store: kvsto
             next(second.batches())
         with pytest.raises(UsageError, match="no feed 'feed'"):
             client.feed("feed")
+
+
+def test_a_token_with_a_prefix_takes_over_no_feed_of_others(store: kvstore.Store) -> None:
+    whole, mine = "w" * 32, "m" * 32
+    tokens = [Token(whole, ["write"]), Token(mine, ["write"], prefix=b"a/")]
+    with (
+        serving(app(store, tokens), LOCAL) as running,
+        connect(running.url, whole) as theirs,
+        connect(running.url, mine) as tenant,
+    ):
+        first, own = theirs.feed("feed", start="now"), tenant.feed("feed", start="now")
+        store.put(b"a/1", b"1")
+        store.put(b"b/1", b"2")
+        [batch, _] = own.batches()
+        assert [event.key for event in batch.events] == [b"a/1"]
+        own.ack(batch)
+        assert tenant.feed("feed").position == batch.position
+        with pytest.raises(UsageError, match="name"):
+            tenant.feed("", start="now")
+        [batch, _] = first.batches()  # nobody has fenced it, or acknowledged its events
+        assert [event.key for event in batch.events] == [b"a/1", b"b/1"]
+        assert {hold.name for hold in store.holds.all()} == {"feed/feed", "feed/a%2F:feed"}
 
 
 def test_a_consumer_goes_ahead_with_the_next_server(tmp_path: Path) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import select
 import socket
+import struct
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +15,9 @@ import pyarrow as pa
 import pytest
 
 import kvstore
-from kvstore.client import connect
+from kvstore.client import calls, connect
+from kvstore.client.endpoint import Endpoint
+from kvstore.client.pool import Pool
 from kvstore.errors import AccessDeniedError, RetryableError, UsageError
 from kvstore.protocol import WRITES_SCHEMA
 from kvstore.server import ListenAddress, Running, Token, app, serving
@@ -22,6 +26,7 @@ from kvstore.testing.seeds import seeded
 from tests.server.process import ServerProcess
 
 SECRET = "s" * 32
+GZIP = b"Transfer-Encoding: gzip, chunked"
 ARROW = "application/vnd.apache.arrow.stream"
 
 
@@ -104,6 +109,7 @@ def test_bytes_that_are_no_request_end_the_connection(running: Running, sent: by
         (request("GET", "/v1/keys/k?key=other"), 400),
         (request("GET", "/v1/keys/k?as_of=1&as_of=2"), 400),
         (request("POST", "/v1/keys/k"), 400),
+        (request("PUT", "/v1/keys/k", b"0\r\n\r\n").replace(b"Content-Length: 5", GZIP), 400),
         (request("GET", "/v1/batch"), 400),
         (request("PUT", "/v1/keys/k", b"", length=1 << 40), 400),
         (request("PUT", "/v1/keys/k?durability=never", b"v"), 400),
@@ -113,7 +119,7 @@ def test_bytes_that_are_no_request_end_the_connection(running: Running, sent: by
         (request("GET", "/v1/keys/k", b"", "X-Forwarded-For: 127.0.0.1"), 403),
         (request("GET", "/v1/keys/k").replace(b"localhost", b"evil.example"), 403),
     ],
-    ids=range(20),
+    ids=range(21),
 )
 def test_tricks_are_refused_and_read_nothing(running: Running, sent: bytes, expected: int) -> None:
     heard = say(running, sent)
@@ -247,12 +253,54 @@ def test_a_client_that_goes_away_leaves_nothing(running: Running, store: kvstore
     assert heard == b"" or status(heard) == 200
 
 
+def test_a_body_that_trickles_in_is_cut_off(running: Running, store: kvstore.Store) -> None:
+    """Each byte comes in time, and the whole request would take hours."""
+    before = store.upper
+    with socket.create_connection((running.address.host, running.address.port)) as opened:
+        opened.sendall(request("PUT", "/v1/keys/k", b"", length=1 << 20))
+        for _ in range(200):
+            opened.sendall(b"x")
+            if select.select([opened], [], [], 0.05)[0]:
+                break
+        heard = opened.recv(1 << 16)
+    assert status(heard) == 400
+    assert b"the rest of the request did not come" in heard
+    assert store.upper == before
+
+
+def test_clients_that_hang_up_or_read_nothing_are_not_logged(
+    running: Running, store: kvstore.Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    with store.batch() as batch:
+        for number in range(2000):
+            batch.put(b"row %d" % number, bytes(20_000))
+    scan = request("GET", "/v1/scan").replace(b"close", b"keep-alive")
+    for taken in range(60):
+        with socket.create_connection((running.address.host, running.address.port)) as opened:
+            opened.sendall(scan * 2)
+            for _ in range(taken):
+                opened.recv(1 << 16)
+            opened.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    with socket.create_connection((running.address.host, running.address.port)) as opened:
+        opened.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        opened.sendall(scan)
+        opened.recv(100)
+        while any(claim.is_pin for claim in store.holds.needing()):
+            threading.Event().wait(0.05)
+    with connect(running.url) as client:
+        assert client.get(b"k") == b"v"
+    assert caplog.records == []
+
+
 def test_a_request_that_breaks_off_is_not_logged(
     running: Running, caplog: pytest.LogCaptureFixture
 ) -> None:
     whole = request("POST", "/v1/put", b"{", length=100)
     for _ in range(5):
         assert say(running, whole, ends=True) == b""
+        assert status(say(running, b"no request\r\n\r\n")) == 400
+        upgrade = request("GET", "/v1/keys/k", b"", "Upgrade: websocket")
+        assert status(say(running, upgrade.replace(b"close", b"Upgrade, close"))) == 200
     with connect(running.url) as client:  # the server handles this after the broken requests
         assert client.get(b"k") == b"v"
     assert caplog.records == []
@@ -268,6 +316,56 @@ def test_streams_and_bytes_are_bounded(running: Running, store: kvstore.Store) -
             client.put(b"k2", b"short")
         with pytest.raises(UsageError, match="at most 1048576"):
             client.put(b"k2", bytes(1 << 21))
+
+
+def test_a_full_server_says_so_and_that_nothing_was_done(
+    running: Running, store: kvstore.Store
+) -> None:
+    address = (running.address.host, running.address.port)
+    before = store.upper
+    with contextlib.ExitStack() as idle, bounds(SERVER_CONNECTIONS_MAX=2):
+        for _ in range(2):
+            opened = idle.enter_context(socket.create_connection(address))
+            opened.sendall(request("GET", "/v1/keys/k").replace(b"close", b"keep-alive"))
+            assert status(opened.recv(1 << 16)) == 200
+        with pytest.raises(RetryableError, match="has 2 connections; try again") as found:
+            connect(running.url, patience=0)
+        assert type(found.value) is RetryableError
+        for body in (b"v", bytes(1 << 20)):
+            heard = say(running, request("PUT", "/v1/keys/k", body))
+            assert status(heard) == 503
+            assert json.loads(heard.partition(b"\r\n\r\n")[2])["error"] == "RetryableError"
+        with bounds(SERVER_TURNED_AWAY_MAX=0):
+            assert say(running, request("PUT", "/v1/keys/k", b"v")) == b""
+        with bounds(SERVER_TURNED_AWAY_S=0.05):  # it neither reads nor closes
+            stays = idle.enter_context(socket.create_connection(address))
+            while stays.recv(1 << 16):
+                pass
+        idle.close()
+        with connect(running.url, patience=60) as client:
+            assert client.get(b"k") == b"v"
+    assert store.upper == before
+
+
+def test_a_client_reads_the_answer_of_a_server_that_has_closed_before_it_sent() -> None:
+    """Its request finds a connection that was reset, and the answer lies in it."""
+    error = b'{"error": "RetryableError", "what": "full", "remedy": "", "fields": {}}'
+    head = b"HTTP/1.1 503 No\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def answer() -> None:
+            opened, _ = listener.accept()
+            opened.sendall(head % len(error) + error)
+            opened.recv(1)
+            opened.close()  # the rest of the request is unread: a reset
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        endpoint = Endpoint.parse(f"http://127.0.0.1:{listener.getsockname()[1]}")
+        pool = Pool(endpoint, timeout=60, patience=0)
+        with pytest.raises(RetryableError, match="full"):
+            pool.send(calls.put(b"k", bytes(64 << 20), None))
+        thread.join()
 
 
 def test_json_of_many_small_items_is_refused(running: Running, store: kvstore.Store) -> None:

@@ -19,8 +19,15 @@ from cryptography.x509.oid import NameOID
 
 import kvstore
 from kvstore.client import connect
-from kvstore.errors import AccessDeniedError, KVStoreError, LockedError, UsageError
+from kvstore.errors import (
+    AccessDeniedError,
+    KVStoreError,
+    LockedError,
+    RetryableError,
+    UsageError,
+)
 from kvstore.server import ListenAddress, Token, app, read_tokens, server_tls, serving
+from kvstore.testing.bounds import bounds
 from tests.server.process import ServerProcess
 
 SECRET = "s" * 32
@@ -106,6 +113,21 @@ def test_a_server_ends_while_clients_over_tls_are_idle(
         stopping.start()
         stopping.join(25)  # the server would wait 30 s for the shutdown of TLS
         assert not stopping.is_alive()
+
+
+def test_a_full_server_says_so_over_tls(
+    store: kvstore.Store, certificate: tuple[Path, Path]
+) -> None:
+    cert, tls = str(certificate[0]), server_tls(*certificate)
+    with (
+        serving(app(store), ListenAddress.parse("127.0.0.1:0"), tls=tls) as running,
+        connect(running.url, ca=cert) as client,
+        bounds(SERVER_CONNECTIONS_MAX=1),
+    ):
+        for _ in range(3):
+            with pytest.raises(RetryableError, match="has 1 connections; try again"):
+                connect(running.url, ca=cert, patience=0)
+        client.put(b"k", b"v")
 
 
 def test_a_server_that_ends_sends_the_rest_of_an_answer_over_tls(

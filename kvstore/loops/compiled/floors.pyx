@@ -27,6 +27,7 @@ def find_floors(
     Py_ssize_t depth,
     stamps,
     Py_ssize_t steps,
+    Py_ssize_t bytes_max,
 ):
     cdef list asked = list(places), found = [None] * PyList_GET_SIZE(asked)
     cdef list asked_at = list(times)
@@ -52,6 +53,10 @@ def find_floors(
                     continue
                 if descent.time >= deleted_at(deletions_of(limits, depth, descent.key), as_of):
                     found[place] = descent.key, descent.value
+                    bytes_max -= PyBytes_GET_SIZE(descent.key)
+                    bytes_max -= PyBytes_GET_SIZE(<bytes?>descent.value)
+                    if bytes_max < 0 and PyList_GET_SIZE(asked) > 1:
+                        return None
                     break
     finally:
         free(order)

@@ -39,12 +39,14 @@ def find_floors(
     depth: int,
     stamps: Mapping[bytes, tuple[int, int]],
     steps: int,
-) -> list[tuple[bytes, bytes] | None]:
+    bytes_max: int,
+) -> list[tuple[bytes, bytes] | None] | None:
     """For each of `places` at its own time of `times`: the greatest key whose entries lie below
     the place, and that is alive then, with its value. None where there is no such key with entries
     at or above `least`.
 
     `limits` is as in `find_timed`. Passes up to `steps` entries of a key before it seeks.
+    Returns None once the keys and values found for several places have more than `bytes_max` bytes.
     """
     if len(times) != len(places):
         raise ValueError("a place has one time")
@@ -56,6 +58,9 @@ def find_floors(
             key, time, value = version
             if value is not None and time >= _deleted(limits, depth, key, times[at]):
                 found[at] = key, value
+                bytes_max -= len(key) + len(value)
+                if bytes_max < 0 and len(places) > 1:
+                    return None
                 break
     return found
 

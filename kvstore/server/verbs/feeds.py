@@ -6,6 +6,7 @@ the hold and the position, so a consumer continues with a server that was starte
 Invariants
 1. A call with the token of a consumer that was fenced raises `FencedError`, and delivers nothing.
 2. A fetch waits `FEED_POLL_S_MAX` at most.
+3. A token with a prefix opens, reads and acknowledges feeds of this prefix only.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ import pyarrow as pa
 from kvstore.changes.columns import changes_schema
 from kvstore.changes.event import EXPAND, IMAGES
 from kvstore.errors import HistoryGoneError, UsageError
-from kvstore.feeds import Feed, FeedBatch, Position
+from kvstore.feeds import Feed, FeedBatch, Position, require_name
 from kvstore.limits import FEED_BATCH_BYTES, FEED_BATCH_ROWS, FEED_POLL_S_MAX
-from kvstore.protocol import POSITION_NAME
+from kvstore.protocol import POSITION_NAME, quoted
 from kvstore.protocol.values import to_json
 from kvstore.server.access import WRITE
 from kvstore.server.invocation import Invocation
@@ -142,4 +143,7 @@ def _streams(call: Invocation) -> tuple[int, int] | None:
 
 
 def _name(call: Invocation) -> str:
-    return call.text("name") or ""
+    """The name of a feed in the store. The feeds of a token with a prefix have it in their names,
+    so the token takes over no other consumer. A percent-encoded prefix has no colon."""
+    name, prefix = call.text("name") or "", call.access.prefix
+    return f"{quoted(prefix)}:{require_name(name)}" if prefix else name

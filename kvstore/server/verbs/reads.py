@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
+from functools import partial
 from itertools import chain, islice
-from typing import Any, Final
+from typing import Any, Final, Protocol, TypeAlias, TypeVar
 
 import pyarrow as pa
 
@@ -24,6 +25,17 @@ from kvstore.store import Store
 from kvstore.timestamp import NS_PER_SECOND, TimeLike
 
 _WINDOW: Final = {"since": "time", "upto": "time"}
+_Times: TypeAlias = "TimeLike | list[TimeLike] | None"
+T = TypeVar("T")
+
+
+class _LookUp(Protocol[T]):
+    """Finds the answers to keys. None where the answers to several keys have too many bytes.
+    Errors number the keys from `first` on."""
+
+    def __call__(
+        self, keys: list[bytes], as_of: _Times, /, *, bytes_max: int, first: int = 0
+    ) -> list[T] | None: ...
 
 
 def get(call: Invocation) -> Answer:
@@ -36,12 +48,12 @@ def get_many(call: Invocation) -> Answer:
     """The values of keys, in their order. `as_of` is one time, or a time for each key."""
     keys = call.keys()
     times = _times(call, len(keys))
-    found = call.store.requests.get_many(keys, times, JOIN_VALUE_BYTES_MAX)
+    look_up = call.store.requests.get_many
     if call.table is None:
-        if found is None:
-            raise _too_large(len(keys))
+        found = _at_once(look_up, keys, times)
+        _require_short(found, len(keys))
         return {"values": [to_json(value) for value in found]}
-    pieces = iter([found]) if found is not None else _pieces(call.store, keys, times)
+    pieces = _pieces(look_up, call.store, keys, times)
     batches = (_batch(VALUES_SCHEMA, [each]) for each in pieces)
     return pa.RecordBatchReader.from_batches(VALUES_SCHEMA, batches)
 
@@ -53,20 +65,19 @@ def floor(call: Invocation) -> Answer:
     stem = call.value("below")
     if call.access.prefix:
         stem = call.access.require_key(call.access.prefix if stem is None else stem)
-    pieces = _floors(call.store, keys, _times(call, len(keys)), stem)
-    if call.table is not None:
-        pieces = chain([next(pieces, [])], pieces)  # wrong times are refused before the answer
-        schema = pa.schema([("key", pa.binary()), ("value", pa.binary())])
-        batches = (_batch(schema, list(zip(*each, strict=True))) for each in pieces if each)
-        return pa.RecordBatchReader.from_batches(schema, batches)
-    rows: list[tuple[bytes | None, bytes | None]] = []
-    size = 0
-    for piece in pieces:
-        size += _size(piece)
-        if size > JOIN_VALUE_BYTES_MAX:
-            raise _too_large(len(keys))
-        rows += piece
-    return {"floors": [{"key": to_json(key), "value": to_json(row)} for key, row in rows]}
+    times = _times(call, len(keys))
+    look_up = partial(call.store.requests.floors, prefix=stem)
+    if call.table is None:
+        rows = [row or (None, None) for row in _at_once(look_up, keys, times)]
+        _require_short(chain.from_iterable(rows), len(keys))
+        return {"floors": [{"key": to_json(key), "value": to_json(row)} for key, row in rows]}
+    schema = pa.schema([("key", pa.binary()), ("value", pa.binary())])
+    batches = (
+        _batch(schema, list(zip(*[row or (None, None) for row in each], strict=True)))
+        for each in _pieces(look_up, call.store, keys, times)
+        if each
+    )
+    return pa.RecordBatchReader.from_batches(schema, batches)
 
 
 def scan(call: Invocation) -> Answer:
@@ -210,7 +221,7 @@ READS: Final = [
 ]
 
 
-def _times(call: Invocation, count: int) -> TimeLike | list[TimeLike] | None:
+def _times(call: Invocation, count: int) -> _Times:
     """The times of a read of many keys: one for all, or the times in the table or in the list."""
     if call.table is not None and "as_of" in call.table.column_names:
         return times_given([_whole(time) for time in call.column("as_of")], count)
@@ -238,18 +249,37 @@ def _key_batches(keys: Iterator[bytes]) -> Iterator[pa.RecordBatch]:
         yield pa.RecordBatch.from_arrays([binary_array(found)], schema=KEYS_SCHEMA)
 
 
+def _at_once(look_up: _LookUp[T], keys: list[bytes], times: _Times) -> list[T]:
+    """The answers to keys. Raises `UsageError` if the answers to several keys are too large."""
+    found = look_up(keys, times, bytes_max=JOIN_VALUE_BYTES_MAX)
+    if found is None:
+        raise _too_large(len(keys))
+    return found
+
+
 def _pieces(
-    store: Store, keys: list[bytes], times: TimeLike | list[TimeLike] | None
-) -> Iterator[list[bytes | None]]:
-    """The values of keys, in pieces whose values have `JOIN_VALUE_BYTES_MAX` bytes, and all at one
-    time if one time is given. A larger piece is cut in two."""
-    todo = [(0, len(keys))]
+    look_up: _LookUp[T], store: Store, keys: list[bytes], times: _Times
+) -> Iterator[list[T]]:
+    """The answers to keys, in pieces of `JOIN_VALUE_BYTES_MAX` bytes, and all at one time if one
+    time is given. A larger piece is cut in two. The first look-up is done before this returns, so
+    wrong times are refused before an answer begins."""
+    found = look_up(keys, times, bytes_max=JOIN_VALUE_BYTES_MAX)
+    if found is not None:  # without a snapshot, which waits for the commit under way
+        return iter([found])
+    return _halves(look_up, store, keys, times)
+
+
+def _halves(
+    look_up: _LookUp[T], store: Store, keys: list[bytes], times: _Times
+) -> Iterator[list[T]]:
+    middle = len(keys) // 2
+    todo = [(middle, len(keys)), (0, middle)]
     context: Any = nullcontext() if isinstance(times, list) else store.snapshot(times)
     with context as snapshot:
         while todo:
             start, end = todo.pop()
             at = times[start:end] if isinstance(times, list) else snapshot.as_of
-            found = store.requests.get_many(keys[start:end], at, JOIN_VALUE_BYTES_MAX)
+            found = look_up(keys[start:end], at, bytes_max=JOIN_VALUE_BYTES_MAX, first=start)
             if found is None:
                 middle = (start + end) // 2
                 todo += [(middle, end), (start, middle)]
@@ -257,32 +287,10 @@ def _pieces(
                 yield found
 
 
-def _floors(
-    store: Store, keys: list[bytes], times: TimeLike | list[TimeLike] | None, stem: bytes | None
-) -> Iterator[Sequence[tuple[bytes | None, bytes | None]]]:
-    """The floors of keys, all at one time if one time is given, in pieces that end behind
-    `JOIN_VALUE_BYTES_MAX` bytes. Keys are looked up one by one: many at once could hold values
-    without a bound."""
-    if len(keys) == 1:  # without a snapshot, which waits for the commit under way
-        yield [row or (None, None) for row in store.floor_many(keys, times, stem)]
-        return
-    rows: list[tuple[bytes | None, bytes | None]] = []
-    size = 0
-    context: Any = nullcontext() if isinstance(times, list) else store.snapshot(times)
-    with context as snapshot:
-        for number, key in enumerate(keys):
-            at = times[number] if isinstance(times, list) else snapshot.as_of
-            row = store.floor(key, at, stem)
-            rows.append((None, None) if row is None else row)
-            size += 0 if row is None else len(row[0]) + len(row[1])
-            if size >= JOIN_VALUE_BYTES_MAX:
-                yield rows
-                rows, size = [], 0
-        yield rows
-
-
-def _size(rows: Sequence[tuple[bytes | None, bytes | None]]) -> int:
-    return sum(len(key or b"") + len(value or b"") for key, value in rows)
+def _require_short(answer: Iterable[bytes | None], count: int) -> None:
+    """Raise `UsageError` for an answer of one key that is too large for JSON."""
+    if sum(len(each or b"") for each in answer) > JOIN_VALUE_BYTES_MAX:
+        raise _too_large(count)
 
 
 def _too_large(count: int) -> UsageError:

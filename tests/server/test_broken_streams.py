@@ -1,0 +1,138 @@
+"""Answers that fail behind their first piece: the caller gets the error and no rows."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import kvstore
+from kvstore.client import Client, connect
+from kvstore.errors import ClosedError, CorruptionError, HistoryGoneError, KVStoreError
+from kvstore.server import ListenAddress, app, serving
+from kvstore.server.invocation import Invocation
+from kvstore.server.verbs import Answer, Verb
+from kvstore.server.verbs.reads import READS
+from kvstore.testing.bounds import bounds
+
+LOCAL = ListenAddress("127.0.0.1", 0)
+KEYS = [b"%05d" % number for number in range(2000)]
+PIECE = 200_000
+
+
+def write(store: kvstore.Store) -> kvstore.Timestamp:
+    """The rows, of 2,000 random bytes each, in one commit: ten pieces, and more than one batch."""
+    written = store.put_many({key: os.urandom(2000) for key in KEYS})
+    assert written is not None
+    return written
+
+
+@pytest.fixture
+def damaged(tmp_path: Path) -> Iterator[Client]:
+    """A client of a store whose rows lie in one file, with a flipped bit in its last quarter."""
+    path = tmp_path / "damaged"
+    for _ in range(2):  # the second opening finds the rows in a file
+        with kvstore.open(path) as store:
+            if not store.count():
+                write(store)
+            store.sync()
+    largest = max(path.rglob("*.sst"), key=lambda file: file.stat().st_size)
+    assert largest.stat().st_size > len(KEYS) * 2000
+    content = bytearray(largest.read_bytes())
+    content[len(content) * 7 // 8] ^= 1
+    largest.write_bytes(content)
+    with (
+        kvstore.open(path) as store,
+        bounds(JOIN_VALUE_BYTES_MAX=PIECE),
+        serving(app(store), LOCAL) as running,
+        connect(running.url) as client,
+    ):
+        yield client
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda client: client.get_many(KEYS),
+        lambda client: client.get_many(KEYS, [client.upper - 1] * len(KEYS)),
+        lambda client: client.floor_many(KEYS),
+        lambda client: list(client.scan()),
+        lambda client: client.call("scan"),
+        lambda client: list(client.scan(reverse=True)),
+        lambda client: list(client.changes(since=0)),
+    ],
+    ids=["get_many", "timed", "floor_many", "scan", "call", "reverse", "changes"],
+)
+@pytest.mark.damages_store
+def test_damage_behind_the_first_piece_is_told(
+    damaged: Client, read: Callable[[Client], Any]
+) -> None:
+    assert damaged.get_many(KEYS[:500])[0] is not None
+    with pytest.raises(CorruptionError, match="checksum"):
+        read(damaged)
+    assert damaged.get(KEYS[0]) is not None
+
+
+def broken_by(event: Callable[[], object]) -> Verb:
+    """The verb `get_many`, with an event behind the first piece of its answer."""
+
+    def get_many(call: Invocation) -> Answer:
+        answer = real.run(call)
+        assert isinstance(answer, pa.RecordBatchReader)
+
+        def batches() -> Iterator[pa.RecordBatch]:
+            yield answer.read_next_batch()
+            event()
+            yield from answer
+
+        return pa.RecordBatchReader.from_batches(answer.schema, batches())
+
+    (real,) = (verb for verb in READS if verb.name == "get_many")
+    return Verb("get_many", real.right, get_many, real.text, real.parameters, real.rows)
+
+
+def answer_broken_by(store: kvstore.Store, event: Callable[[], object], times: Any) -> object:
+    """The answer to a client whose `get_many` an event interrupts."""
+    with (
+        bounds(JOIN_VALUE_BYTES_MAX=PIECE),
+        serving(app(store, verbs=[broken_by(event)]), LOCAL) as running,
+        connect(running.url) as client,
+    ):
+        return client.get_many(KEYS, times)
+
+
+def test_history_that_goes_in_between_is_told(store: kvstore.Store) -> None:
+    written = write(store)
+    store.put(KEYS[-1], b"new")
+    times = [written] * len(KEYS)
+    with pytest.raises(HistoryGoneError):
+        answer_broken_by(store, lambda: store.clear_range(KEYS[0], KEYS[-1]), times)
+    for _ in range(2):
+        written = write(store)
+    with pytest.raises(HistoryGoneError, match="row 62, key b'00062', asks"):
+        answer_broken_by(store, lambda: store.gc(written + 1), [written] * len(KEYS))
+    newest = store.upper - 1
+    assert answer_broken_by(store, lambda: None, newest) == store.get_many(KEYS, newest)
+
+
+def test_a_store_that_closes_in_between_is_told(tmp_path: Path) -> None:
+    with kvstore.open(tmp_path / "closed") as store:
+        times = [write(store)] * len(KEYS)
+        with pytest.raises(ClosedError):
+            answer_broken_by(store, store.close, times)
+
+
+def test_a_defect_in_between_is_told_without_its_details(store: kvstore.Store) -> None:
+    written = write(store)
+
+    def fail() -> None:
+        raise RuntimeError("a secret")
+
+    with pytest.raises(KVStoreError, match="the server has a defect") as found:
+        answer_broken_by(store, fail, written)
+    assert "secret" not in str(found.value)
+    assert type(found.value) is KVStoreError
