@@ -62,7 +62,7 @@ def histories(draw: st.DrawFn) -> list[Row]:
         put(k, t, f"{t}".encode()) if alive else delete(k, t) for (k, t), alive in points.items()
     ]
     spans = st.tuples(keys, keys, times).filter(lambda span: span[0] < span[1])
-    rows += [delete_range(*span) for span in draw(st.sets(spans, max_size=4))]
+    rows += [delete_range(*span) for span in draw(st.sets(spans, max_size=12))]
     return rows
 
 

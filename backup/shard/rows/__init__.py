@@ -8,4 +8,5 @@ Floors, from the top:
     trailer
     filters merge pages part_format
     beside rules tally thrift
+    covers                            the newest range tombstones over sorted rows
 """

@@ -11,6 +11,7 @@ from itertools import chain
 import pyarrow as pa
 
 from backup.shard.rows.beside import ahead
+from backup.shard.rows.covers import lower_bound
 from backup.shard.rows.merge import ONE_ROW, Quota, merge_sorted
 from backup.shard.rows.part_reader import read_part, touches
 from backup.shard.rows.rules import (
@@ -18,7 +19,6 @@ from backup.shard.rows.rules import (
     Rule,
     View,
     Window,
-    lower_bound,
 )
 from backup.shard.state.state import ShardBatch, ShardPart
 from kvstore.limits import (

@@ -25,6 +25,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from backup.shard.rows.beside import ahead
+from backup.shard.rows.covers import lower_bound
 from backup.shard.rows.part_reader import OpenedPart, may_have_ranges, translated
 from backup.shard.rows.rules import (
     OP_DELETE_RANGE,
@@ -33,7 +34,6 @@ from backup.shard.rows.rules import (
     Bools,
     Longs,
     column_numpy,
-    lower_bound,
 )
 from backup.shard.state.state import ShardBatch, ShardPart
 from kvstore.arrow import buffers_of

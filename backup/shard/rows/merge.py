@@ -23,7 +23,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from backup.shard.rows.rules import Rule, Sorted, column_numpy, lower_bound, same_as_previous
+from backup.shard.rows.covers import lower_bound
+from backup.shard.rows.rules import Rule, Sorted, column_numpy, same_as_previous
 from kvstore.arrow import key_words
 
 _Indexes: TypeAlias = npt.NDArray[np.int64]

@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from backup.shard.remedies import PART
+from backup.shard.rows.covers import lower_bound
 from backup.shard.rows.filters import may_have
 from backup.shard.rows.pages import KeyFilters, chunks_of, filters_of, properties, read_footer
 from backup.shard.rows.part_bytes import FetchedPart, WholePart, part_bytes
@@ -26,7 +27,7 @@ from backup.shard.rows.part_format import (
     layout,
 )
 from backup.shard.rows.part_writer import whole_bytes_max
-from backup.shard.rows.rules import OP_DELETE_RANGE, Rule, column_numpy, keep, lower_bound
+from backup.shard.rows.rules import OP_DELETE_RANGE, Rule, column_numpy, keep
 from backup.shard.state.state import ShardPart
 from kvstore.errors import CorruptionError, FormatVersionError, KVStoreError
 from kvstore.limits import (

@@ -16,20 +16,22 @@ Invariants
    AsOf(as_of) of the rows.
 2. For every window with s >= since, likewise (for `diffs`: with times advanced to since).
 3. A fold gives no more rows than it gets. It costs O(rows) in Arrow and numpy, without Python code
-   per row; each range tombstone costs two binary searches in each window that it covers.
+   per row; range tombstones cost as `backup.shard.rows.covers` has it.
 """
 
 from __future__ import annotations
 
-import bisect
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Final, NamedTuple, Protocol, TypeAlias
+from typing import Final, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
+
+from backup.shard.rows.covers import Covers, Range
 
 Bools: TypeAlias = npt.NDArray[np.bool_]
 Longs: TypeAlias = npt.NDArray[np.int64]
@@ -164,14 +166,6 @@ class Rule(Protocol):
 # -- versions --------------------------------------------------------------------------------
 
 
-class Range(NamedTuple):
-    """One range tombstone."""
-
-    start: bytes
-    end: bytes
-    timestamp: int
-
-
 class VersionsRule:
     """MVCC: the newest version at or below a time counts, unless a newer range covers it."""
 
@@ -210,7 +204,8 @@ class _VersionsFold:
         self._compact = view if isinstance(view, Compact) else None
         self._bounds = np.array([*getattr(view, "kept", ()), self._at], np.int64)
         """The times at which the state must stay as it is."""
-        self._ranges: list[Range] = []
+        self._covers: defaultdict[int, Covers] = defaultdict(Covers)
+        """The range tombstones by the first bound at or above their times."""
 
     def __call__(self, window: Sorted) -> pa.RecordBatch:
         times = window.numbers("timestamp")
@@ -218,43 +213,37 @@ class _VersionsFold:
         keys = window.column("key")
         reached = times <= self._at
         points = ops != OP_DELETE_RANGE
-        if not points.all():
-            self._collect(window, keys, times, np.flatnonzero(reached & ~points))
+        several = len(self._bounds) > 1
         # A row is read at the first bound at or above its time, and at later ones.
-        place = np.searchsorted(self._bounds, times) if len(self._bounds) > 1 else None
-        newest = _first_of_each_key(keys, reached & points, place)
-        if self._ranges:
-            newest &= ~self._covered(keys, times, place)
-            self._forget_below(keys[-1].as_py())
+        place = np.searchsorted(self._bounds, times) if several else (~reached).astype(np.intp)
+        if not points.all():
+            self._collect(window, times, place, np.flatnonzero(reached & ~points))
+        newest = _first_of_each_key(keys, reached & points, place if several else None)
+        for bound, covers in self._covers.items():
+            if covers:
+                # A newer tombstone of another bound is above the time at which the row is read.
+                newest &= ~((times < covers.newest(keys)) & (place == bound))
         compact = self._compact
         if compact is None:
             return window.keep(newest & (ops == OP_PUT))
         # Nothing older lies below the first batch and bound, so a delete there needs no tombstone.
         if compact.lower == 0:
-            later = False if place is None else ~points & (place > 0)
-            deletes = False if place is None else newest & (place > 0)
+            later = ~points & (place > 0) if several else False
+            deletes = newest & (place > 0) if several else False
             return window.keep((newest & (ops == OP_PUT)) | deletes | later | ~reached)
         return window.keep(newest | ~reached | ~points)
 
-    def _collect(self, window: Sorted, keys: pa.Array, times: Longs, rows: Longs) -> None:
-        starts = keys.take(pa.array(rows)).to_pylist()
-        ends = window.column("end_key").take(pa.array(rows)).to_pylist()
-        self._ranges.extend(map(Range, starts, ends, times[rows].tolist()))
+    def _collect(self, window: Sorted, times: Longs, place: Longs, rows: Longs) -> None:
+        for bound in np.unique(place[rows]).tolist():
+            self._covers[bound].add(_ranges(window, times, rows[place[rows] == bound]))
 
-    def _covered(self, keys: pa.Array, times: Longs, place: Longs | None) -> Bools:
-        """Whether a range tombstone that is newer than the row covers it at its bound."""
-        covered = np.zeros(len(keys), dtype=np.bool_)
-        last = len(self._bounds) - 1
-        for start, end, timestamp in self._ranges:
-            low, high = lower_bound(keys, start), lower_bound(keys, end)
-            hidden = times[low:high] < timestamp
-            if place is not None:
-                hidden &= self._bounds[np.minimum(place[low:high], last)] >= timestamp
-            covered[low:high] |= hidden
-        return covered
 
-    def _forget_below(self, key: bytes) -> None:
-        self._ranges = [r for r in self._ranges if r.end > key]
+def _ranges(window: Sorted, times: Longs, rows: Longs) -> Iterable[Range]:
+    """The range tombstones in some rows of a window."""
+    starts, ends = (
+        window.column(name).take(pa.array(rows)).to_pylist() for name in ("key", "end_key")
+    )
+    return map(Range, starts, ends, times[rows].tolist())
 
 
 # -- diffs -----------------------------------------------------------------------------------
@@ -338,11 +327,6 @@ def _each_column(
         for column in batch.columns
     ]
     return pa.RecordBatch.from_arrays(columns, schema=batch.schema)
-
-
-def lower_bound(keys: pa.Array, key: bytes) -> int:
-    """How many of the sorted `keys` are below `key`. O(log n)."""
-    return bisect.bisect_left(range(len(keys)), key, key=lambda i: keys[i].as_py())
 
 
 def _first_of_each_key(keys: pa.Array, chosen: Bools, place: Longs | None = None) -> Bools:
