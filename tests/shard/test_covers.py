@@ -12,7 +12,7 @@ from backup.shard.rows.covers import NO_TIME, Covers, Range, disjoint
 
 keys = st.binary(max_size=2)
 spans = st.tuples(keys, keys).filter(lambda span: span[0] < span[1])
-ranges = st.lists(st.builds(lambda span, time: Range(span[0], span[1], time), spans, st.integers(0, 9)))
+ranges = st.lists(st.tuples(spans, st.integers(0, 9)).map(lambda drawn: Range(*drawn[0], drawn[1])))
 
 
 def newest_over(key: bytes, found: list[Range]) -> int:
