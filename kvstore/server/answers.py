@@ -22,13 +22,13 @@ from kvstore.server.exchange import (
     start_of,
     within_time,
 )
-from kvstore.server.room import Room, RoomShare
+from kvstore.server.room import Room, Share
 from kvstore.server.streams import arrow_parts
 
 InThread: TypeAlias = "Callable[[Callable[[], Any]], Awaitable[Any]]"
 
 
-class AnswerSender:
+class Answers:
     """The answers that one application is sending. `in_thread` does work that waits."""
 
     def __init__(self, in_thread: InThread) -> None:
@@ -50,7 +50,7 @@ class AnswerSender:
             await send_whole(send, 200, kind, body)
 
     async def stream(
-        self, reader: pa.RecordBatchReader, receive: Receive, send: Send, share: RoomShare
+        self, reader: pa.RecordBatchReader, receive: Receive, send: Send, share: Share
     ) -> None:
         """Send the rows of `reader` as an Arrow stream. Raises `RetryableError` for one stream too
         many."""
@@ -71,7 +71,7 @@ class AnswerSender:
             await self._in_thread(partial(_end, parts, reader))
 
     async def _send_parts(
-        self, parts: Iterator[bytes], departure: Departure, send: Send, share: RoomShare
+        self, parts: Iterator[bytes], departure: Departure, send: Send, share: Share
     ) -> bool:
         """Send the parts; returns whether the client is there at the end. The next part is made
         while the client takes the one before, if there is room for both."""

@@ -55,7 +55,7 @@ from kvstore.protocol import (
     unquoted,
 )
 from kvstore.server.access import READ, WHOLE, Grant, Token, Tokens
-from kvstore.server.answers import AnswerSender
+from kvstore.server.answers import Answers
 from kvstore.server.exchange import (
     CallerGoneError,
     Receive,
@@ -113,7 +113,7 @@ class App:
         self._threads: ThreadPoolExecutor | None = None
         self._waiters: ThreadPoolExecutor | None = None
         self._bytes = 0
-        self._answers = AnswerSender(self._in_thread)
+        self._answers = Answers(self._in_thread)
         self._waits = 0
         self._syncs: WeakKeyDictionary[asyncio.AbstractEventLoop, Syncs] = WeakKeyDictionary()
 

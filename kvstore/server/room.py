@@ -35,9 +35,9 @@ class Room:
         self._held = 0
         self._waiting: deque[_Waiter] = deque()
 
-    def share(self) -> RoomShare:
+    def share(self) -> Share:
         """The share of one answer, which is empty at first."""
-        return RoomShare(self)
+        return Share(self)
 
     def fits(self, size: int) -> bool:
         """Whether there is room for `size` bytes more."""
@@ -75,7 +75,7 @@ class Room:
             raise
 
 
-class RoomShare:
+class Share:
     """The bytes that one answer holds. A context manager, which gives them back."""
 
     __slots__ = ("_room", "size")
@@ -114,7 +114,7 @@ class RoomShare:
         if self.size:
             self.become(0)
 
-    def __enter__(self) -> RoomShare:
+    def __enter__(self) -> Share:
         return self
 
     def __exit__(self, *_: object) -> None:
