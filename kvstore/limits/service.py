@@ -6,14 +6,6 @@ SERVER_BODY_BYTES_MAX = 64 << 20
 SERVER_MEMORY_BYTES_MAX = 256 << 20
 """Bytes of the requests that a server is reading or doing at one time, all clients together."""
 
-SERVER_ANSWER_BYTES_MAX = 256 << 20
-"""Bytes of the answers that a server is sending at one time, all clients together. They take two to
-three times as much memory. A larger answer is sent while there is no other."""
-
-SERVER_PART_BYTES = 32 << 20
-"""Bytes that the first part of a stream counts before it is made: a batch of rows has as many, or
-one large row. Later parts count as much as the part before."""
-
 SERVER_HEAD_BYTES_MAX = 32 << 10
 """Bytes of a request's line and headers. A key of 8 KiB fits when each byte is percent-encoded;
 clients send longer keys in bodies."""

@@ -8,12 +8,11 @@ Floors, from the top:
     running                the application on a socket, by uvicorn
     readers sharing        the reader processes, seen from the server; a socket that they share
     app forwarding guarded
-    answers
     exchange openapi service page
     verbs
     changesets
     invocation
-    access added extra head metrics room status streams syncs
+    access added extra head metrics status streams syncs
 """
 
 from kvstore.server.access import Token, read_tokens

@@ -9,7 +9,6 @@ than they do. Everything else is done by threads, `SERVER_THREADS_MAX` at most.
 
 Invariants
 1. A request is bounded in bytes and in time before it is read, and all requests together in bytes.
-   So are all answers together (`kvstore.server.room`).
 2. Each failure is answered by one error of the tree, as JSON; a bug of ours is logged, and answered
    without its details.
 3. A client that stops reading holds one batch of its stream, for `SERVER_REQUEST_S_MAX`.
@@ -18,11 +17,10 @@ Invariants
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterable, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
@@ -42,22 +40,22 @@ from kvstore.forks import own
 from kvstore.limits import (
     SERVER_BODY_BYTES_MAX,
     SERVER_MEMORY_BYTES_MAX,
-    SERVER_PART_BYTES,
     SERVER_SHORT_BYTES_MAX,
+    SERVER_STREAMS_MAX,
     SERVER_THREADS_MAX,
     SERVER_WAITS_MAX,
 )
 from kvstore.protocol import (
-    JSON_TYPE,
+    ARROW_TYPE,
     KEYS_PATH,
     OCTETS_TYPE,
     VERBS_PATH,
     unquoted,
 )
 from kvstore.server.access import READ, WHOLE, Grant, Token, Tokens
-from kvstore.server.answers import Answers
 from kvstore.server.exchange import (
     CallerGoneError,
+    Departure,
     Receive,
     Send,
     arguments_of,
@@ -68,13 +66,15 @@ from kvstore.server.exchange import (
     send_error,
     send_json,
     send_whole,
+    start_of,
+    within_time,
 )
 from kvstore.server.head import Head, fields_of, head_of
 from kvstore.server.metrics import METRICS_PATH, METRICS_TYPE, exposition
 from kvstore.server.openapi import openapi
 from kvstore.server.page import Page, PageAnswer, Section, is_of_page, require_templates
 from kvstore.server.service import Service
-from kvstore.server.streams import DEFECT, BrokenStreamError, json_rows
+from kvstore.server.streams import DEFECT, BrokenStreamError, arrow_parts, json_rows
 from kvstore.server.syncs import Syncs
 from kvstore.server.verbs import Answer, Verb
 from kvstore.store import Store
@@ -113,8 +113,7 @@ class App:
         self._threads: ThreadPoolExecutor | None = None
         self._waiters: ThreadPoolExecutor | None = None
         self._bytes = 0
-        self._answers = Answers(self._in_thread)
-        self._waits = 0
+        self._streams = self._waits = 0
         self._syncs: WeakKeyDictionary[asyncio.AbstractEventLoop, Syncs] = WeakKeyDictionary()
 
     # -- beginning and end ------------------------------------------------------------------
@@ -277,22 +276,12 @@ class App:
             raise UsageError("a JSON of too many items", "send less at a time, or an Arrow stream")
         self._require_room(parsed)
         self._bytes += parsed
-        with self._answers.room.share() as share:
-            try:
-                fields, table = arguments_of(head, verb, body)
-                if table is not None and verb.right == READ:
-                    await share.wait(SERVER_PART_BYTES)  # its first part is made at once
-                answer = await self._run(service, verb, access, fields, table, head, len(body))
-            finally:
-                self._bytes -= parsed
-            if isinstance(answer, pa.RecordBatchReader) and not head.wants_json:
-                await self._answers.stream(answer, receive, send, share)
-                return
-        if isinstance(answer, pa.RecordBatchReader):
-            rows, whole = await self._in_thread(partial(json_rows, answer))
-            answer = {"rows": rows, "whole": whole}
-        found = json.dumps(answer).encode()
-        await self._answers.send(send, JSON_TYPE, found, is_read=verb.right == READ)
+        try:
+            fields, table = arguments_of(head, verb, body)
+            answer = await self._run(service, verb, access, fields, table, head, len(body))
+        finally:
+            self._bytes -= parsed
+        await self._reply(head, answer, receive, send)
 
     def _require_room(self, size: int) -> None:
         """Raise `RetryableError` while the other requests leave no room for `size` bytes."""
@@ -362,21 +351,56 @@ class App:
             if name == "put":
                 fields["value"] = body
             answer = await self._run(service, verb, access, fields, None, head, len(body))
-            await send_json(send, answer)
+            await self._reply(head, answer, receive, send)
             return
         access.require(verb.right)
         is_long = service.store.requests.has_due  # then the read writes first
         if head.wants_json:
             read = partial(service.run, verb, access, fields)
-            found = await self._in_thread(read) if is_long else read()
-            await self._answers.send(send, JSON_TYPE, json.dumps(found).encode())
+            await self._reply(
+                head, await self._in_thread(read) if is_long else read(), receive, send
+            )
             return
         look_up = partial(service.value, access, fields)
         value = await self._in_thread(look_up) if is_long else look_up()
         if value is None:
             await send_json(send, {"found": False}, status=404)
         else:
-            await self._answers.send(send, OCTETS_TYPE, value)
+            await send_whole(send, 200, OCTETS_TYPE, value)
+
+    # -- answers ----------------------------------------------------------------------------
+
+    async def _reply(self, head: Head, answer: Answer, receive: Receive, send: Send) -> None:
+        if not isinstance(answer, pa.RecordBatchReader):
+            await send_json(send, answer)
+        elif head.wants_json:
+            rows, whole = await self._in_thread(partial(json_rows, answer))
+            await send_json(send, {"rows": rows, "whole": whole})
+        else:
+            await self._stream(answer, receive, send)
+
+    async def _stream(self, reader: pa.RecordBatchReader, receive: Receive, send: Send) -> None:
+        if self._streams >= SERVER_STREAMS_MAX:
+            raise RetryableError(f"the server has {self._streams} open streams", "try again later")
+        self._streams += 1
+        parts = arrow_parts(reader)
+        try:
+            first = await self._in_thread(partial(next, parts))
+            await send(start_of(200, ARROW_TYPE))
+            await within_time(
+                send({"type": "http.response.body", "body": first, "more_body": True})
+            )
+            with Departure(receive) as departure:
+                while (part := await self._in_thread(partial(next, parts, None))) is not None:
+                    if departure.has_come:
+                        return
+                    await within_time(
+                        send({"type": "http.response.body", "body": part, "more_body": True})
+                    )
+            await send({"type": "http.response.body", "body": b""})
+        finally:
+            self._streams -= 1
+            await self._in_thread(partial(_end, parts, reader))
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
@@ -398,3 +422,11 @@ def app(
     and `sections` adds sections to its page. Costs nothing until it is called.
     """
     return App(store, tokens=tokens, verbs=verbs, make_page=partial(Page, sections=sections))
+
+
+def _end(parts: Iterator[bytes], reader: pa.RecordBatchReader) -> None:
+    """End a stream, also one that was not read to its end: it releases its history."""
+    close = getattr(parts, "close", None)
+    if close is not None:
+        close()
+    reader.close()

@@ -221,12 +221,8 @@ async def send_whole(
     start: Message = start_of(status, kind)
     start["headers"] += [(b"content-length", b"%d" % len(body)), *extra]
     await send(start)
-    if len(body) < SERVER_SHORT_BYTES_MAX:
-        await send({"type": "http.response.body", "body": body})
-        return
-    # The server returns from the second call once the client has taken the body.
-    await send({"type": "http.response.body", "body": body, "more_body": True})
-    await within_time(send({"type": "http.response.body", "body": b""}))
+    last: Message = {"type": "http.response.body", "body": body}
+    await (send(last) if len(body) < SERVER_SHORT_BYTES_MAX else within_time(send(last)))
 
 
 def start_of(status: int, kind: str) -> dict[str, Any]:
