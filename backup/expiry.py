@@ -71,7 +71,7 @@ def expire(chains: Chains, request: ExpiryRequest, progress: OnProgress | None) 
         shard.keep_instants(time for time in request.kept if time >= first)
     _drop_ended(chains, record, shards[:-1], request.limit)
     for shard in shards:
-        if shard is newest or shard.kept:
+        if shard is newest or shard.kept or shard.state.slots:
             _give_up(shard, min(request.limit, shard.upper - 1), progress)
     return newest.refresh().since
 

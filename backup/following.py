@@ -86,7 +86,8 @@ class FollowStatus(NamedTuple):
 
 
 class _UntilStopped(Patience):
-    """The patience of a storage. Once a follower is stopped, `FOLLOW_END_S` of it are left."""
+    """The patience of a storage. Once the follower is stopped, a call is repeated for
+    `FOLLOW_END_S` at most."""
 
     def __init__(self, patience: Patience, stop: threading.Event) -> None:
         def pause(seconds: float) -> None:
@@ -210,7 +211,8 @@ class Follower:
         figures = self._failures.figures("backup")
         behind = 0.0
         if self._has_more():
-            behind = max(self._clock.wall_ns() - self._upper, 0) / NS_PER_SECOND
+            whole_upto = max(self._upper, self._whole_upto)
+            behind = max(self._clock.wall_ns() - whole_upto, 0) / NS_PER_SECOND
         return FollowStatus(
             Timestamp(self._upper),
             behind,
@@ -266,6 +268,7 @@ class Follower:
         """Make a backup; None where the collection has every commit of `source`. The first call
         always makes one, because a backup looks whether the collection is sound."""
         self._upper = self._upper or reached(source, self._request.address)
+        self._whole_upto = max(self._whole_upto, self._upper)
         upper = int(source.upper)
         if self._windows and not source.replication.may_have_commits(self._upper - 1, upper - 1):
             self._whole_upto = upper

@@ -43,6 +43,7 @@ from kvstore.errors.system import storage_errors
 from kvstore.imports import INGEST_DIRECTORY
 from kvstore.journal import OS_FILES
 from kvstore.limits import FETCH_SPARE_BYTES, OBJECT_PIECE_BYTES, OBJECT_PIECES_AT_ONCE
+from kvstore.store import Store
 
 _LOCK_NAME: Final = "lock"
 _READ_BYTES: Final = 1 << 20
@@ -175,16 +176,19 @@ def fetched_path(store: Path, import_id: int) -> Path:
     return store / INGEST_DIRECTORY / f"{import_id:016x}.fetched"
 
 
-def remove_fetched(store: Path, import_ids: Iterable[int]) -> None:
-    """Remove the files that came to the directory of a store for these imports, which were added or
-    aborted. Costs a list of the directory."""
-    place = store / INGEST_DIRECTORY
-    with storage_errors(str(place)):
-        present = {*os.listdir(place)} if place.is_dir() else {}
-    for import_id in import_ids:
-        fetched = fetched_path(store, import_id)
-        for path in (fetched, fetched.with_suffix("")):
-            if path.name in present:
+def remove_fetched(store: Store, import_id: int) -> None:
+    """Remove the files that came to the directory of a store for an import, unless a thread has
+    the import, or it was begun and is neither added nor aborted."""
+    if store.path is None:
+        return
+    fetched = fetched_path(store.path, import_id)
+    present = [path for path in (fetched, fetched.with_suffix("")) if path.is_dir()]
+    if not present:
+        return
+    with store.imports.alone(import_id, wait=False) as is_ours:
+        record = store.imports.get(import_id)
+        if is_ours and (record is None or record.added is not None):
+            for path in present:
                 shutil.rmtree(path, ignore_errors=True)
 
 

@@ -22,13 +22,12 @@ Invariants
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from operator import attrgetter
 
 from kvstore.arguments import require_age
-from kvstore.changes import ChangeIndex
 from kvstore.claims import (
     BACKUP,
     REPLICA,
@@ -287,18 +286,20 @@ class Holds:
         found = sorted(self.needing(), key=lambda record: record.is_pin)
         return found[0].describe(self._committer.now()) if found else None
 
-    def invalidate_overdue(self, now: int, index: ChangeIndex | None = None) -> list[HoldRecord]:
+    def invalidate_overdue(
+        self, now: int, oldest_lacking: Callable[[int, int], int | None]
+    ) -> list[HoldRecord]:
         """Mark the holds that are further behind than their budget as lost; returns them.
 
-        With an `index`, the age of a backup or a replica counts from the oldest commit that it
-        lacks: the copy of an idle store is never behind. One seek per stream for each.
+        The age of a backup or a replica counts from the oldest commit that it lacks, which
+        `oldest_lacking` tells: the copy of an idle store is never behind.
         """
 
         def age(record: HoldRecord) -> int:
-            if index is None or record.kind not in _COPIES:
-                return now - record.timestamp
-            lacking = index.headers(since=record.timestamp, upto=now)
-            return next((now - timestamp for timestamp, *_ in lacking), 0)
+            begin: int | None = record.timestamp
+            if record.kind in _COPIES:
+                begin = oldest_lacking(record.timestamp, now)
+            return 0 if begin is None else now - begin
 
         with self._committer.lock:
             overdue = [

@@ -50,3 +50,11 @@ class Parts:
         reserve = Reserve(versions.engine)
         committer.expiries.on_first = reserve.note_expiries
         return cls(versions, index, committer, pins, holds, imports, clears, reads, reserve)
+
+    def oldest_lacking(self, since: int, upto: int) -> int | None:
+        """The time of the oldest commit in `(since, upto]`, which a copy as of `since` lacks; None
+        if there is none. `since` itself where the change index does not reach back to it. One seek
+        per stream."""
+        if since < self.reads.indexed_since:
+            return since
+        return next((at for at, *_ in self.index.headers(since=since, upto=upto)), None)

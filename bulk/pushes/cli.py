@@ -43,6 +43,14 @@ from kvstore.cli.output import (
     working,
 )
 from kvstore.cli.stores import open_or_create
+from kvstore.cli.wording import in_shell_words
+from kvstore.errors import (
+    AccessDeniedError,
+    CorruptionError,
+    RetryableError,
+    StorageError,
+    UsageError,
+)
 
 app = typer.Typer(
     add_completion=False, no_args_is_help=True, help="Take loads from a bucket, in order."
@@ -270,17 +278,22 @@ def _made(url: str) -> Pushes:
 
 def _note_empty(pushes: Pushes) -> None:
     """Tell of a root without a push: it waits for the first one, or its URL is mistyped. Raises
-    `AccessDeniedError` if the bucket is not there."""
-    pushes.log.root_id()
-    if pushes.log.event(1) is None:
+    `AccessDeniedError` if the bucket is not there. The puller meets other failures itself."""
+    try:
+        pushes.log.require_made()
+    except AccessDeniedError:
+        raise
+    except UsageError:
         note(f"{pushes.where} holds no push yet")
+    except (CorruptionError, RetryableError, StorageError) as error:
+        note(in_one_line(str(error)))
 
 
 class _Notes(logging.Handler):
     """Prints what happens to pushes, and failures without their tracebacks."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        note(in_one_line(record.getMessage()))
+        note(in_one_line(in_shell_words(record.getMessage())))
 
 
 @contextmanager

@@ -40,7 +40,7 @@ from kvstore.cli.options import (
     to_span,
     to_time,
 )
-from kvstore.cli.output import counting, print_figures, print_json, print_line, working
+from kvstore.cli.output import counting, note, print_figures, print_json, print_line, working
 from kvstore.cli.stores import open_to_write
 from kvstore.codec.tuples import desc
 from kvstore.control.scripts import client_of
@@ -143,8 +143,8 @@ def alter(
 ) -> None:
     """Change the columns and indexes of a table from now on. Stored rows stay as they are.
 
-    The entries of a new index are made before the command ends. A unique index is dropped
-    again if two rows have the same values, and all other changes stay.
+    The entries of a new index are made before the command ends. Each unique index for
+    which two rows have the same values is dropped again, and all other changes stay.
 
     \b
     Examples:
@@ -273,6 +273,8 @@ def _build_all(table: Table, indexes: Iterable[str]) -> None:
     """Build new indexes. A unique index that two rows contradict is dropped, and the others are
     built all the same."""
     refused = [error for name in indexes if (error := _contradiction(table, name)) is not None]
+    for error in refused[1:]:
+        note(str(error))
     if refused:
         raise refused[0]
 

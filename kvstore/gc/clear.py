@@ -40,6 +40,7 @@ class Clearing:
     def __init__(self, parts: Parts) -> None:
         self._versions, self._committer = parts.versions, parts.committer
         self._holds, self._imports, self._clears = parts.holds, parts.imports, parts.clears
+        self._oldest_lacking = parts.oldest_lacking
         self._engine = parts.versions.engine
         self._meta = Meta(self._engine)
 
@@ -53,7 +54,7 @@ class Clearing:
             raise UsageError("clear_range needs an end", "pass the least key that is to be kept")
         committer = self._committer
         with committer.lock:
-            self._holds.invalidate_overdue(committer.close_upto_now() - 1)
+            self._holds.invalidate_overdue(committer.close_upto_now() - 1, self._oldest_lacking)
             self._require_unneeded(span)
             try:
                 timestamp = committer.commit_staged(

@@ -120,6 +120,7 @@ class Collector:
 
     def __init__(self, parts: Parts, path: Path | None) -> None:
         self._versions, self._index, self._committer = parts.versions, parts.index, parts.committer
+        self._oldest_lacking = parts.oldest_lacking
         self._holds, self._imports, self._clears = parts.holds, parts.imports, parts.clears
         self._engine = parts.versions.engine
         self._path = path
@@ -267,7 +268,7 @@ class Collector:
         with committer.lock:
             self.require_running()
             newest = committer.close_upto_now() - 1
-            lost = tuple(self._holds.invalidate_overdue(newest, self._index))
+            lost = tuple(self._holds.invalidate_overdue(newest, self._oldest_lacking))
             held_by = self._holds.needing(target)
             allowed = min([newest, *(claim.timestamp for claim in held_by)])
             if min(target, allowed) > committer.since:

@@ -166,8 +166,8 @@ def _claims(parts: Parts, begin: int) -> Iterator[_Value]:
     yield from _changes_behind(parts, positions)
     for hold in kept[:_HOLDS_MAX]:
         if hold.kind == BACKUP:
-            lacking = parts.index.headers(since=hold.timestamp, upto=upper - 1)
-            behind = now - hold.timestamp if any(lacking) else 0
+            lacking = parts.oldest_lacking(hold.timestamp, upper - 1)
+            behind = 0 if lacking is None else now - lacking
             yield "backup_behind_seconds", (hold.address,), _seconds(behind)
     for address, at in list(parts.holds.proofs.items()):
         yield "backup_proof_age_seconds", (address,), _seconds(now - at)

@@ -62,6 +62,7 @@ class _FaultsOfServer(logging.Filter):
 
 _LOGGER: Final = logging.getLogger("kvstore.server.http")
 _LOGGER.addFilter(_FaultsOfServer())
+_LOGGER.setLevel(logging.ERROR)  # below, uvicorn makes texts for each connection
 
 
 class GuardedProtocol(HttpToolsProtocol):

@@ -116,9 +116,7 @@ class Replication:
     def may_have_commits(self, since: int, upto: int) -> bool:
         """Whether there may be a commit in `(since, upto]`: there is one, or the change index does
         not reach back. One seek per stream."""
-        if any(self._parts.index.headers(since=since, upto=upto)):
-            return True
-        return since < self._reads.indexed_since
+        return self._parts.oldest_lacking(since, upto) is not None
 
     def range_deletes(
         self, since: TimeLike, upto: TimeLike, span: Span, revisions: Revisions = "all"

@@ -117,7 +117,10 @@ def test_holds_fence_and_are_dropped(alone: Alone) -> None:
         former.release()
     assert owner.timestamp == stamp
     alone.bench.clock.advance(5 * 10**9)
-    assert [each.name for each in holds.invalidate_overdue(alone.parts.committer.now())] == ["h"]
+    now = alone.parts.committer.now()
+    assert [each.name for each in holds.invalidate_overdue(now, alone.parts.oldest_lacking)] == [
+        "h"
+    ]
     with pytest.raises(HoldLostError):
         owner.move(stamp)
     assert holds.drop("h").lost

@@ -2,7 +2,7 @@
 
 Only a readable instant becomes kept. The rows that it needs are there at that moment, and merges
 leave them from then on. An instant that loses its last label stays until a policy chooses others.
-Then a merge of all batches is asked for, because `since` may stand still and ask for none.
+Then a merge of all batches is asked for: a `since` that does not move asks for none.
 """
 
 from __future__ import annotations
