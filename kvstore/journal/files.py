@@ -94,7 +94,8 @@ class Files(Protocol):
         ...
 
     def rename(self, source: str, target: str) -> None:
-        """Give a file another name in its directory. Replaces a file of that name."""
+        """Give a file or a directory another name beside it. Replaces a file of that name, or an
+        empty directory."""
         ...
 
     def remove(self, path: str) -> None:

@@ -1,7 +1,9 @@
 """Salvage: copies the readable records of a damaged journal into a new journal.
 
 The damaged files are only read. The copy has a new identity. A report names each loss by file,
-offset and ordinal.
+offset and ordinal. The copy is made beside its place, in a directory whose name ends in
+`.unfinished`, and is renamed when it is whole: a salvage that was killed leaves no journal that
+looks whole, and the next one begins anew.
 
 keep="prefix"   records up to the first loss: a state that the journal once had. The default.
 keep="all"      every readable record, renumbered behind a loss: a state that the journal never
@@ -14,7 +16,7 @@ import os
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Final, Literal
 
 from kvstore.errors import UsageError
 from kvstore.errors.system import storage_errors
@@ -28,6 +30,7 @@ from kvstore.journal.snapshot import write_snapshot
 from kvstore.journal.sync import Sync
 
 Keep = Literal["prefix", "all"]
+_UNFINISHED: Final = ".unfinished"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +70,7 @@ def salvage(
     """
     if keep not in ("prefix", "all"):
         raise UsageError(f"keep={keep!r} is neither 'prefix' nor 'all'", "pass one of the two")
-    target = os.path.abspath(os.fspath(destination))
+    target = os.path.realpath(os.fspath(destination))
     found = inspect(os.path.abspath(os.fspath(source)), files=files)
     said = content if found.content is None else found.content
     if said is None:
@@ -76,10 +79,23 @@ def salvage(
             'name it: content="...", or --content',
         )
     with storage_errors(f"salvage from {found.path} to {target}"):
-        files.make_directory(target)
-        if files.names(target):
+        if _names(files, target):
             raise UsageError(f"{target} is not empty", "salvage into a new directory")
-        return _Salvage(files, found, target, keep=keep, content=said).run()
+        unfinished = target + _UNFINISHED
+        files.make_directory(unfinished)
+        for name in files.names(unfinished):
+            files.remove(os.path.join(unfinished, name))
+        report = _Salvage(files, found, unfinished, keep=keep, content=said).run()
+        files.rename(unfinished, target)
+        files.sync_directory(os.path.dirname(target))
+        return replace(report, destination=target)
+
+
+def _names(files: Files, directory: str) -> list[str]:
+    try:
+        return files.names(directory)
+    except FileNotFoundError:
+        return []
 
 
 class _Salvage:

@@ -139,11 +139,10 @@ class MemoryDisk:
 
     def rename(self, source: str, target: str) -> None:
         self.step(f"rename {os.path.basename(source)}")
-        inode = self.inodes[source]
 
         def rename(names: Names) -> None:
-            names.pop(source, None)
-            names[target] = inode
+            for path in [each for each in names if source in (each, os.path.dirname(each))]:
+                names[target + path[len(source) :]] = names.pop(path)
 
         self._name(rename)
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from kvstore.errors import UsageError
 from kvstore.journal import Journal, Record, inspect, read, salvage
 from kvstore.journal.salvage import Keep
-from kvstore.testing.disk import MemoryDisk
+from kvstore.testing.disk import MemoryDisk, ProcessDied
 from tests.journal.folds import open_journal
 
 KEEPS: list[Keep] = ["prefix", "all"]
@@ -153,3 +153,19 @@ def test_records_that_no_file_has_are_named_by_inspect_and_salvage_where_the_not
     report = salvage(SOURCE, TARGET, files=disk)
     assert [(loss.first, loss.last) for loss in report.losses] == [(7, 8)]
     assert saved(disk) == items(*range(1, 7))
+
+
+def test_a_salvage_that_dies_at_any_step_leaves_no_journal_and_the_next_one_is_whole() -> None:
+    steps = damaged()
+    salvage(SOURCE, TARGET, files=steps)
+    for step in range(len(damaged().steps), len(steps.steps)):
+        disk = damaged()
+        disk.die_before = step
+        with pytest.raises(ProcessDied):
+            salvage(SOURCE, TARGET, files=disk)
+        again = MemoryDisk({path: inode.live for path, inode in disk.inodes.items()})
+        if again.names(TARGET):
+            assert saved(again) == items(*range(1, 9))
+        else:
+            assert salvage(SOURCE, TARGET, files=again).last == 8
+            assert saved(again) == items(*range(1, 9))
