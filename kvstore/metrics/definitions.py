@@ -55,7 +55,7 @@ _GAUGES: Final = (
     (
         "backup_behind_seconds",
         "seconds",
-        "The age of the oldest commit that a backup lacks, 0 for one that has all.",
+        "The age of the newest instant in a backup that lacks commits, 0 for one that has all.",
         ("backup",),
     ),
     (

@@ -167,7 +167,7 @@ def _claims(parts: Parts, begin: int) -> Iterator[_Value]:
     for hold in kept[:_HOLDS_MAX]:
         if hold.kind == BACKUP:
             lacking = parts.oldest_lacking(hold.timestamp, upper - 1)
-            behind = 0 if lacking is None else now - lacking
+            behind = 0 if lacking is None else now - hold.timestamp
             yield "backup_behind_seconds", (hold.address,), _seconds(behind)
     for address, at in list(parts.holds.proofs.items()):
         yield "backup_proof_age_seconds", (address,), _seconds(now - at)
