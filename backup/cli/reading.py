@@ -203,11 +203,11 @@ def find(
 
 
 def _windows(reader: CollectionReader) -> Iterator[tuple[Timestamp, Timestamp]]:
-    """The windows whose changes the chains have, oldest first; of two chains the newer one has the
-    window."""
+    """The windows whose changes the chains have, oldest first. A newer chain has the window from
+    its `since` on."""
     chains = reader.held()
     for at, chain in enumerate(chains):
-        high = min([chain.upper, *(newer.since for newer in chains[at + 1 :])]) - 1
+        high = min([chain.upper - 1, *(newer.since for newer in chains[at + 1 :])])
         if high > chain.since:
             yield Timestamp(chain.since), Timestamp(high)
 

@@ -253,8 +253,7 @@ class CollectionReader:
         """
         require_choices(revisions, order)
         high = self._at(upto)
-        newest = self._covering(high)
-        low = int(newest.since) if since == OLDEST else self._time(since, "since")
+        low = int(self._covering(high).since) if since == OLDEST else self._time(since, "since")
         if low > high and upto is not None:
             raise UsageError(f"{Timestamp(low)} is above upto {Timestamp(high)}", "swap them")
         is_latest, span = revisions == "latest", Span.of(start, end, prefix)
@@ -269,8 +268,8 @@ class CollectionReader:
             how: Any = {"since": low, "upto": at, "latest": is_latest}
             return changes_of(held.snapshot, held.plain(span), opened=self._open_part, **how)
 
-        require(newest)
-        found = self._streamed(upto, read)
+        require(self._covering(high, low))
+        found = self._streamed(upto, read, low)
         if order == "key":
             return found
         return iter(sorted(found, key=lambda change: (change[0], change.op != "delete_range")))
@@ -322,15 +321,15 @@ class CollectionReader:
     def _at(self, as_of: TimeLike | None) -> int:
         return int(self.as_of) if as_of is None else self._time(as_of, "as_of")
 
-    def _covering(self, at: int) -> Held:
-        """The newest chain that covers a time."""
+    def _covering(self, at: int, since: int = -1) -> Held:
+        """The newest chain that covers a time, with the history after `since` if one has it."""
         newest = self._newest()
         if at >= newest.upper:
             raise NotYetWrittenError(as_of=Timestamp(at), upper=Timestamp(newest.upper))
         found = [held for held in self._held if covers(held, at)]
         if not found:
             raise gone(self._held, at)
-        return found[-1]
+        return next((held for held in reversed(found) if held.since <= since), found[-1])
 
     @contextmanager
     def using(self, held: Held) -> Iterator[None]:
@@ -366,11 +365,11 @@ class CollectionReader:
         return read()
 
     def _streamed(
-        self, as_of: TimeLike | None, read: Callable[[Held, int], Iterator[_T]]
+        self, as_of: TimeLike | None, read: Callable[[Held, int], Iterator[_T]], since: int = -1
     ) -> Iterator[_T]:
         """The items of `read` at `as_of`; before the first one it is repeated as by `_repeated`."""
         at = self._at(as_of)
-        held = self._covering(at)
+        held = self._covering(at, since)
 
         def items() -> Iterator[_T]:
             nonlocal at, held
@@ -384,7 +383,7 @@ class CollectionReader:
                             raise
                         self._mend(error)
                         at = self._at(as_of)
-                        held = self._covering(at)
+                        held = self._covering(at, since)
                         continue
                     if first is not None:
                         yield first

@@ -197,6 +197,23 @@ def test_find_tells_the_changes_of_every_chain_once(run: Run, tmp_path: Path) ->
         assert [line.split("\t")[2] for line in found] == ["a", "a", *chain]
 
 
+def test_find_tells_the_commit_at_which_a_newer_chain_begins(run: Run, tmp_path: Path) -> None:
+    place = tmp_path / "b"
+    with kvstore.open(tmp_path / "s") as store:
+        store.put(b"a", b"1")
+        at = store.put(b"a", b"2")
+        collection = backup.Collection(place)
+        collection.backup(store)
+        (hold,) = store.holds.all()
+        store.drop_hold(hold.name)
+        store.gc(before=at)
+        store.put(b"a", b"3")
+        collection.backup(store, full=True)
+        assert store.since == at
+    found = run("backup", "find", place, "").stdout.splitlines()
+    assert len(found) == 3
+
+
 def test_changes_of_a_restored_store_are_those_of_its_source(run: Run, tmp_path: Path) -> None:
     store, place, restored = tmp_path / "s", tmp_path / "b", tmp_path / "r"
     with kvstore.open(store) as opened:
