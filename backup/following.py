@@ -91,13 +91,12 @@ class _UntilStopped(Patience):
 
     def __init__(self, patience: Patience, stop: threading.Event) -> None:
         def pause(seconds: float) -> None:
-            if stop.is_set():
-                time.sleep(max(seconds, 0.0))
+            if patience.pause is time.sleep and not stop.is_set():
+                stop.wait(seconds)  # the end of the follower ends the pause
             else:
-                stop.wait(seconds)
+                patience.pause(seconds)
 
-        how = pause if patience.pause is time.sleep else patience.pause
-        super().__init__(tell=patience.tell, pause=how, monotonic=patience.monotonic)
+        super().__init__(tell=patience.tell, pause=pause, monotonic=patience.monotonic)
         self._patience, self._stop = patience, stop
 
     @property

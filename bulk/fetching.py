@@ -176,20 +176,25 @@ def fetched_path(store: Path, import_id: int) -> Path:
     return store / INGEST_DIRECTORY / f"{import_id:016x}.fetched"
 
 
-def remove_fetched(store: Store, import_id: int) -> None:
-    """Remove the files that came to the directory of a store for an import, unless a thread has
-    the import, or it was begun and is neither added nor aborted."""
+def remove_fetched(store: Store, import_ids: Iterable[int]) -> None:
+    """Remove the files that came to the directory of a store for these imports. An import that a
+    thread has, or that was begun and is neither added nor aborted, keeps its files. Costs a list of
+    the directory."""
     if store.path is None:
         return
-    fetched = fetched_path(store.path, import_id)
-    present = [path for path in (fetched, fetched.with_suffix("")) if path.is_dir()]
-    if not present:
-        return
-    with store.imports.alone(import_id, wait=False) as is_ours:
-        record = store.imports.get(import_id)
-        if is_ours and (record is None or record.added is not None):
-            for path in present:
-                shutil.rmtree(path, ignore_errors=True)
+    place = store.path / INGEST_DIRECTORY
+    with storage_errors(str(place)):
+        present = {*os.listdir(place)} if place.is_dir() else set()
+    for import_id in import_ids:
+        fetched = fetched_path(store.path, import_id)
+        left = [path for path in (fetched, fetched.with_suffix("")) if path.name in present]
+        if not left:
+            continue
+        with store.imports.alone(import_id, wait=False) as is_ours:
+            record = store.imports.get(import_id)
+            if is_ours and (record is None or record.added is not None):
+                for path in left:
+                    shutil.rmtree(path, ignore_errors=True)
 
 
 @contextmanager

@@ -55,6 +55,6 @@ class Parts:
         """The time of the oldest commit in `(since, upto]`, which a copy as of `since` lacks; None
         if there is none. `since` itself where the change index does not reach back to it. One seek
         per stream."""
-        if since < self.reads.indexed_since:
-            return since
-        return next((at for at, *_ in self.index.headers(since=since, upto=upto)), None)
+        found = next((at for at, *_ in self.index.headers(since=since, upto=upto)), None)
+        # Looked at behind the index: what GC trims meanwhile has raised it.
+        return since if since < self.reads.indexed_since else found

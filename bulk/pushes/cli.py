@@ -130,8 +130,9 @@ def pull_(
         else:
             note(f"{store} follows {url} as {name}")
             with _failures_noted(), puller:
+                stopped = _set_by_signal()  # before the first line that the thread may print
                 puller.start()
-                _wait_for_signal()
+                stopped.wait()
         position = puller.status
     states = [told["state"] for told in position["pushes"].values()]
     figures = {state: states.count(state) for state in ("added", "reverted", "refused")}
@@ -306,7 +307,8 @@ def _failures_noted() -> Iterator[None]:
         logger.removeHandler(handler)
 
 
-def _wait_for_signal() -> None:
+def _set_by_signal() -> threading.Event:
+    """An event that an interrupt or a request to end sets, from now on."""
     stopped = threading.Event()
 
     def on_signal(*_: object) -> None:
@@ -315,4 +317,4 @@ def _wait_for_signal() -> None:
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, on_signal)
-    stopped.wait()
+    return stopped

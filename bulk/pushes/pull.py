@@ -237,9 +237,8 @@ class Puller:
             pushes = self._place.fields()["pushes"]
             is_push = event is not None and event.kind == PUSH
             kept = str(event.number) if event is not None and is_push else first_refused(pushes)
-            for number, told in pushes.items():
-                if number != kept and told["import"] is not None:
-                    remove_fetched(self._store, told["import"])
+            old = (told["import"] for number, told in pushes.items() if number != kept)
+            remove_fetched(self._store, (each for each in old if each is not None))
 
     def _log(self, before: Mapping[str, Mapping[str, Any]]) -> None:
         """Log the pushes that have another state, or another error, than `before`."""

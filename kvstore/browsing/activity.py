@@ -22,6 +22,7 @@ from kvstore.collected import CollectionRun
 from kvstore.imports import ImportRecord
 from kvstore.limits import BROWSE_HEADERS_MAX, BROWSE_MARKS_MAX, BROWSE_PARTS, BROWSE_SEEKS_MAX
 from kvstore.mvcc.fragments import Fragments
+from kvstore.mvcc.stretches import between
 from kvstore.positions import PushTold
 from kvstore.span import Span
 
@@ -162,7 +163,7 @@ def marks(
     )
     room = BROWSE_MARKS_MAX + 1
     for start, end, stack in islice(fragments.pieces(Span(), since=since, upto=upto), room):
-        times = islice((at for at in stack if since < at <= upto), room)
+        times = between(stack, since, upto)[:room]
         found += (Mark(at, "range delete", Span(start, end)) for at in times)
     found.sort(key=lambda mark: mark.at)
     return found[-BROWSE_MARKS_MAX:], len(found) > BROWSE_MARKS_MAX

@@ -20,6 +20,7 @@ from kvstore.codec.keys import (
 from kvstore.codec.ordered import frame
 from kvstore.limits import BROWSE_BYTES_MAX, BROWSE_REFERENCES_MAX, BROWSE_VALUE_BYTES
 from kvstore.mvcc import Versions
+from kvstore.mvcc.stretches import between
 from kvstore.mvcc.version import Revision, Stamps, timeline
 from kvstore.timestamp import Timestamp
 
@@ -53,9 +54,9 @@ def version_page(versions: Versions, key: bytes, upto: int, *, limit: int) -> Ve
     fragments, stamps = versions.view
     stored = _Stored.read(versions, frame(key), upto, limit)
     floor = stored.floor
-    deletions = [at for at in fragments.stack(key) if floor <= at <= upto]
+    deletions = between(fragments.stack(key), floor - 1, upto)
     if len(deletions) > limit:  # then the older entries are of a later page
-        del deletions[limit + 1 :]
+        deletions = deletions[: limit + 1]
         floor = max(floor, deletions[-1])
     entries = [(tail, tail) for tail in stored.excerpts]
     revisions = timeline(entries, stamps, deletions)

@@ -101,10 +101,11 @@ def choose(
         if newest is None or newest[0] <= since or (newest[1] is None and newest[0] in stack):
             return []
         return [] if since == 0 and newest[1] is None else [newest]
+    deleted = set(stack)  # a search of the stack for each revision would be quadratic
     return [
         revision
         for revision in reversed(revisions)
-        if since < revision[0] <= upto and not (revision[1] is None and revision[0] in stack)
+        if since < revision[0] <= upto and not (revision[1] is None and revision[0] in deleted)
     ]
 
 

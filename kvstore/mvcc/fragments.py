@@ -38,8 +38,10 @@ from kvstore.mvcc.stretches import (
     EMPTY,
     Stack,
     Tree,
+    between,
     build,
     leaves,
+    newest_in,
     splice,
     stack_at,
     surroundings,
@@ -129,11 +131,9 @@ class Fragments:
         return stack_at(self.tree, key)
 
     def newest(self, key: bytes, as_of: int) -> int:
-        """Timestamp of the newest range tombstone over `key` at or below `as_of`, else 0."""
-        for timestamp in self.stack(key):
-            if timestamp <= as_of:
-                return timestamp
-        return 0
+        """Timestamp of the newest range tombstone over `key` at or below `as_of`, else 0.
+        O(log n)."""
+        return newest_in(self.stack(key), as_of)
 
     def across(self, key: bytes) -> set[int]:
         """Timestamps of the range tombstones that lie over `key` and over the keys just below it.
@@ -173,7 +173,7 @@ class Fragments:
             key = unescape(stored[:-KEY_BYTES_LEAST])
             leaf, beyond = next(leaves(self.tree, key, None))
             bounds = list(map(escape, leaf.keys))
-            newest = [next((t for t in stack if t <= as_of), 0) for stack in leaf.stacks]
+            newest = [newest_in(stack, as_of) for stack in leaf.stacks]
             low = bounds[0] if key >= leaf.keys[0] else b""
             return low, None if beyond is None else escape(beyond), bounds, [0, *newest]
 
@@ -184,7 +184,7 @@ class Fragments:
         starts: list[bytes] = []
         newest: list[int] = []
         for start, end, stack in self.pieces(span, upto=as_of):
-            timestamp = next((t for t in stack if t <= as_of), 0)
+            timestamp = newest_in(stack, as_of)
             if not timestamp:
                 continue
             if starts and starts[-1] == start:
@@ -206,7 +206,7 @@ class Fragments:
         longest: list[RangeTombstone] = []
         growing: dict[int, int] = {}
         for start, end, stack in self.pieces(span, since=since, upto=upto):
-            window = [t for t in stack if since < t <= upto]
+            window = between(stack, since, upto)
             for timestamp in window[:1] if latest else window:
                 index = growing.get(timestamp)
                 if index is not None and longest[index].end == start:

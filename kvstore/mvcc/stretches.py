@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
+from operator import neg
 from typing import Final, NamedTuple, TypeAlias, cast
 
 from kvstore.codec.keys import UNLIMITED, encode_suffix
@@ -38,6 +39,19 @@ def limit_of(stack: Stack) -> bytes:
     """The bytes behind an escaped key below which exactly its versions at or above the newest
     tombstone of `stack` sort; under no tombstone, all its versions."""
     return TERMINATOR + encode_suffix(stack[0]) + b"\xff" if stack else UNLIMITED
+
+
+def newest_in(stack: Stack, as_of: int) -> int:
+    """The newest timestamp of `stack` at or below `as_of`, else 0. O(log n)."""
+    if stack and stack[0] <= as_of:  # as a read of the present finds it
+        return stack[0]
+    at = bisect_left(stack, -as_of, key=neg)
+    return stack[at] if at < len(stack) else 0
+
+
+def between(stack: Stack, since: int, upto: int) -> Stack:
+    """The timestamps of `stack` in `(since, upto]`. O(log n) beside them."""
+    return stack[bisect_left(stack, -upto, key=neg) : bisect_left(stack, -since, key=neg)]
 
 
 class Leaf(NamedTuple):

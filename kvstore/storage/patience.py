@@ -124,7 +124,7 @@ class Tries:
         self._count += 1
         # Jitter: two scripts that collided do not collide again.
         seconds: float = min(limit * random.uniform(0.5, 1.0), self._patience.seconds - waited)
-        return seconds
+        return max(seconds, 0.0)  # the patience may have become shorter since `wait` looked
 
     def _give_up(self, error: DeterminateError | IndeterminateError, waited: float) -> NoReturn:
         if self._count:

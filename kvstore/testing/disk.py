@@ -139,10 +139,18 @@ class MemoryDisk:
 
     def rename(self, source: str, target: str) -> None:
         self.step(f"rename {os.path.basename(source)}")
+        inode = self.inodes.get(source)
+        inside = [path for path in self.inodes if os.path.dirname(path) == source]
+        if inode is None and not inside:
+            raise FileNotFoundError(errno.ENOENT, "no such file", source)
 
         def rename(names: Names) -> None:
-            for path in [each for each in names if source in (each, os.path.dirname(each))]:
-                names[target + path[len(source) :]] = names.pop(path)
+            names.pop(source, None)
+            if inode is not None:
+                names[target] = inode
+            for path in inside:
+                if path in names:  # a power cut may have undone its creation
+                    names[target + path[len(source) :]] = names.pop(path)
 
         self._name(rename)
 

@@ -6,9 +6,10 @@ import itertools
 import os
 import random
 import signal
+import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from datetime import timedelta
 from pathlib import Path
@@ -250,6 +251,17 @@ LOSSY = FaultRates(refused=0.05, lost_reply=0.2, torn=0.1, delayed=0.2, stale=0.
 CLEAR = FaultRates(refused=0.0, lost_reply=0.0, torn=0.0, delayed=0.0, stale=0.0)
 
 
+@pytest.fixture
+def fair_threads() -> Iterator[None]:
+    """A thread that is never idle gives the interpreter up ten times as often as by default. Else a
+    follower beside it gets a few of its steps done in a second, and rounds take minutes."""
+    usual = sys.getswitchinterval()
+    sys.setswitchinterval(usual / 10)
+    yield
+    sys.setswitchinterval(usual)
+
+
+@pytest.mark.usefixtures("fair_threads")
 @pytest.mark.parametrize("rounds", [2, pytest.param(50, marks=pytest.mark.soak)])
 def test_a_writer_at_full_speed_beside_a_bucket_that_is_absent_and_lossy_in_turn(
     store: kvstore.Store, rounds: int
@@ -292,7 +304,7 @@ def test_a_writer_at_full_speed_beside_a_bucket_that_is_absent_and_lossy_in_turn
                 else:
                     status = write_until(lambda now, last=last: now.windows > last.windows + 1)
                 assert seen.upper >= status.upper
-                assert len(seen.list()) <= 60  # merges share two processors with the writer
+                assert len(seen.list()) <= 40
         weather.turn(CLEAR)
         assert follower.wait_until(store.put(b"last", b"1"), WAIT_S)
     weather.calm()

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import bisect
+from collections.abc import Callable
 from itertools import pairwise
 from random import Random
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstore.codec.keys import VALUE, encode_suffix
-from kvstore.codec.ordered import frame
+from kvstore.codec.keys import TAIL_BYTES, VALUE, encode_suffix
+from kvstore.codec.ordered import TERMINATOR, frame
 from kvstore.mvcc import Cover, Fragments, RangeTombstone
-from kvstore.mvcc.stretches import leaves
+from kvstore.mvcc.diff import choose
+from kvstore.mvcc.stretches import between, build, leaves, newest_in
 from kvstore.span import Span
 from kvstore.testing.bounds import bounds as limits
 from kvstore.testing.strategies import KEYS, bounds, spans
@@ -52,6 +54,59 @@ def test_stacks_are_what_covers_each_key(found: list[RangeTombstone]) -> None:
     check_fragments(fragments)
     for key in probes():
         assert fragments.stack(key) == over(found, key)
+
+
+@given(st.sets(st.integers(1, 20)), st.integers(0, 21), st.integers(0, 21))
+def test_a_stack_is_searched_by_time(found: set[int], since: int, upto: int) -> None:
+    stack = tuple(sorted(found, reverse=True))
+    assert newest_in(stack, upto) == max((t for t in stack if t <= upto), default=0)
+    assert between(stack, since, upto) == tuple(t for t in stack if since < t <= upto)
+
+
+class Counted(int):
+    """A timestamp that counts how often a search compares it."""
+
+    compared = 0
+
+    def _count(self) -> None:
+        Counted.compared += 1
+
+    def __le__(self, other: int) -> bool:
+        self._count()
+        return super().__le__(other)
+
+    def __eq__(self, other: object) -> bool:
+        self._count()
+        return super().__eq__(other)
+
+    def __neg__(self) -> Counted:  # as a search of descending times compares
+        self._count()
+        return Counted(super().__neg__())
+
+    __hash__ = int.__hash__
+
+
+def test_a_read_below_a_year_of_range_tombstones_searches_them() -> None:
+    """It walked over all that are newer: a window of large values under them took minutes."""
+    many = 1 << 12
+    stack = tuple(Counted(at) for at in range(2 * many, 0, -2))
+    fragments = Fragments(build([b"a", b"m"], [stack, ()]))
+    near = fragments.nearby(7)
+    assert near is not None
+    reads: list[Callable[[], object]] = [
+        lambda: fragments.newest(b"k", 7),
+        lambda: fragments.cover(Span(), 7),
+        lambda: near(b"k" + TERMINATOR + bytes(TAIL_BYTES)),
+        lambda: fragments.tombstones(Span(), since=5, upto=9),
+    ]
+    for read in reads:
+        Counted.compared = 0
+        read()
+        assert Counted.compared <= 100
+    Counted.compared = 0
+    revisions = [(at, None) for at in stack]
+    assert choose(revisions, stack, since=0, upto=3 * many, latest=False) == []
+    assert Counted.compared <= 10 * many
 
 
 @given(tombstone_lists, st.randoms())

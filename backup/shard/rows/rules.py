@@ -16,13 +16,14 @@ Invariants
    AsOf(as_of) of the rows.
 2. For every window with s >= since, likewise (for `diffs`: with times advanced to since).
 3. A fold gives no more rows than it gets. It costs O(rows) in Arrow and numpy, without Python code
-   per row; range tombstones cost as `backup.shard.rows.covers` has it.
+   per row, and that once more for each bound that has range tombstones
+   (`backup.shard.rows.covers`).
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Protocol, TypeAlias
 
@@ -31,7 +32,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from backup.shard.rows.covers import Covers, Range
+from backup.shard.rows.covers import Covers, Range, Search
 
 Bools: TypeAlias = npt.NDArray[np.bool_]
 Longs: TypeAlias = npt.NDArray[np.int64]
@@ -217,12 +218,10 @@ class _VersionsFold:
         # A row is read at the first bound at or above its time, and at later ones.
         place = np.searchsorted(self._bounds, times) if several else (~reached).astype(np.intp)
         if not points.all():
-            self._collect(window, times, place, np.flatnonzero(reached & ~points))
+            self._collect(window, keys, times, place, np.flatnonzero(reached & ~points))
         newest = _first_of_each_key(keys, reached & points, place if several else None)
-        for bound, covers in self._covers.items():
-            if covers:
-                # A newer tombstone of another bound is above the time at which the row is read.
-                newest &= ~((times < covers.newest(keys)) & (place == bound))
+        if any(self._covers.values()):
+            newest &= ~self._covered(keys, times, place)
         compact = self._compact
         if compact is None:
             return window.keep(newest & (ops == OP_PUT))
@@ -233,17 +232,26 @@ class _VersionsFold:
             return window.keep((newest & (ops == OP_PUT)) | deletes | later | ~reached)
         return window.keep(newest | ~reached | ~points)
 
-    def _collect(self, window: Sorted, times: Longs, place: Longs, rows: Longs) -> None:
-        for bound in np.unique(place[rows]).tolist():
-            self._covers[bound].add(_ranges(window, times, rows[place[rows] == bound]))
+    def _collect(
+        self, window: Sorted, keys: pa.Array, times: Longs, place: Longs, rows: Longs
+    ) -> None:
+        starts = keys.take(pa.array(rows)).to_pylist()
+        ends = window.column("end_key").take(pa.array(rows)).to_pylist()
+        coming: defaultdict[int, list[Range]] = defaultdict(list)
+        found = map(Range, starts, ends, times[rows].tolist())
+        for bound, each in zip(place[rows].tolist(), found, strict=True):
+            coming[bound].append(each)
+        for bound, ranges in coming.items():
+            self._covers[bound].add(ranges)
 
-
-def _ranges(window: Sorted, times: Longs, rows: Longs) -> Iterable[Range]:
-    """The range tombstones in some rows of a window."""
-    starts, ends = (
-        window.column(name).take(pa.array(rows)).to_pylist() for name in ("key", "end_key")
-    )
-    return map(Range, starts, ends, times[rows].tolist())
+    def _covered(self, keys: pa.Array, times: Longs, place: Longs) -> Bools:
+        """Whether a range tombstone that is newer than the row covers it at its bound. A newer one
+        of another bound is above the time at which the row is read."""
+        covered, search = np.zeros(len(keys), np.bool_), Search(keys)
+        for bound, covers in self._covers.items():
+            if covers:
+                covered |= (times < covers.newest(search)) & (place == bound)
+        return covered
 
 
 # -- diffs -----------------------------------------------------------------------------------

@@ -17,13 +17,19 @@ cdef tuple deletions_of(node, Py_ssize_t depth, bytes key):
 
 
 cdef int64_t deleted_at(tuple deletions, int64_t as_of) except -2:
-    """The first of these times that is at or below `as_of`, else `INVISIBLE`."""
+    """The first of these times, which descend, that is at or below `as_of`, else `INVISIBLE`."""
+    cdef Py_ssize_t low = 0
+    cdef Py_ssize_t high = len(deletions)
+    cdef Py_ssize_t middle
     cdef int64_t time
-    for found in deletions:
-        time = found
+    while low < high:
+        middle = (low + high) // 2
+        time = deletions[middle]
         if time <= as_of:
-            return time
-    return INVISIBLE
+            high = middle
+        else:
+            low = middle + 1
+    return INVISIBLE if low == len(deletions) else <int64_t>deletions[low]
 
 
 cdef inline object _item(node, Py_ssize_t at):

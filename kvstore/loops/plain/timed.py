@@ -14,9 +14,10 @@ Invariants
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
+from operator import neg
 from typing import Any, Final, NamedTuple
 
 from typing_extensions import Buffer
@@ -71,7 +72,7 @@ def find_timed(
             key = keys[at]
             deletions = _deletions(limits, depth, key)
             walk.enter(key)
-        time, value = walk.version(as_of, next((t for t in deletions if t <= as_of), -1))
+        time, value = walk.version(as_of, _deleted_at(deletions, as_of))
         if value is not None and as_of - time <= age_max:
             values[at], found[at] = value, time
             bytes_max -= len(value)
@@ -231,3 +232,9 @@ def _deletions(limits: LimitNode, depth: int, key: bytes) -> Sequence[int]:
         node = node[1][bisect_right(node[0], key)]
     at = bisect_right(node[0], key)
     return node[2][at - 1] if at else ()
+
+
+def _deleted_at(deletions: Sequence[int], as_of: int) -> int:
+    """The first of these times, which descend, that is at or below `as_of`, else -1."""
+    at = bisect_left(deletions, -as_of, key=neg)
+    return deletions[at] if at < len(deletions) else -1
