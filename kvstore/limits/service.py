@@ -24,9 +24,25 @@ SERVER_REQUEST_S_MAX = 30.0
 """Seconds in which the head of a request must have arrived, and in which a client must take some of
 its answer."""
 
-SERVER_BODY_BYTES_S_MIN = 16 << 10
-"""Bytes a second at which a body must have come, behind the first `SERVER_REQUEST_S_MAX` seconds. A
-client that sends a byte now and then would keep the memory that its request has announced."""
+SERVER_BYTES_S_MIN = 16 << 10
+"""Bytes a second at which a body must have come, and an answer must be taken, beside
+`SERVER_REQUEST_S_MAX` seconds. A client that moves a byte now and then would keep its memory."""
+
+SERVER_UNSENT_BYTES_MAX = 512 << 20
+"""Bytes of memory for large answers that clients have not taken, all clients together: twice the
+parts of `SERVER_STREAMS_MAX` streams whose rows fit into `ARROW_BYTES_MAX`."""
+
+SERVER_ROW_COPIES = 5
+"""How often a larger row is in memory while its client reads: as the part, and in the scan as the
+bytes of the engine, its copy and the columns. Sixty scans of rows of 16 MiB took 84 MB each."""
+
+SERVER_PIECE_BYTES = 128 << 10
+"""Bytes of an answer that a transport gets at once. Smaller answers do not count for
+`SERVER_UNSENT_BYTES_MAX`: a thousand clients could keep 128 MiB of them."""
+
+SERVER_PART_BYTES_AHEAD = 1 << 20
+"""Bytes of a part of a stream behind which the next part is made while the client takes this one.
+The part behind a larger one is made once the client has taken that."""
 
 SERVER_IDLE_S_MAX = 75.0
 """Seconds for which a connection may stay idle between two requests."""
@@ -38,6 +54,10 @@ memory."""
 SERVER_THREADS_MAX = 16
 """Threads of a server that wait for the store. Two cores are busy with four; the others wait for
 the disk."""
+
+SERVER_MAKERS_MAX = 4
+"""Threads that make answers of many rows. Two cores are busy with them, and each has an answer's
+part in memory some three times."""
 
 SERVER_STREAM_ROWS = 16_384
 """Rows of a batch of a streamed answer: larger than a scan's own, for each costs three system

@@ -54,8 +54,9 @@ JOIN_LABEL_BYTES_MAX = JOIN_VALUE_BYTES_MAX = 64 << 20
 ARROW_ROWS_MAX = 16_384
 """Rows of one record batch: large enough to amortise Arrow, small enough to stay in cache."""
 
-ARROW_BYTES_MAX = 32 << 20
-"""Bytes of one record batch, far below the 2 GiB of an Arrow binary column."""
+ARROW_BYTES_MAX = 4 << 20
+"""Bytes of one record batch, or one row that is larger. Making a batch of them takes milliseconds,
+its own cost is far below that, and a server has one for each stream in memory."""
 
 JSON_BYTES_MAX = 64 << 20
 """Bytes of one JSON record or manifest. The largest kind, the manifest of an import, has 300 bytes
@@ -195,7 +196,7 @@ SCAN_CHUNK = 4096
 """Entries that a scan passes over at once, and rows of its Arrow batches: few enough to let other
 threads run and to fit the cache. A row takes 280 ns; in batches of 1,024 rows 287, of 256 314."""
 
-SCAN_CHUNK_BYTES = 16 << 20
+SCAN_CHUNK_BYTES = 4 << 20
 """Bytes of values that a scan takes from the engine at once, roughly."""
 
 BESIDE_OPEN_FILES_MAX = 32

@@ -5,13 +5,14 @@ A service mounts it into its own application, and `kvstore serve` runs it alone:
     app.mount("/flights", kvstore.server.app(store, tokens=[...]))
 
 Short reads and commits that wait for nobody are done on the event loop, because a thread costs more
-than they do. Everything else is done by threads, `SERVER_THREADS_MAX` at most.
+than they do. Everything else is done by threads, `SERVER_THREADS_MAX` at most; answers of many rows
+are made by few others, because each is in memory several times while it is made.
 
 Invariants
 1. A request is bounded in bytes and in time before it is read, and all requests together in bytes.
 2. Each failure is answered by one error of the tree, as JSON; a bug of ours is logged, and answered
    without its details.
-3. A client that stops reading holds one batch of its stream, for `SERVER_REQUEST_S_MAX`.
+3. A stream has one large part in memory, and a client must take it in bounded time.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ from kvstore.errors import (
 from kvstore.forks import own
 from kvstore.limits import (
     SERVER_BODY_BYTES_MAX,
+    SERVER_MAKERS_MAX,
     SERVER_MEMORY_BYTES_MAX,
     SERVER_SHORT_BYTES_MAX,
     SERVER_STREAMS_MAX,
@@ -65,9 +67,9 @@ from kvstore.server.exchange import (
     read_form,
     send_error,
     send_json,
+    send_part,
     send_whole,
     start_of,
-    within_time,
 )
 from kvstore.server.head import Head, fields_of, head_of
 from kvstore.server.metrics import METRICS_PATH, METRICS_TYPE, exposition
@@ -112,6 +114,7 @@ class App:
         self._service: Service | None = None
         self._threads: ThreadPoolExecutor | None = None
         self._waiters: ThreadPoolExecutor | None = None
+        self._makers: ThreadPoolExecutor | None = None
         self._bytes = 0
         self._streams = self._waits = 0
         self._syncs: WeakKeyDictionary[asyncio.AbstractEventLoop, Syncs] = WeakKeyDictionary()
@@ -128,6 +131,7 @@ class App:
                     store = given if isinstance(given, Store) else opening.open(given)
                     self._threads = ThreadPoolExecutor(SERVER_THREADS_MAX, "kvstore-server")
                     self._waiters = ThreadPoolExecutor(SERVER_WAITS_MAX, "kvstore-waiter")
+                    self._makers = ThreadPoolExecutor(SERVER_MAKERS_MAX, "kvstore-maker")
                     self._service = Service(store, self._verbs)
                     own(self._service, f"the server of {store!r}")
         return self._service
@@ -150,7 +154,7 @@ class App:
         with self._lock:
             service, self._service = self._service, None
             threads, self._threads = self._threads, None
-        for each in (threads, self._waiters):
+        for each in (threads, self._waiters, self._makers):
             if each is not None:
                 each.shutdown(wait=True, cancel_futures=True)
         if service is not None:
@@ -374,7 +378,7 @@ class App:
         if not isinstance(answer, pa.RecordBatchReader):
             await send_json(send, answer)
         elif head.wants_json:
-            rows, whole = await self._in_thread(partial(json_rows, answer))
+            rows, whole = await self._made(partial(json_rows, answer))
             await send_json(send, {"rows": rows, "whole": whole})
         else:
             await self._stream(answer, receive, send)
@@ -385,22 +389,20 @@ class App:
         self._streams += 1
         parts = arrow_parts(reader)
         try:
-            first = await self._in_thread(partial(next, parts))
+            first = await self._made(partial(next, parts))
             await send(start_of(200, ARROW_TYPE))
-            await within_time(
-                send({"type": "http.response.body", "body": first, "more_body": True})
-            )
+            await send_part(send, first)
             with Departure(receive) as departure:
-                while (part := await self._in_thread(partial(next, parts, None))) is not None:
+                following = partial(next, parts, b"")
+                while await send_part(send, await self._made(following)):
                     if departure.has_come:
                         return
-                    await within_time(
-                        send({"type": "http.response.body", "body": part, "more_body": True})
-                    )
-            await send({"type": "http.response.body", "body": b""})
         finally:
             self._streams -= 1
-            await self._in_thread(partial(_end, parts, reader))
+            await self._made(partial(_end, parts, reader))
+
+    async def _made(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._makers, work)
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)

@@ -22,7 +22,8 @@ from kvstore.errors import CorruptionError, KVStoreError, UsageError
 from kvstore.limits import (
     JSON_ITEM_BYTES,
     PAGE_FORM_BYTES_MAX,
-    SERVER_BODY_BYTES_S_MIN,
+    SERVER_BYTES_S_MIN,
+    SERVER_PART_BYTES_AHEAD,
     SERVER_REQUEST_S_MAX,
     SERVER_SHORT_BYTES_MAX,
 )
@@ -115,7 +116,7 @@ async def read_body(receive: Receive, most: int) -> bytes:
     parts: list[bytes] = []
     size, begun = 0, time.monotonic()
     while True:
-        left_s = size / SERVER_BODY_BYTES_S_MIN + begun - time.monotonic()
+        left_s = size / SERVER_BYTES_S_MIN + begun - time.monotonic()
         message = await _in_time(receive(), SERVER_REQUEST_S_MAX + min(left_s, 0.0))
         if message["type"] != "http.request":
             raise CallerGoneError("the client has gone")
@@ -165,10 +166,24 @@ def is_cut_off(error: Exception) -> bool:
     return type(error) is RuntimeError and "the handler is closed" in str(error)
 
 
-async def within_time(sending: Awaitable[None]) -> None:
-    """Wait for a client to take its answer, for a bounded time."""
+async def send_part(send: Send, part: bytes) -> bool:
+    """Send a part of a stream, once the client has taken most of the parts before. Returns behind a
+    large part once it was taken, so that a stream has one such part in memory. An empty part ends
+    the answer, and only then False is returned."""
+    size = len(part)
+    message: Message = {"type": "http.response.body", "body": part, "more_body": size > 0}
+    del part
+    await _within_time(send(message), max(size, SERVER_PART_BYTES_AHEAD))
+    message["body"] = b""
+    if size > SERVER_PART_BYTES_AHEAD:
+        await _within_time(send(message), size)
+    return size > 0
+
+
+async def _within_time(sending: Awaitable[None], size: int) -> None:
+    """Wait for a client to take `size` bytes, for a bounded time."""
     try:
-        await asyncio.wait_for(sending, SERVER_REQUEST_S_MAX)
+        await asyncio.wait_for(sending, SERVER_REQUEST_S_MAX + size / SERVER_BYTES_S_MIN)
     except asyncio.TimeoutError as error:
         raise ConnectionAbortedError("the client does not read its answer") from error
 
@@ -222,7 +237,7 @@ async def send_whole(
     start["headers"] += [(b"content-length", b"%d" % len(body)), *extra]
     await send(start)
     last: Message = {"type": "http.response.body", "body": body}
-    await (send(last) if len(body) < SERVER_SHORT_BYTES_MAX else within_time(send(last)))
+    await send(last)
 
 
 def start_of(status: int, kind: str) -> dict[str, Any]:

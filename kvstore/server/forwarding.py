@@ -29,7 +29,7 @@ from kvstore.limits import (
     CONTROL_DIAL_S,
     SERVER_IDLE_S_MAX,
 )
-from kvstore.server.exchange import Departure, Message, Receive, Send, start_of, within_time
+from kvstore.server.exchange import Departure, Message, Receive, Send, send_part, start_of
 from kvstore.server.head import Head
 
 _HEADERS: Final = (
@@ -149,15 +149,12 @@ async def _relay(
         body = b"" if is_bare else await reader.readexactly(head.length)
         start["headers"].append((b"content-length", b"%d" % head.length))
         await send(start)
-        await within_time(send({"type": "http.response.body", "body": body}))
+        await send({"type": "http.response.body", "body": body})
         return True
     await send(start)
     with Departure(receive) as departure:
         while not departure.has_come:
-            part = await _chunk(reader)
-            last = {"type": "http.response.body", "body": part, "more_body": bool(part)}
-            await within_time(send(last))
-            if not part:
+            if not await send_part(send, await _chunk(reader)):
                 return True
     return False
 

@@ -5,8 +5,9 @@ an answer is taken. This module needs the extra `server`.
 
 Invariants
 1. Bytes that are no body are bounded for each request: line, headers, chunk sizes and trailers.
-2. A connection that has not sent a whole head after `SERVER_REQUEST_S_MAX`, and one that has taken
-   nothing of its answer in that time, is cut.
+2. A connection that has not sent a whole head after `SERVER_REQUEST_S_MAX`, and one that takes its
+   answer at less than `SERVER_BYTES_S_MIN`, is cut. `kvstore.server.outbox` bounds what answers
+   keep in memory.
 3. The end of the server waits for requests under way, and not for clients that are idle.
 4. A connection above `SERVER_CONNECTIONS_MAX` is told that the server is full, and that nothing of
    its request was done.
@@ -31,17 +32,21 @@ from typing import Any, Final
 
 from uvicorn import Config, Server
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
-from uvicorn.server import HANDLED_SIGNALS
+from uvicorn.server import HANDLED_SIGNALS, ServerState
 
 from kvstore.errors import RetryableError
 from kvstore.limits import (
+    ARROW_BYTES_MAX,
+    SERVER_BYTES_S_MIN,
     SERVER_CONNECTIONS_MAX,
     SERVER_HEAD_BYTES_MAX,
     SERVER_REQUEST_S_MAX,
+    SERVER_ROW_COPIES,
     SERVER_TURNED_AWAY_MAX,
     SERVER_TURNED_AWAY_S,
 )
 from kvstore.protocol import JSON_TYPE, failure_fields
+from kvstore.server.outbox import Outbox, Unsent
 from kvstore.server.streams import BrokenStreamError
 
 _FAREWELL_LOOKS: Final = 2
@@ -65,8 +70,21 @@ _LOGGER.addFilter(_FaultsOfServer())
 _LOGGER.setLevel(logging.ERROR)  # below, uvicorn makes texts for each connection
 
 
+class GuardedState(ServerState):
+    """The state that the connections of one server share."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.unsent = Unsent()
+        self.turned_away = 0
+        """Connections that are told that the server is full."""
+
+
 class GuardedProtocol(HttpToolsProtocol):
     """uvicorn's protocol of one connection, within bounds."""
+
+    server_state: GuardedState
+    transport: Any
 
     _overhead = 0
     """Bytes of the present request that are no body."""
@@ -81,14 +99,18 @@ class GuardedProtocol(HttpToolsProtocol):
         self.logger = _LOGGER
 
     def connection_made(self, transport: Any) -> None:
-        super().connection_made(transport)
-        if len(self.connections) > SERVER_CONNECTIONS_MAX:
+        outbox: Any = Outbox(transport, self.server_state.unsent, self._memory_of)
+        super().connection_made(outbox)
+        if len(self.connections) - self.server_state.turned_away > SERVER_CONNECTIONS_MAX:
             self._turn_away()
         else:
             self._expect_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._cancel()
+        self.transport.end()
+        if self._is_turned_away:
+            self.server_state.turned_away -= 1
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -117,10 +139,14 @@ class GuardedProtocol(HttpToolsProtocol):
         super().on_message_complete()
 
     def pause_writing(self) -> None:
+        self.transport.pause()
         super().pause_writing()
-        self._watch(self.transport.get_write_buffer_size())
+        if self._stuck is None:
+            self._watch()
 
     def resume_writing(self) -> None:
+        if not self.transport.resume():
+            return
         super().resume_writing()
         if self._stuck is not None:
             self._stuck.cancel()
@@ -139,12 +165,19 @@ class GuardedProtocol(HttpToolsProtocol):
         if self._farewells >= _FAREWELL_LOOKS:
             self.transport.abort()
 
+    def _memory_of(self, size: int) -> int:
+        """The memory of an answer that waits. A row that fills a part of a stream is in memory more
+        often: the scan behind it keeps it while the client reads."""
+        is_row = size > ARROW_BYTES_MAX and self.cycle.chunked_encoding
+        return size * SERVER_ROW_COPIES if is_row else size
+
     def _turn_away(self) -> None:
         """Answer before the request has come, and take nothing of it."""
-        if len(self.connections) > SERVER_CONNECTIONS_MAX + SERVER_TURNED_AWAY_MAX:
+        if self.server_state.turned_away >= SERVER_TURNED_AWAY_MAX:
             self.transport.abort()
             return
         self._is_turned_away = True
+        self.server_state.turned_away += 1
         self.transport.write(_full())
         if self.transport.can_write_eof():
             self.transport.write_eof()
@@ -153,15 +186,17 @@ class GuardedProtocol(HttpToolsProtocol):
     def _expect_head(self) -> None:
         self._late = self.loop.call_later(SERVER_REQUEST_S_MAX, self.transport.abort)
 
-    def _watch(self, size: int) -> None:
-        self._stuck = self.loop.call_later(SERVER_REQUEST_S_MAX, self._look, size)
+    def _watch(self) -> None:
+        least = int(SERVER_REQUEST_S_MAX * SERVER_BYTES_S_MIN)
+        most = max(_unsent(self.transport) - least, 0)
+        self._stuck = self.loop.call_later(SERVER_REQUEST_S_MAX, self._look, most)
 
-    def _look(self, before: int) -> None:
-        size = self.transport.get_write_buffer_size()
-        if size >= before:
+    def _look(self, most: int) -> None:
+        """Cut the connection unless `most` bytes are left at most."""
+        if _unsent(self.transport) > most:
             self.transport.abort()
         else:
-            self._watch(size)
+            self._watch()
 
     def _cancel(self) -> None:
         for timer in (self._late, self._stuck):
@@ -184,16 +219,14 @@ def _full() -> bytes:
 
 
 def _unsent(transport: Any) -> int:
-    """How many bytes the client's machine does not have yet: more than 0, or 0."""
-    found: int = transport.get_write_buffer_size()
-    if found:
-        return found
+    """How many bytes the client's machine does not have yet."""
+    size: int = transport.get_write_buffer_size()
     descriptor = transport.get_extra_info("socket").fileno()
     try:
         waiting = fcntl.ioctl(descriptor, termios.TIOCOUTQ, bytes(4))
     except OSError:  # closed meanwhile; macOS does not tell of sockets
-        return 0
-    return int.from_bytes(waiting, sys.byteorder)
+        return size
+    return size + int.from_bytes(waiting, sys.byteorder)
 
 
 class GuardedServer(Server):
@@ -210,6 +243,7 @@ class GuardedServer(Server):
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ended = asyncio.Event()
         super().__init__(config)
+        self.server_state: GuardedState = GuardedState()
         self.is_up = threading.Event()
         self._ready, self._ending = ready, ending
 

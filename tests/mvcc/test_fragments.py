@@ -87,7 +87,7 @@ class Counted(int):
 
 
 def test_a_read_below_a_year_of_range_tombstones_searches_them() -> None:
-    """It walked over all that are newer: a window of large values under them took minutes."""
+    """It walked over all newer ones: a window of large values under them took minutes."""
     many = 1 << 12
     stack = tuple(Counted(at) for at in range(2 * many, 0, -2))
     fragments = Fragments(build([b"a", b"m"], [stack, ()]))

@@ -47,10 +47,7 @@ class ServerProcess:
 
     def memory_max(self) -> int:
         """Its peak memory in bytes."""
-        for line in Path(f"/proc/{self.pid}/status").read_text().splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) * 1024
-        raise AssertionError("no VmHWM")
+        return memory_max(self.pid)
 
     def _end(self, number: int) -> int:
         assert self._process is not None
@@ -59,6 +56,14 @@ class ServerProcess:
         assert self._process.stdout is not None
         self._process.stdout.close()
         return code
+
+
+def memory_max(pid: int) -> int:
+    """The peak memory of a process in bytes."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024
+    raise AssertionError("no VmHWM")
 
 
 def readers_of(pid: int) -> list[int]:

@@ -27,9 +27,6 @@ from kvstore.server import App, ListenAddress, Running, Token, app, server_tls, 
 from kvstore.testing.seeds import seeded
 from tests.server.process import ServerProcess, readers_of
 from tests.server.test_hostile import request, say, status
-from tests.server.test_tls import certificate
-
-__all__ = ["certificate"]
 
 HERE = ListenAddress("127.0.0.1", 0)
 

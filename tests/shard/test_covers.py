@@ -8,7 +8,7 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backup.shard.rows.covers import NO_TIME, Covers, Range, Search, disjoint
+from backup.shard.rows.covers import NO_TIME, Covers, Range, WindowSearch, disjoint
 
 keys = st.binary(max_size=2)
 spans = st.tuples(keys, keys).filter(lambda span: span[0] < span[1])
@@ -42,7 +42,7 @@ def test_each_window_gets_the_range_tombstones_of_the_windows_before(
         window = rows[at : at + size]
         covers.add(r for r in coming if r.start <= window[-1])
         coming = [r for r in coming if r.start > window[-1]]
-        times = covers.newest(Search(pa.array(window, pa.binary()))).tolist()
+        times = covers.newest(WindowSearch(pa.array(window, pa.binary()))).tolist()
         assert times == [newest_over(key, found) for key in window]
 
 
@@ -56,5 +56,5 @@ def test_many_range_tombstones_are_searched_in_a_list() -> None:
     covers = Covers()
     covers.add(found)
     window = [b"%04d" % at for at in range(0, 1010, 2)]
-    times = covers.newest(Search(pa.array(window, pa.binary()))).tolist()
+    times = covers.newest(WindowSearch(pa.array(window, pa.binary()))).tolist()
     assert times == [newest_over(key, found) for key in window]

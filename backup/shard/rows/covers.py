@@ -48,7 +48,7 @@ class Covers:
         """Add range tombstones."""
         self._ranges = disjoint([*self._ranges, *ranges])
 
-    def newest(self, keys: Search) -> npt.NDArray[np.int64]:
+    def newest(self, keys: WindowSearch) -> npt.NDArray[np.int64]:
         """For each of the keys of a window the time of the newest range tombstone over it, or
         `NO_TIME`. Forgets the range tombstones that end at or below the last key."""
         found = np.full(keys.count, NO_TIME, np.int64)
@@ -58,7 +58,7 @@ class Covers:
         return found
 
 
-class Search:
+class WindowSearch:
     """Binary searches in the sorted keys of a window, of which there is one at least."""
 
     def __init__(self, keys: pa.Array) -> None:

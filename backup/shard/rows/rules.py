@@ -32,7 +32,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from backup.shard.rows.covers import Covers, Range, Search
+from backup.shard.rows.covers import Covers, Range, WindowSearch
 
 Bools: TypeAlias = npt.NDArray[np.bool_]
 Longs: TypeAlias = npt.NDArray[np.int64]
@@ -247,7 +247,7 @@ class _VersionsFold:
     def _covered(self, keys: pa.Array, times: Longs, place: Longs) -> Bools:
         """Whether a range tombstone that is newer than the row covers it at its bound. A newer one
         of another bound is above the time at which the row is read."""
-        covered, search = np.zeros(len(keys), np.bool_), Search(keys)
+        covered, search = np.zeros(len(keys), np.bool_), WindowSearch(keys)
         for bound, covers in self._covers.items():
             if covers:
                 covered |= (times < covers.newest(search)) & (place == bound)
