@@ -3,6 +3,7 @@
 Observed behaviour of rocksdict 0.3.29, and its consequences
 * A synced `write` holds the interpreter lock for the whole fsync; `flush_wal(True)` releases it. So
   a batch is written unsynced and the log is flushed after it. Commits can then share an fsync.
+* A `write` that RocksDB delays or stops holds the interpreter lock for as long as it waits.
 * `set_iterate_lower_bound` sets the *upper* bound. So only the upper bound is used, and descending
   passes cut their own end.
 * Iterators, family handles and family objects each keep the database, and its lock, open: `close`

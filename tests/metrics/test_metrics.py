@@ -15,11 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import rocksdict as rocks
 
 import bulk
 import kvstore
 from kvstore import ManualClock, Store
 from kvstore.background import Failures
+from kvstore.engine.api import DATA
 from kvstore.errors import ConflictError, StorageError, UsageError
 from kvstore.metrics import DEFINITIONS, Distribution
 from kvstore.metrics.slow import warn_of_slow
@@ -318,7 +320,36 @@ def test_files_are_told_by_family(store: Store, tmp_path: Path) -> None:
     before = value(store, "cache_bytes")
     assert list(store.scan())
     assert value(store, "cache_bytes") > before
+
+
+def test_writes_are_stopped_until_a_compaction_takes_the_files(store: Store) -> None:
+    """One file stops the writes here, and no compaction begins by itself.
+
+    A write that waits in RocksDB holds the interpreter lock, so none waits here.
+    """
+    engine: Any = parts_of(store).engine
+    data = engine._family[DATA]
+    refused = rocks.WriteOptions()
+    refused.no_slowdown = True
     assert value(store, "writes_stopped") == 0
+    data.set_options(
+        {
+            "level0_file_num_compaction_trigger": "1000",
+            "level0_slowdown_writes_trigger": "1",
+            "level0_stop_writes_trigger": "1",
+        }
+    )
+    assert value(store, "writes_stopped") == 0
+    try:
+        data.flush()
+        for _ in range(100):
+            assert value(store, "writes_stopped") == 1
+        with pytest.raises(Exception, match="Write stall"):
+            data.put(b"refused", b"", refused)
+    finally:
+        engine.compact(DATA)
+    assert value(store, "writes_stopped") == 0
+    store.put(b"k", b"later")
 
 
 def test_work_of_rocksdb_is_told_while_it_is_done(tmp_path: Path) -> None:
