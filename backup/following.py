@@ -268,10 +268,11 @@ class Follower:
         always makes one, because a backup looks whether the collection is sound."""
         self._upper = self._upper or reached(source, self._request.address)
         self._whole_upto = max(self._whole_upto, self._upper)
-        upper = int(source.upper)
-        if self._windows and not source.replication.may_have_commits(self._upper - 1, upper - 1):
+        known, upper = self._upper, int(source.upper)
+        if known and not source.replication.may_have_commits(known - 1, upper - 1):
             self._whole_upto = upper
-            return None
+            if self._windows:
+                return None
         return back_up(chains, self._request.of(source))
 
     def _given(self) -> Store:

@@ -337,6 +337,34 @@ def test_a_follower_tells_the_recovery_point_before_the_bucket_answers(
         assert follower.wait_until(store.put(b"a", b"3"), WAIT_S)
 
 
+@pytest.mark.parametrize("is_synced", [False, True], ids=["closed", "synced"])
+def test_a_follower_of_an_unchanged_store_is_not_behind_before_the_bucket_answers(
+    tmp_path: Path, is_synced: bool
+) -> None:
+    weather = Weather(1, CLEAR)
+    patience = Patience(40, pause=lambda _: None, monotonic=itertools.count().__next__)
+    place = Storage(MemoryBlob(patience=patience), MemoryConsensus())
+    faulty = Storage(FaultyBlob(place.blob, weather), FaultyConsensus(place.consensus, weather))
+    collection = backup.Collection("absent", storage=faulty)
+    with kvstore.open(tmp_path / "unchanged") as store:
+        with collection.follow(store, every=SOON) as follower:
+            assert follower.wait_until(store.put(b"a", b"1"), WAIT_S)
+        if is_synced:
+            store.sync()
+    weather.turn(ABSENT)
+    with (
+        kvstore.open(tmp_path / "unchanged") as store,
+        collection.follow(store, every=SOON) as follower,
+    ):
+        while not follower.status().failures:
+            follower.require()
+            pause()
+        status = follower.status()
+        assert (status.windows, status.behind_seconds) == (0, 0.0)
+        store.put(b"a", b"2")
+        assert follower.status().behind_seconds > 0
+
+
 def test_a_follower_that_is_stopped_waits_for_no_bucket(store: kvstore.Store) -> None:
     weather = Weather(1, CLEAR)
     patience = Patience(1e9, pause=lambda _: pause(), monotonic=itertools.count().__next__)
