@@ -26,6 +26,7 @@ from backup.testing.faults import FaultRates, FaultyBlob, FaultyConsensus, Weath
 from kvstore.clock import ManualClock
 from kvstore.errors import HistoryHeldError, UsageError
 from kvstore.limits import MERGE_FAN_IN
+from kvstore.storage import patience as patience_module
 from kvstore.storage.patience import Patience
 from kvstore.testing.bounds import bounds
 from kvstore.testing.forks import STATUS, reap
@@ -383,6 +384,34 @@ def test_a_follower_that_is_stopped_waits_for_no_bucket(store: kvstore.Store) ->
     with collection.follow(store, every=SOON) as follower:
         assert follower.wait_until(store.upper - 1, WAIT_S)
     collection.verify("contents", store)
+
+
+def test_closing_a_follower_ends_its_pause_between_two_tries(
+    store: kvstore.Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pause of a storage that nobody has given another one: here it lasts for days."""
+    for name in ("_PAUSE_S_MIN", "_PAUSE_S_MAX"):
+        monkeypatch.setattr(patience_module, name, 1e6)
+    pauses, closed = threading.Event(), threading.Event()
+    days = itertools.count(step=10_000_000)
+    patience = Patience(1e12, tell=lambda _: pauses.set(), monotonic=days.__next__)
+    place = Storage(MemoryBlob(patience=patience), MemoryConsensus())
+    weather = Weather(1, CLEAR)
+    faulty = Storage(FaultyBlob(place.blob, weather), FaultyConsensus(place.consensus, weather))
+    collection = backup.Collection("absent", storage=faulty)
+    store.put(b"a", b"1")
+    weather.turn(ABSENT)
+    follower = collection.follow(store, every=SOON)
+    assert pauses.wait(WAIT_S)
+    pause()
+
+    def close() -> None:
+        follower.close()
+        closed.set()
+
+    threading.Thread(target=close, daemon=True).start()
+    assert closed.wait(WAIT_S)
+    assert "refused" in follower.status().last_error
 
 
 def test_a_failure_that_does_not_pass_ends_the_follower_and_is_raised(
