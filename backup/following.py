@@ -20,18 +20,17 @@ Invariants
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
-from typing import Any, Final, NamedTuple, TypeAlias, cast
+from typing import Final, NamedTuple, TypeAlias
 
 from typing_extensions import Self
 
 from backup.chains import Chains
 from backup.merges import TierMerges, give_memory_back
-from backup.shard import Blob, Storage
+from backup.shard import Storage
 from backup.window import BackupInfo, Request, back_up, reached
 from kvstore.arguments import require_age, require_wait
 from kvstore.background import Failures
@@ -41,11 +40,10 @@ from kvstore.errors import ForkedError, KVStoreError, RetryableError, StorageErr
 from kvstore.forks import own
 from kvstore.limits import (
     CONTROL_POLL_S,
-    FOLLOW_END_S,
     FOLLOW_PAUSE_S,
     FOLLOW_PAUSE_S_MAX,
 )
-from kvstore.storage.patience import Patience
+from kvstore.storage.hurried import until_stopped
 from kvstore.store import Store
 from kvstore.timestamp import NS_PER_SECOND, Timestamp
 
@@ -85,43 +83,6 @@ class FollowStatus(NamedTuple):
     last_error: str
 
 
-class _UntilStopped(Patience):
-    """The patience of a storage. Once the follower is stopped, a call is repeated for
-    `FOLLOW_END_S` at most."""
-
-    def __init__(self, patience: Patience, stop: threading.Event) -> None:
-        def pause(seconds: float) -> None:
-            if patience.pause is time.sleep and not stop.is_set():
-                stop.wait(seconds)  # the end of the follower ends the pause
-            else:
-                patience.pause(seconds)
-
-        super().__init__(tell=patience.tell, pause=pause, monotonic=patience.monotonic)
-        self._patience, self._stop = patience, stop
-
-    @property
-    def seconds(self) -> float:
-        """See `Patience.seconds`."""
-        known = self._patience.seconds
-        return min(known, FOLLOW_END_S) if self._stop.is_set() else known
-
-
-class _HurriedBlob:
-    """`blob` with another patience."""
-
-    def __init__(self, blob: Blob, patience: Patience) -> None:
-        self._blob, self.patience = blob, patience
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._blob, name)
-
-
-def _until_stopped(place: Storage, stop: threading.Event) -> Storage:
-    """The storage `place`, which a stopped follower does not wait for."""
-    blob = _HurriedBlob(place.blob, _UntilStopped(place.blob.patience, stop))
-    return place._replace(blob=cast("Blob", blob))
-
-
 class Follower:
     """Backs up a store until it is closed, for a `with` statement. `Collection.follow` makes it."""
 
@@ -150,7 +111,8 @@ class Follower:
             for each in (self._failures, self._merge_failures):
                 self._store.upkeep.watch("backup", each)
         self._stop = threading.Event()
-        self._chains = partial(chains, _until_stopped(place, self._stop))
+        blob = until_stopped(place.blob, self._stop)
+        self._chains = partial(chains, place._replace(blob=blob))
         self._merges = TierMerges(self._stop.is_set)
         self._moved = threading.Condition()
         self._upper = self._windows = 0
@@ -268,10 +230,11 @@ class Follower:
         always makes one, because a backup looks whether the collection is sound."""
         self._upper = self._upper or reached(source, self._request.address)
         self._whole_upto = max(self._whole_upto, self._upper)
-        upper = int(source.upper)
-        if self._windows and not source.replication.may_have_commits(self._upper - 1, upper - 1):
+        known, upper = self._upper, int(source.upper)
+        if known and not source.replication.may_have_commits(known - 1, upper - 1):
             self._whole_upto = upper
-            return None
+            if self._windows:
+                return None
         return back_up(chains, self._request.of(source))
 
     def _given(self) -> Store:

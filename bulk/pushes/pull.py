@@ -12,7 +12,8 @@ Invariants
    one is added.
 4. A failure that may pass, or a storage that refuses access, moves nothing: it is logged, told in
    the status, and tried again after a pause.
-5. The thread ends with the `with` block, also in the middle of a fetch, which continues later.
+5. The thread ends with the `with` block, also in the middle of a fetch, which continues later, and
+   beside a bucket that does not answer.
 6. The store's directory has the fetched files of one push at most. They stay while this push may
    still be added, so no try fetches them again. A store in memory fetches them at each try.
 """
@@ -35,7 +36,7 @@ from bulk.manifest import Manifest
 from bulk.pushes.amended import AmendedPush
 from bulk.pushes.log import PUSH, REVERT, Ahead, Push, PushEvent
 from bulk.pushes.place import PushPlace, PushState, first_refused, newest_told, with_state
-from bulk.pushes.pushes import Pushes
+from bulk.pushes.pushes import Pushes, pushes_until
 from bulk.pushes.reverting import Reverts
 from bulk.pushes.statuses import ERROR_CHARS_MAX, require_name
 from bulk.stages import StageTimes
@@ -124,17 +125,18 @@ class Puller:
         self.name = require_name(name)
         self.shard = require_count(shard, name="shard", least=0)
         self._every = PULL_EVERY_S if every is None else require_seconds(every, name="every")
-        self._store, self._pushes = store, pushes
+        self._stop = threading.Event()
+        self._store, self._pushes = store, pushes_until(pushes, self._stop)
         self._failures = Failures("kvstore.pull", Clock())
         store.upkeep.watch("pull", self._failures)
-        self._stop = threading.Event()
         # Take the lock, never the condition: a signal in the entry of a condition leaves it locked.
         self._lock = threading.RLock()
         self._moved = threading.Condition(self._lock)
         self._thread: threading.Thread | None = None
-        self._place = PushPlace(store, pushes.log, self.shard)
-        self._reverts = Reverts(store, pushes.log, self._place, self.shard, self._tell)
-        self._ahead = Ahead(pushes.log)
+        log = self._pushes.log
+        self._place = PushPlace(store, log, self.shard)
+        self._reverts = Reverts(store, log, self._place, self.shard, self._tell)
+        self._ahead = Ahead(log)
         self._reported = self._end = 0
         self._is_told = False
         self._failing: dict[str, str] = {}
@@ -154,7 +156,8 @@ class Puller:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop, and wait for the thread. A fetch ends at its next piece. Repeatable."""
+        """Stop, and wait for the thread. A fetch ends at its next piece, and a call that the
+        storage does not answer is given up. Repeatable."""
         self._stop.set()
         if self._thread is not None:
             self._thread.join()

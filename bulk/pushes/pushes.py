@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 import secrets
+import threading
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from datetime import timedelta
@@ -45,6 +46,7 @@ from kvstore.errors import BusyError, ImportRefusedError, UsageError
 from kvstore.limits import ORPHAN_S, PUSH_POLL_S
 from kvstore.storage.below import BlobBelow
 from kvstore.storage.contract import Blob
+from kvstore.storage.hurried import until_stopped
 from kvstore.tables import Table, TableCodec
 from kvstore.timestamp import NS_PER_SECOND, TimeLike
 
@@ -414,3 +416,8 @@ def import_id_of(job: str, shard: int) -> int:
     """The import id of a shard of a push: 63 bits of a SHA-256."""
     digest = hashlib.sha256(f"{job}/{shard}".encode()).digest()
     return int.from_bytes(digest[:8], "big") % IMPORT_ID_MAX + 1
+
+
+def pushes_until(pushes: Pushes, stop: threading.Event) -> Pushes:
+    """The same pushes for a worker: once `stop` is set, calls are repeated for a short while."""
+    return Pushes.over(until_stopped(pushes._blob, stop), pushes.where)

@@ -201,8 +201,8 @@ FOLLOW_PAUSE_S_MAX = 30.0
 """The longest such pause: how long a bucket may be back before a follower notices."""
 
 FOLLOW_END_S = 2.0
-"""How long a stopped follower repeats a failing call. Supervisors of services kill after ten
-seconds or more, and the next follower makes the window that was given up."""
+"""How long a stopped follower or puller repeats a failing call. Supervisors of services kill after
+ten seconds or more, and the next one makes the window, or takes the push, that was given up."""
 
 SMALL_MERGE_BYTES_MAX = 16 << 20
 """Bytes of parts that a follower merges in the thread for small merges: half a second. A larger

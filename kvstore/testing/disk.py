@@ -107,7 +107,8 @@ class MemoryDisk:
         pass
 
     def names(self, path: str) -> list[str]:
-        return [os.path.basename(name) for name in self.inodes if os.path.dirname(name) == path]
+        paths = [*self.inodes, *self.notes]
+        return [os.path.basename(each) for each in paths if os.path.dirname(each) == path]
 
     def create(self, path: str) -> DiskOutput:
         self.step(f"create {os.path.basename(path)}")
@@ -156,6 +157,7 @@ class MemoryDisk:
 
     def remove(self, path: str) -> None:
         self.step(f"remove {os.path.basename(path)}")
+        self.notes.pop(path, None)
 
         def remove(names: Names) -> None:
             names.pop(path, None)

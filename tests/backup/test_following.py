@@ -26,6 +26,7 @@ from backup.testing.faults import FaultRates, FaultyBlob, FaultyConsensus, Weath
 from kvstore.clock import ManualClock
 from kvstore.errors import HistoryHeldError, UsageError
 from kvstore.limits import MERGE_FAN_IN
+from kvstore.storage import patience as patience_module
 from kvstore.storage.patience import Patience
 from kvstore.testing.bounds import bounds
 from kvstore.testing.forks import STATUS, reap
@@ -337,6 +338,34 @@ def test_a_follower_tells_the_recovery_point_before_the_bucket_answers(
         assert follower.wait_until(store.put(b"a", b"3"), WAIT_S)
 
 
+@pytest.mark.parametrize("is_synced", [False, True], ids=["closed", "synced"])
+def test_a_follower_of_an_unchanged_store_is_not_behind_before_the_bucket_answers(
+    tmp_path: Path, is_synced: bool
+) -> None:
+    weather = Weather(1, CLEAR)
+    patience = Patience(40, pause=lambda _: None, monotonic=itertools.count().__next__)
+    place = Storage(MemoryBlob(patience=patience), MemoryConsensus())
+    faulty = Storage(FaultyBlob(place.blob, weather), FaultyConsensus(place.consensus, weather))
+    collection = backup.Collection("absent", storage=faulty)
+    with kvstore.open(tmp_path / "unchanged") as store:
+        with collection.follow(store, every=SOON) as follower:
+            assert follower.wait_until(store.put(b"a", b"1"), WAIT_S)
+        if is_synced:
+            store.sync()
+    weather.turn(ABSENT)
+    with (
+        kvstore.open(tmp_path / "unchanged") as store,
+        collection.follow(store, every=SOON) as follower,
+    ):
+        while not follower.status().failures:
+            follower.require()
+            pause()
+        status = follower.status()
+        assert (status.windows, status.behind_seconds) == (0, 0.0)
+        store.put(b"a", b"2")
+        assert follower.status().behind_seconds > 0
+
+
 def test_a_follower_that_is_stopped_waits_for_no_bucket(store: kvstore.Store) -> None:
     weather = Weather(1, CLEAR)
     patience = Patience(1e9, pause=lambda _: pause(), monotonic=itertools.count().__next__)
@@ -355,6 +384,34 @@ def test_a_follower_that_is_stopped_waits_for_no_bucket(store: kvstore.Store) ->
     with collection.follow(store, every=SOON) as follower:
         assert follower.wait_until(store.upper - 1, WAIT_S)
     collection.verify("contents", store)
+
+
+def test_closing_a_follower_ends_its_pause_between_two_tries(
+    store: kvstore.Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pause of a storage that nobody has given another one: here it lasts for days."""
+    for name in ("_PAUSE_S_MIN", "_PAUSE_S_MAX"):
+        monkeypatch.setattr(patience_module, name, 1e6)
+    pauses, closed = threading.Event(), threading.Event()
+    days = itertools.count(step=10_000_000)
+    patience = Patience(1e12, tell=lambda _: pauses.set(), monotonic=days.__next__)
+    place = Storage(MemoryBlob(patience=patience), MemoryConsensus())
+    weather = Weather(1, CLEAR)
+    faulty = Storage(FaultyBlob(place.blob, weather), FaultyConsensus(place.consensus, weather))
+    collection = backup.Collection("absent", storage=faulty)
+    store.put(b"a", b"1")
+    weather.turn(ABSENT)
+    follower = collection.follow(store, every=SOON)
+    assert pauses.wait(WAIT_S)
+    pause()
+
+    def close() -> None:
+        follower.close()
+        closed.set()
+
+    threading.Thread(target=close, daemon=True).start()
+    assert closed.wait(WAIT_S)
+    assert "refused" in follower.status().last_error
 
 
 def test_a_failure_that_does_not_pass_ends_the_follower_and_is_raised(

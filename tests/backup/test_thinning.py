@@ -217,6 +217,34 @@ def test_the_space_of_an_unlabelled_instant_is_freed_where_since_stands_still(
     collection.verify("contents", aged)
 
 
+def test_an_older_chain_gives_the_space_of_its_last_label_back_also_behind_a_stopped_expiry(
+    aged: kvstore.Store, tmp_path: Path
+) -> None:
+    collection = backup.Collection(tmp_path / "collection")
+    aged.put(b"k", b"1")
+    collection.backup(aged, label="first")
+    aged.put(b"k", b"2")
+    limit = collection.backup(aged).upper - 1
+    assert collection.expire(before=limit) == limit
+    aged.put(b"k", b"3")
+    collection.backup(aged)
+    collection.backup(aged, full=True)
+    rows = collection.show().rows
+    collection.unlabel("first")
+
+    def stop(_: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        collection.expire(before=limit, progress=stop)
+    assert (collection.show().kept, collection.show().rows) == ([], rows)
+    collection.expire(before=limit)
+    found = collection.show()
+    assert (found.chains, found.rows) == (2, rows - 2)  # the first row of each chain
+    with collection.open(limit) as reader:
+        assert reader.get(b"k") == b"2"
+
+
 def test_a_get_between_kept_instants_names_them(aged: kvstore.Store, tmp_path: Path) -> None:
     collection = backup.Collection(tmp_path / "collection")
     first = aged.put(b"k", b"1")

@@ -14,13 +14,27 @@ import pytest
 
 import bulk
 import kvstore
+from backup.testing.proxy import Answer, Proxy
 from bulk.pushes import Pushes
 from kvstore.errors import UsageError
+from tests.backup.test_reader_requests import url
 from tests.cli.installed import ROOT, Run
 from tests.pushes.made import build_time, push
-from tests.shard.conftest import s3_server
+from tests.shard.conftest import s3_bucket, s3_options, s3_server
 
-__all__ = ["s3_server"]
+__all__ = ["s3_bucket", "s3_server", "url"]
+
+WAIT_S = 120
+"""Far more than any wait of a test takes: a bound for a machine that hangs."""
+
+WITHOUT_PATIENCE = """
+from kvstore.cli.start import main
+from kvstore.testing.bounds import bounds
+
+with bounds(RETRY_S=0.0, PULL_PAUSE_S_MAX=0.1):
+    main()
+"""
+"""The command, whose calls are tried once."""
 
 
 def test_files_become_pushes_of_each_mode(run: Run, tmp_path: Path) -> None:
@@ -135,3 +149,42 @@ def test_a_store_that_follows_prints_what_it_refuses(tmp_path: Path) -> None:
         assert child.wait() == 0
     assert b"push refused" in told
     assert b"push 1 has 2 shards, and this store takes shard 7" in told
+
+
+def test_a_store_follows_a_bucket_that_fails_at_first(
+    tmp_path: Path, s3_server: str, url: str
+) -> None:
+    with Proxy(s3_server) as proxy:
+        proxy.weather = lambda _: Answer.FAILED
+        names = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
+        words = ["push", "pull", str(tmp_path / "s"), url, "--name", "s", "--create"]
+        with subprocess.Popen(
+            [sys.executable, "-c", WITHOUT_PATIENCE, *words, "--json"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={
+                **os.environ,
+                **dict.fromkeys(names, "test"),
+                "AWS_ENDPOINT": proxy.url,
+                "PYTHONPATH": str(ROOT),
+            },
+            preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
+        ) as child:
+            assert child.stderr is not None
+            assert child.stdout is not None
+            try:
+                told, follows, failed = (child.stderr.readline() for _ in range(3))
+                assert b"500 Internal Server Error" in told
+                assert f"s follows {url} as s".encode() in follows
+                assert f"pulling {url} failed".encode() in failed
+                proxy.weather = lambda _: Answer.WHOLE
+                pushes = Pushes(url, options=s3_options(s3_server))
+                push(pushes, {b"a": b"1"})
+                pushes.wait(1, ["s"], until="added", timeout=WAIT_S)
+                child.send_signal(signal.SIGINT)
+                assert child.wait() == 0
+                assert json.loads(child.stdout.read())["added"] == 1
+            finally:
+                child.kill()
+    with kvstore.open(tmp_path / "s") as store:
+        assert dict(store.scan()) == {b"a": b"1"}

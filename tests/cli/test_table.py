@@ -302,3 +302,21 @@ def test_a_unique_index_that_rows_contradict_is_dropped_and_the_next_one_is_buil
     assert "index 'one': nick='x' is taken by the row mail='a'" in refused
     facts = told(run("table", "show", path, "users", "--json"))
     assert [(each["name"], each["whole"]) for each in facts["indexes"]] == [("two", True)]
+
+
+def test_each_of_several_unique_indexes_that_rows_contradict_is_told_and_dropped(
+    run: Run, path: Path
+) -> None:
+    with kvstore.open(path) as store:
+        schema = pa.schema([("mail", pa.string()), ("nick", pa.string()), ("town", pa.string())])
+        users = store.table("users", schema, "mail")
+        users.put_batch([{"mail": each, "nick": "x", "town": "y"} for each in ("a", "b")])
+    indexes = ("one=nick", "two=mail", "three=town")
+    asked = [word for index in indexes for word in ("--unique-index", index)]
+    refused = run("table", "alter", path, "users", *asked, code=2).stderr.splitlines()
+    assert len(refused) == 2
+    for line, taken in zip(sorted(refused), ("one': nick='x'", "three': town='y'"), strict=True):
+        assert f"index '{taken} is taken by the row mail='a'" in line
+    facts = told(run("table", "show", path, "users", "--json"))
+    assert [(each["name"], each["whole"]) for each in facts["indexes"]] == [("two", True)]
+    run("table", "alter", path, "users", "--add-index", "one=nick")  # the names are free again

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -169,3 +170,23 @@ def test_a_salvage_that_dies_at_any_step_leaves_no_journal_and_the_next_one_is_w
         else:
             assert salvage(SOURCE, TARGET, files=again).last == 8
             assert saved(again) == items(*range(1, 9))
+
+
+@pytest.mark.parametrize("snapshot", [False, True])
+def test_a_power_cut_at_any_step_leaves_no_journal_or_a_whole_one(snapshot: bool) -> None:
+    whole = damaged(snapshot=snapshot)
+    begin = len(whole.steps)
+    salvage(SOURCE, TARGET, files=whole)
+    for step in range(begin, len(whole.steps) + 1):
+        disk = damaged(snapshot=snapshot)
+        disk.die_before = step
+        with suppress(ProcessDied):
+            salvage(SOURCE, TARGET, files=disk)
+        for image in disk.power_cuts():
+            if image.names(TARGET):
+                note = image.notes.pop(f"{TARGET}.unfinished/LOCK", [b""])
+                image.notes[f"{TARGET}/LOCK"] = note  # the file came along
+            else:
+                assert step < len(whole.steps)
+                assert salvage(SOURCE, TARGET, files=image).last == 8
+            assert saved(image) == items(*range(1, 9))

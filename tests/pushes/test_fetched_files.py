@@ -3,7 +3,10 @@ no longer."""
 
 from __future__ import annotations
 
+import os
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -22,6 +25,8 @@ from kvstore.testing.bounds import bounds
 from tests.pushes.made import drain, push
 
 SCHEMA = pa.schema([("id", pa.int64()), ("mail", pa.string())])
+WAIT_S = 60
+"""Far more than any wait of a test takes: a bound for a machine that hangs."""
 
 
 class Watched(MemoryBlob):
@@ -171,3 +176,83 @@ def test_a_fetch_that_is_refused_access_continues_later(
         drain(puller)
     assert store.count() == 300
     assert blob.read == made.size_bytes
+
+
+class Stopped(Exception):  # noqa: N818  # a signal of the test
+    """A caller has ended its import."""
+
+
+def test_the_sweep_spares_imports_that_a_caller_has_begun(store: Store) -> None:
+    """An import that a thread has, and one that waits for another call, keep their files."""
+    pushes = Pushes(f"memory://begun-{store.store_id}/root")
+    puller = Puller(store, pushes, name="s")
+    fetched, begun, held = (push_conflict(pushes, store) for _ in range(3))
+    drain(puller)
+    assert came(store) == []
+    mails_of(store).delete(1)
+    is_held, may_go_on = threading.Event(), threading.Event()
+    fetches: list[bulk.Push] = []
+
+    def add(made: bulk.Push, at: str, then: Callable[[], object]) -> None:
+        def tell(step: str) -> None:
+            fetches.extend([made] * step.startswith("fetch"))
+            if step.startswith(at):
+                then()
+
+        bulk.ingest(store, f"{pushes.where}/imports/{made.job}/0000", progress=tell)
+
+    def stop() -> None:
+        raise Stopped
+
+    def hold() -> None:
+        is_held.set()
+        assert may_go_on.wait(WAIT_S)
+
+    for made, at in ((fetched, "fetch"), (begun, "link")):
+        with pytest.raises(Stopped):
+            add(made, at, stop)
+    with ThreadPoolExecutor(1) as thread:
+        adding = thread.submit(add, held, "check", hold)
+        try:
+            assert is_held.wait(WAIT_S)
+            everything = came(store)
+            push(pushes, {b"next": b"1"})
+            drain(puller)
+            left = came(store)
+        finally:
+            may_go_on.set()
+        adding.result()
+    gone, *spared = (f"{made.imports[0].import_id:016x}" for made in (fetched, begun, held))
+    assert {path.stem for path in everything} == {gone, *spared}
+    assert left == [path for path in everything if path.stem != gone]
+    fetches.clear()
+    add(begun, "nowhere", stop)
+    assert fetches == [begun]  # told once: there was no piece to fetch
+    assert came(store) == []
+    assert mails_of(store).get(2) is not None
+
+
+def test_a_sweep_is_one_list_of_the_directory_however_many_pushes_were_taken(
+    pushes: Pushes, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    puller = Puller(store, pushes, name="s")
+    for number in range(10):
+        push(pushes, {b"%d" % number: b"v"})
+    drain(puller)
+    assert store.path is not None
+    place, looks = str(store.path / "ingest"), list[str]()
+
+    def watched(name: str) -> Callable[..., object]:
+        real = getattr(os, name)
+
+        def look(path: object = ".", *rest: object, **options: object) -> object:
+            if str(path).startswith(place):
+                looks.append(f"{name}{str(path).removeprefix(place)}")
+            return real(path, *rest, **options)
+
+        return look
+
+    for name in ("stat", "listdir", "scandir"):
+        monkeypatch.setattr(os, name, watched(name))
+    assert not puller.step()
+    assert [look for look in looks if look != "stat"] == ["listdir"]

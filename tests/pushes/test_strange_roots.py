@@ -3,6 +3,8 @@ fetched, and stores that share a name."""
 
 from __future__ import annotations
 
+import itertools
+import threading
 import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -12,18 +14,24 @@ import pytest
 
 import kvstore
 from backup import Collection
+from backup.testing.faults import FaultRates, FaultyBlob, Weather
 from bulk.pushes import Pushes
 from bulk.pushes.log import REVERT
 from bulk.pushes.pull import Puller
 from kvstore.errors import ImportRefusedError, OutOfSpaceError, UsageError
+from kvstore.storage import patience as patience_module
 from kvstore.storage.address import open_blob
 from kvstore.storage.contract import BlobInfo
 from kvstore.storage.memory import MemoryBlob
+from kvstore.storage.patience import Patience
 from kvstore.testing.bounds import bounds
 from tests.pushes.made import CountingBlob, drain, push
 from tests.shard.conftest import s3_options, s3_server
 
 __all__ = ["s3_server"]
+
+WAIT_S = 60
+"""Far more than any wait of a test takes: a bound for a machine that hangs."""
 
 
 class Hooked(MemoryBlob):
@@ -302,3 +310,27 @@ def test_all_pages_of_a_list_of_an_object_store_are_read(s3_server: str) -> None
         assert store.get(b"1099") == b"part"
         assert [each.number for each in pushes.expire(keep=0)] == [1, 2]
         assert [*blob.list("imports/")] == []
+
+
+def test_closing_a_puller_ends_its_pause_between_two_tries(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pause of a storage that nobody has given another one: here it lasts for days."""
+    for name in ("_PAUSE_S_MIN", "_PAUSE_S_MAX"):
+        monkeypatch.setattr(patience_module, name, 1e6)
+    pauses, closed = threading.Event(), threading.Event()
+    days = itertools.count(step=10_000_000)
+    patience = Patience(1e12, tell=lambda _: pauses.set(), monotonic=days.__next__)
+    absent = Weather(1, FaultRates(refused=1.0))
+    pushes = Pushes.over(FaultyBlob(MemoryBlob(patience=patience), absent), "absent")
+    with kvstore.open(tmp_path / "store") as store:
+        puller = Puller(store, pushes, name="s")
+        puller.start()
+        assert pauses.wait(WAIT_S)
+
+        def close() -> None:
+            puller.close()
+            closed.set()
+
+        threading.Thread(target=close, daemon=True).start()
+        assert closed.wait(WAIT_S)

@@ -5,7 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from hypothesis import given
+from hypothesis import strategies as st
+
 from backup.shard.state import commands as c
+from backup.shard.state import machine
 from backup.shard.state.merging import input_names
 from backup.shard.state.state import ShardBatch
 from kvstore.limits import MERGE_FAN_IN
@@ -17,6 +21,12 @@ def merged(shard: Driver, lower: int, upper: int, **changes: Any) -> c.ApplyMerg
     rows = sum(b.rows for b in found)
     output = ShardBatch(lower, upper, parts=(part(f"m{lower}-{upper}", rows=rows),))
     return c.ApplyMerge(replace(output, **changes), input_names(tuple(found)))
+
+
+def apply(shard: Driver, command: c.Command) -> None:
+    """Apply a command, which may change nothing."""
+    state, _ = machine.apply(shard.state, command)
+    shard(command, commits=state is not shard.state)
 
 
 def filled(shard: Driver, count: int) -> Driver:
@@ -128,3 +138,67 @@ def test_progress_does_not_lengthen_a_batch_that_a_merge_is_reading(shard: Drive
     shard(c.RequestMerge(0, 4))
     shard.write(4, 5)
     assert shard(merged(shard, 0, 4)).applied
+
+
+def test_a_kept_instant_that_is_given_up_asks_for_a_merge_of_everything(shard: Driver) -> None:
+    filled(shard, 4)
+    shard(merged(shard, 0, 4))
+    shard(c.LabelInstant("first", 1))
+    register(shard, "r")
+    shard(c.DowngradeSince("r", 3, None, 0))
+    shard(c.RequestMerge(0, 4))
+    shard(merged(shard, 0, 4, since=3))
+    shard(c.DropLabel("first"))  # a policy may still choose the instant
+    assert (dict(shard.state.kept), shard.state.slots) == ({1: ()}, ())
+    shard(c.KeepInstants((1,)), commits=False)
+    assert shard(c.RequestMerge(0, 4), commits=False) == c.MergeRequested(None)
+    shard(c.KeepInstants(()))
+    assert (dict(shard.state.kept), shard.state.slots) == ({}, ((0, 4),))
+    shard(c.KeepInstants(()), commits=False)
+    output = merged(shard, 0, 4, since=3, parts=(part("without"),))
+    assert shard(output) is c.MergeOutcome.APPLIED_EXACT
+    assert shard.state.slots == ()
+
+
+def test_an_instant_that_since_has_not_passed_is_given_up_without_a_merge(shard: Driver) -> None:
+    filled(shard, 2)
+    shard(c.LabelInstant("first", 1))
+    register(shard, "r")
+    shard(c.DowngradeSince("r", 1, None, 0))
+    shard(c.DropLabel("first"))
+    shard(c.KeepInstants(()))
+    assert (dict(shard.state.kept), shard.state.slots) == ({}, ())
+
+
+ACTS = st.sampled_from(["write", "label", "drop", "keep", "since", "merge"])
+
+
+@given(st.lists(st.tuples(ACTS, st.integers(0, 9), st.integers(0, 9)), max_size=60))
+def test_whatever_is_kept_and_given_up_in_turn_the_space_has_one_slot(
+    acts: list[tuple[str, int, int]],
+) -> None:
+    shard = filled(Driver(), 2)
+    register(shard, "r")
+    upper = 2
+    for act, one, other in acts:
+        before = shard.state
+        if act == "write":
+            shard.write(upper, upper + 1, f"p{upper}")
+            upper += 1
+        elif act == "label":
+            apply(shard, c.LabelInstant(f"l{one}", other))
+        elif act == "drop":
+            apply(shard, c.DropLabel(f"l{one}"))
+        elif act == "since":
+            apply(shard, c.DowngradeSince("r", min(before.since + one, upper - 1), None, 0))
+        elif act == "merge":
+            for slot in before.slots:
+                shard(merged(shard, *slot, since=before.since, parts=(part(f"m{slot}{one}"),)))
+            assert shard.state.slots == ()
+        else:
+            apply(shard, c.KeepInstants((one, other)))
+            given_up = before.kept.keys() - shard.state.kept.keys()
+            if any(time < before.since for time in given_up):
+                assert shard.state.slots == ((0, upper),)
+            else:
+                assert shard.state.slots == before.slots

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -161,6 +162,33 @@ def test_reads_know_where_the_change_index_begins(alone: Alone) -> None:
         parts.reads.require_indexed(stamp - 1)
     parts.reads.raise_index_floor(stamp + 5)
     assert parts.reads.indexed_since == stamp + 5
+
+
+def test_a_copy_lacks_all_from_its_time_on_where_the_change_index_begins_above_it(
+    alone: Alone,
+) -> None:
+    parts, (first, second, last) = alone.parts, [alone.put(k=b"v") for _ in range(3)]
+    assert parts.oldest_lacking(first, last) == second
+    assert parts.oldest_lacking(first, second - 1) is None
+    parts.reads.raise_index_floor(last)
+    assert parts.oldest_lacking(first, last) == first
+    assert parts.oldest_lacking(last, last + 9) is None
+
+
+def test_a_copy_lacks_all_from_its_time_on_where_the_index_is_trimmed_meanwhile(
+    alone: Alone,
+) -> None:
+    first, *_, last = (alone.put(k=b"v") for _ in range(3))
+
+    class Trimmed:
+        """The index, which is trimmed just before it is read."""
+
+        def headers(self, *, since: int, upto: int) -> Iterator[object]:
+            Collector(alone.parts, None).collect(before=last)
+            return alone.bench.index.headers(since=since, upto=upto)
+
+    trimmed: Any = Trimmed()
+    assert replace(alone.parts, index=trimmed).oldest_lacking(first, last) == first
 
 
 def test_history_pins_its_window_while_it_is_read(alone: Alone) -> None:
