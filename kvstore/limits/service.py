@@ -40,9 +40,9 @@ SERVER_PIECE_BYTES = 128 << 10
 """Bytes of an answer that a transport gets at once. Smaller answers do not count for
 `SERVER_UNSENT_BYTES_MAX`: a thousand clients could keep 128 MiB of them."""
 
-SERVER_PART_BYTES_AHEAD = 1 << 20
-"""Bytes of a part of a stream behind which the next part is made while the client takes this one.
-The part behind a larger one is made once the client has taken that."""
+SERVER_LARGE_PART_BYTES = 8 << 20
+"""A part of a stream with more bytes is one large row, for other parts fit into `ARROW_BYTES_MAX`.
+The next part is made while the client takes this one, but behind a large one once it was taken."""
 
 SERVER_IDLE_S_MAX = 75.0
 """Seconds for which a connection may stay idle between two requests."""

@@ -23,7 +23,7 @@ from kvstore.limits import (
     JSON_ITEM_BYTES,
     PAGE_FORM_BYTES_MAX,
     SERVER_BYTES_S_MIN,
-    SERVER_PART_BYTES_AHEAD,
+    SERVER_LARGE_PART_BYTES,
     SERVER_REQUEST_S_MAX,
     SERVER_SHORT_BYTES_MAX,
 )
@@ -173,9 +173,9 @@ async def send_part(send: Send, part: bytes) -> bool:
     size = len(part)
     message: Message = {"type": "http.response.body", "body": part, "more_body": size > 0}
     del part
-    await _within_time(send(message), max(size, SERVER_PART_BYTES_AHEAD))
+    await _within_time(send(message), max(size, SERVER_LARGE_PART_BYTES))
     message["body"] = b""
-    if size > SERVER_PART_BYTES_AHEAD:
+    if size > SERVER_LARGE_PART_BYTES:
         await _within_time(send(message), size)
     return size > 0
 

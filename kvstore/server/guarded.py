@@ -36,10 +36,10 @@ from uvicorn.server import HANDLED_SIGNALS, ServerState
 
 from kvstore.errors import RetryableError
 from kvstore.limits import (
-    ARROW_BYTES_MAX,
     SERVER_BYTES_S_MIN,
     SERVER_CONNECTIONS_MAX,
     SERVER_HEAD_BYTES_MAX,
+    SERVER_LARGE_PART_BYTES,
     SERVER_REQUEST_S_MAX,
     SERVER_ROW_COPIES,
     SERVER_TURNED_AWAY_MAX,
@@ -168,7 +168,7 @@ class GuardedProtocol(HttpToolsProtocol):
     def _memory_of(self, size: int) -> int:
         """The memory of an answer that waits. A row that fills a part of a stream is in memory more
         often: the scan behind it keeps it while the client reads."""
-        is_row = size > ARROW_BYTES_MAX and self.cycle.chunked_encoding
+        is_row = size > SERVER_LARGE_PART_BYTES and self.cycle.chunked_encoding
         return size * SERVER_ROW_COPIES if is_row else size
 
     def _turn_away(self) -> None:
