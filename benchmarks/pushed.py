@@ -1,4 +1,4 @@
-"""Large pushes of Spark into a store at work: `python -m benchmarks.pushed [MEGABYTES] [ROUNDS]`.
+"""Large pushes of Spark into a store: `python -m benchmarks.pushed [MEGABYTES] [ROUNDS] [FILES]`.
 
 Spark builds a push of rows of 1 KB and ends. Then one thread writes to the store, another one reads
 it, and a puller takes the push. The bucket is a directory, so figures have no network in them. Each
@@ -54,13 +54,13 @@ def key(number: int) -> bytes:
     return b"k%09d" % number
 
 
-def built(root: Path, rows: int, pushes: int) -> None:
-    """Push the rows some times with other values, by Spark."""
+def built(root: Path, rows: int, pushes: int, files: int) -> None:
+    """Push the rows some times with other values, by Spark, in `files` files each."""
     spark = session("pushed", memory="2g")
     for number in range(pushes):
         value = f"CONCAT({_DIGESTS.format(*[number] * (ROW_BYTES // 128))})"
         frame = spark.range(rows).selectExpr("printf('k%09d', id) AS key", f"{value} AS value")
-        report = push(frame, root, key="key", value="value", partitions=8)
+        report = push(frame, root, key="key", value="value", partitions=files)
         print(f"built {report.push.size_bytes / 1e6:,.0f} MB in {report.build_seconds:.0f} s")
     spark.stop()
 
@@ -124,11 +124,11 @@ def reverted(pushes: bulk.Pushes, puller: Puller) -> list[float]:
     return found
 
 
-def main(megabytes: str = "1000", rounds: str = "3") -> None:
+def main(megabytes: str = "1000", rounds: str = "3", files: str = "8") -> None:
     rows = int(megabytes) * 1_000_000 // ROW_BYTES
     with tempfile.TemporaryDirectory() as text:
         place = Path(text)
-        built(place / "root", rows, int(rounds))
+        built(place / "root", rows, int(rounds), int(files))
         with kvstore.open(place / "store") as store:
             for first in range(0, rows, 10_000):
                 store.put_many({key(n): b"v" * 100 for n in range(first, first + 10_000)})

@@ -3,7 +3,8 @@
 Observed behaviour of rocksdict 0.3.29, and its consequences
 * A synced `write` holds the interpreter lock for the whole fsync; `flush_wal(True)` releases it. So
   a batch is written unsynced and the log is flushed after it. Commits can then share an fsync.
-* A `write` that RocksDB delays or stops holds the interpreter lock for as long as it waits.
+* A `write` that RocksDB delays or stops holds the interpreter lock for as long as it waits. So a
+  writer waits for the end of a stop before it begins, see `kvstore.engine.rocks_stalls`.
 * `set_iterate_lower_bound` sets the *upper* bound. So only the upper bound is used, and descending
   passes cut their own end.
 * Iterators, family handles and family objects each keep the database, and its lock, open: `close`
@@ -50,6 +51,7 @@ from kvstore.engine.rocks_opening import (
     opened_at_once,
     require_store_directory,
 )
+from kvstore.engine.rocks_stalls import Stalls
 from kvstore.errors import ClosedError, KVStoreError, StaleReaderError, UsageError
 from kvstore.forks import own
 from kvstore.limits import (
@@ -118,6 +120,7 @@ class RocksEngine:
         self._unlogged = rocks.WriteOptions()
         self._unlogged.disable_wal = True  # type: ignore[method-assign,assignment]
         self._cursors: weakref.WeakSet[RocksCursor] = weakref.WeakSet()
+        self._stalls = Stalls(lambda: self._family)
         self._merges = Merges(str(path), self._opened, self.cursor)
         own(self, f"the database at {path}", endings=("close", "give_back"))
 
@@ -131,6 +134,7 @@ class RocksEngine:
     # -- writing --------------------------------------------------------------------------
 
     def batch(self) -> WriteBatch:
+        self._stalls.wait()
         return rocks.WriteBatch(raw_mode=True)
 
     def write(

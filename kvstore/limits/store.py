@@ -134,6 +134,16 @@ bound; batches of 10,000 rows take 5 % more processor time, and 15 % with 4 MiB.
 INFO_LOG_BYTES_MAX = 1 << 20
 """Bytes of each RocksDB `LOG`: a checkpoint adds a line for each file of the store."""
 
+STALL_LOOK_S = 0.002
+"""Seconds between two looks of a writer whether RocksDB may stop writes soon. A look takes 3 us,
+and `LOG_BYTES_MAX` more than ten times as long to be written."""
+
+STALL_PAUSE_S = 0.0005
+"""Seconds for which a writer waits first while RocksDB takes no writes; twice as long each time."""
+
+STALL_PAUSE_S_MAX = 0.01
+"""The longest such pause: some flushes take no longer."""
+
 BLOCK_CACHE_BYTES = 512 << 20
 """RocksDB's cache of uncompressed blocks: gets run 1.6 times as fast as with its default, 8 MiB."""
 
