@@ -323,10 +323,7 @@ def test_files_are_told_by_family(store: Store, tmp_path: Path) -> None:
 
 
 def test_writes_are_stopped_until_a_compaction_takes_the_files(store: Store) -> None:
-    """One file stops the writes here, and no compaction begins by itself.
-
-    A write that waits in RocksDB holds the interpreter lock, so none waits here.
-    """
+    """One file stops the writes here, and no compaction begins by itself."""
     engine: Any = parts_of(store).engine
     data = engine._family[DATA]
     refused = rocks.WriteOptions()
