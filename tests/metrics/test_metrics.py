@@ -331,7 +331,7 @@ def test_writes_are_stopped_until_a_compaction_takes_the_files(store: Store) -> 
     data = engine._family[DATA]
     refused = rocks.WriteOptions()
     refused.no_slowdown = True
-    assert value(store, "writes_stopped") == 0
+    assert value(store, "writes_stopped") == value(store, "write_stops_total") == 0
     data.set_options(
         {
             "level0_file_num_compaction_trigger": "1000",
@@ -339,9 +339,10 @@ def test_writes_are_stopped_until_a_compaction_takes_the_files(store: Store) -> 
             "level0_stop_writes_trigger": "1",
         }
     )
-    assert value(store, "writes_stopped") == 0
+    assert value(store, "writes_stopped") == value(store, "write_stops_total") == 0
     try:
         data.flush()
+        assert value(store, "write_stops_total") >= 1
         for _ in range(100):
             assert value(store, "writes_stopped") == 1
         with pytest.raises(Exception, match="Write stall"):
@@ -349,6 +350,7 @@ def test_writes_are_stopped_until_a_compaction_takes_the_files(store: Store) -> 
     finally:
         engine.compact(DATA)
     assert value(store, "writes_stopped") == 0
+    assert value(store, "write_stops_total") >= 1  # the counter keeps the stop that has ended
     store.put(b"k", b"later")
 
 
