@@ -6,6 +6,7 @@ Floors, from the top:
     loose             sorted files that no store has taken
     rocks_secondary   RocksDB, as another process writes it
     rocks             RocksDB
+    rocks_stalls      waiting while RocksDB takes no writes
     rocks_figures     the figures that RocksDB tells
     rocks_merges      fewer files than RocksDB leaves
     memory_opening passes rocks_opening small_files

@@ -29,7 +29,7 @@ FAMILIES: Final = (DATA, RANGES, CHANGES, META)
 
 WHOLE_FIGURES: Final = (
     *("cache_bytes", "pending_compaction_bytes", "compactions_running", "flushes_running"),
-    "writes_stopped",
+    *("writes_stopped", "write_stops"),
 )
 """The figures of `Engine.stats` that concern no family alone. An engine without a cache or files
 has 0."""

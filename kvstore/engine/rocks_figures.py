@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 
 import rocksdict as rocks
@@ -23,6 +24,8 @@ _WHOLE: Mapping[str, tuple[str, Callable[[Iterable[int]], int]]] = {
 }
 """The figures of the whole engine: the property, and how the values of the families become one."""
 
+_STOPS = re.compile(r"\btotal-stops: (\d+)")
+
 
 def figures(families: Mapping[str, rocks.Rdict]) -> dict[str, int]:
     """See `Engine.stats`."""
@@ -33,6 +36,7 @@ def figures(families: Mapping[str, rocks.Rdict]) -> dict[str, int]:
         found[f"{name}_files"] = count_files(family)
     for figure, (prop, merge) in _WHOLE.items():
         found[figure] = merge(_value(family, prop) for family in families.values())
+    found["write_stops"] = sum(map(_write_stops, families.values()))
     return found
 
 
@@ -54,6 +58,12 @@ def is_slowed(family: rocks.Rdict) -> bool:
 def is_stopped(family: rocks.Rdict) -> bool:
     """Whether RocksDB takes no writes, in all families."""
     return _value(family, "rocksdb.is-write-stopped") > 0
+
+
+def _write_stops(family: rocks.Rdict) -> int:
+    """How often RocksDB has stopped the writes of a family since the database was opened."""
+    told = _STOPS.search(family.property_value("rocksdb.cf-write-stall-stats") or "")
+    return int(told[1]) if told else 0
 
 
 def _value(family: rocks.Rdict, prop: str) -> int:

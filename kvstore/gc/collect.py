@@ -47,7 +47,13 @@ from kvstore.gc.leftovers import Leftovers
 from kvstore.gc.removing import Removing
 from kvstore.gc.search import Removal, garbage_in_spans, garbage_of_keys
 from kvstore.gc.settle import Settling
-from kvstore.limits import GC_KEYS_PER_STEP, GC_SPANS_PER_STEP, STALE_IMPORT_S
+from kvstore.limits import (
+    GC_KEYS_PER_STEP,
+    GC_SORTED_KEYS_BYTES_MAX,
+    GC_SORTED_KEYS_MAX,
+    GC_SPANS_PER_STEP,
+    STALE_IMPORT_S,
+)
 from kvstore.meta import COLLECTED, INDEX_FLOOR, Meta
 from kvstore.notices import notice
 from kvstore.parts import Parts
@@ -105,8 +111,15 @@ class _Tally:
     began: int = 0
     """The newest complete time when the run began."""
     window: tuple[int, int, int] = (0, 0, 0)
-    """Three times: of the first commit of the run, of the commit that the run has reached, and the
+    """Three times: of the first commit of the run, of the commit that the run has read, and the
     time that its last commit can have at most."""
+    passed: int = 0
+    """The time whose share of the window tells the work that is done."""
+
+    def tell_progress(self) -> None:
+        """Call `tell`."""
+        first, _, last = self.window
+        self.tell(WorkCount.at(self.versions, (self.passed - first) / max(last - first, 1)))
 
     def touch(self, entries: list[bytes]) -> None:
         """Note the stored keys that one batch removed."""
@@ -297,15 +310,18 @@ class Collector:
             self._sweep([Span()], since, tally)
             return
         keys: set[bytes] = set()
+        size = 0
         spans: list[Span] = []
         for found in self._changed(collected, since, tally):
             if isinstance(found, Span):
                 spans.append(found)
-            else:
+            elif found not in keys:
                 keys.add(found)
-            if len(keys) >= self.keys_per_step:
+                size += len(found)
+            if len(keys) >= GC_SORTED_KEYS_MAX or size >= GC_SORTED_KEYS_BYTES_MAX:
                 self._look_up(keys, since, tally)
                 keys.clear()
+                size = 0
             if len(spans) >= GC_SPANS_PER_STEP:
                 self._sweep(spans, since, tally)
                 spans.clear()
@@ -328,13 +344,19 @@ class Collector:
                     yield row.key
 
     def _look_up(self, keys: Iterable[bytes], since: int, tally: _Tally) -> None:
-        """Remove the garbage of keys. One look-up each, in key order."""
-        found = garbage_of_keys(self._versions, sorted(keys), since, entries_max=self.keys_per_step)
-        self._remove(found, tally)
+        """Remove the garbage of keys. One look-up each, in key order, a step of keys at a time."""
+        ordered, most = sorted(keys), self.keys_per_step
+        first, newest, _ = tally.window
+        passed = max(first, tally.passed)
+        for at in range(0, len(ordered), most):
+            step = ordered[at : at + most]
+            tally.passed = passed + (newest - passed) * (at + len(step)) // len(ordered)
+            self._remove(garbage_of_keys(self._versions, step, since, entries_max=most), tally)
 
     def _sweep(self, spans: list[Span], since: int, tally: _Tally) -> None:
         """Remove the garbage of whole spans. One pass over each."""
         merged = list(merge_spans(spans))
+        tally.passed = tally.window[1]
         most = self.keys_per_step
         self._remove(garbage_in_spans(self._versions, merged, since, entries_max=most), tally)
 
@@ -344,8 +366,7 @@ class Collector:
             stored = self._removing.write(batch)
             tally.versions += batch.removed
             tally.touch(stored)
-            first, newest, last = tally.window
-            tally.tell(WorkCount.at(tally.versions, (newest - first) / max(last - first, 1)))
+            tally.tell_progress()
             self.at_step("versions")
 
     # -- range tombstones -------------------------------------------------------------------

@@ -293,6 +293,13 @@ FEED_BATCH_BYTES = 8 << 20
 GC_KEYS_PER_STEP = 4096
 """Keys that GC inspects between two writes, each of which holds the commit lock."""
 
+GC_SORTED_KEYS_MAX = 1 << 16
+"""Changed keys that GC sorts before it looks them up. Each sorted set passes over the whole store
+where keys are random, so fewer and larger sets read fewer blocks and open fewer files."""
+
+GC_SORTED_KEYS_BYTES_MAX = 8 << 20
+"""Bytes of the changed keys that GC sorts. The objects of as many small keys take 6 MB."""
+
 GC_SPANS_PER_STEP = 4096
 """Spans GC merges before it passes over them."""
 

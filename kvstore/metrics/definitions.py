@@ -88,7 +88,7 @@ _GAUGES: Final = (
     ("pending_compaction_bytes", "bytes", "The bytes that compaction has yet to rewrite.", ()),
     ("compactions_running", "", "The compactions under way.", ()),
     ("flushes_running", "", "The flushes under way.", ()),
-    ("writes_stopped", "", "1 while writes wait for compaction.", ()),
+    ("writes_stopped", "", "1 while writes wait for a compaction or a flush.", ()),
 )
 
 _COUNTERS: Final = (
@@ -99,6 +99,7 @@ _COUNTERS: Final = (
     ("imports_reverted_total", "", "Imports that were reverted.", ()),
     ("clears_total", "", "Spans that were destroyed.", ()),
     ("collected_entries_total", "", "Entries that garbage collection removed.", ()),
+    ("write_stops_total", "", "Stops of writes until a compaction or a flush ends.", ()),
     ("value_cache_hits_total", "", "Reads of one key that the cache answered.", ()),
     ("value_cache_misses_total", "", "Reads of one key that the cache did not answer.", ()),
     ("requests_total", "", "Requests of clients to servers in this process.", ("result",)),

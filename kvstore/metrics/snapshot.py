@@ -106,7 +106,7 @@ def _values(parts: Parts, stats: Mapping[str, Any]) -> Iterator[_Value]:
         for figure in ("memtable_bytes", "files", "entries"):
             yield figure, (family,), stats[f"{family}_{figure}"]
     for figure in WHOLE_FIGURES:
-        yield figure, (), stats[figure]
+        yield figure if figure in DEFINITIONS else f"{figure}_total", (), stats[figure]
 
 
 def _tasks(queues: Mapping[str, QueueSize]) -> Iterator[_Value]:

@@ -12,7 +12,7 @@ Floors, from the top:
     verbs
     changesets
     invocation
-    access added extra head metrics status streams syncs
+    access added extra head metrics outbox status streams syncs
 """
 
 from kvstore.server.access import Token, read_tokens

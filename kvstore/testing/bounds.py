@@ -106,6 +106,8 @@ TINY: Final[Mapping[str, int]] = {
     "EXPIRY_STEP_KEYS": 1,
     "EXPIRY_READ_BYTES": 1,
     "GC_KEYS_PER_STEP": 2,
+    "GC_SORTED_KEYS_MAX": 3,
+    "GC_SORTED_KEYS_BYTES_MAX": 3,
     "GC_SPANS_PER_STEP": 1,
     "GC_SHORT_SPAN_ENTRIES": 1,
     "GC_LEAVES_PER_STEP": 1,

@@ -9,12 +9,14 @@ The parts are no interface for applications: they change from release to release
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from kvstore.changes.index import ChangeIndex
 from kvstore.changesets import Changesets
 from kvstore.clears import Clears
 from kvstore.commit import Committer
-from kvstore.engine import Engine
+from kvstore.engine import DATA, Engine
+from kvstore.engine.rocks import RocksEngine
 from kvstore.gc import Collector
 from kvstore.holds import Holds
 from kvstore.imports import Imports
@@ -57,3 +59,10 @@ def parts_of(store: Store) -> StoreParts:
         store._scanners,
         store._transactions,
     )
+
+
+def data_family(store: Store) -> Any:
+    """RocksDB's family of the versions of `store`, to set its options and to flush it."""
+    engine = store._engine
+    assert isinstance(engine, RocksEngine)
+    return engine._family[DATA]

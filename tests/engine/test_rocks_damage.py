@@ -20,7 +20,7 @@ from kvstore.engine.rocks_opening import salvage
 from kvstore.engine.wal import BLOCK_BYTES, find_damage
 from kvstore.errors import CorruptionError
 from kvstore.testing.engines import fill, read
-from kvstore.testing.parts import parts_of
+from kvstore.testing.parts import data_family
 
 Change = Callable[[bytearray], bytes]
 
@@ -165,7 +165,7 @@ def several_logs(tmp_path: Path) -> Path:
         for number in range(4):
             store.put(b"%d" % number, b"v")
             store.delete_range(b"x", b"y%d" % number)
-            parts_of(store).engine._family["data"].flush()  # type: ignore[attr-defined]
+            data_family(store).flush()
         store.put(b"last", b"v")
         shutil.copytree(tmp_path / "live", tmp_path / "copy")
     return tmp_path / "copy"

@@ -1,4 +1,4 @@
-"""Writers wait outside RocksDB while it takes no writes, so other threads go on."""
+"""Writers wait outside RocksDB while it takes no writes, and other threads work."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import sys
 import threading
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -16,30 +15,28 @@ import kvstore
 from kvstore.engine.api import DATA
 from kvstore.errors import ClosedError
 from kvstore.testing.bounds import bounds
-from kvstore.testing.parts import parts_of
+from kvstore.testing.parts import data_family, parts_of
 
 WAIT_S = 60
 
 
-def set_triggers(store: kvstore.Store, *, slow: int, stop: int) -> Any:
-    """Have so many files slow or stop writes, and no compaction begin; returns the engine."""
-    engine: Any = parts_of(store).engine
-    engine._family[DATA].set_options(
+def set_triggers(store: kvstore.Store, *, slow: int, stop: int) -> None:
+    """Have so many files slow or stop writes, and no compaction begin."""
+    data_family(store).set_options(
         {
             "level0_file_num_compaction_trigger": "1000",
             "level0_slowdown_writes_trigger": str(slow),
             "level0_stop_writes_trigger": str(stop),
         }
     )
-    return engine
 
 
 def read_while_a_writer_waits(path: str) -> None:
     """Read and scrape beside a writer, whose commit RocksDB does not take, until it is let in."""
     with bounds(STALL_LOOK_S=0.0), kvstore.open(path) as store:
         store.put(b"k", b"1")
-        engine = set_triggers(store, slow=1, stop=1)
-        engine._family[DATA].flush()
+        set_triggers(store, slow=1, stop=1)
+        data_family(store).flush()
         began = threading.Event()
 
         def write() -> None:
@@ -53,7 +50,7 @@ def read_while_a_writer_waits(path: str) -> None:
             assert store.get(b"k") == b"1"
             stopped = store.metrics()["kvstore_writes_stopped"].values[()]
             assert (stopped, writer.is_alive()) == (1, True)
-        engine.compact(DATA)
+        parts_of(store).engine.compact(DATA)
         writer.join(WAIT_S)
         assert store.get(b"k") == b"2"
 
@@ -82,7 +79,7 @@ def read_while_a_flush_stands(path: str) -> None:
 
 
 @pytest.mark.parametrize("case", ["read_while_a_writer_waits", "read_while_a_flush_stands"])
-def test_other_threads_go_on_while_rocksdb_takes_no_writes(tmp_path: Path, case: str) -> None:
+def test_other_threads_work_while_rocksdb_takes_no_writes(tmp_path: Path, case: str) -> None:
     """In a process of its own: a writer that waits inside RocksDB would keep this one for ever."""
     code = f"import {__name__} as m; m.{case}({str(tmp_path / 's')!r})"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=WAIT_S)
@@ -90,7 +87,8 @@ def test_other_threads_go_on_while_rocksdb_takes_no_writes(tmp_path: Path, case:
 
 def test_a_write_that_is_only_slowed_down_does_not_wait(store: kvstore.Store) -> None:
     store.put(b"k", b"1")
-    set_triggers(store, slow=1, stop=1000)._family[DATA].flush()
+    set_triggers(store, slow=1, stop=1000)
+    data_family(store).flush()
     with bounds(STALL_LOOK_S=0.0):
         for number in range(20):
             store.put(b"k", b"%d" % number)
@@ -101,9 +99,9 @@ def test_a_writer_that_waits_is_told_that_the_store_was_closed(tmp_path: Path) -
     failures: list[ClosedError] = []
     with bounds(STALL_LOOK_S=0.0):
         store = kvstore.open(tmp_path / "s")
-        engine = set_triggers(store, slow=1, stop=1)
+        set_triggers(store, slow=1, stop=1)
         store.put(b"k", b"1")
-        engine._family[DATA].flush()
+        data_family(store).flush()
         began = threading.Event()
 
         def write() -> None:
@@ -115,7 +113,7 @@ def test_a_writer_that_waits_is_told_that_the_store_was_closed(tmp_path: Path) -
         writer = threading.Thread(target=write)
         writer.start()
         assert began.wait(WAIT_S)
-        engine.close()
+        parts_of(store).engine.close()
         writer.join(WAIT_S)
         assert len(failures) == 1
         with suppress(ClosedError):

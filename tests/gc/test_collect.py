@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 import kvstore
 from kvstore import ManualClock, Store
 from kvstore.codec.ordered import frame
+from kvstore.counts import WorkCount
 from kvstore.engine.api import CHANGES, DATA, RANGES, EntryReader
 from kvstore.errors import HistoryGoneError, UsageError
 from kvstore.gc.rules import garbage
@@ -105,6 +106,42 @@ def test_keys_that_changed_are_looked_up_in_pieces(store: Store, entries_max: in
     assert len(found) == 4 * 2 + 4 * 4
 
 
+@pytest.mark.usual_limits
+@pytest.mark.parametrize(
+    ("limits", "sorted_together"),
+    [({}, 20), ({"GC_SORTED_KEYS_MAX": 6}, 6), ({"GC_SORTED_KEYS_BYTES_MAX": 12}, 6)],
+    ids=["usual", "keys", "bytes"],
+)
+def test_changed_keys_are_sorted_before_they_are_looked_up(
+    tmp_path: Path, limits: dict[str, int], sorted_together: int
+) -> None:
+    """Many batches remove the garbage of one sorted set of keys. Each batch tells an estimate of
+    the whole work."""
+    keys = [b"%02d" % (number * 7 % 20) for number in range(20)]
+    removed: list[bytes] = []
+    told: list[WorkCount] = []
+    with kvstore.open(tmp_path / "db", durability="async", clock=ManualClock(1)) as store:
+        store.put_many(dict.fromkeys(keys, b"old"))
+        store.gc(before=store.upper - 1)
+        for key in keys:
+            store.put(key, b"new")
+
+        def note(step: str) -> None:
+            if step == "versions":
+                found = stored_keys(parts_of(store).engine.cursor(DATA))
+                single = (key for key, entries in found if len(entries) == 1)
+                removed.extend(key for key in single if key not in removed)
+
+        parts_of(store).collector.at_step = note
+        parts_of(store).collector.keys_per_step = 2
+        with bounds(limits):
+            store.gc(before=store.upper - 1, progress=told.append)
+    sets = [keys[at : at + sorted_together] for at in range(0, 20, sorted_together)]
+    assert removed == [key for each in sets for key in sorted(each)]
+    assert told == [2, 4, 6, 8, 10, 12, 14, 16, 18, 20]
+    assert all(15 <= (count.total or 0) <= 25 for count in told[3:])
+
+
 def test_gc_takes_one_of_before_and_keep(store: Store) -> None:
     for call in ({}, {"before": 1, "keep": timedelta(1)}, {"keep": timedelta(-1)}):
         with pytest.raises(UsageError):
@@ -162,7 +199,10 @@ def test_no_reader_notices_gc_and_no_garbage_stays(
 ) -> None:
     tmp_path = tmp_path_factory.mktemp("gc")
     added: list[int] = []
-    with kvstore.open(tmp_path / "db", durability="async", clock=ManualClock(1)) as store:
+    with (
+        bounds(GC_SORTED_KEYS_MAX=3),
+        kvstore.open(tmp_path / "db", durability="async", clock=ManualClock(1)) as store,
+    ):
         parts_of(store).collector.keys_per_step = 2
         for op in [*ops, ("gc", 3), ("gc", 0)]:
             if op[0] != "gc":

@@ -43,8 +43,6 @@ REVIEWED = {
     ("tests/engine/test_memory_store.py", "_take"): _STEPS,
     ("tests/engine/test_memory_store.py", "_state"): "tells whether a chunk was copied",
     ("tests/engine/test_rocks.py", "_open"): "closes the database inside a call",
-    ("tests/engine/test_rocks_damage.py", "_family"): "writes one family's memory to its file",
-    ("tests/metrics/test_metrics.py", "_family"): "sets when RocksDB stops the writes of a family",
     ("tests/test_group_commit.py", "_synced"): "threading.Condition counts no waiters in public",
     ("tests/test_group_commit.py", "_waiters"): "threading.Condition counts no waiters in public",
     ("tests/txn/test_threads.py", "_is_committing"): "the lock of a commit was released",

@@ -26,7 +26,7 @@ from kvstore.errors import ConflictError, StorageError, UsageError
 from kvstore.metrics import DEFINITIONS, Distribution
 from kvstore.metrics.slow import warn_of_slow
 from kvstore.testing.bounds import bounds
-from kvstore.testing.parts import parts_of
+from kvstore.testing.parts import data_family, parts_of
 from kvstore.upkeep import submit_gc
 
 START = 1_700_000_000_000_000_000
@@ -325,10 +325,10 @@ def test_files_are_told_by_family(store: Store, tmp_path: Path) -> None:
 def test_writes_are_stopped_until_a_compaction_takes_the_files(store: Store) -> None:
     """One file stops the writes here, and no compaction begins by itself."""
     engine: Any = parts_of(store).engine
-    data = engine._family[DATA]
+    data = data_family(store)
     refused = rocks.WriteOptions()
     refused.no_slowdown = True
-    assert value(store, "writes_stopped") == 0
+    assert value(store, "writes_stopped") == value(store, "write_stops_total") == 0
     data.set_options(
         {
             "level0_file_num_compaction_trigger": "1000",
@@ -336,9 +336,10 @@ def test_writes_are_stopped_until_a_compaction_takes_the_files(store: Store) -> 
             "level0_stop_writes_trigger": "1",
         }
     )
-    assert value(store, "writes_stopped") == 0
+    assert value(store, "writes_stopped") == value(store, "write_stops_total") == 0
     try:
         data.flush()
+        assert value(store, "write_stops_total") >= 1
         for _ in range(100):
             assert value(store, "writes_stopped") == 1
         with pytest.raises(Exception, match="Write stall"):
@@ -346,6 +347,7 @@ def test_writes_are_stopped_until_a_compaction_takes_the_files(store: Store) -> 
     finally:
         engine.compact(DATA)
     assert value(store, "writes_stopped") == 0
+    assert value(store, "write_stops_total") >= 1  # the counter keeps the stop that has ended
     store.put(b"k", b"later")
 
 
