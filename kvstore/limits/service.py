@@ -44,6 +44,10 @@ SERVER_PART_BYTES_AHEAD = 1 << 20
 """Bytes of a part of a stream behind which the next part is made while the client takes this one.
 The part behind a larger one is made once the client has taken that."""
 
+SERVER_PIPELINED_MAX = 64
+"""Requests that wait behind another one of their connection, 3 KiB each. A client that sends
+more at once, and reads no answer, is cut."""
+
 SERVER_IDLE_S_MAX = 75.0
 """Seconds for which a connection may stay idle between two requests."""
 
