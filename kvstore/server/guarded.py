@@ -49,6 +49,7 @@ from kvstore.limits import (
     SERVER_TURNED_AWAY_S,
 )
 from kvstore.protocol import JSON_TYPE, failure_fields
+from kvstore.server.head import FRAMING
 from kvstore.server.outbox import Outbox, Unsent
 from kvstore.server.streams import BrokenStreamError
 
@@ -150,6 +151,8 @@ class GuardedProtocol(HttpToolsProtocol):
         if len(self.pipeline) >= SERVER_PIPELINED_MAX:
             self.transport.abort()
             raise ConnectionAbortedError("too many requests wait")  # it ends the parsing
+        if sum(name in FRAMING for name, _ in self.headers) > 1:
+            raise ValueError("two lengths")  # it is answered with the status 400, and a close
         self._has_head = True
         if self._late is not None:
             self._late.cancel()
