@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import ssl
 import time
 from collections import deque
 from collections.abc import Callable
@@ -168,7 +169,7 @@ class Pool:
         try:
             try:
                 connection.send(request.method, request.target, headers, request.body)
-            except ConnectionError:
+            except (ConnectionError, ssl.SSLEOFError):
                 # A server that is full answers and closes before it has the request.
                 head = connection.receive_head()
                 if head.status < 400:

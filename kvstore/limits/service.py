@@ -38,11 +38,15 @@ bytes of the engine, its copy and the columns. Sixty scans of rows of 16 MiB too
 
 SERVER_PIECE_BYTES = 128 << 10
 """Bytes of an answer that a transport gets at once. Smaller answers do not count for
-`SERVER_UNSENT_BYTES_MAX`: a thousand clients could keep 128 MiB of them."""
+`SERVER_UNSENT_BYTES_MAX`: a thousand clients could keep 128 MiB of them, and 512 MiB over TLS."""
 
 SERVER_LARGE_PART_BYTES = 8 << 20
 """A part of a stream with more bytes is one large row, for other parts fit into `ARROW_BYTES_MAX`.
 The next part is made while the client takes this one, but behind a large one once it was taken."""
+
+SERVER_PIPELINED_MAX = 64
+"""Requests that wait behind another one of their connection, 3 KiB each. A client that sends
+more at once, and reads no answer, is cut."""
 
 SERVER_IDLE_S_MAX = 75.0
 """Seconds for which a connection may stay idle between two requests."""

@@ -146,7 +146,11 @@ async def _relay(
     if head.status == 401:
         start["headers"].append((b"www-authenticate", b"Bearer"))
     if head.length is not None:
-        body = b"" if is_bare else await reader.readexactly(head.length)
+        try:
+            body = b"" if is_bare else await reader.readexactly(head.length)
+        except (OSError, EOFError) as error:
+            cause = "its answer broke off"
+            raise IndeterminateError("a call of the owner of the store", cause) from error
         start["headers"].append((b"content-length", b"%d" % head.length))
         await send(start)
         await send({"type": "http.response.body", "body": body})

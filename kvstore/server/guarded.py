@@ -4,7 +4,8 @@ uvicorn bounds neither the head of a request nor the time in which it arrives, n
 an answer is taken. This module needs the extra `server`.
 
 Invariants
-1. Bytes that are no body are bounded for each request: line, headers, chunk sizes and trailers.
+1. Bytes that are no body are bounded for each request: line, headers, chunk sizes and trailers. So
+   are the requests that wait behind another one of their connection.
 2. A connection that has not sent a whole head after `SERVER_REQUEST_S_MAX`, and one that takes its
    answer at less than `SERVER_BYTES_S_MIN`, is cut. `kvstore.server.outbox` bounds what answers
    keep in memory.
@@ -26,6 +27,7 @@ import signal
 import sys
 import termios
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, Final
@@ -40,12 +42,14 @@ from kvstore.limits import (
     SERVER_CONNECTIONS_MAX,
     SERVER_HEAD_BYTES_MAX,
     SERVER_LARGE_PART_BYTES,
+    SERVER_PIPELINED_MAX,
     SERVER_REQUEST_S_MAX,
     SERVER_ROW_COPIES,
     SERVER_TURNED_AWAY_MAX,
     SERVER_TURNED_AWAY_S,
 )
 from kvstore.protocol import JSON_TYPE, failure_fields
+from kvstore.server.head import FRAMING
 from kvstore.server.outbox import Outbox, Unsent
 from kvstore.server.streams import BrokenStreamError
 
@@ -97,9 +101,18 @@ class GuardedProtocol(HttpToolsProtocol):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self.logger = _LOGGER
+        self._cycles: deque[Any] = deque()
+        """The requests that are not answered yet, and some that are. The first one that is not is
+        being answered."""
 
     def connection_made(self, transport: Any) -> None:
-        outbox: Any = Outbox(transport, self.server_state.unsent, self._memory_of)
+        has_tls = transport.get_extra_info("sslcontext") is not None
+        outbox: Any = Outbox(
+            transport,
+            self.server_state.unsent,
+            self._memory_of,
+            tls_descriptor=transport.get_extra_info("socket").fileno() if has_tls else None,
+        )
         super().connection_made(outbox)
         if len(self.connections) - self.server_state.turned_away > SERVER_CONNECTIONS_MAX:
             self._turn_away()
@@ -111,10 +124,21 @@ class GuardedProtocol(HttpToolsProtocol):
         self.transport.end()
         if self._is_turned_away:
             self.server_state.turned_away -= 1
+        for cycle in self._cycles:  # uvicorn tells the newest one only
+            cycle.disconnected = not cycle.response_complete
+            cycle.message_event.set()
         super().connection_lost(exc)
 
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """Send the answers that wait to a client that has closed its half. TLS sends no more."""
+        if self.scheme == "https":
+            self.transport.drop()
+            return False
+        self.transport.close()
+        return True
+
     def data_received(self, data: bytes) -> None:
-        if self._is_turned_away:
+        if self._is_turned_away or self.transport.is_closing():
             return
         self._overhead += len(data)
         super().data_received(data)
@@ -124,11 +148,18 @@ class GuardedProtocol(HttpToolsProtocol):
             self._expect_head()
 
     def on_headers_complete(self) -> None:
+        if len(self.pipeline) >= SERVER_PIPELINED_MAX:
+            self.transport.abort()
+            raise ConnectionAbortedError("too many requests wait")  # it ends the parsing
+        if sum(name in FRAMING for name, _ in self.headers) > 1:
+            raise ValueError("two lengths")  # it is answered with the status 400, and a close
         self._has_head = True
         if self._late is not None:
             self._late.cancel()
             self._late = None
         super().on_headers_complete()
+        self._cycles.append(self.cycle)
+        self._answering()
 
     def on_body(self, body: bytes) -> None:
         self._overhead -= len(body)
@@ -145,7 +176,11 @@ class GuardedProtocol(HttpToolsProtocol):
             self._watch()
 
     def resume_writing(self) -> None:
-        if not self.transport.resume():
+        self.transport.resume()
+        self.loop.call_soon(self._go_on)
+
+    def _go_on(self) -> None:
+        if not self.transport.hand_on():
             return
         super().resume_writing()
         if self._stuck is not None:
@@ -168,8 +203,14 @@ class GuardedProtocol(HttpToolsProtocol):
     def _memory_of(self, size: int) -> int:
         """The memory of an answer that waits. A row that fills a part of a stream is in memory more
         often: the scan behind it keeps it while the client reads."""
-        is_row = size > SERVER_LARGE_PART_BYTES and self.cycle.chunked_encoding
+        is_row = size > SERVER_LARGE_PART_BYTES and self._answering().chunked_encoding
         return size * SERVER_ROW_COPIES if is_row else size
+
+    def _answering(self) -> Any:
+        """The request that is being answered: `cycle` is the newest one, which may wait."""
+        while self._cycles[0].response_complete:
+            self._cycles.popleft()
+        return self._cycles[0]
 
     def _turn_away(self) -> None:
         """Answer before the request has come, and take nothing of it."""
@@ -221,9 +262,11 @@ def _full() -> bytes:
 def _unsent(transport: Any) -> int:
     """How many bytes the client's machine does not have yet."""
     size: int = transport.get_write_buffer_size()
-    descriptor = transport.get_extra_info("socket").fileno()
+    opened = transport.get_extra_info("socket")
+    if opened is None:  # a transport of TLS has lost it
+        return size
     try:
-        waiting = fcntl.ioctl(descriptor, termios.TIOCOUTQ, bytes(4))
+        waiting = fcntl.ioctl(opened.fileno(), termios.TIOCOUTQ, bytes(4))
     except OSError:  # closed meanwhile; macOS does not tell of sockets
         return size
     return size + int.from_bytes(waiting, sys.byteorder)

@@ -23,6 +23,8 @@ _TOKEN: Final = re.compile(rb"([A-Za-z0-9_-]{1,64})(?:\.(\d{1,18})(?:\.(\d{1,18}
 _LOCAL_HOSTS: Final = frozenset({b"127.0.0.1", b"localhost", b"[::1]", b"kvstore"})
 _LOCAL_CLIENTS: Final = ("127.", "::1", "::ffff:127.")
 _BROWSERS: Final = frozenset({b"origin", b"sec-fetch-site", b"referer"})
+FRAMING: Final = frozenset({b"content-length", b"transfer-encoding"})
+"""Headers that tell where a body ends. A request has one of them at most."""
 _PROXIES: Final = frozenset({b"forwarded", b"x-forwarded-for", b"via"})
 
 
@@ -41,12 +43,12 @@ class Head(NamedTuple):
     def length(self) -> int | None:
         """The length of the body; None where it comes in chunks. Raises `UsageError`."""
         found = self.headers.get(b"content-length")
+        coding = self.headers.get(b"transfer-encoding")
         if found is None:
-            coding = self.headers.get(b"transfer-encoding")
             if coding is not None and coding.lower() != b"chunked":
                 raise UsageError("a body in a coding besides chunked", "send it as it is")
             return None if coding is not None else 0
-        if not found.isdigit() or len(found) > 18:
+        if coding is not None or not found.isdigit() or len(found) > 18:
             raise UsageError("content-length is no number", "send the length of the body")
         return int(found)
 
@@ -111,6 +113,11 @@ def head_of(scope: Mapping[str, Any]) -> Head:
         raw = raw.removeprefix(quote(root).encode())
     client = scope.get("client")
     headers = dict(scope["headers"])
+    if len(headers) < len(scope["headers"]):
+        for name in FRAMING:  # of several lines a proxy may believe another one than we do
+            lines = [value for each, value in scope["headers"] if each == name]
+            if len(lines) > 1:
+                headers[name] = b", ".join(lines)
     scheme = headers.get(b"x-forwarded-proto", scope.get("scheme", "").encode())
     return Head(
         scope["method"],

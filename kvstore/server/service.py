@@ -16,6 +16,7 @@ from kvstore.errors import UsageError
 from kvstore.server.access import ADMIN, WRITE, Grant
 from kvstore.server.changesets import LentChangesets
 from kvstore.server.invocation import Invocation
+from kvstore.server.streams import VerbFailedError
 from kvstore.server.verbs import (
     CAPTURE,
     FEEDS,
@@ -94,9 +95,12 @@ class Service:
             return answer, self.store.upper if call.waits else 0
 
     def _answer(self, verb: Verb, call: Invocation, changeset: str | None) -> Answer:
-        if changeset is None or verb.right != WRITE or verb.name in self._unchanged:
-            return verb.run(call)
-        return self.changesets.within(changeset, call.token, partial(verb.run, call))
+        try:
+            if changeset is None or verb.right != WRITE or verb.name in self._unchanged:
+                return verb.run(call)
+            return self.changesets.within(changeset, call.token, partial(verb.run, call))
+        except OSError as error:
+            raise VerbFailedError from error
 
     def _call(
         self,

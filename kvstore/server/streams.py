@@ -27,6 +27,11 @@ class BrokenStreamError(Exception):
     """The stream failed, and its last part tells why: the connection must be closed."""
 
 
+class VerbFailedError(Exception):
+    """A verb failed with an error of the operating system. It has a class of its own, because the
+    server takes an `OSError` for the departure of the caller."""
+
+
 def arrow_parts(reader: pa.RecordBatchReader) -> Iterator[bytes]:
     """The parts of the stream. Raises `BrokenStreamError` behind the part that has an error."""
     schema = reader.schema
@@ -38,8 +43,10 @@ def arrow_parts(reader: pa.RecordBatchReader) -> Iterator[bytes]:
     except KVStoreError as error:
         yield _broken(schema, error)
         raise BrokenStreamError from error
-    except Exception:
+    except Exception as error:
         yield _broken(schema, DEFECT)
+        if isinstance(error, OSError):
+            raise VerbFailedError from error
         raise
     yield _END
 
@@ -49,7 +56,7 @@ def json_rows(reader: pa.RecordBatchReader) -> tuple[list[dict[str, Any]], bool]
     the batch that reaches `JSON_ANSWER_BYTES_MAX`."""
     rows: list[dict[str, Any]] = []
     size = 0
-    for batch in reader:
+    for batch in _batches(reader):
         if size >= JSON_ANSWER_BYTES_MAX and batch.num_rows:
             return rows, False
         size += batch.nbytes
@@ -58,6 +65,13 @@ def json_rows(reader: pa.RecordBatchReader) -> tuple[list[dict[str, Any]], bool]
         if len(rows) == JSON_ROWS_MAX:
             return rows, False
     return rows, True
+
+
+def _batches(reader: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:
+    try:
+        yield from reader
+    except OSError as error:
+        raise VerbFailedError from error
 
 
 def _cell(cell: Any) -> Any:

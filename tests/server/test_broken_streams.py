@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Iterator
+from http.client import HTTPConnection, IncompleteRead
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ import pytest
 import kvstore
 from kvstore.client import Client, connect
 from kvstore.errors import ClosedError, CorruptionError, HistoryGoneError, KVStoreError
+from kvstore.protocol import ARROW_TYPE, JSON_TYPE
 from kvstore.server import ListenAddress, app, serving
 from kvstore.server.invocation import Invocation
 from kvstore.server.verbs import Answer, Verb
@@ -136,3 +139,47 @@ def test_a_defect_in_between_is_told_without_its_details(store: kvstore.Store) -
         answer_broken_by(store, fail, written)
     assert "secret" not in str(found.value)
     assert type(found.value) is KVStoreError
+
+
+def fail() -> None:
+    raise ConnectionResetError("a secret")
+
+
+def failing(call: Invocation) -> Answer:
+    fail()
+    raise AssertionError
+
+
+def failing_behind_a_row(call: Invocation) -> Answer:
+    def batches() -> Iterator[pa.RecordBatch]:
+        yield batch
+        fail()
+
+    batch = pa.RecordBatch.from_pydict({"n": [1]})
+    return pa.RecordBatchReader.from_batches(batch.schema, batches())
+
+
+@pytest.mark.parametrize(
+    ("run", "kind"),
+    [(failing, JSON_TYPE), (failing_behind_a_row, JSON_TYPE), (failing_behind_a_row, ARROW_TYPE)],
+    ids=["at once", "in rows of JSON", "in a stream"],
+)
+def test_an_error_of_the_operating_system_in_a_verb_is_a_defect_and_no_departure(
+    store: kvstore.Store, caplog: pytest.LogCaptureFixture, run: Any, kind: str
+) -> None:
+    verb = Verb("own", "read", run, "Rows.", {})
+    with (
+        serving(app(store, verbs=[verb]), LOCAL) as running,
+        contextlib.closing(HTTPConnection(*running.address[:2])) as line,
+    ):
+        line.request("POST", "/v1/own", b"{}", {"accept": kind, "content-type": JSON_TYPE})
+        try:
+            told = line.getresponse().read()
+        except IncompleteRead as error:
+            told = error.partial
+        assert b"the server has a defect" in told
+        assert b"secret" not in told
+        line.close()
+        line.request("GET", "/metrics")
+        assert b'requests_total{result="failed"} 1.0\n' in line.getresponse().read()
+    assert "a secret" in caplog.text

@@ -8,6 +8,7 @@ import select
 import socket
 import struct
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,12 +22,16 @@ from kvstore.client.pool import Pool
 from kvstore.errors import AccessDeniedError, RetryableError, UsageError
 from kvstore.protocol import WRITES_SCHEMA
 from kvstore.server import ListenAddress, Running, Token, app, serving
+from kvstore.server.head import head_of
 from kvstore.testing.bounds import bounds
 from kvstore.testing.seeds import seeded
 from tests.server.process import ServerProcess
 
 SECRET = "s" * 32
 GZIP = b"Transfer-Encoding: gzip, chunked"
+CHUNKED = b"Transfer-Encoding: chunked"
+TWICE = CHUNKED + b"\r\n" + CHUNKED
+GZIP_FIRST = b"Transfer-Encoding: gzip\r\n" + CHUNKED
 ARROW = "application/vnd.apache.arrow.stream"
 
 
@@ -127,6 +132,42 @@ def test_tricks_are_refused_and_read_nothing(running: Running, sent: bytes, expe
     assert json.loads(heard.partition(b"\r\n\r\n")[2])
 
 
+@pytest.mark.parametrize(
+    "framing",
+    [
+        b"Content-Length: 5\r\nContent-Length: 5",
+        b"Content-Length: 5\r\nContent-Length: 0",
+        b"Content-Length: 5, 5",
+        b"Content-Length: 5\r\n" + CHUNKED,
+        CHUNKED + b"\r\nContent-Length: 5",
+        CHUNKED + b"\r\nTransfer-Encoding: identity",
+        CHUNKED + b"\r\nTransfer-Encoding: gzip",
+        b"Transfer-Encoding: xchunked",
+        b"Transfer-Encoding : chunked",
+        TWICE,
+        GZIP_FIRST,
+    ],
+)
+def test_a_request_whose_end_is_in_doubt_is_refused(
+    running: Running, store: kvstore.Store, framing: bytes
+) -> None:
+    before = store.upper
+    asked = request("PUT", "/v1/keys/k", b"0\r\n\r\n", "Connection: keep-alive")
+    hidden = request("DELETE", "/v1/keys/k")
+    asked = asked.replace(b"Content-Length: 5", framing).replace(b"Connection: close\r\n", b"")
+    assert status(say(running, asked)) == 400
+    say(running, asked + hidden)
+    assert store.upper == before
+
+
+@pytest.mark.parametrize("name", [b"content-length", b"transfer-encoding"])
+def test_a_mounted_application_refuses_two_lengths_as_well(name: bytes) -> None:
+    lines = [(name, b"5"), (name, b"5")]
+    scope = {"method": "PUT", "path": "/", "query_string": b"", "headers": lines}
+    with pytest.raises(UsageError):
+        _ = head_of(scope).length
+
+
 def stream(schema: pa.Schema, *columns: list[object]) -> bytes:
     sink = pa.BufferOutputStream()
     table = pa.table([pa.array(c, f.type) for c, f in zip(columns, schema, strict=True)], schema)
@@ -224,6 +265,14 @@ def test_mutated_arrow_never_takes_the_server_down(running: Running, store: kvst
     assert store.verify().problems == ()
 
 
+def await_no_pin(store: kvstore.Store) -> None:
+    """Wait until no stream keeps history, for a minute at most."""
+    ends = time.monotonic() + 60
+    while any(claim.is_pin for claim in store.holds.needing()):
+        assert time.monotonic() < ends, "a stream keeps history"
+        threading.Event().wait(0.05)
+
+
 def test_a_client_that_reads_nothing_is_cut_off_and_its_history_goes_free(
     running: Running, store: kvstore.Store
 ) -> None:
@@ -234,8 +283,7 @@ def test_a_client_that_reads_nothing_is_cut_off_and_its_history_goes_free(
         opened.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         opened.sendall(request("GET", "/v1/scan"))
         opened.recv(100)
-        while any(claim.is_pin for claim in store.holds.needing()):
-            threading.Event().wait(0.05)
+        await_no_pin(store)
 
 
 def test_a_client_that_goes_away_leaves_nothing(running: Running, store: kvstore.Store) -> None:
@@ -285,8 +333,7 @@ def test_clients_that_hang_up_or_read_nothing_are_not_logged(
         opened.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         opened.sendall(scan)
         opened.recv(100)
-        while any(claim.is_pin for claim in store.holds.needing()):
-            threading.Event().wait(0.05)
+        await_no_pin(store)
     with connect(running.url) as client:
         assert client.get(b"k") == b"v"
     assert caplog.records == []

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 import kvstore
 from kvstore.client import connect
+from kvstore.limits import SERVER_PIPELINED_MAX
 from kvstore.server import ListenAddress, app, server_tls, serving
 from kvstore.server.outbox import Outbox, Unsent
 from kvstore.testing.bounds import bounds
@@ -30,11 +31,13 @@ class Pipe:
     def __init__(self, room: int) -> None:
         self._room = room
         self.outbox = Outbox(self, Unsent())
+        self.pieces: list[bytes] = []
         self.held = self.taken = b""
         self.has_ended = False
 
     def write(self, data: bytes) -> None:
         assert not self.has_ended
+        self.pieces.append(data)
         self.held += bytes(data)
         if len(self.held) > self._room:
             self.outbox.pause()
@@ -44,7 +47,8 @@ class Pipe:
         was_full = len(self.held) > self._room
         self.taken, self.held = self.taken + self.held[:size], self.held[size:]
         if was_full and len(self.held) <= self._room:
-            has_room = self.outbox.resume()
+            self.outbox.resume()
+            has_room = self.outbox.hand_on()
             assert has_room == (len(self.held) <= self._room)
 
     def get_write_buffer_size(self) -> int:
@@ -54,6 +58,7 @@ class Pipe:
         return self.has_ended
 
     def close(self) -> None:
+        assert not self.has_ended
         self.has_ended = True
 
 
@@ -84,6 +89,14 @@ def test_all_bytes_leave_in_their_order_and_before_the_end(
         assert pipe.has_ended
 
 
+def test_a_transport_keeps_no_answer_that_is_not_counted() -> None:
+    with bounds(SERVER_PIECE_BYTES=10):
+        pipe = Pipe(room=100)
+        pipe.outbox.write(bytes(95))
+        assert pipe.outbox.memory == 0
+        assert max(memoryview(memoryview(piece).obj).nbytes for piece in pipe.pieces) == 10
+
+
 def test_the_connection_that_keeps_most_for_longest_is_cut() -> None:
     cut: list[int] = []
 
@@ -93,8 +106,8 @@ def test_the_connection_that_keeps_most_for_longest_is_cut() -> None:
             self.outbox = Outbox(self, unsent)
             self._number = number
 
-        def get_extra_info(self, _: str) -> socket.socket:
-            raise OSError("a pipe has no socket")
+        def get_extra_info(self, _: str) -> None:
+            """A pipe has no socket."""
 
         def abort(self) -> None:
             cut.append(self._number)
@@ -116,13 +129,18 @@ def test_the_connection_that_keeps_most_for_longest_is_cut() -> None:
         assert len(cut) == 3
 
 
+ASKS = b"GET /v1/keys/large HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
+
+
 @contextlib.contextmanager
-def asked(place: tuple[str, int], tls: ssl.SSLContext | None) -> Iterator[socket.socket]:
+def asked(
+    place: tuple[str, int], tls: ssl.SSLContext | None, asks: bytes = ASKS
+) -> Iterator[socket.socket]:
     """A connection that has asked for the large value, and reads nothing."""
     with socket.create_connection(place) as opened, contextlib.ExitStack() as stack:
         if tls is not None:
             opened = stack.enter_context(tls.wrap_socket(opened, server_hostname=place[0]))
-        opened.sendall(b"GET /v1/keys/large HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+        opened.sendall(asks)
         select.select([opened], [], [])  # the server has begun its answer
         yield opened
 
@@ -162,6 +180,40 @@ def test_clients_that_read_nothing_make_room_for_one_that_reads(
         assert body_bytes(reading) == LARGE
         found = [body_bytes(each) for each in stuck]
         assert [size == LARGE for size in found] == [False] * 3 + [True] * 2, found
+
+
+def test_a_large_row_counts_whole_behind_which_a_small_request_waits(store: kvstore.Store) -> None:
+    store.put(b"large", bytes(LARGE))
+    asks = ASKS.replace(b"keys/large", b"scan") + ASKS.replace(b"large", b"absent")
+    with (
+        bounds(SERVER_REQUEST_S_MAX=600.0),  # no client is cut because it is slow
+        bounds(SERVER_UNSENT_BYTES_MAX=11 * LARGE),  # two rows, each in memory five times
+        serving(app(store), ListenAddress("127.0.0.1", 0)) as running,
+        contextlib.ExitStack() as opened,
+    ):
+        place = (running.address.host, running.address.port)
+        stuck = [opened.enter_context(asked(place, None, asks)) for _ in range(3)]
+        watch = select.poll()
+        for each in stuck:
+            watch.register(each, 0)
+        assert watch.poll(60_000)  # the server has cut one
+
+
+def test_requests_that_wait_behind_another_are_bounded(store: kvstore.Store) -> None:
+    store.put(b"large", bytes(LARGE))
+    store.put(b"k", b"v")
+    small = ASKS.replace(b"large", b"k")
+    last = small.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
+    with serving(app(store), ListenAddress("127.0.0.1", 0)) as running:
+        place = (running.address.host, running.address.port)
+        with asked(place, None, ASKS + small * (SERVER_PIPELINED_MAX - 1) + last) as opened:
+            heard = bytearray()
+            while part := opened.recv(1 << 20):
+                heard += part
+        assert heard.count(b"\r\n\r\nv") == SERVER_PIPELINED_MAX
+        assert len(heard) > LARGE
+        with asked(place, None, ASKS + small * (SERVER_PIPELINED_MAX + 1)) as opened:
+            assert body_bytes(opened) == 0
 
 
 def test_an_answer_that_is_taken_in_drops_is_cut_off(store: kvstore.Store) -> None:

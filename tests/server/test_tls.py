@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 
 import kvstore
-from kvstore.client import connect
+from kvstore.client import calls, connect
+from kvstore.client.endpoint import Endpoint, client_tls
+from kvstore.client.pool import Pool
 from kvstore.errors import (
     AccessDeniedError,
     KVStoreError,
@@ -188,3 +190,19 @@ def test_a_socket_is_taken_from_the_dead_and_not_from_the_living(
     (tmp_path / "socket").write_text("mine")
     with pytest.raises(UsageError, match="no socket"), serving(app(store), address):
         pass
+
+
+def test_a_full_server_says_so_over_tls_to_a_client_that_is_still_sending(
+    store: kvstore.Store, certificate: tuple[Path, Path]
+) -> None:
+    ca, before = client_tls(certificate[0]), store.upper
+    with (
+        serving(
+            app(store), ListenAddress.parse("127.0.0.1:0"), tls=server_tls(*certificate)
+        ) as running,
+        bounds(SERVER_CONNECTIONS_MAX=0, SERVER_TURNED_AWAY_S=0.0),
+    ):
+        pool = Pool(Endpoint.parse(running.url, tls=ca), timeout=60, patience=0)
+        with pytest.raises(RetryableError, match="has 0 connections; try again"):
+            pool.send(calls.put(b"k", bytes(64 << 20), None))
+    assert store.upper == before
