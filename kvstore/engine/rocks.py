@@ -3,8 +3,7 @@
 Observed behaviour of rocksdict 0.3.29, and its consequences
 * A synced `write` holds the interpreter lock for the whole fsync; `flush_wal(True)` releases it. So
   a batch is written unsynced and the log is flushed after it. Commits can then share an fsync.
-* A `write` that RocksDB delays or stops holds the interpreter lock for as long as it waits. So a
-  writer waits for the end of a stop before it begins, see `kvstore.engine.rocks_stalls`.
+* A `write` that RocksDB stops holds the interpreter lock: see `kvstore.engine.rocks_stalls`.
 * `set_iterate_lower_bound` sets the *upper* bound. So only the upper bound is used, and descending
   passes cut their own end.
 * Iterators, family handles and family objects each keep the database, and its lock, open: `close`
@@ -28,6 +27,7 @@ Observed behaviour of rocksdict 0.3.29, and its consequences
 from __future__ import annotations
 
 import bisect
+import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -51,7 +51,7 @@ from kvstore.engine.rocks_opening import (
     opened_at_once,
     require_store_directory,
 )
-from kvstore.engine.rocks_stalls import Stalls
+from kvstore.engine.rocks_stalls import SIGNS, Stalls
 from kvstore.errors import ClosedError, KVStoreError, StaleReaderError, UsageError
 from kvstore.forks import own
 from kvstore.limits import (
@@ -62,6 +62,7 @@ from kvstore.limits import (
     PASSING_READAHEAD_BYTES,
     READERS_BEHIND_BYTES_MAX,
     SCAN_CHUNK_BYTES,
+    STALL_LOOK_S,
 )
 from kvstore.loops import Entries, Live, Readers, collect
 
@@ -120,7 +121,8 @@ class RocksEngine:
         self._unlogged = rocks.WriteOptions()
         self._unlogged.disable_wal = True  # type: ignore[method-assign,assignment]
         self._cursors: weakref.WeakSet[RocksCursor] = weakref.WeakSet()
-        self._stalls = Stalls(lambda: self._family)
+        self._stalls = Stalls(lambda: self._family[DATA])
+        self._look_at, self._is_stop_near = 0.0, False
         self._merges = Merges(str(path), self._opened, self.cursor)
         own(self, f"the database at {path}", endings=("close", "give_back"))
 
@@ -134,8 +136,18 @@ class RocksEngine:
     # -- writing --------------------------------------------------------------------------
 
     def batch(self) -> WriteBatch:
-        self._stalls.wait()
+        now = time.monotonic()
+        if now >= self._look_at:
+            self._look_at, self._is_stop_near = now + STALL_LOOK_S, self._has_signs()
+        if self._is_stop_near:
+            self._stalls.wait()
         return rocks.WriteBatch(raw_mode=True)
+
+    def _has_signs(self) -> bool:
+        families = [*self._family.values()]
+        with suppress(Exception):  # the database was closed meanwhile: the write tells that
+            return any(each.property_int_value(sign) for each in families for sign in SIGNS)
+        return False
 
     def write(
         self,

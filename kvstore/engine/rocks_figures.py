@@ -45,21 +45,6 @@ def active_bytes(family: rocks.Rdict) -> int:
     return _value(family, "rocksdb.cur-size-active-mem-table")
 
 
-def is_flush_due(family: rocks.Rdict) -> bool:
-    """Whether a full memtable waits for its flush."""
-    return _value(family, "rocksdb.num-immutable-mem-table") > 0
-
-
-def is_slowed(family: rocks.Rdict) -> bool:
-    """Whether RocksDB slows the writes of all families down, or takes none."""
-    return is_stopped(family) or _value(family, "rocksdb.actual-delayed-write-rate") > 0
-
-
-def is_stopped(family: rocks.Rdict) -> bool:
-    """Whether RocksDB takes no writes, in all families."""
-    return _value(family, "rocksdb.is-write-stopped") > 0
-
-
 def _write_stops(family: rocks.Rdict) -> int:
     """How often RocksDB has stopped the writes of a family since the database was opened."""
     told = _STOPS.search(family.property_value("rocksdb.cf-write-stall-stats") or "")

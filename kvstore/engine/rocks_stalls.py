@@ -18,53 +18,46 @@ Source: `DelayWrite` and `RecalculateWriteStallConditions` of RocksDB.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
+from typing import Final
 
 import rocksdict as rocks
 
-from kvstore.engine.api import DATA
-from kvstore.engine.rocks_figures import is_flush_due, is_slowed, is_stopped
-from kvstore.limits import STALL_LOOK_S, STALL_PAUSE_S, STALL_PAUSE_S_MAX
+from kvstore.limits import STALL_PAUSE_S, STALL_PAUSE_S_MAX
+
+_STOPPED: Final = "rocksdb.is-write-stopped"
+SIGNS: Final = (
+    "rocksdb.num-immutable-mem-table",  # a full memtable waits for its flush
+    "rocksdb.actual-delayed-write-rate",  # of all families
+    _STOPPED,  # of all families
+)
+"""Properties of families. One is above 0 where a write may meet a stop."""
 
 
 class Stalls:
-    """The stops of one database, as its writer sees them."""
+    """The stops of one database, as its writer meets them."""
 
-    def __init__(self, families: Callable[[], Mapping[str, rocks.Rdict]]) -> None:
-        """`families` gives the open families."""
-        self._families = families
-        self._look_at = 0.0
-        self._is_near = False
+    def __init__(self, family: Callable[[], rocks.Rdict]) -> None:
+        """`family` gives a family of the database, and raises where that is closed."""
+        self._family = family
         self._probe = rocks.WriteOptions()
         self._probe.no_slowdown = True
         self._probe.disable_wal = True  # type: ignore[method-assign,assignment]
 
     def wait(self) -> None:
-        """Return once RocksDB takes writes, or fails them. Hot: 0.1 us where no stop is near, and
-        3 us where one is."""
-        now = time.monotonic()
-        if now >= self._look_at:
-            self._look_at = now + STALL_LOOK_S
-            self._is_near = self._may_come()
-        if self._is_near:
-            pause = STALL_PAUSE_S
-            while self._has_come():
-                time.sleep(pause)
-                pause = min(2 * pause, STALL_PAUSE_S_MAX)
-
-    def _may_come(self) -> bool:
-        with suppress(Exception):  # the database was closed meanwhile: the write tells that
-            families = [*self._families().values()]
-            return any(map(is_slowed, families[:1])) or any(map(is_flush_due, families))
-        return False
+        """Return once RocksDB takes writes, or fails them. Costs 3 us where it takes them."""
+        pause = STALL_PAUSE_S
+        while self._has_come():
+            time.sleep(pause)
+            pause = min(2 * pause, STALL_PAUSE_S_MAX)
 
     def _has_come(self) -> bool:
         """Whether a write would wait until a stop ends. A write that RocksDB only slows down does
         not: it waits for milliseconds."""
         with suppress(Exception):  # the write tells any failure
-            family = self._families()[DATA]
-            return self._is_refused(family) and is_stopped(family)
+            family = self._family()
+            return self._is_refused(family) and bool(family.property_int_value(_STOPPED))
         return False
 
     def _is_refused(self, family: rocks.Rdict) -> bool:

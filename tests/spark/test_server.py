@@ -27,14 +27,12 @@ from spark_connector.origins.opening import open_origin
 from spark_connector.origins.place import find
 from spark_connector.reading.query import QueryReader
 from spark_connector.reading.schema import STATE
+from tests.certificates import made_certificate
 from tests.server.process import ServerProcess
-from tests.server.test_tls import certificate
 from tests.spark.test_joins import ADDED, answers, frame
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-
-__all__ = ["certificate"]
 
 LOCAL = ListenAddress("127.0.0.1", 0)
 SECRET = "read-flights-0123456789abcdef"
@@ -83,9 +81,9 @@ def pairs(df: DataFrame) -> list[tuple[bytes, bytes]]:
 
 @pytest.mark.spark
 def test_a_live_store_is_read_by_tls_and_a_token_while_it_is_written(
-    spark: SparkSession, tmp_path: Path, certificate: tuple[Path, Path]
+    spark: SparkSession, tmp_path: Path
 ) -> None:
-    cert, key = map(str, certificate)
+    cert, key = map(str, made_certificate(tmp_path))
     tokens, token_file = tmp_path / "tokens", tmp_path / "token"
     tokens.write_text(f"read {SECRET}\nadmin {WRITER}\n")
     tokens.chmod(0o600)
