@@ -33,16 +33,18 @@ SERVER_UNSENT_BYTES_MAX = 512 << 20
 parts of `SERVER_STREAMS_MAX` streams whose rows fit into `ARROW_BYTES_MAX`."""
 
 SERVER_ROW_COPIES = 5
-"""How often a larger row is in memory while its client reads: as the part, and in the scan as the
-bytes of the engine, its copy and the columns. Sixty scans of rows of 16 MiB took 84 MB each."""
+"""How often a row that fills a large part is in memory while its client reads: as the part, and in
+the scan as the bytes of the engine, their copy and the columns. Sixty scans of rows of 16 MiB took
+84 MB each."""
 
 SERVER_PIECE_BYTES = 128 << 10
 """Bytes of an answer that a transport gets at once. Smaller answers do not count for
 `SERVER_UNSENT_BYTES_MAX`: a thousand clients could keep 128 MiB of them, and 512 MiB over TLS."""
 
 SERVER_LARGE_PART_BYTES = 8 << 20
-"""A part of a stream with more bytes is one large row, for other parts fit into `ARROW_BYTES_MAX`.
-The next part is made while the client takes this one, but behind a large one once it was taken."""
+"""Bytes above which a part of a stream is large: one row, or a piece of the answers to many keys,
+for the rows of a scan fit into `ARROW_BYTES_MAX`. The part behind a large one is made once the
+client has taken it; behind others it is made meanwhile."""
 
 SERVER_PIPELINED_MAX = 64
 """Requests that wait behind another one of their connection, 3 KiB each. A client that sends

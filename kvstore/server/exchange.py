@@ -173,14 +173,14 @@ async def send_part(send: Send, part: bytes) -> bool:
     size = len(part)
     message: Message = {"type": "http.response.body", "body": part, "more_body": size > 0}
     del part
-    await _within_time(send(message), max(size, SERVER_LARGE_PART_BYTES))
+    await within_time(send(message), max(size, SERVER_LARGE_PART_BYTES))
     message["body"] = b""
     if size > SERVER_LARGE_PART_BYTES:
-        await _within_time(send(message), size)
+        await within_time(send(message), size)
     return size > 0
 
 
-async def _within_time(sending: Awaitable[None], size: int) -> None:
+async def within_time(sending: Awaitable[None], size: int) -> None:
     """Wait for a client to take `size` bytes, for a bounded time."""
     try:
         await asyncio.wait_for(sending, SERVER_REQUEST_S_MAX + size / SERVER_BYTES_S_MIN)
@@ -237,7 +237,7 @@ async def send_whole(
     start["headers"] += [(b"content-length", b"%d" % len(body)), *extra]
     await send(start)
     last: Message = {"type": "http.response.body", "body": body}
-    await send(last)
+    await (send(last) if len(body) < SERVER_SHORT_BYTES_MAX else within_time(send(last), len(body)))
 
 
 def start_of(status: int, kind: str) -> dict[str, Any]:

@@ -29,7 +29,15 @@ from kvstore.limits import (
     CONTROL_DIAL_S,
     SERVER_IDLE_S_MAX,
 )
-from kvstore.server.exchange import Departure, Message, Receive, Send, send_part, start_of
+from kvstore.server.exchange import (
+    Departure,
+    Message,
+    Receive,
+    Send,
+    send_part,
+    start_of,
+    within_time,
+)
 from kvstore.server.head import Head
 
 _HEADERS: Final = (
@@ -153,7 +161,7 @@ async def _relay(
             raise IndeterminateError("a call of the owner of the store", cause) from error
         start["headers"].append((b"content-length", b"%d" % head.length))
         await send(start)
-        await send({"type": "http.response.body", "body": body})
+        await within_time(send({"type": "http.response.body", "body": body}), len(body))
         return True
     await send(start)
     with Departure(receive) as departure:

@@ -177,9 +177,9 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def resume_writing(self) -> None:
         self.transport.resume()
-        self.loop.call_soon(self._go_on)
+        self.loop.call_soon(self._hand_on)
 
-    def _go_on(self) -> None:
+    def _hand_on(self) -> None:
         if not self.transport.hand_on():
             return
         super().resume_writing()
