@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -120,3 +121,25 @@ def test_a_writer_that_waits_is_told_that_the_store_was_closed(tmp_path: Path) -
             store.close()
     with kvstore.open(tmp_path / "s") as store:
         assert store.get(b"k") == b"1"
+
+
+def interrupted(_: float) -> None:
+    raise KeyboardInterrupt
+
+
+def test_an_interrupt_of_a_writer_that_waits_commits_nothing_and_harms_nothing(
+    store: kvstore.Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.put(b"k", b"1")
+    set_triggers(store, slow=1, stop=1)
+    data_family(store).flush()
+    upper = store.upper
+    with bounds(STALL_LOOK_S=0.0):
+        with monkeypatch.context() as patch:
+            patch.setattr(time, "sleep", interrupted)  # a signal may be ignored by this process
+            with pytest.raises(KeyboardInterrupt):
+                store.put(b"k", b"2")
+        assert (store.get(b"k"), store.upper) == (b"1", upper)
+        parts_of(store).engine.compact(DATA)
+        store.put(b"k", b"3")
+    assert [version.value for version in store.history(b"k")] == [b"3", b"1"]
