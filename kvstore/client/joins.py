@@ -69,13 +69,16 @@ class RemoteAnswers:
         )
         if len(request.body) > SERVER_BODY_BYTES_MAX and len(labels.times) > 1:
             return None  # the labels come again in halves
-        schema, size = pa.schema(VALUE_FIELDS), 0
-        batches: list[pa.RecordBatch] = []
-        with streams.rows(self._pool, request) as reader:
+
+        def read(reader: pa.RecordBatchReader) -> list[pa.Array] | None:
+            size = 0
+            batches: list[pa.RecordBatch] = []
             for batch in reader:
                 size += batch.column(0).nbytes
                 if size > search.bytes_max and len(labels.times) > 1:
                     return None
                 batches.append(batch)
-        table = pa.Table.from_batches(batches, schema).combine_chunks()
-        return [pa.concat_arrays(column.chunks) for column in table.columns]
+            table = pa.Table.from_batches(batches, pa.schema(VALUE_FIELDS)).combine_chunks()
+            return [pa.concat_arrays(column.chunks) for column in table.columns]
+
+        return streams.read_whole(self._pool, request, read)

@@ -79,7 +79,7 @@ class Pool:
         unknown."""
         writer = self._writer() if request.once else None
         token = self._token(writer)
-        repeats = self._repeats(request)
+        repeats = self.repeats(request)
         try:
             while True:
                 found = self._attempt(request, token)
@@ -96,7 +96,7 @@ class Pool:
 
         The caller reads the body, and gives the connection back or closes it.
         """
-        repeats = self._repeats(request)
+        repeats = self.repeats(request)
         while True:
             try:
                 return self._open(request, b"")
@@ -104,16 +104,7 @@ class Pool:
                 if not repeats(error):
                     raise
 
-    def close(self) -> None:
-        """Close the idle connections. A connection in use closes when it is given back.
-        Repeatable."""
-        self._closed = True
-        while self._idle:
-            self._idle.pop().close()
-
-    # -- inside -----------------------------------------------------------------------------
-
-    def _repeats(self, request: ClientRequest[T]) -> Callable[[KVStoreError], bool]:
+    def repeats(self, request: ClientRequest[T]) -> Callable[[KVStoreError], bool]:
         """Tells whether to send a request again after a failure, and waits before it says so."""
         ends_at, attempt = time.monotonic() + self._patience, 0
 
@@ -127,6 +118,15 @@ class Pool:
             return True
 
         return repeats
+
+    def close(self) -> None:
+        """Close the idle connections. A connection in use closes when it is given back.
+        Repeatable."""
+        self._closed = True
+        while self._idle:
+            self._idle.pop().close()
+
+    # -- inside -----------------------------------------------------------------------------
 
     def _read(self, request: ClientRequest[T], found: Reply) -> T:
         """The result in an answer. Raises `StorageError` for an answer that no server of ours

@@ -5,8 +5,8 @@ Each chunk of the body is one message of the stream, so its bytes become a batch
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
 
 import pyarrow as pa
 
@@ -16,6 +16,8 @@ from kvstore.client.pool import Pool
 from kvstore.client.reply import Reply, ReplyHead, strange, told_by
 from kvstore.errors import IndeterminateError, KVStoreError
 
+T = TypeVar("T")
+
 
 def rows(pool: Pool, request: ClientRequest[Any]) -> pa.RecordBatchReader:
     """The rows that a request asks for. Raises its error before the first row, or later, from the
@@ -23,6 +25,21 @@ def rows(pool: Pool, request: ClientRequest[Any]) -> pa.RecordBatchReader:
     batches = _batches(pool, request)
     schema = next(batches)
     return pa.RecordBatchReader.from_batches(schema, batches)
+
+
+def read_whole(
+    pool: Pool, request: ClientRequest[Any], read: Callable[[pa.RecordBatchReader], T]
+) -> T:
+    """The result of `read`, which reads all rows that a request asks for. The request is sent again
+    where its stream breaks off, and `read` begins again."""
+    repeats = pool.repeats(request)
+    while True:
+        try:
+            with rows(pool, request) as reader:
+                return read(reader)
+        except KVStoreError as error:  # noqa: PERF203  # a failure is rare
+            if not repeats(error):
+                raise
 
 
 def _batches(pool: Pool, request: ClientRequest[Any]) -> Iterator[Any]:

@@ -349,6 +349,7 @@ class Collector:
         first, newest, _ = tally.window
         passed = max(first, tally.passed)
         for at in range(0, len(ordered), most):
+            self.require_running()
             step = ordered[at : at + most]
             tally.passed = passed + (newest - passed) * (at + len(step)) // len(ordered)
             self._remove(garbage_of_keys(self._versions, step, since, entries_max=most), tally)

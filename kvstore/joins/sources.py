@@ -118,10 +118,17 @@ class Pieces:
     """The labels of a reader in pieces of bounded rows and bytes."""
 
     def __init__(
-        self, reader: pa.RecordBatchReader, rows_first: int, rows_most: int, first: int = 0
+        self,
+        reader: pa.RecordBatchReader,
+        rows_first: int,
+        rows_most: int,
+        first: int = 0,
+        bytes_max: int | None = None,
     ) -> None:
         """The first piece has `rows_first` labels at most, a later one `rows_most`. The first label
-        is row `first` for its caller."""
+        is row `first` for its caller. The values of a piece may have `bytes_max` bytes, by default
+        `JOIN_VALUE_BYTES_MAX`."""
+        self._bytes_max = JOIN_VALUE_BYTES_MAX if bytes_max is None else bytes_max
         self._reader, self._first = reader, first
         self._rows_most = rows_most
         self._rows_max = min(rows_first, rows_most)
@@ -129,7 +136,7 @@ class Pieces:
     def learn(self, rows: int, size: int) -> None:
         """Note that the values of `rows` labels have `size` bytes. The next pieces have so few
         labels that their values take about half of the allowed bytes."""
-        fitting = rows * JOIN_VALUE_BYTES_MAX // (2 * max(size, 1))
+        fitting = rows * self._bytes_max // (2 * max(size, 1))
         self._rows_max = max(min(fitting, self._rows_most), 1)
 
     def __iter__(self) -> Iterator[Piece]:

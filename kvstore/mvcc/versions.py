@@ -28,7 +28,7 @@ from kvstore.codec.keys import (
 )
 from kvstore.codec.ordered import frame
 from kvstore.engine.api import DATA, RANGES, Cursor, Engine, pairs
-from kvstore.limits import REBUILD_FRAGMENTS_FROM, SCAN_CHUNK
+from kvstore.limits import FEW_ROWS_MAX, REBUILD_FRAGMENTS_FROM, SCAN_CHUNK
 from kvstore.loops import LiveRows, Lookup, NewestValues
 from kvstore.mvcc.diff import Difference, differences, stored_keys
 from kvstore.mvcc.export import VersionColumns, version_columns
@@ -48,7 +48,7 @@ from kvstore.mvcc.lookup import (
     values_at,
     versions_at,
 )
-from kvstore.mvcc.scan import Read, RowArrays, RowChunk, live_columns, live_rows
+from kvstore.mvcc.scan import Read, RowArrays, RowChunk, few_rows, live_columns, live_rows
 from kvstore.mvcc.version import Revision, Stamps, StoredEntry, Version, timeline
 from kvstore.span import Span
 from kvstore.timestamp import TIMESTAMP_MAX, Timestamp
@@ -142,6 +142,11 @@ class Versions:
         """Chunks of live keys and values at `as_of`, ascending or descending. Bounded memory. Few
         entries are read behind the first `limit` rows. With `keys_only` values may be empty."""
         read = self._read(as_of)
+        if limit is not None and limit <= FEW_ROWS_MAX and not keys_only:
+            bounds = span_bounds(span.start, span.end)
+            found = few_rows(self.engine, bounds, read, limit, reverse=reverse)
+            if found is not None:
+                return iter([found] if found[0] else [])
         cursor = self._cursor(span, reverse=reverse, keys_only=keys_only)
         return live_rows(cursor, read, limit=limit)
 

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from kvstore.commit import Durability, Expires
 from kvstore.errors import TableAlteredError, UsageError, printable
-from kvstore.limits import BATCH_BYTES_MAX
+from kvstore.limits import ARROW_BYTES_MAX, BATCH_BYTES_MAX
 from kvstore.mvcc import WriteSet
 from kvstore.span import Span
 from kvstore.store.requests import Requests, RequestToken
@@ -49,10 +49,11 @@ class SentRows:
         return self._reader.held(as_of)
 
     def join(self, name: str, labels: object, **question: Any) -> pa.RecordBatchReader:
-        """The labels with columns of the rows that they ask for: see `Table.join`."""
-        return join_rows(
-            StoredRowSource(self._parts), self._catalogue.codec(name), labels, **question
-        )
+        """The labels with columns of the rows that they ask for: see `Table.join`. A batch is
+        as small as a batch of a scan."""
+        source = StoredRowSource(self._parts, ARROW_BYTES_MAX)
+        codec = self._catalogue.codec(name)
+        return join_rows(source, codec, labels, bytes_max=ARROW_BYTES_MAX, **question)
 
     def alter(self, name: str, wanted: Definition) -> TableCodec:
         """Give a table the definition that a caller has made by altering the newest one. Raises as

@@ -87,8 +87,11 @@ class RowSource(Protocol):
 class StoredRowSource:
     """The rows of a store."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: Parts, bytes_max: int | None = None) -> None:
+        """An answer has at most `bytes_max` bytes of rows, by default `JOIN_VALUE_BYTES_MAX`, or
+        one row."""
         self._parts = parts
+        self._bytes_max = JOIN_VALUE_BYTES_MAX if bytes_max is None else bytes_max
 
     def time(self, time: TimeLike | None, name: str) -> Timestamp:
         """See `RowSource.time`."""
@@ -99,14 +102,15 @@ class StoredRowSource:
     def answers(self) -> Iterator[StoredRowAnswers]:
         """Pin the history that is kept."""
         with StoredSide(self._parts).opened():
-            yield StoredRowAnswers(self._parts)
+            yield StoredRowAnswers(self._parts, self._bytes_max)
 
 
 class StoredRowAnswers:
     """See `RowAnswers`."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: Parts, bytes_max: int) -> None:
         self._parts = parts
+        self._bounds = SearchBounds(bytes_max=bytes_max)
         self.rows_first = self.rows_max = JOIN_ROWS_FIRST
 
     @property
@@ -145,8 +149,8 @@ class StoredRowAnswers:
         labels = Labels(wanted, asked, first)
         require_complete(self._parts, labels)
         require_kept(self._parts, labels)
-        bounds = SearchBounds(bytes_max=JOIN_VALUE_BYTES_MAX)
-        answer = self._parts.versions.get_timed(wanted, np.ascontiguousarray(asked).data, bounds)
+        times_asked = np.ascontiguousarray(asked).data
+        answer = self._parts.versions.get_timed(wanted, times_asked, self._bounds)
         if answer is None:
             return None
         found = np.full(len(keys), -1, np.int64)

@@ -13,14 +13,15 @@ from typing import Any, Final, Protocol
 import pyarrow as pa
 
 from kvstore.errors import UsageError
-from kvstore.limits import SCAN_CHUNK
+from kvstore.limits import ARROW_BYTES_MAX, SCAN_CHUNK
 from kvstore.span import Span
 from kvstore.tables.codec import TableCodec
 from kvstore.tables.definition import Index
 from kvstore.tables.sources import RowReader
 
 _FIRST_ENTRIES: Final = 128
-"""Entries of the first piece: many look-ups by an index find fewer rows."""
+"""Entries of the first piece: many look-ups by an index find fewer rows, and nothing tells yet how
+large they are."""
 
 
 def whole_index(codec: TableCodec, name: object) -> Index:
@@ -56,19 +57,25 @@ def found_batches(
     reverse: bool,
     limit: int | None,
 ) -> Iterator[pa.RecordBatch]:
-    """The rows with entries in a span of an index, in the order of the index."""
-    missing = limit
+    """The rows with entries in a span of an index, in the order of the index. A batch has at most
+    `SCAN_CHUNK` rows, and about `ARROW_BYTES_MAX` bytes."""
+    missing, count = limit, _FIRST_ENTRIES
     for batch in reader.batches(span, None, reverse=reverse, limit=None):
-        rows = rows_of(codec, reader, index, batch.column(0))
-        if columns is not None:
-            rows = rows.select(list(columns))
-        if missing is not None:
-            rows = rows.slice(0, missing)
-            missing -= rows.num_rows
-        if rows.num_rows:
-            yield rows
-        if missing == 0:
-            return
+        taken = 0
+        while taken < batch.num_rows:
+            entries = batch.column(0).slice(taken, count)
+            taken += len(entries)
+            rows = rows_of(codec, reader, index, entries)
+            count = _next_count(count, len(entries), rows.nbytes)
+            if columns is not None:
+                rows = rows.select(list(columns))
+            if missing is not None:
+                rows = rows.slice(0, missing)
+                missing -= rows.num_rows
+            if rows.num_rows:
+                yield rows
+            if missing == 0:
+                return
 
 
 def found_dicts(
@@ -91,7 +98,9 @@ def found_dicts(
         found := list(islice(entries, count if limit is None else min(count, limit)))
     ):
         keys = codec.row_keys(index, found)
-        rows = codec.to_dicts(keys, reader.get_many(keys), wanted)
+        values = reader.get_many(keys)
+        count = _next_count(count, len(keys), sum(len(value or b"") for value in values))
+        rows = codec.to_dicts(keys, values, wanted)
         fits = codec.fits(index, found, rows)
         whole = [row for row, fit in zip(rows, fits, strict=True) if fit]
         for name in extra:
@@ -100,7 +109,14 @@ def found_dicts(
         yield whole
         if limit is not None:
             limit -= len(whole)
-        count = SCAN_CHUNK
+
+
+def _next_count(count: int, taken: int, size: int) -> int:
+    """How many entries to take behind `taken` ones that led to `size` bytes of rows: so many that
+    their rows have about half of `ARROW_BYTES_MAX`, and at most twice as many as `count`, because
+    the next rows may be larger."""
+    fitting = taken * ARROW_BYTES_MAX // (2 * max(size, 1))
+    return max(min(fitting, 2 * count, SCAN_CHUNK), 1)
 
 
 class ReadsMany(Protocol):

@@ -73,9 +73,11 @@ def join_rows(
     columns: Sequence[str] | None,
     prefix: str,
     first: int = 0,
+    bytes_max: int | None = None,
 ) -> pa.RecordBatchReader:
     """The labels with columns of the rows that they ask for. See `Table.join`. The first label is
-    row `first` in errors."""
+    row `first` in errors. `bytes_max` is the bound of `source` for an answer, if it has another
+    one than `JOIN_VALUE_BYTES_MAX`."""
     age = require_age(max_age, name="max_age")
     reader, names, chosen, schema = asked_rows(codec, labels, on, at, known_at, columns, prefix)
     plan = RowJoin(
@@ -88,7 +90,7 @@ def join_rows(
         chosen,
         prefix,
     )
-    batches = _joined(source, codec, reader, plan, schema, first)
+    batches = _joined(source, codec, reader, plan, schema, first, bytes_max)
     next(batches)
     return pa.RecordBatchReader.from_batches(schema, batches)
 
@@ -207,11 +209,12 @@ def _joined(
     plan: RowJoin,
     schema: pa.Schema,
     first: int,
+    bytes_max: int | None,
 ) -> Iterator[pa.RecordBatch]:
     with source.answers() as answers:
         # A batch without columns first: taking it holds the history, within the call.
         yield pa.record_batch([], names=[])
-        pieces = Pieces(reader, answers.rows_first, answers.rows_max, first)
+        pieces = Pieces(reader, answers.rows_first, answers.rows_max, first, bytes_max)
         for piece in pieces:
             size = 0
             for batch in _answered(answers, codec, piece, plan, schema):

@@ -53,6 +53,7 @@ TINY: Final[Mapping[str, int]] = {
     "ARROW_ROWS_MAX": 3,
     "ARROW_BYTES_MAX": 100,
     "VERSIONS_PASSED_MAX": 1,
+    "FEW_ROWS_MAX": 2,
     "STEPS_BEFORE_SEEK": 1,
     "DUE_ROWS_MAX": 2,
     "JOIN_ROWS_FIRST": 2,

@@ -9,6 +9,7 @@ import sys
 import textwrap
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 
@@ -17,7 +18,7 @@ import pytest
 import kvstore
 from kvstore import GcPolicy, ManualClock, Span, Store
 from kvstore.engine.api import DATA
-from kvstore.errors import UsageError
+from kvstore.errors import ClosedError, UsageError
 from kvstore.mvcc.versions import stored_tombstones
 from kvstore.testing.bounds import bounds
 from kvstore.testing.parts import parts_of
@@ -106,6 +107,32 @@ def test_a_run_that_ends_between_range_tombstones_leaves_memory_and_disk_alike(
     collector.at_step = lambda step: None
     store.gc(before=since)
     assert len(parts_of(store).versions.view.fragments) == 2
+
+
+def test_a_run_that_finds_no_garbage_ends_at_its_next_step_once_it_is_stopped(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    collector, engine = parts_of(store).collector, parts_of(store).engine
+    collector.keys_per_step = 2
+    store.put_many({b"%d" % number: b"v" for number in range(20)})
+    stopping = threading.Thread(target=collector.stop)
+    lend, lent = engine.borrow, 0
+
+    def borrow() -> object:
+        nonlocal lent
+        lent += 1
+        if lent == 1:
+            stopping.start()
+            with suppress(ClosedError):
+                while True:  # until the stop has been asked for
+                    collector.require_running()
+        return lend()
+
+    monkeypatch.setattr(engine, "borrow", borrow)
+    with pytest.raises(ClosedError):
+        store.gc(before=store.upper - 1)
+    stopping.join()
+    assert lent == 1
 
 
 def test_background_policy_collects_and_is_stopped_by_close(tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ def damaged(tmp_path: Path) -> Iterator[Client]:
     largest.write_bytes(content)
     with (
         kvstore.open(path) as store,
-        bounds(JOIN_VALUE_BYTES_MAX=PIECE),
+        bounds(ARROW_BYTES_MAX=PIECE),
         serving(app(store), LOCAL) as running,
         connect(running.url) as client,
     ):
@@ -101,7 +101,7 @@ def broken_by(event: Callable[[], object]) -> Verb:
 def answer_broken_by(store: kvstore.Store, event: Callable[[], object], times: Any) -> object:
     """The answer to a client whose `get_many` an event interrupts."""
     with (
-        bounds(JOIN_VALUE_BYTES_MAX=PIECE),
+        bounds(ARROW_BYTES_MAX=PIECE),
         serving(app(store, verbs=[broken_by(event)]), LOCAL) as running,
         connect(running.url) as client,
     ):

@@ -191,7 +191,7 @@ def test_many_large_values_are_read_in_pieces(client: Client, store: kvstore.Sto
     client.put(b"0", b"new")
     keys = [b"%d" % (n % 21) for n in range(100)]
     wanted = store.get_many(keys)
-    with bounds(JOIN_VALUE_BYTES_MAX=3000):
+    with bounds(JOIN_VALUE_BYTES_MAX=3000, ARROW_BYTES_MAX=3000):
         assert client.get_many(keys) == wanted
         assert client.get_many(keys, first) == store.get_many(keys, first)
         times = [first, store.upper - 1] * 50

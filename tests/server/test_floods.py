@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 import random
 import select
 import socket
@@ -20,6 +21,9 @@ import pyarrow as pa
 import pytest
 
 import kvstore
+from kvstore.client import calls
+from kvstore.client.reply import Reply
+from kvstore.protocol import ARROW_TYPE
 from kvstore.server import ListenAddress, app, server_tls
 from kvstore.server.access import READ
 from kvstore.server.guarded import GuardedServer
@@ -151,6 +155,45 @@ def chunks(heard: IOBase) -> Iterator[bytes]:
         yield heard.read(size)
         assert heard.readline() == b"\r\n"
     assert heard.readline() == b"\r\n"
+
+
+@pytest.mark.parametrize("verb", ["get_many", "floor", "join", "table_join"])
+def test_clients_that_stall_before_answers_to_many_keys_get_them_whole(
+    store: kvstore.Store, verb: str
+) -> None:
+    keys = [b"%02d" % number for number in range(16)]
+    store.put_many(dict.fromkeys(keys, VALUE))
+    docs = store.table("docs", pa.schema({"id": pa.int64(), "text": pa.binary()}), key="id")
+    docs.put_batch(pa.table({"id": range(16), "text": [VALUE] * 16}))
+    newest = pa.array([store.upper - 1] * 16, pa.int64())
+    question = {"on": ["id"], "at": "at", "known_at": None, "columns": ["text"]}
+    labels = pa.table({"id": range(16), "at": newest})
+    arguments = {"table": "docs", "question": json.dumps(question)}
+    request = {
+        "get_many": calls.get_many(keys, None),
+        "floor": calls.floor_many(keys, None, None),
+        "join": calls.join(pa.array(keys), newest, 0, None, null_if_gone=False),
+        "table_join": calls.of_rows("table_join", labels, arguments, Reply.json),
+    }[verb]
+    asks = b"POST %s HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nAccept: %s\r\n" % (
+        request.target.encode(),
+        ARROW_TYPE.encode(),
+    )
+    length = len(request.body)
+    asks += b"Content-Type: %s\r\nContent-Length: %d\r\n\r\n" % (request.kind.encode(), length)
+    with (
+        served(store, LOCAL, None, "auto") as (server, place),
+        contextlib.ExitStack() as opened,
+    ):
+        stalled = [opened.enter_context(dialler(place, None)()) for _ in range(4)]
+        for each in stalled:
+            each.sendall(asks + request.body)
+        until(lambda: len(server.server_state.unsent.slow) == 4, "an answer does not wait")
+        for each in stalled:
+            with each.makefile("rb") as heard, pa.ipc.open_stream(b"".join(chunks(heard))) as rows:
+                found = rows.read_all()
+            values = found.column("text" if verb == "table_join" else "value")
+            assert values.to_pylist() == [VALUE] * len(keys)
 
 
 @pytest.mark.parametrize("loop", ["uvloop", "asyncio"])

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 import random
+import socket
+import threading
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -21,7 +25,7 @@ from kvstore.errors import (
     RetryableError,
     UsageError,
 )
-from kvstore.server import ListenAddress, Token, app, serving
+from kvstore.server import ListenAddress, Running, Token, app, serving
 from kvstore.server.streams import BrokenStreamError, arrow_parts
 from kvstore.testing.bounds import TINY, bounds
 from kvstore.testing.seeds import seed_of
@@ -85,6 +89,55 @@ def test_labels_travel_in_pieces_that_a_server_takes(store: Store, client: Clien
     labels = table([(key, at) for key in keys])
     with bounds(SERVER_BODY_BYTES_MAX=20_000):
         assert client.join(labels).read_all() == store.join(labels).read_all()
+
+
+@contextlib.contextmanager
+def relayed(running: Running, cuts: list[int]) -> Iterator[str]:
+    """The address of a relay to a server. It cuts its first connections, each once so many bytes of
+    answers have passed. `cuts` loses the numbers that were used."""
+
+    def pump(source: socket.socket, target: socket.socket, most: float) -> None:
+        with contextlib.suppress(OSError):
+            while most > 0 and (part := source.recv(1 << 14)):
+                most -= len(part)
+                target.sendall(part)
+        for each in (source, target):
+            with contextlib.suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+
+    def accept() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                near = stack.enter_context(listener.accept()[0])
+                place = (running.address.host, running.address.port)
+                far = stack.enter_context(socket.create_connection(place))
+                most = cuts.pop(0) if cuts else math.inf
+                for ends in ((near, far, math.inf), (far, near, most)):
+                    threading.Thread(target=pump, args=ends).start()
+
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        accepting = threading.Thread(target=accept)
+        accepting.start()
+        try:
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            listener.shutdown(socket.SHUT_RDWR)
+            accepting.join()
+
+
+def test_a_join_asks_again_for_an_answer_that_breaks_off(store: Store) -> None:
+    keys = [b"%04d" % number for number in range(2000)]
+    at = store.put_many({key: key * 250 for key in keys})
+    labels = table([(key, at) for key in keys])
+    cuts = [300_000, 900_000]
+    with (
+        serving(app(store), LOCAL) as running,
+        relayed(running, cuts) as url,
+        connect(url) as client,
+    ):
+        assert client.join(labels).read_all() == store.join(labels).read_all()
+    assert not cuts
 
 
 def test_an_error_of_a_join_names_the_row(store: Store, client: Client) -> None:

@@ -74,6 +74,24 @@ def test_a_build_is_a_task(store: kvstore.Store, places: kvstore.Table) -> None:
     assert [row["id"] for row in places.find("by_zone", "z0", limit=2)] == [0, 3]
 
 
+def test_a_find_of_large_rows_takes_few_of_them_at_a_time(store: kvstore.Store) -> None:
+    schema = pa.schema([("id", pa.int64()), ("zone", pa.string()), ("text", pa.binary())])
+    docs = store.table("docs", schema, key="id", indexes={"by_zone": "zone"})
+    sizes = [10] * 200 + [5000] * 1000
+    rows = [{"id": at, "zone": "a", "text": bytes(size)} for at, size in enumerate(sizes)]
+    docs.put_batch(pa.Table.from_pylist(rows, schema))
+    fit = 500_000
+    with bounds(ARROW_BYTES_MAX=fit):
+        batches = list(docs.find("by_zone", "a").to_reader())
+        assert list(docs.find("by_zone", "a")) == rows
+        assert list(docs.find("by_zone", "a", limit=900, reverse=True)) == rows[:-901:-1]
+    assert pa.Table.from_batches(batches).to_pylist() == rows
+    surprised, *learned = [batch for batch in batches if batch.nbytes > fit // 10]
+    assert surprised.num_rows <= 256  # twice as many rows as before
+    assert max(batch.nbytes for batch in learned) < fit
+    assert len(learned) < 25
+
+
 def test_a_unique_index_over_rows_that_meet_is_told(places: kvstore.Table) -> None:
     places.alter(add_index={"by_zone": unique("zone")})
     with pytest.raises(NotUniqueError, match="index 'by_zone': zone='z0' is taken by the row id=0"):

@@ -66,8 +66,11 @@ cdef inline tuple entry_of(found):
 @cython.final
 cdef class Entries:
     cdef object _key, _value, _step
+    cdef bytes _bound
+    cdef bint _reverse
 
-    def __cinit__(self, reader, *, bint reverse):
+    def __cinit__(self, reader, *, bint reverse, bytes bound=None):
+        self._reverse, self._bound = reverse, bound
         self._key = reader.key
         self._value = reader.value
         self._step = reader.prev if reverse else reader.next
@@ -78,6 +81,8 @@ cdef class Entries:
     def __next__(self):
         key = self._key()
         if key is None:
+            raise StopIteration
+        if self._bound is not None and (compare(<bytes?>key, self._bound) < 0) == self._reverse:
             raise StopIteration
         value = self._value()
         self._step()

@@ -61,10 +61,11 @@ def collect(
 
 class Entries:
     """The entries from the one where a reader stands, forwards or backwards. The reader may be
-    moved meanwhile."""
+    moved meanwhile. With a `bound` the entries end below this key, or backwards at it."""
 
-    def __init__(self, reader: Walker, *, reverse: bool) -> None:
+    def __init__(self, reader: Walker, *, reverse: bool, bound: bytes | None = None) -> None:
         self._reader = reader
+        self._reverse, self._bound = reverse, bound
         self._step = reader.prev if reverse else reader.next
 
     def __iter__(self) -> Self:
@@ -73,6 +74,8 @@ class Entries:
     def __next__(self) -> tuple[bytes, bytes]:
         key = self._reader.key()
         if key is None:
+            raise StopIteration
+        if self._bound is not None and (key < self._bound) == self._reverse:
             raise StopIteration
         value = self._reader.value()
         self._step()

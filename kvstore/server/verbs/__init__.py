@@ -3,7 +3,7 @@
 Floors, from the top:
 
     capture feeds grouping parallel reads tables upkeep writes
-    progress
+    pieces progress
     verb
 """
 

@@ -30,7 +30,6 @@ from kvstore.errors import RetryableError, UsageError
 from kvstore.joins.side import VALUE_FIELDS, Asked, Search
 from kvstore.limits import (
     ARROW_BYTES_MAX,
-    JOIN_VALUE_BYTES_MAX,
     READER_LEASE_S_MAX,
     READER_LEASES_MAX,
     SERVER_STREAM_ROWS,
@@ -38,6 +37,7 @@ from kvstore.limits import (
 from kvstore.protocol import LABELS_SCHEMA, to_json
 from kvstore.server.access import READ
 from kvstore.server.invocation import Invocation
+from kvstore.server.verbs.pieces import in_pieces
 from kvstore.server.verbs.verb import SPAN, Answer, Verb, described
 from kvstore.timestamp import TIMESTAMP_MAX, to_timestamp
 
@@ -147,7 +147,7 @@ def join(call: Invocation) -> Answer:
     age = call.age("max_age")
     age_ns = TIMESTAMP_MAX if age is None else age // timedelta(microseconds=1) * 1000
     is_gone_null = call.flag("null_if_gone")
-    search = Search(min(age_ns, TIMESTAMP_MAX), is_gone_null, JOIN_VALUE_BYTES_MAX)
+    search = Search(min(age_ns, TIMESTAMP_MAX), is_gone_null, ARROW_BYTES_MAX)
     keys, times = (table.column(name).combine_chunks() for name in ("key", "at"))
     asked = Asked(keys, times.to_numpy(), call.count("first") or 0)
     schema = pa.schema(VALUE_FIELDS)
@@ -219,19 +219,16 @@ def _batch(rows: list[Change], schema: pa.Schema) -> pa.RecordBatch:
 def _answered(
     call: Invocation, asked: Asked, search: Search, schema: pa.Schema
 ) -> Iterator[pa.RecordBatch]:
+    keys, times, first = asked
     with call.store.join_side().opened() as answers:
-        for at in range(0, len(asked.times), answers.rows_max):
-            pieces = [_part(asked, at, at + answers.rows_max)]
-            while pieces:
-                piece = pieces.pop()
-                columns = answers.answer(piece, search)
-                if columns is None:  # too many bytes of values: one half after the other
-                    middle = len(piece.times) // 2
-                    pieces += [_part(piece, middle, None), _part(piece, 0, middle)]
-                else:
-                    yield pa.RecordBatch.from_arrays(columns, schema=schema)
 
+        def answer(start: int, end: int) -> pa.RecordBatch | None:
+            at = np.ascontiguousarray(times[start:end])
+            columns = answers.answer(Asked(keys[start:end], at, first + start), search)
+            if columns is None:
+                return None
+            return pa.RecordBatch.from_arrays(columns, schema=schema)
 
-def _part(asked: Asked, start: int, end: int | None) -> Asked:
-    keys = asked.keys[start:end]
-    return Asked(keys, np.ascontiguousarray(asked.times[start:end]), asked.first + start)
+        yield from in_pieces(
+            answer, len(times), rows_first=answers.rows_first, rows_max=answers.rows_max
+        )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from functools import partial
 from itertools import chain, islice
@@ -14,17 +14,19 @@ from kvstore.arrow import binary_array
 from kvstore.changes.event import EXPAND, IMAGES
 from kvstore.errors import UsageError
 from kvstore.joins.labels import times_given
-from kvstore.limits import JOIN_VALUE_BYTES_MAX, SERVER_STREAM_ROWS
+from kvstore.limits import ARROW_BYTES_MAX, JOIN_VALUE_BYTES_MAX, SERVER_STREAM_ROWS
 from kvstore.metrics import Distribution
 from kvstore.protocol import KEYS_SCHEMA, READ_SCHEMA, VALUES_SCHEMA, to_json
 from kvstore.server.access import READ
 from kvstore.server.invocation import Invocation
+from kvstore.server.verbs.pieces import in_pieces
 from kvstore.server.verbs.verb import SPAN, Answer, Verb, described
 from kvstore.span import Span
 from kvstore.store import Store
 from kvstore.timestamp import NS_PER_SECOND, TimeLike
 
 _WINDOW: Final = {"since": "time", "upto": "time"}
+_FLOORS_SCHEMA: Final = pa.schema([("key", pa.binary()), ("value", pa.binary())])
 _Times: TypeAlias = "TimeLike | list[TimeLike] | None"
 T = TypeVar("T")
 
@@ -53,9 +55,8 @@ def get_many(call: Invocation) -> Answer:
         found = _at_once(look_up, keys, times)
         _require_short(found, len(keys))
         return {"values": [to_json(value) for value in found]}
-    pieces = _pieces(look_up, call.store, keys, times)
-    batches = (_batch(VALUES_SCHEMA, [each]) for each in pieces)
-    return pa.RecordBatchReader.from_batches(VALUES_SCHEMA, batches)
+    pieces = _in_pieces(look_up, call.store, keys, times, _values)
+    return pa.RecordBatchReader.from_batches(VALUES_SCHEMA, pieces)
 
 
 def floor(call: Invocation) -> Answer:
@@ -71,13 +72,8 @@ def floor(call: Invocation) -> Answer:
         rows = [row or (None, None) for row in _at_once(look_up, keys, times)]
         _require_short(chain.from_iterable(rows), len(keys))
         return {"floors": [{"key": to_json(key), "value": to_json(row)} for key, row in rows]}
-    schema = pa.schema([("key", pa.binary()), ("value", pa.binary())])
-    batches = (
-        _batch(schema, list(zip(*[row or (None, None) for row in each], strict=True)))
-        for each in _pieces(look_up, call.store, keys, times)
-        if each
-    )
-    return pa.RecordBatchReader.from_batches(schema, batches)
+    pieces = _in_pieces(look_up, call.store, keys, times, _floors)
+    return pa.RecordBatchReader.from_batches(_FLOORS_SCHEMA, pieces)
 
 
 def scan(call: Invocation) -> Answer:
@@ -257,34 +253,38 @@ def _at_once(look_up: _LookUp[T], keys: list[bytes], times: _Times) -> list[T]:
     return found
 
 
-def _pieces(
-    look_up: _LookUp[T], store: Store, keys: list[bytes], times: _Times
-) -> Iterator[list[T]]:
-    """The answers to keys, in pieces of `JOIN_VALUE_BYTES_MAX` bytes, and all at one time if one
-    time is given. A larger piece is cut in two. The first look-up is done before this returns, so
-    wrong times are refused before an answer begins."""
-    found = look_up(keys, times, bytes_max=JOIN_VALUE_BYTES_MAX)
+def _in_pieces(
+    look_up: _LookUp[T],
+    store: Store,
+    keys: list[bytes],
+    times: _Times,
+    batch_of: Callable[[list[T]], pa.RecordBatch],
+) -> Iterator[pa.RecordBatch]:
+    """The answers to keys, in pieces, and all at one time if one time is given. The first look-up
+    is done before this returns, so wrong times are refused before an answer begins."""
+    found = look_up(keys, times, bytes_max=ARROW_BYTES_MAX)
     if found is not None:  # without a snapshot, which waits for the commit under way
-        return iter([found])
-    return _halves(look_up, store, keys, times)
+        return iter([batch_of(found)])
+    return _held_pieces(look_up, store, keys, times, batch_of)
 
 
-def _halves(
-    look_up: _LookUp[T], store: Store, keys: list[bytes], times: _Times
-) -> Iterator[list[T]]:
-    middle = len(keys) // 2
-    todo = [(middle, len(keys)), (0, middle)]
+def _held_pieces(
+    look_up: _LookUp[T],
+    store: Store,
+    keys: list[bytes],
+    times: _Times,
+    batch_of: Callable[[list[T]], pa.RecordBatch],
+) -> Iterator[pa.RecordBatch]:
     context: Any = nullcontext() if isinstance(times, list) else store.snapshot(times)
     with context as snapshot:
-        while todo:
-            start, end = todo.pop()
+
+        def answer(start: int, end: int) -> pa.RecordBatch | None:
             at = times[start:end] if isinstance(times, list) else snapshot.as_of
-            found = look_up(keys[start:end], at, bytes_max=JOIN_VALUE_BYTES_MAX, first=start)
-            if found is None:
-                middle = (start + end) // 2
-                todo += [(middle, end), (start, middle)]
-            else:
-                yield found
+            found = look_up(keys[start:end], at, bytes_max=ARROW_BYTES_MAX, first=start)
+            return None if found is None else batch_of(found)
+
+        rows = min(len(keys) // 2, SERVER_STREAM_ROWS)
+        yield from in_pieces(answer, len(keys), rows_first=rows, rows_max=len(keys))
 
 
 def _require_short(answer: Iterable[bytes | None], count: int) -> None:
@@ -300,6 +300,12 @@ def _too_large(count: int) -> UsageError:
     )
 
 
-def _batch(schema: pa.Schema, columns: Sequence[Sequence[Any]]) -> pa.RecordBatch:
-    arrays = [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)]
-    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+def _values(found: list[bytes | None]) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays([pa.array(found, pa.binary())], schema=VALUES_SCHEMA)
+
+
+def _floors(found: list[tuple[bytes, bytes] | None]) -> pa.RecordBatch:
+    keys = [None if row is None else row[0] for row in found]
+    values = [None if row is None else row[1] for row in found]
+    columns = [pa.array(keys, pa.binary()), pa.array(values, pa.binary())]
+    return pa.RecordBatch.from_arrays(columns, schema=_FLOORS_SCHEMA)
