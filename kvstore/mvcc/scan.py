@@ -93,12 +93,13 @@ def live_rows(cursor: Cursor, read: Read, *, limit: int | None = None) -> Iterat
     closes `cursor`, and so does closing the iterator.
     """
     live = LiveRows(*read)
+    first = min(_FIRST_CHUNK, SCAN_CHUNK) if limit is None else min(limit + 1, SCAN_CHUNK)
     missing = SCAN_CHUNK if limit is None else limit
 
     def count_max() -> int:  # a long run of dead entries would pass one by one: see `live_columns`
-        return max(missing, _FIRST_CHUNK)
+        return max(missing + 1, _FIRST_CHUNK)
 
-    for _ in _passes(cursor, live, count_max):
+    for _ in _passes(cursor, live, first, count_max):
         found = live.found()
         if found[0]:
             if limit is not None:
@@ -114,7 +115,8 @@ def live_columns(cursor: Cursor, read: Read, *, chunk: int) -> Iterator[RowArray
     """
     live = LiveColumns(*read)
     # Read at least this many entries at a time: a long run of dead ones would pass one by one.
-    for has_more in _passes(cursor, live, lambda: max(chunk - live.rows, _FIRST_CHUNK)):
+    first = min(_FIRST_CHUNK, SCAN_CHUNK)
+    for has_more in _passes(cursor, live, first, lambda: max(chunk - live.rows, _FIRST_CHUNK)):
         if not has_more or live.rows * 2 > chunk or live.size * 2 > ARROW_BYTES_MAX:
             for count, key_offsets, joined_keys, value_offsets, joined_values in live.found():
                 keys = array_of(count, key_offsets, joined_keys)
@@ -132,14 +134,15 @@ def first_rows(chunks: Iterator[RowArrays], limit: int) -> Iterator[RowArrays]:
             return
 
 
-def _passes(cursor: Cursor, live: Live, count_max: Callable[[], int]) -> Iterator[bool]:
-    """Feed `live` all entries of `cursor`, `count_max()` at most at once; yields if more come."""
-    count = min(_FIRST_CHUNK, SCAN_CHUNK)
+def _passes(cursor: Cursor, live: Live, first: int, count_max: Callable[[], int]) -> Iterator[bool]:
+    """Feed `live` all entries of `cursor`, `first` ones and then at most `count_max()` at once.
+    Yields whether more come."""
+    count = first
     try:
         has_more = True
         while has_more:
             has_more = cursor.feed(live, min(count, count_max()))
-            count = min(count * 4, SCAN_CHUNK)
+            count = min(max(count, _FIRST_CHUNK) * 4, SCAN_CHUNK)
             if not has_more:
                 live.end()
             yield has_more
