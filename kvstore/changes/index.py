@@ -355,19 +355,28 @@ def _packed(
 
     Hot: of small puts, the common case, it looks at the lengths only.
     """
-    points = writes.points
-    if points and not writes.ranges and writes.size < CHANGE_CHUNK_BYTES:
-        if writes.size < THIN_FROM_BYTES:
+    points, is_one = writes.points, writes.size < CHANGE_CHUNK_BYTES
+    if is_one and writes.size < THIN_FROM_BYTES:
+        packed = None
+        if points and not writes.ranges:
             packed = pack_puts(
                 points, longest=INLINE_VALUE_BYTES, changeset=changeset, sequence=order
             )
-            return _chunks(writes, changeset, order) if packed is None else [Packed(packed)]
+        if packed is not None:
+            return [Packed(packed)]
+        return [
+            Packed(pack(ops, column(keys), column(values), changeset=changeset, sequence=order))
+            for ops, keys, values in _columns(writes)  # one chunk, or none
+        ]
+    if is_one and points and not writes.ranges:
         try:
-            keys, values = column(points), column(cast("Mapping[bytes, bytes]", points).values())
+            packed_keys = column(points)
+            packed_values = column(cast("Mapping[bytes, bytes]", points).values())
         except TypeError:  # a delete
             return _chunks(writes, changeset, order)
-        if values.longest() <= INLINE_VALUE_BYTES:
-            return [_chunk(_PUT * len(points), keys, values, changeset=changeset, sequence=order)]
+        if packed_values.longest() <= INLINE_VALUE_BYTES:
+            ops = _PUT * len(points)
+            return [_chunk(ops, packed_keys, packed_values, changeset=changeset, sequence=order)]
     return _chunks(writes, changeset, order)
 
 
