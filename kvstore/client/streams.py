@@ -30,14 +30,15 @@ def rows(pool: Pool, request: ClientRequest[Any]) -> pa.RecordBatchReader:
 def read_whole(
     pool: Pool, request: ClientRequest[Any], read: Callable[[pa.RecordBatchReader], T]
 ) -> T:
-    """The result of `read`, which reads all rows that a request asks for. The request is sent again
-    where its stream breaks off, and `read` begins again."""
-    repeats = pool.repeats(request)
+    """The result of `read`, which reads all rows that a request asks for. Where their stream breaks
+    off, the request is sent again within the client's patience, and `read` begins again."""
+    repeats = None
     while True:
         try:
             with rows(pool, request) as reader:
                 return read(reader)
         except KVStoreError as error:  # noqa: PERF203  # a failure is rare
+            repeats = repeats or pool.repeats(request)  # patience begins with the first failure
             if not repeats(error):
                 raise
 

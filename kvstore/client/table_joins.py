@@ -22,6 +22,7 @@ from kvstore.client import calls, streams
 from kvstore.client.joins import RemoteSide
 from kvstore.client.pool import Pool
 from kvstore.client.reply import Reply
+from kvstore.errors import KVStoreError
 from kvstore.joins.sources import Piece, Pieces
 from kvstore.limits import JOIN_ROWS_FIRST, SERVER_BODY_BYTES_MAX
 from kvstore.tables.codec import TableCodec
@@ -95,7 +96,34 @@ def _answered(
     newest: int,
     schema: pa.Schema,
 ) -> Iterator[pa.RecordBatch]:
-    """The batches of a piece with the added columns."""
+    """The batches of a piece with the added columns. Where the answer breaks off, its rest is asked
+    for again within the client's patience."""
+    request = _request(codec, piece, question, newest)
+    if len(request.body) > SERVER_BODY_BYTES_MAX and piece.rows > 1:
+        for half in piece.halves():
+            yield from _answered(pool, codec, half, question, newest, schema)
+        return
+    repeats = None
+    while piece.rows:
+        answered = 0
+        try:
+            found = streams.rows(pool, request)
+            for labels, columns in _side_by_side(piece.batches, found):
+                yield pa.RecordBatch.from_arrays([*labels.columns, *columns], schema=schema)
+                answered += labels.num_rows
+            return
+        except KVStoreError as error:
+            if answered:
+                piece, repeats = piece.behind(answered), None
+                request = _request(codec, piece, question, newest)
+            repeats = repeats or pool.repeats(request)
+            if not repeats(error):
+                raise
+
+
+def _request(
+    codec: TableCodec, piece: Piece, question: _Question, newest: int
+) -> calls.ClientRequest[Any]:
     table = pa.Table.from_batches(piece.batches).select(question.sent)
     fields = question.fields
     if question.at is None:  # then the labels ask for the moment of the call
@@ -107,14 +135,7 @@ def _answered(
         "max_age": question.max_age,
         "first": piece.first,
     }
-    request = calls.of_rows("table_join", table, arguments, Reply.json, is_read=True)
-    if len(request.body) > SERVER_BODY_BYTES_MAX and piece.rows > 1:
-        for half in piece.halves():
-            yield from _answered(pool, codec, half, question, newest, schema)
-        return
-    found = streams.rows(pool, request)
-    for labels, columns in _side_by_side(piece.batches, found):
-        yield pa.RecordBatch.from_arrays([*labels.columns, *columns], schema=schema)
+    return calls.of_rows("table_join", table, arguments, Reply.json, is_read=True)
 
 
 def _side_by_side(

@@ -34,6 +34,14 @@ class Piece(NamedTuple):
         """The number of labels."""
         return sum(batch.num_rows for batch in self.batches)
 
+    def behind(self, rows: int) -> Piece:
+        """The piece without its first labels."""
+        rest, left = [], rows
+        for batch in self.batches:
+            rest.append(batch.slice(min(left, batch.num_rows)))
+            left -= batch.num_rows - rest[-1].num_rows
+        return Piece(rest, self.first + rows)
+
     def halves(self) -> tuple[Piece, Piece]:
         """The piece in two, of one label at least."""
         middle, at = self.rows // 2, 0
@@ -135,9 +143,10 @@ class Pieces:
 
     def learn(self, rows: int, size: int) -> None:
         """Note that the values of `rows` labels have `size` bytes. The next pieces have so few
-        labels that their values take about half of the allowed bytes."""
+        labels that their values take about half of the allowed bytes, and at most four times as
+        many: halving a piece whose values are larger answers its labels again."""
         fitting = rows * self._bytes_max // (2 * max(size, 1))
-        self._rows_max = max(min(fitting, self._rows_most), 1)
+        self._rows_max = max(min(fitting, 4 * rows, self._rows_most), 1)
 
     def __iter__(self) -> Iterator[Piece]:
         batches: list[pa.RecordBatch] = []

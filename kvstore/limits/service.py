@@ -42,9 +42,9 @@ SERVER_PIECE_BYTES = 128 << 10
 `SERVER_UNSENT_BYTES_MAX`: a thousand clients could keep 128 MiB of them, and 512 MiB over TLS."""
 
 SERVER_LARGE_PART_BYTES = 8 << 20
-"""Bytes above which a part of a stream is large. It is one row then, for several rows fit into
-`ARROW_BYTES_MAX`. The part behind a large one is made once the client has taken it; behind others
-it is made meanwhile."""
+"""Bytes above which a part of a stream is large. It is one row then, for several rows of a scan or
+of an answer fit into `ARROW_BYTES_MAX`; an index may find several, larger than those before. The
+part behind a large one is made once the client has taken it; behind others it is made meanwhile."""
 
 SERVER_PIPELINED_MAX = 64
 """Requests that wait behind another one of their connection, 3 KiB each. A client that sends

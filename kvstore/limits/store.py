@@ -207,8 +207,9 @@ SCAN_CHUNK = 4096
 threads run and to fit the cache. A row takes 280 ns; in batches of 1,024 rows 287, of 256 314."""
 
 FEW_ROWS_MAX = 32
-"""Rows up to which a scan with a limit reads by a kept reader: one row takes 13 us, 41 by a pass.
-Each entry takes three calls, one in a pass, and rows that are often written have older entries."""
+"""Rows up to which a scan with a limit reads by a kept reader. One row takes 13 us, 41 by a pass.
+The gain shrinks with each entry, which takes three calls and in a pass one. Among rows that are
+often written it is gone at some 64."""
 
 SCAN_CHUNK_BYTES = 4 << 20
 """Bytes of values that a scan takes from the engine at once, roughly."""

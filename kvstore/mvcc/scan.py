@@ -52,22 +52,23 @@ class RowArrays(NamedTuple):
 def few_rows(
     engine: Engine, span: tuple[bytes, bytes | None], read: Read, limit: int, *, reverse: bool
 ) -> RowChunk | None:
-    """The first `limit` live keys and values of a span of stored keys, by a reader that is kept,
-    for making a pass takes 20 us. None where they lie behind many other entries, or are large."""
+    """The first `limit` live keys and values of a span of stored keys, by a reader that look-ups
+    keep, because making a pass takes longer. None where the rows lie behind many other entries, or
+    are large: the caller makes a pass then."""
     begin, end = span
     ticket, reader = engine.borrow()
-    if reverse:
+    if reverse:  # no entry has the key `end`, which is only the beginning of a stored key
         reader.seek_for_prev(b"\xff" * (KEY_BYTES_MAX + 1) if end is None else end)
-        if reader.key() == end:
-            reader.prev()
     else:
         reader.seek(begin)
     source = Entries(reader, reverse=reverse, bound=begin if reverse else end)
     live = LiveRows(*read)
     keys: list[bytes] = []
     values: list[bytes] = []
+    passed = 0
     # The entry behind a row tells that the row has no further one.
     for count in (limit + 1, limit + _DEAD_PASSED, limit + _DEAD_PASSED):
+        passed += count
         has_more = live.pass_over(source, count, SCAN_CHUNK_BYTES)
         if live.ahead is not None:
             target, is_floor = live.ahead
@@ -82,6 +83,8 @@ def few_rows(
         if len(keys) >= limit or not has_more:
             engine.give_back(ticket, reader)
             return keys[:limit], values[:limit]
+        if (limit - len(keys)) * passed > 2 * (limit + _DEAD_PASSED) * max(len(keys), 1):
+            break  # at this rate further turns do not reach the last row
     engine.give_back(ticket, reader)
     return None
 
@@ -96,7 +99,9 @@ def live_rows(cursor: Cursor, read: Read, *, limit: int | None = None) -> Iterat
     first = min(_FIRST_CHUNK, SCAN_CHUNK) if limit is None else min(limit + 1, SCAN_CHUNK)
     missing = SCAN_CHUNK if limit is None else limit
 
-    def count_max() -> int:  # a long run of dead entries would pass one by one: see `live_columns`
+    def count_max() -> int:
+        # The entry behind a row tells that the row has no further one. Where few rows are missing,
+        # a long run of dead entries would pass one by one.
         return max(missing + 1, _FIRST_CHUNK)
 
     for _ in _passes(cursor, live, first, count_max):

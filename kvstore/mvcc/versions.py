@@ -140,7 +140,10 @@ class Versions:
         keys_only: bool = False,
     ) -> Iterator[RowChunk]:
         """Chunks of live keys and values at `as_of`, ascending or descending. Bounded memory. Few
-        entries are read behind the first `limit` rows. With `keys_only` values may be empty."""
+        entries are read behind the first `limit` rows. With `keys_only` values may be empty.
+
+        The rows of a small `limit` are read within the call, some MiB of values at most.
+        """
         read = self._read(as_of)
         if limit is not None and limit <= FEW_ROWS_MAX and not keys_only:
             bounds = span_bounds(span.start, span.end)

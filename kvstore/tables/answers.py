@@ -111,7 +111,9 @@ class StoredRowAnswers:
     def __init__(self, parts: Parts, bytes_max: int) -> None:
         self._parts = parts
         self._bounds = SearchBounds(bytes_max=bytes_max)
-        self.rows_first = self.rows_max = JOIN_ROWS_FIRST
+        self.rows_max = JOIN_ROWS_FIRST
+        # As many rows of 1 KiB as fit into half: a piece that is halved asks for each label again.
+        self.rows_first = min(max(bytes_max >> 11, 1), JOIN_ROWS_FIRST)
 
     @property
     def newest(self) -> int:

@@ -20,8 +20,10 @@ from kvstore.tables.definition import Index
 from kvstore.tables.sources import RowReader
 
 _FIRST_ENTRIES: Final = 128
-"""Entries of the first piece: many look-ups by an index find fewer rows, and nothing tells yet how
-large they are."""
+"""Entries of the first piece: many look-ups by an index find fewer rows."""
+
+_FIRST_ROWS: Final = 16
+"""Rows of the first batch: nothing tells yet how large they are."""
 
 
 def whole_index(codec: TableCodec, name: object) -> Index:
@@ -58,15 +60,17 @@ def found_batches(
     limit: int | None,
 ) -> Iterator[pa.RecordBatch]:
     """The rows with entries in a span of an index, in the order of the index. A batch has at most
-    `SCAN_CHUNK` rows, and about `ARROW_BYTES_MAX` bytes."""
-    missing, count = limit, _FIRST_ENTRIES
+    `SCAN_CHUNK` rows, at most twice as many as the one before, and so few that rows as large as
+    those before take half of `ARROW_BYTES_MAX`."""
+    missing, count = limit, _FIRST_ROWS
     for batch in reader.batches(span, None, reverse=reverse, limit=None):
         taken = 0
         while taken < batch.num_rows:
             entries = batch.column(0).slice(taken, count)
             taken += len(entries)
-            rows = rows_of(codec, reader, index, entries)
-            count = _next_count(count, len(entries), rows.nbytes)
+            found, fits = fitting(codec, reader, index, entries)
+            count = _next_count(count, len(entries), found.nbytes)
+            rows = _fit(found, fits)
             if columns is not None:
                 rows = rows.select(list(columns))
             if missing is not None:
@@ -131,7 +135,10 @@ def rows_of(
     codec: TableCodec, reader: ReadsMany, index: Index, entries: pa.Array
 ) -> pa.RecordBatch:
     """The rows that entries lead to. A row that its entry does not fit is left out."""
-    batch, fits = fitting(codec, reader, index, entries)
+    return _fit(*fitting(codec, reader, index, entries))
+
+
+def _fit(batch: pa.RecordBatch, fits: list[bool | None]) -> pa.RecordBatch:
     if len(fits) == batch.num_rows and all(fits):
         return batch
     return batch.filter(pa.array(found for found in fits if found is not None))

@@ -126,18 +126,37 @@ def relayed(running: Running, cuts: list[int]) -> Iterator[str]:
             accepting.join()
 
 
-def test_a_join_asks_again_for_an_answer_that_breaks_off(store: Store) -> None:
+def test_joins_ask_again_for_an_answer_that_breaks_off(store: Store) -> None:
     keys = [b"%04d" % number for number in range(2000)]
     at = store.put_many({key: key * 250 for key in keys})
     labels = table([(key, at) for key in keys])
-    cuts = [300_000, 900_000]
+    docs = store.table("docs", pa.schema({"id": pa.int64(), "text": pa.binary()}), key="id")
+    ids = pa.table({"id": range(2000)})
+    docs.put_batch(ids.append_column("text", [[key * 250 for key in keys]]))
+    with serving(app(store), LOCAL) as running:
+        for cuts in ([300_000, 900_000], [1_900_000], [10_000] * 3):
+            given = list(cuts)
+            with relayed(running, given) as url, connect(url) as client:
+                assert client.join(labels).read_all() == store.join(labels).read_all()
+            assert not given
+            with relayed(running, cuts) as url, connect(url) as client:
+                found = client.table("docs").join(ids, on="id", at=None).read_all()
+            assert found == docs.join(ids, on="id", at=None).read_all()
+            assert not cuts
+
+
+def test_an_answer_of_many_parts_that_breaks_off_later_than_the_patience_is_asked_for_again(
+    store: Store,
+) -> None:
+    """The patience begins with the failure: a slow client needs it most."""
+    at = store.put_many({b"%04d" % number: bytes(1000) for number in range(2000)})
+    labels = table([(b"%04d" % number, at) for number in range(2000)])
     with (
         serving(app(store), LOCAL) as running,
-        relayed(running, cuts) as url,
-        connect(url) as client,
+        relayed(running, [500_000]) as url,
+        connect(url, patience=0.001) as client,
     ):
         assert client.join(labels).read_all() == store.join(labels).read_all()
-    assert not cuts
 
 
 def test_an_error_of_a_join_names_the_row(store: Store, client: Client) -> None:

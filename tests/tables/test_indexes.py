@@ -86,8 +86,8 @@ def test_a_find_of_large_rows_takes_few_of_them_at_a_time(store: kvstore.Store) 
         assert list(docs.find("by_zone", "a")) == rows
         assert list(docs.find("by_zone", "a", limit=900, reverse=True)) == rows[:-901:-1]
     assert pa.Table.from_batches(batches).to_pylist() == rows
-    surprised, *learned = [batch for batch in batches if batch.nbytes > fit // 10]
-    assert surprised.num_rows <= 256  # twice as many rows as before
+    surprised, mixed, *learned = [batch for batch in batches if batch.nbytes > fit // 10]
+    assert max(surprised.num_rows, mixed.num_rows) <= 256  # twice as many rows as before
     assert max(batch.nbytes for batch in learned) < fit
     assert len(learned) < 25
 

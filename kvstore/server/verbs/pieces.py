@@ -24,15 +24,18 @@ def in_pieces(
     answer: Answering, count: int, *, rows_first: int, rows_max: int
 ) -> Iterator[pa.RecordBatch]:
     """The answers to `count` keys. The first piece has at most `rows_first` keys. A later one has
-    at most `rows_max`, and so few that it takes about half of the bytes that fit."""
+    at most `rows_max`, at most twice as many as the one before, and so few that it takes about half
+    of the bytes that fit."""
     start, rows = 0, min(rows_first, rows_max)
     while start < count:
         end = min(start + rows, count)
         found = answer(start, end)
+        answered = end - start
         if found is None:
-            rows = (end - start) // 2
+            assert answered > 1, "the answer to one key always fits"
+            rows = answered // 2
             continue
-        fitting = (end - start) * ARROW_BYTES_MAX // (2 * max(found.nbytes, 1))
-        start, rows = end, max(min(fitting, rows_max), 1)
+        fitting = answered * ARROW_BYTES_MAX // (2 * max(found.nbytes, 1))
+        start, rows = end, max(min(fitting, 2 * answered, rows_max), 1)
         yield found
         del found  # it would stay in memory beside the next piece
