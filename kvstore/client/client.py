@@ -47,7 +47,7 @@ class Client(ServedUpkeep):
     It has the methods of `Store`: same arguments, same results, same errors. Besides, each call
     raises `DeterminateError` if it surely did nothing, and `IndeterminateError` if that is unknown.
     Reads and writes are sent again for `patience` seconds first; a write that is sent again is done
-    once.
+    once. The rows of a scan or of changes that have begun are not asked for again.
     """
 
     def __init__(self, pool: Pool) -> None:

@@ -22,7 +22,12 @@ T = TypeVar("T")
 def rows(pool: Pool, request: ClientRequest[Any]) -> pa.RecordBatchReader:
     """The rows that a request asks for. Raises its error before the first row, or later, from the
     reader. The connection is used again after the last row."""
-    batches = _batches(pool, request)
+    return rows_of(pool, *pool.open(request))
+
+
+def rows_of(pool: Pool, connection: Connection, head: ReplyHead) -> pa.RecordBatchReader:
+    """The rows of an answer that has begun, as `rows` has them."""
+    batches = _batches(pool, connection, head)
     schema = next(batches)
     return pa.RecordBatchReader.from_batches(schema, batches)
 
@@ -34,18 +39,18 @@ def read_whole(
     off, the request is sent again within the client's patience, and `read` begins again."""
     repeats = None
     while True:
+        opened = pool.open(request)  # this waits for an absent server by itself
         try:
-            with rows(pool, request) as reader:
+            with rows_of(pool, *opened) as reader:
                 return read(reader)
-        except KVStoreError as error:  # noqa: PERF203  # a failure is rare
+        except KVStoreError as error:  # a failure is rare
             repeats = repeats or pool.repeats(request)  # patience begins with the first failure
             if not repeats(error):
                 raise
 
 
-def _batches(pool: Pool, request: ClientRequest[Any]) -> Iterator[Any]:
+def _batches(pool: Pool, connection: Connection, head: ReplyHead) -> Iterator[Any]:
     """The schema, then the batches."""
-    connection, head = pool.open(request)
     is_whole = False
     try:
         require_rows(connection, head, pool.where)

@@ -106,8 +106,9 @@ def _answered(
     repeats = None
     while piece.rows:
         answered = 0
+        opened = pool.open(request)  # this waits for an absent server by itself
         try:
-            found = streams.rows(pool, request)
+            found = streams.rows_of(pool, *opened)
             for labels, columns in _side_by_side(piece.batches, found):
                 yield pa.RecordBatch.from_arrays([*labels.columns, *columns], schema=schema)
                 answered += labels.num_rows
