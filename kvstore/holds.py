@@ -328,10 +328,12 @@ class Holds:
             for name in doomed:
                 self._meta.stage_delete(batch, _PREFIX + name)
 
-        self._committer.write_meta(stage, durable=False)
-        self._records.update((record.name, record) for record in records)
-        for name in doomed:
-            del self._records[name]
+        def show() -> None:
+            self._records.update((record.name, record) for record in records)
+            for name in doomed:
+                del self._records[name]
+
+        self._committer.write_meta(stage, show, durable=False)
 
 
 def _require_name(name: object) -> None:

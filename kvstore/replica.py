@@ -18,6 +18,7 @@ Invariants
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Final
@@ -114,8 +115,10 @@ class Replica:
                 if committer.policy.coming:
                     self._remove_above(committer.upper - 1, upto=committer.policy.coming)
                     committer.health.guarded(self._engine.sync)
-                committer.write_meta(lambda batch: self._meta.stage_delete(batch, _REPLICA))
-                committer.adopt(OPEN)
+                committer.write_meta(
+                    lambda batch: self._meta.stage_delete(batch, _REPLICA),
+                    partial(committer.adopt, OPEN),
+                )
                 committer.persist()
             return committer.upper
 
@@ -127,10 +130,11 @@ class Replica:
         with committer.lock:
             source = self._require_window([], upto + 1)
             pending = max(upto, committer.policy.coming)
+            coming = replica_policy(committer.where, source, coming=pending)
             committer.write_meta(
-                lambda batch: stage_replica(batch, self._meta, source, pending=pending)
+                lambda batch: stage_replica(batch, self._meta, source, pending=pending),
+                partial(committer.adopt, coming),
             )
-            committer.adopt(replica_policy(self._committer.where, source, coming=pending))
 
     def _end_window(self, tombstones: Sequence[RangeTombstone], upto: int) -> None:
         """Show the window `[upper, upto]`: all its entries are here. Durable."""

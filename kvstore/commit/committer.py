@@ -30,7 +30,7 @@ from kvstore.commit.durable_mark import DurableMark
 from kvstore.commit.expiries import NEVER, Expiries
 from kvstore.commit.frontiers import Frontiers, require_readable
 from kvstore.commit.policy import OPEN, Policy
-from kvstore.commit.stage import CommitNote, Stage, Staged, each
+from kvstore.commit.stage import CommitNote, Publish, Records, Stage, Staged, each, nothing
 from kvstore.commit.writes import Writes
 from kvstore.engine.api import WriteBatch
 from kvstore.forks import own
@@ -242,19 +242,18 @@ class Committer:
 
     # -- records and time -------------------------------------------------------------------
 
-    def write_meta(
-        self, stage_records: Callable[[WriteBatch], None], *, durable: bool = True
-    ) -> None:
-        """Write records that have no place on the timeline (holds, preparations)."""
+    def write_meta(self, stage: Records, show: Publish = nothing, *, durable: bool = True) -> None:
+        """Write records that have no place on the timeline (holds, preparations), and show them."""
         with self.lock:
             self.health.require()
             self.policy.require_records()
             batch = self._engine.batch()
-            stage_records(batch)
-            with self.health.poisoning():  # a signal may leave the journal ahead of its memory
+            stage(batch)
+            with self.health.poisoning():  # a signal may leave the stored bytes ahead of memory
                 self.health.guarded(self._engine.write, batch)
                 if durable:
                     self.health.guarded(self._engine.sync)
+                show()
         self.frontiers.wake()
 
     def announce(
@@ -294,8 +293,8 @@ class Committer:
             self.health.require()
             if self._timeline.now() >= self.frontiers.upper:
                 upper = Timestamp(self._next() + 1)
-                self.write_meta(partial(self._stage_upper, upper), durable=False)
-                self.frontiers.advance(upper)
+                stage = partial(self._stage_upper, upper)
+                self.write_meta(stage, partial(self.frontiers.advance, upper), durable=False)
             return self.frontiers.upper
 
     def catch_up(self) -> None:
@@ -421,9 +420,10 @@ class Committer:
         with self.lock:
             assert self.frontiers.since <= since < self.frontiers.upper
             self.write_meta(
-                lambda batch: self._meta.stage_timestamp(batch, SINCE, since), durable=False
+                lambda batch: self._meta.stage_timestamp(batch, SINCE, since),
+                partial(self.frontiers.move_since, since),
+                durable=False,
             )
-            self.frontiers.move_since(since)
 
     # -- durability and health --------------------------------------------------------------
 

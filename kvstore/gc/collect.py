@@ -34,6 +34,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
 from kvstore.changes.entry import OP_DELETE_RANGE, OP_IMPORT, OP_REVERT
@@ -394,8 +395,8 @@ class Collector:
                 for key in doomed:
                     batch.delete(key, self._engine.families[RANGES])
 
-            committer.write_meta(stage, durable=False)
-            versions.publish_fragments(versions.view.fragments.forgetting(since, [span]))
+            kept = versions.view.fragments.forgetting(since, [span])
+            committer.write_meta(stage, partial(versions.publish_fragments, kept), durable=False)
         tally.ranges += len(doomed)
         self.at_step("ranges")
 
@@ -413,8 +414,7 @@ class Collector:
 
         with self._committer.lock:
             self.require_running()
-            self._committer.write_meta(stage, durable=False)
-            self._clears.forget(since)
+            self._committer.write_meta(stage, partial(self._clears.forget, since), durable=False)
         self.at_step("index")
 
     def _settle(self, since: int, tally: _Tally) -> None:

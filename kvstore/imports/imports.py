@@ -228,8 +228,8 @@ class Imports:
                     self._stage(batch, prepared)
                     self._lists.stage(batch, prepared, keys)
 
-                committer.write_meta(stage)
-                self._records[record.import_id] = prepared
+                show = partial(self._records.__setitem__, record.import_id, prepared)
+                committer.write_meta(stage, show)
 
     def told_files(self, files: Sequence[Path | str]) -> list[LooseFile]:
         """The figures of sorted files that no store has taken, by key: bounds, entries."""
@@ -436,8 +436,8 @@ class Imports:
         try:
             self.stored.remove(record, self._lists.of(import_id))
             with committer.lock:
-                committer.write_meta(partial(self._stage_delete, import_id))
-                del self._records[import_id]
+                forget = partial(self._records.pop, import_id)
+                committer.write_meta(partial(self._stage_delete, import_id), forget)
         finally:
             self._aborting.discard(import_id)
         return True
