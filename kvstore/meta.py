@@ -29,8 +29,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final, TypeAlias
 
 from kvstore.codec.json import JsonObject, read_object
 from kvstore.engine.api import META, Engine, WriteBatch, pairs
@@ -38,6 +38,17 @@ from kvstore.errors import CorruptionError, FormatVersionError, UsageError, prin
 from kvstore.limits import JSON_BYTES_MAX
 from kvstore.span import Span
 from kvstore.timestamp import TIMESTAMP_MAX, Timestamp
+
+Records: TypeAlias = "Callable[[WriteBatch], None]"
+"""Adds records to an engine batch."""
+
+Publish: TypeAlias = "Callable[[], object]"
+"""Shows records that were written. An error in it poisons the store."""
+
+
+def nothing() -> None:
+    """Publish nothing."""
+
 
 RECORD_VERSION: Final = 1
 

@@ -30,12 +30,12 @@ from kvstore.commit.durable_mark import DurableMark
 from kvstore.commit.expiries import NEVER, Expiries
 from kvstore.commit.frontiers import Frontiers, require_readable
 from kvstore.commit.policy import OPEN, Policy
-from kvstore.commit.stage import CommitNote, Publish, Records, Stage, Staged, each, nothing
+from kvstore.commit.stage import CommitNote, Stage, Staged, each
 from kvstore.commit.writes import Writes
 from kvstore.engine.api import WriteBatch
 from kvstore.forks import own
 from kvstore.limits import COMMIT_YIELDS_MAX
-from kvstore.meta import SINCE, UPPER, Meta
+from kvstore.meta import SINCE, UPPER, Meta, Publish, Records, nothing
 from kvstore.meters import Meters
 from kvstore.mvcc.versions import Versions
 from kvstore.mvcc.write import WriteSet

@@ -16,13 +16,6 @@ Stage: TypeAlias = "Callable[[WriteBatch, Timestamp, tuple[int, int]], Staged]"
 """Adds a commit's entries, tagged with its changeset, to an engine batch."""
 
 
-Records: TypeAlias = "Callable[[WriteBatch], None]"
-"""Adds records beside the timeline to an engine batch."""
-
-Publish: TypeAlias = "Callable[[], object]"
-"""Shows what was written. It must not fail: the store is poisoned then."""
-
-
 class CommitNote(Protocol):
     """A record that a commit carries, and a check that may call the commit off."""
 
@@ -33,10 +26,6 @@ class CommitNote(Protocol):
     def stage(self, batch: WriteBatch, timestamp: Timestamp) -> Callable[[], None]:
         """Add the record to the engine batch of the commit; returns what publishes it."""
         ...
-
-
-def nothing() -> None:
-    """Publish nothing."""
 
 
 def each(calls: Sequence[Callable[[], None]]) -> None:
