@@ -131,8 +131,8 @@ def test_joins_ask_again_for_an_answer_that_breaks_off(store: Store) -> None:
     at = store.put_many({key: key * 250 for key in keys})
     labels = table([(key, at) for key in keys])
     docs = store.table("docs", pa.schema({"id": pa.int64(), "text": pa.binary()}), key="id")
-    ids = pa.table({"id": range(2000)})
-    docs.put_batch(ids.append_column("text", [[key * 250 for key in keys]]))
+    ids = pa.concat_tables(pa.table({"id": range(at, at + 40)}) for at in range(0, 2000, 40))
+    docs.put_batch(pa.table({"id": range(2000), "text": [key * 250 for key in keys]}))
     with serving(app(store), LOCAL) as running:
         for cuts in ([300_000, 900_000], [1_900_000], [10_000] * 3):
             given = list(cuts)

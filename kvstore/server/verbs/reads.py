@@ -265,26 +265,20 @@ def _in_pieces(
     found = look_up(keys, times, bytes_max=ARROW_BYTES_MAX)
     if found is not None:  # without a snapshot, which waits for the commit under way
         return iter([batch_of(found)])
-    return _held_pieces(look_up, store, keys, times, batch_of)
 
+    def held() -> Iterator[pa.RecordBatch]:
+        context: Any = nullcontext() if isinstance(times, list) else store.snapshot(times)
+        with context as snapshot:
 
-def _held_pieces(
-    look_up: _LookUp[T],
-    store: Store,
-    keys: list[bytes],
-    times: _Times,
-    batch_of: Callable[[list[T]], pa.RecordBatch],
-) -> Iterator[pa.RecordBatch]:
-    context: Any = nullcontext() if isinstance(times, list) else store.snapshot(times)
-    with context as snapshot:
+            def answer(start: int, end: int) -> pa.RecordBatch | None:
+                at = times[start:end] if isinstance(times, list) else snapshot.as_of
+                found = look_up(keys[start:end], at, bytes_max=ARROW_BYTES_MAX, first=start)
+                return None if found is None else batch_of(found)
 
-        def answer(start: int, end: int) -> pa.RecordBatch | None:
-            at = times[start:end] if isinstance(times, list) else snapshot.as_of
-            found = look_up(keys[start:end], at, bytes_max=ARROW_BYTES_MAX, first=start)
-            return None if found is None else batch_of(found)
+            rows = min(len(keys) // 2, SERVER_STREAM_ROWS)
+            yield from in_pieces(answer, len(keys), rows_first=rows, rows_max=len(keys))
 
-        rows = min(len(keys) // 2, SERVER_STREAM_ROWS)
-        yield from in_pieces(answer, len(keys), rows_first=rows, rows_max=len(keys))
+    return held()
 
 
 def _require_short(answer: Iterable[bytes | None], count: int) -> None:
