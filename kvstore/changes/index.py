@@ -34,7 +34,7 @@ from kvstore.changes.entry import (
     column,
     is_last,
     pack,
-    pack_puts,
+    pack_writes,
     peek,
     unpack,
 )
@@ -114,7 +114,7 @@ class ChangeIndex:
         found = self.generations.at(timestamp)
         if found.is_split:
             return self._stage_split(batch, writes, timestamp, changeset, found)
-        return self._put(batch, FIRST_STREAM, timestamp, _packed(writes, changeset))
+        return self._put(batch, FIRST_STREAM, timestamp, writes, changeset)
 
     def complete(self, entries: Iterable[FullEntry]) -> None:
         """Write the full entries that `stage` returned: after the batch, and before readers see
@@ -130,7 +130,9 @@ class ChangeIndex:
         """Add the entry of a commit with a single event: an import or a revert."""
         row = column([key]), column([b""])
         packed = pack(bytes([op]), *row, changeset=changeset)
-        self._put(batch, CONTROL_STREAM, timestamp, [Packed(packed)])
+        batch.put(
+            encode_change_key(CONTROL_STREAM, timestamp), packed, self._engine.families[CHANGES]
+        )
 
     def _stage_split(
         self,
@@ -157,16 +159,25 @@ class ChangeIndex:
             points[key] = value
             note(number)
         for stream, part in parts.items():
-            packed = _packed(part, changeset, part.order)
-            full += self._put(batch, stream, timestamp, packed)
+            full += self._put(batch, stream, timestamp, part, changeset, part.order)
         return full
 
     def _put(
-        self, batch: WriteBatch, stream: bytes, timestamp: int, chunks: Iterable[Packed]
+        self,
+        batch: WriteBatch,
+        stream: bytes,
+        timestamp: int,
+        writes: WriteSet | _Part,
+        changeset: tuple[int, int],
+        order: Sequence[int] | None = None,
     ) -> list[FullEntry]:
         changes: Any = self._engine.families[CHANGES]
+        whole = _whole(writes, changeset, order)
+        if whole is not None:
+            batch.put(encode_change_key(stream, timestamp), whole, changes)
+            return []
         full = []
-        for number, chunk in enumerate(chunks):
+        for number, chunk in enumerate(_packed(writes, changeset, order)):
             key = encode_change_key(stream, timestamp, number)
             batch.put(key, chunk.staged, changes)
             if chunk.full is not None:
@@ -348,27 +359,25 @@ class _Part(NamedTuple):
     order: list[int]
 
 
+def _whole(
+    writes: WriteSet | _Part, changeset: tuple[int, int], order: Sequence[int] | None = None
+) -> bytes | None:
+    """The entry of a small write set without large values, in one chunk; None of any other one.
+
+    Hot: this is the common case, and it looks at the lengths only.
+    """
+    points, ranges, size = writes.points, writes.ranges, writes.size
+    if size >= THIN_FROM_BYTES or size >= CHANGE_CHUNK_BYTES or not (points or ranges):
+        return None
+    return pack_writes(points, ranges, INLINE_VALUE_BYTES, changeset, order)
+
+
 def _packed(
     writes: WriteSet | _Part, changeset: tuple[int, int], order: Sequence[int] | None = None
 ) -> Iterable[Packed]:
-    """The entry of a write set, cut into chunks where it would grow too large.
-
-    Hot: of small puts, the common case, it looks at the lengths only.
-    """
-    points, is_one = writes.points, writes.size < CHANGE_CHUNK_BYTES
-    if is_one and writes.size < THIN_FROM_BYTES:
-        packed = None
-        if points and not writes.ranges:
-            packed = pack_puts(
-                points, longest=INLINE_VALUE_BYTES, changeset=changeset, sequence=order
-            )
-        if packed is not None:
-            return [Packed(packed)]
-        return [
-            Packed(pack(ops, column(keys), column(values), changeset=changeset, sequence=order))
-            for ops, keys, values in _columns(writes)  # one chunk, or none
-        ]
-    if is_one and points and not writes.ranges:
+    """The entry of any other write set, cut into chunks where it would grow too large."""
+    points = writes.points
+    if writes.size < CHANGE_CHUNK_BYTES and points and not writes.ranges:
         try:
             packed_keys = column(points)
             packed_values = column(cast("Mapping[bytes, bytes]", points).values())

@@ -53,7 +53,7 @@ from kvstore.loops.chosen import (
     find_timed,
     gather,
     join,
-    join_puts,
+    join_writes,
     lz4_size,
     match,
     put_all,
@@ -63,6 +63,7 @@ from kvstore.loops.chosen import (
 )
 from kvstore.loops.contract import (
     ABSENT,
+    ENTRY_HEAD,
     RULE_ANY,
     RULE_ID,
     RULE_NO_VALUE,
@@ -73,6 +74,7 @@ from kvstore.loops.contract import (
 
 __all__ = [
     "ABSENT",
+    "ENTRY_HEAD",
     "COMPILED",
     "RULE_ANY",
     "RULE_ID",
@@ -105,7 +107,7 @@ __all__ = [
     "find_timed",
     "gather",
     "join",
-    "join_puts",
+    "join_writes",
     "lz4_size",
     "match",
     "put_all",

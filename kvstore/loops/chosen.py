@@ -25,7 +25,7 @@ from kvstore.loops.plain import (
     writes,
 )
 
-REVISION: Final = 24
+REVISION: Final = 25
 """Add one with each change of a name, an argument or a meaning in the loops. `compiled/shared.pxi`
 holds the same number. A checkout that was updated and not compiled again then runs plain loops."""
 
@@ -70,7 +70,7 @@ arrange = columns.arrange
 cut = columns.cut
 gather = columns.gather
 join = columns.join
-join_puts = columns.join_puts
+join_writes = columns.join_writes
 lz4_size = columns.lz4_size
 survey = columns.survey
 tuples = columns.tuples

@@ -5,6 +5,7 @@ Format constants are not here: both halves take them from `kvstore.codec`.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import Any, Final, Literal, Protocol, TypeAlias
@@ -31,6 +32,10 @@ Nearby: TypeAlias = "tuple[bytes, bytes | None, list[bytes], list[int]]"
 """The range tombstones near a stored key: over the stored keys from the first bytes on and below
 the second, if any, the newest between `bounds[i - 1]` and `bounds[i]` has the time `newest[i]`, 0
 where there is none. All bounds are escaped user keys."""
+
+ENTRY_HEAD: Final = struct.Struct("<IIIQQ")
+"""The head of a change entry (`kvstore.changes.entry`): version, codec and flags as one number, the
+row count, the bytes of the body, the domain and the serial of the changeset."""
 
 RULE_ANY: Final = 1
 RULE_NO_VALUE: Final = 2

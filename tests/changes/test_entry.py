@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstore.changes.entry import (
-    COMPRESS_FROM_BYTES,
     OP_DELETE,
     OP_DELETE_RANGE,
     OP_IMPORT,
@@ -21,13 +20,14 @@ from kvstore.changes.entry import (
     Row,
     column,
     pack,
-    pack_puts,
+    pack_writes,
     peek,
     unpack,
 )
 from kvstore.changes.expand import of_puts
 from kvstore.changes.index import Commit
 from kvstore.errors import CorruptionError, FormatVersionError
+from kvstore.limits import COMPRESS_FROM_BYTES
 
 keys = st.binary(max_size=40)
 nothing = st.just(b"")
@@ -151,24 +151,32 @@ def test_entries_come_back(found: list[Row], is_last: bool) -> None:
 
 @given(
     st.dictionaries(st.binary(max_size=3), st.none() | st.binary(max_size=5), max_size=9),
+    st.lists(st.tuples(st.binary(max_size=3), st.binary(max_size=9)), max_size=2),
     st.booleans(),
 )
-def test_puts_are_packed_as_their_columns_are(
-    points: dict[bytes, bytes | None], is_sequenced: bool
+def test_writes_are_packed_as_their_columns_are(
+    points: dict[bytes, bytes | None], ranges: list[tuple[bytes, bytes]], is_sequenced: bool
 ) -> None:
-    tags = {"changeset": (3, 4), "sequence": range(7, 7 + len(points)) if is_sequenced else None}
-    packed = pack_puts(points, longest=4, **tags)
-    values = [value for value in points.values() if value is not None and len(value) <= 4]
-    if len(values) < len(points):
+    count = len(ranges) + len(points)
+    sequence = range(7, 7 + count) if is_sequenced else None
+    packed = pack_writes(points, ranges, 4, (3, 4), sequence)
+    values = [value or b"" for value in points.values()]
+    if any(len(value) > 4 for value in values):
         assert packed is None
         return
-    assert packed == pack(bytes([OP_PUT]) * len(points), column(points), column(values), **tags)
+    of_points = (OP_DELETE if value is None else OP_PUT for value in points.values())
+    ops = bytes([*[OP_DELETE_RANGE] * len(ranges), *of_points])
+    columns = column([*(a for a, _ in ranges), *points]), column([*(b for _, b in ranges), *values])
+    assert packed == pack(ops, *columns, changeset=(3, 4), sequence=sequence)
 
 
-def test_many_puts_are_compressed_as_their_columns_are() -> None:
-    points: dict[bytes, bytes | None] = {b"%06d" % row: b"v" * 90 for row in range(500)}
-    columns = column(points), column([b"v" * 90] * 500)
-    assert pack_puts(points, longest=90) == pack(bytes([OP_PUT]) * 500, *columns)
+@pytest.mark.parametrize("beyond", [-1, 0, 1])
+def test_writes_are_compressed_as_their_columns_are(beyond: int) -> None:
+    offsets, op = 16, 1
+    value = b"v" * (COMPRESS_FROM_BYTES - offsets - len(b"k") - op + beyond)
+    packed = pack_writes({b"k": value}, (), len(value))
+    assert packed == pack(bytes([OP_PUT]), column([b"k"]), column([value]))
+    assert (packed is not None and len(packed) < len(value)) == (beyond >= 0)
 
 
 def test_an_entry_of_no_rows_has_no_events() -> None:

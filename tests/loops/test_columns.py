@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from kvstore.changes.entry import column
 from kvstore.errors import CorruptionError
+from kvstore.loops import ENTRY_HEAD
 from tests.loops import both, raw
 
 items = st.lists(st.binary(max_size=9), max_size=30)
@@ -42,24 +43,45 @@ def test_arranging_is_sorting_by_key(
 
 
 @both
-@given(st.dictionaries(raw, st.none() | raw, max_size=20), st.integers(0, 6), st.binary(max_size=8))
-def test_puts_are_joined_to_what_their_columns_are(
-    loops: Any, points: dict[bytes, bytes | None], longest: int, places: bytes
+@given(
+    st.dictionaries(raw, st.none() | raw, max_size=20),
+    st.lists(st.tuples(raw, raw), max_size=3),
+    st.integers(0, 6),
+    st.binary(max_size=8),
+    st.tuples(st.integers(0, (1 << 63) - 1), st.integers(0, (1 << 64) - 1)),
+)
+def test_writes_are_joined_to_what_their_columns_are(
+    loops: Any,
+    points: dict[bytes, bytes | None],
+    ranges: list[tuple[bytes, bytes]],
+    longest: int,
+    places: bytes,
+    changeset: tuple[int, int],
 ) -> None:
-    joined = loops.join_puts(points, longest, places, 7)
-    values = [value for value in points.values() if value is not None]
-    if len(values) < len(points) or any(len(value) > longest for value in values):
+    joined = loops.join_writes(points, ranges, longest, places, b"\x05\x07\x09", 1 << 31, changeset)
+    values = [value or b"" for value in points.values()]
+    if any(len(value) > longest for value in values):
         assert joined is None
         return
-    (key_offsets, keys), (value_offsets, data) = map(column, (points, values))
-    assert joined == key_offsets + value_offsets + places + keys + data + b"\x07" * len(points)
+    key_offsets, keys = column([*(start for start, _ in ranges), *points])
+    value_offsets, data = column([*(end for _, end in ranges), *values])
+    ops = b"\x05" * len(ranges) + bytes(9 if each is None else 7 for each in points.values())
+    body = key_offsets + value_offsets + places + keys + data + ops
+    assert joined == ENTRY_HEAD.pack(1 << 31, len(ops), len(body), *changeset) + body
 
 
 @both
-@pytest.mark.parametrize("points", [{b"a": "text"}, {"text": b"b"}, {b"a": 3}, {4: b"b"}])
-def test_puts_of_what_is_not_bytes_are_not_joined(loops: Any, points: Any) -> None:
+@pytest.mark.parametrize(
+    ("points", "ranges"),
+    [
+        *(({key: value}, []) for key, value in [(b"a", "text"), ("text", b"b"), (b"a", 3)]),
+        *(({key: None}, []) for key in ("text", 4)),
+        *(({b"a": b"b"}, [span]) for span in [(b"a", "text"), (1, b"b"), (b"a", None)]),
+    ],
+)
+def test_writes_that_are_no_bytes_are_not_joined(loops: Any, points: Any, ranges: Any) -> None:
     with pytest.raises(TypeError):
-        loops.join_puts(points, 9, b"", 1)
+        loops.join_writes(points, ranges, 9, b"", b"\x05\x01\x03", 1, (0, 0))
 
 
 @both

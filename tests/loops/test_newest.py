@@ -5,12 +5,20 @@ from __future__ import annotations
 import gc
 import itertools
 import random
+from collections.abc import Callable
 from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstore.loops.plain.newest import ENTRY_BYTES, REPLACED_MAX, ROUND, SAMPLE, SPANS_MAX
+from kvstore.loops.plain.newest import (
+    ENTRY_BYTES,
+    REPLACED_MAX,
+    ROUND,
+    SAMPLE,
+    SPANS_MAX,
+    WRITES_JUDGED,
+)
 from tests.loops import both
 
 KEYS = [b"", b"\x00", b"a", b"a\x00", b"b", b"\xff"]
@@ -110,6 +118,55 @@ def test_a_full_cache_lets_a_key_in_when_it_is_asked_for_again(loops: Any) -> No
     assert newest.get(b"k", 0) is None
     newest.keep(b"k", b"1", 0)
     assert newest.get(b"k", 0) == b"1"
+
+
+@both
+def test_a_full_cache_lets_a_key_in_when_it_is_read_after_its_write(loops: Any) -> None:
+    newest = loops.NewestValues(ROOM)
+    newest.note(0, {}, ())
+    warm(newest, {b"%04d" % row: b"1" for row in range(100)}, 0)
+    newest.note(1, {b"k": b"1", b"gone": None}, ())
+    assert (newest.get(b"k", 1), newest.get(b"gone", 1)) == (None, None)
+    newest.keep(b"k", b"1", 1)
+    assert newest.get(b"k", 1) == b"1"
+
+
+@both
+def test_a_write_lets_its_key_in_while_such_keys_are_read(loops: Any) -> None:
+    newest = loops.NewestValues(ROOM)
+    timeline = Timeline(newest)
+    names = (b"%06d" % row for row in itertools.count())
+    warm(newest, {next(names): b"1" for _ in range(100)}, 0)
+
+    def is_let_in() -> bool:
+        key = next(name for name in names if hash(name) & SAMPLE)
+        timeline.commit({key: b"2"}, [])
+        found: bytes | None = newest.get(key, len(timeline.states) - 1)
+        return found == b"2"
+
+    def write(is_read: Callable[[int], bool]) -> None:
+        sampled = (name for name in names if not hash(name) & SAMPLE)
+        for number, key in enumerate(itertools.islice(sampled, 2 * WRITES_JUDGED)):
+            timeline.commit({key: b"1"}, [])
+            if is_read(number):
+                timeline.read(key, 0)
+
+    assert not is_let_in()
+    write(lambda number: number % 4 == 0)
+    assert is_let_in()
+    write(lambda number: number % 5 == 0)
+    assert not is_let_in()
+    assert newest.size <= ROOM
+
+
+@both
+def test_keys_that_are_read_in_turn_lie_spread_over_the_table(loops: Any) -> None:
+    newest = loops.NewestValues(1000 * (ENTRY_BYTES + 10))
+    newest.note(0, {}, ())
+    for row in range(20_000):
+        warm(newest, {b"%09d" % row: b"1"}, 0)
+    assert len(newest) == 1000
+    assert newest.longest_run() < 100
 
 
 @both

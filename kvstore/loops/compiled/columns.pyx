@@ -10,6 +10,7 @@ from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_INCREF
 from cpython.tuple cimport PyTuple_SET_ITEM
+from libc.stdint cimport uint32_t
 
 include "shared.pxi"
 include "order.pxi"
@@ -21,6 +22,7 @@ cdef extern from "Python.h":
         object (*tp_alloc)(type, Py_ssize_t)
     void PyObject_GC_UnTrack(PyObject *)
 
+cdef Py_ssize_t HEAD_BYTES = _contract.ENTRY_HEAD.size
 cdef int RULE_ANY = _contract.RULE_ANY, RULE_NO_VALUE = _contract.RULE_NO_VALUE
 cdef int RULE_ID = _contract.RULE_ID, RULE_SPAN = _contract.RULE_SPAN
 
@@ -38,43 +40,65 @@ def join(list items not None):
     return offsets, joined
 
 
-def join_puts(dict points not None, Py_ssize_t longest, bytes places not None, int op):
-    cdef list keys = list(points), values = list(points.values())
-    cdef Py_ssize_t at, total = 0, count = PyList_GET_SIZE(keys)
-    cdef Py_ssize_t head = 2 * (count + 1) * sizeof(int32_t), middle = PyBytes_GET_SIZE(places)
-    cdef bytes body
+def join_writes(dict points not None, ranges not None, Py_ssize_t longest, bytes places not None,
+                bytes ops not None, uint32_t word, changeset):
+    cdef list keys = [], values = []
+    cdef Py_ssize_t at, spans, count, total = 0, middle = PyBytes_GET_SIZE(places), body
+    cdef uint64_t domain, serial
+    cdef bytes entry
     cdef char *begin
     cdef char *end
+    domain, serial = changeset
+    if PyBytes_GET_SIZE(ops) != 3:
+        raise ValueError("a range delete, a put and a delete have an operation each")
+    for first, last in ranges:
+        total += PyBytes_GET_SIZE(<bytes?>last)
+        keys.append(first)
+        values.append(last)
+    spans = PyList_GET_SIZE(keys)
+    for value in points.values():
+        if value is not None:
+            if PyBytes_GET_SIZE(<bytes?>value) > longest:
+                return None
+            total += PyBytes_GET_SIZE(<bytes>value)
+        values.append(value)
+    keys += points
+    count = PyList_GET_SIZE(keys)
     if PyList_GET_SIZE(values) != count:
         raise ValueError("points changed")
     for at in range(count):
-        value = <object>PyList_GET_ITEM(values, at)
-        if value is None or PyBytes_GET_SIZE(<bytes?>value) > longest:
-            return None
         total += PyBytes_GET_SIZE(<bytes?>(<object>PyList_GET_ITEM(keys, at)))
-        total += PyBytes_GET_SIZE(value)
     if total > ARRAY_BYTES_MAX:
-        raise OverflowError("the puts of an entry have 2 GiB")
-    body = PyBytes_FromStringAndSize(NULL, head + middle + total + count)
-    begin = PyBytes_AS_STRING(body)
-    end = begin + head
+        raise OverflowError("the rows of an entry have 2 GiB")
+    body = 2 * (count + 1) * sizeof(int32_t) + middle + total + count
+    entry = PyBytes_FromStringAndSize(NULL, HEAD_BYTES + body)
+    begin = PyBytes_AS_STRING(entry)
+    (<uint32_t *>begin)[0], (<uint32_t *>begin)[1], (<uint32_t *>begin)[2] = word, count, body
+    memcpy(begin + 12, &domain, 8)
+    memcpy(begin + 20, &serial, 8)
+    begin += HEAD_BYTES
+    end = begin + 2 * (count + 1) * sizeof(int32_t)
     memcpy(end, PyBytes_AS_STRING(places), middle)
     end = _lay(keys, <int32_t *>begin, end + middle)
     end = _lay(values, <int32_t *>begin + count + 1, end)
-    memset(end, op, count)
-    return body
+    memset(end, PyBytes_AS_STRING(ops)[0], spans)
+    for at in range(spans, count):
+        end[at] = PyBytes_AS_STRING(ops)[1 + (<object>PyList_GET_ITEM(values, at) is None)]
+    return entry
 
 
 cdef char *_lay(list items, int32_t *offsets, char *joined) noexcept:
-    """Write `items`, all of them bytes, in a row to `joined`, and to `offsets` where each begins
-    and the last one ends. Returns the end."""
+    """Write `items`, each of them bytes or an empty None, in a row to `joined`, and to `offsets`
+    where each begins and the last one ends. Returns the end."""
     cdef Py_ssize_t at, size
     cdef char *end = joined
     offsets[0] = 0
     for at in range(PyList_GET_SIZE(items)):
-        size = PyBytes_GET_SIZE(<bytes>PyList_GET_ITEM(items, at))
-        memcpy(end, PyBytes_AS_STRING(<bytes>PyList_GET_ITEM(items, at)), size)
-        end += size
+        item = <object>PyList_GET_ITEM(items, at)
+        if item is not None:
+            size = PyBytes_GET_SIZE(<bytes>item)
+            memcpy(end, PyBytes_AS_STRING(<bytes>item), size)
+            end += size
         offsets[at + 1] = <int32_t>(end - joined)
     return end
 

@@ -14,8 +14,9 @@
 # 2. A slot with a value owns it, and owns the object of a long key.
 # 3. No free slot lies between the first slot of a key and its own. At most three quarters of the
 #    slots are taken, so each search ends.
-# 4. The upper half of the hash is spread over the slots in its own order. So a hand at a part of the
-#    table stays at this part when the table grows.
+# 4. The hand takes the slots in steps of a golden section of the table, and comes to each before it
+#    comes to one again. Slot by slot, it would leave few keys behind it and, because new keys come
+#    everywhere, more than fit before it: a search there passed over thousands of slots.
 
 from cpython.dict cimport PyDict_Next
 from cpython.object cimport PyObject, PyObject_Hash
@@ -38,9 +39,13 @@ cdef enum:
     LEAST_HITS = 256
     SAMPLE = 0xF << 27          # bits of a hash that neither the tag nor the first slot tells
     REPLACED_MAX = 64
+    WRITES_JUDGED = 64
+    ASKED = 1                   # of a mark in `_asked`, which has the other bits of the hash
+    WRITTEN = 2
 
 assert SPANS_MAX == _newest.SPANS_MAX and REPLACED_MAX == _newest.REPLACED_MAX and ROUND == _newest.ROUND
 assert LEAST_HITS == _newest.LEAST_HITS and SAMPLE == _newest.SAMPLE
+assert WRITES_JUDGED == _newest.WRITES_JUDGED
 
 cdef Py_ssize_t ENTRY_BYTES = _newest.ENTRY_BYTES
 cdef Py_ssize_t LARGEST_PART = _newest._LARGEST_PART
@@ -66,14 +71,15 @@ cdef class NewestValues:
     cdef readonly uint64_t hits, misses
     cdef Slot *_slots
     cdef uint8_t *_tags
-    cdef Py_ssize_t _capacity, _count, _hand
+    cdef Py_ssize_t _capacity, _count, _hand, _step
     cdef list _spans
     cdef uint64_t _spans_noted
     cdef int64_t _touched
     cdef uint32_t *_asked
     cdef uint64_t _mask, _hits_before
     cdef Py_ssize_t _left
-    cdef bint _is_resting
+    cdef bint _is_resting, _admits_writes
+    cdef int _written, _read_back
 
     def __cinit__(self, Py_ssize_t most):
         self.most = most
@@ -92,6 +98,13 @@ cdef class NewestValues:
 
     def __len__(self):
         return self._count
+
+    def longest_run(self):
+        cdef Py_ssize_t at, run = 0, longest = 0
+        for at in range(self._capacity):
+            run = run + 1 if self._tags[at] else 0
+            longest = max(longest, run)
+        return longest
 
     def get(self, bytes key not None, int64_t as_of):
         return self._at(key, as_of)
@@ -187,10 +200,13 @@ cdef class NewestValues:
         return 0
 
     cdef int _replace(self, bytes key, object value, int64_t timestamp) except -1:
-        cdef Py_ssize_t at = self._find(key, <uint64_t>PyObject_Hash(key))
+        cdef uint64_t bits = <uint64_t>PyObject_Hash(key)
+        cdef Py_ssize_t at = self._find(key, bits)
         cdef PyObject *before
         cdef Slot *slot
         if at < 0:
+            if self._asked is not NULL and type(value) is bytes:
+                self._meet(key, <bytes>value, bits, timestamp)
             return 0
         if type(value) is not bytes:
             self._drop(at)
@@ -232,8 +248,23 @@ cdef class NewestValues:
         self._slots[place].spans = self._spans_noted
         return True
 
+    cdef int _meet(self, bytes key, bytes value, uint64_t bits, int64_t timestamp) except -1:
+        """Remember that a key without a value was written, or keep its value where such keys are
+        read."""
+        if not bits & SAMPLE:
+            self._written += 1
+            if self._written == WRITES_JUDGED:
+                self._admits_writes = 4 * self._read_back >= WRITES_JUDGED
+                self._written = self._read_back = 0
+        elif self._is_resting:
+            return 0
+        self._asked[bits & self._mask] = _mark(bits) | WRITTEN
+        if self._admits_writes and bits & SAMPLE:
+            self._offer(key, value, timestamp)
+        return 0
+
     cdef bint _is_asked_again(self, uint64_t bits) except -1:
-        cdef uint32_t mark = <uint32_t>(bits >> 32) | 1
+        cdef uint32_t mark = _mark(bits)
         cdef uint32_t *slot
         cdef Py_ssize_t slots
         if self._asked is NULL:
@@ -245,20 +276,24 @@ cdef class NewestValues:
         slot = &self._asked[bits & self._mask]
         if slot[0] == mark:
             return True
+        if slot[0] == mark | WRITTEN:
+            self._read_back += not bits & SAMPLE
+            slot[0] = mark
+            return True
         slot[0] = mark
         return False
 
     cdef int _make_room(self, Py_ssize_t weight) except -1:
         cdef uint8_t tag
         while self.size + weight > self.most:
-            if self._hand >= self._capacity:
-                self._hand = 0
             tag = self._tags[self._hand]
             if tag and not tag & USED:
                 self._drop(self._hand)  # and the next one may have moved here
             else:
                 self._tags[self._hand] = tag & ~USED
-                self._hand += 1
+                self._hand += self._step
+                if self._hand >= self._capacity:
+                    self._hand -= self._capacity
         if self._capacity > SLOTS_LEAST and 8 * self._count < 3 * self._capacity:
             self._resize()
         return 0
@@ -348,8 +383,7 @@ cdef class NewestValues:
                 to = self._free_slot(slots[at].hash)
                 self._slots[to] = slots[at]
                 self._tags[to] = tags[at]
-        if before:
-            self._hand = <Py_ssize_t>(<double>self._hand / before * capacity)
+        self._hand, self._step = 0, _golden_step(capacity)
         free(slots)
         free(tags)
         return True
@@ -360,7 +394,23 @@ cdef inline uint8_t _tag(uint64_t bits) noexcept:
     return tag if 0 < tag < DEAD else 1
 
 
+cdef inline uint32_t _mark(uint64_t bits) noexcept:
+    return <uint32_t>(bits >> 32) & ~<uint32_t>(ASKED | WRITTEN) | ASKED
+
+
 cdef inline const void *_key_of(Slot *slot) noexcept:
     if slot.size <= INLINE:
         return slot.key.inlined
     return PyBytes_AS_STRING(<bytes>slot.key.whole)
+
+
+cdef Py_ssize_t _golden_step(Py_ssize_t capacity) noexcept:
+    """The number that is nearest below the golden section of `capacity` without a common divisor."""
+    cdef Py_ssize_t step = <Py_ssize_t>(capacity * 0.6180339887498949), one, other
+    while True:
+        one, other = capacity, step
+        while other:
+            one, other = other, one % other
+        if one == 1:
+            return step
+        step -= 1

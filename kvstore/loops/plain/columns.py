@@ -12,7 +12,14 @@ import pyarrow as pa
 from typing_extensions import Buffer
 
 from kvstore.errors import CorruptionError
-from kvstore.loops.contract import ARRAY_BYTES_MAX, RULE_ANY, RULE_ID, RULE_NO_VALUE, RULE_SPAN
+from kvstore.loops.contract import (
+    ARRAY_BYTES_MAX,
+    ENTRY_HEAD,
+    RULE_ANY,
+    RULE_ID,
+    RULE_NO_VALUE,
+    RULE_SPAN,
+)
 
 T = TypeVar("T")
 
@@ -26,17 +33,29 @@ def join(items: Sequence[bytes]) -> tuple[bytes, bytes] | None:
     return array("i", offsets).tobytes(), b"".join(items)
 
 
-def join_puts(
-    points: Mapping[bytes, bytes | None], longest: int, places: bytes, op: int
+def join_writes(
+    points: Mapping[bytes, bytes | None],
+    ranges: Sequence[tuple[bytes, bytes]],
+    longest: int,
+    places: bytes,
+    ops: bytes,
+    word: int,
+    changeset: tuple[int, int],
 ) -> bytes | None:
-    """The body of the change entry of `points`, with `places` in the middle and an `op` for each
-    row at the end (`kvstore.changes.entry`). None where a point is a delete, or a value has more
-    than `longest` bytes. The keys and values must have less than 2 GiB together."""
-    keys, values = list(points), [value for value in points.values() if value is not None]
-    if len(values) != len(keys) or any(len(value) > longest for value in values):
+    """The uncompressed change entry of range deletes and `points`, as `kvstore.changes.entry` has
+    it: `word` is its first four bytes, `places` is its sequence, and `ops` has the operations of a
+    range delete, a put and a delete. None where the value of a point has more than `longest` bytes.
+    The keys and values must have less than 2 GiB together."""
+    if any(value is not None and len(value) > longest for value in points.values()):
         return None
+    delete_range, put, delete = ops
+    keys = [*(start for start, _ in ranges), *points]
+    values = [*(end for _, end in ranges), *(value or b"" for value in points.values())]
     offsets = [array("i", accumulate(map(len, each), initial=0)) for each in (keys, values)]
-    return b"".join((*offsets, places, *keys, *values, bytes([op]) * len(keys)))
+    made = bytes(delete if value is None else put for value in points.values())
+    rows = (*keys, *values, bytes([delete_range]) * len(ranges), made)
+    body = b"".join((*offsets, places, *rows))
+    return ENTRY_HEAD.pack(word, len(keys), len(body), *changeset) + body
 
 
 def cut(offsets: memoryview, data: Buffer) -> list[bytes]:
