@@ -160,13 +160,17 @@ def test_a_write_lets_its_key_in_while_such_keys_are_read(loops: Any) -> None:
 
 
 @both
-def test_keys_that_are_read_in_turn_lie_spread_over_the_table(loops: Any) -> None:
-    newest = loops.NewestValues(1000 * (ENTRY_BYTES + 10))
+def test_a_search_passes_over_few_keys_when_keys_come_and_go(loops: Any) -> None:
+    newest = loops.NewestValues(4000 * (ENTRY_BYTES + 10))
     newest.note(0, {}, ())
-    for row in range(20_000):
-        warm(newest, {b"%09d" % row: b"1"}, 0)
-    assert len(newest) == 1000
-    assert newest.longest_run() < 100
+    count = 40_000
+    for row in range(count):
+        key = b"%09d" % row
+        assert newest.get(key, 0) is None
+        warm(newest, {key: b"1"}, 0)
+        assert newest.get(key, 0) == b"1"
+    assert len(newest) == 4000
+    assert newest.passed < 20 * count
 
 
 @both

@@ -68,7 +68,7 @@ assert sizeof(Slot) == 64
 @cython.final
 cdef class NewestValues:
     cdef readonly Py_ssize_t most, size
-    cdef readonly uint64_t hits, misses
+    cdef readonly uint64_t hits, misses, passed
     cdef Slot *_slots
     cdef uint8_t *_tags
     cdef Py_ssize_t _capacity, _count, _hand, _step
@@ -98,13 +98,6 @@ cdef class NewestValues:
 
     def __len__(self):
         return self._count
-
-    def longest_run(self):
-        cdef Py_ssize_t at, run = 0, longest = 0
-        for at in range(self._capacity):
-            run = run + 1 if self._tags[at] else 0
-            longest = max(longest, run)
-        return longest
 
     def get(self, bytes key not None, int64_t as_of):
         return self._at(key, as_of)
@@ -319,6 +312,7 @@ cdef class NewestValues:
                 ):
                     return at
             at += 1
+            self.passed += 1
             if at == self._capacity:
                 at = 0
 

@@ -109,6 +109,7 @@ class NewestValues:
         "hits",
         "misses",
         "most",
+        "passed",
         "size",
     )
 
@@ -117,6 +118,8 @@ class NewestValues:
         self.size = 0
         self.hits = 0
         self.misses = 0
+        self.passed = 0
+        """The slots of other keys that searches have passed over. A `dict` tells none."""
         self._kept: dict[bytes, _Kept] = {}
         self._ring: list[_Kept | None] = []
         self._free: list[int] = []
@@ -134,10 +137,6 @@ class NewestValues:
 
     def __len__(self) -> int:
         return len(self._kept)
-
-    def longest_run(self) -> int:
-        """Places in a row that a search may pass over. A `dict` has no such rows."""
-        return 0
 
     def get(self, key: bytes, as_of: int) -> bytes | None:
         """The value of `key` at `as_of`, None where it is not kept."""
