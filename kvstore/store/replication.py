@@ -165,7 +165,10 @@ class Replication:
         committer = self._parts.committer
         committer.health.require()
         if committer.policy.source is None:
-            raise UsageError(f"{committer.where} is no replica", "make one with backup.replicate")
+            raise UsageError(
+                f"{committer.where} is no replica",
+                "pass a replica, or a path at which nothing is: backup.replicate makes a replica",
+            )
         return Replica(self._parts)
 
     def promote(self) -> Timestamp:
