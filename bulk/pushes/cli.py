@@ -25,7 +25,6 @@ from kvstore.cli.options import (
     Encodings,
     JsonOption,
     ListLimitOption,
-    PrefixOption,
     StoreArgument,
     iso,
     one_of,
@@ -72,7 +71,16 @@ KeyOption = Annotated[str, typer.Option(metavar="COLUMN", help="The column with 
 ValueOption = Annotated[str, typer.Option(metavar="COLUMN", help="The column with the values.")]
 ShardsOption = Annotated[int, typer.Option(help="The number of shards.")]
 ModeOption = Annotated[
-    str, typer.Option(help="add: to the rows of a store. replace: all rows with --prefix.")
+    str, typer.Option(help="add the rows, or replace the rows with --prefix by them.")
+]
+ReplacedOption = Annotated[
+    str | None,
+    typer.Option(
+        "--prefix",
+        "-p",
+        help="With --mode replace: the prefix of the replaced keys.",
+        show_default=False,
+    ),
 ]
 KeepNewerOption = Annotated[
     bool, typer.Option("--keep-newer", help="Leave keys alone that are newer than --built-at.")
@@ -164,7 +172,7 @@ def make_(
     value: ValueOption = "value",
     shards: ShardsOption = 1,
     mode: ModeOption = ADD,
-    prefix: PrefixOption = None,
+    prefix: ReplacedOption = None,
     keep_newer: KeepNewerOption = False,
     built_at: BuiltAtOption = None,
     duplicates: DuplicatesOption = "error",
