@@ -253,7 +253,10 @@ def export(
     if len(names) > 2:
         raise UsageError("export takes a table and a file", "name one file")
     if (prefix, start, end, format_) != (None, None, None, None):
-        raise UsageError("a span and a format are for keys and values", "name no table")
+        raise UsageError(
+            "a table is exported whole, and as Parquet",
+            "leave out --prefix, --start, --end and --format, or the name of the table",
+        )
     _export_table(store, names[0], path, as_of, columns, as_json=as_json)
 
 

@@ -39,6 +39,8 @@ PHRASES: Final[Mapping[str, str]] = {
     "keep_newer=False": "no --keep-newer",
     "built_at=None": "no --built-at",
     "pass both: built_at is": "pass both: --built-at is",
+    "pass add, drop, widen, add_index or drop_index": "pass --add, --drop, --widen, --add-index, "
+    "--unique-index or --drop-index",
     "as_of=": "--as-of ",
     "expires=": "--expires ",
     "max_staleness=": "--poll ",
