@@ -155,8 +155,9 @@ class Collection(CollectionContents):
 
         Raises `StatesLostError` if the collection is gone, or is an older copy of itself: then
         `full=True` begins anew. Raises `UsageError` if the collection belongs to another store, if
-        the store was put back from an older copy and lacks commits of the collection, or if the
-        token is no printable text; `HistoryGoneError` if the store no longer has the window: then
+        the store was put back from an older copy and lacks commits of the collection, if it has a
+        commit that the backup of another copy (`Store.checkpoint`) has passed over, or if the token
+        is no printable text; `HistoryGoneError` if the store no longer has the window: then
         `full=True` begins another chain beside the present one.
         """
         if max_age is not None:

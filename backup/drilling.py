@@ -25,7 +25,7 @@ from backup.chains import Chains, CollectionRecord, no_backup
 from backup.drills import Drill
 from backup.instants import covers, gone
 from backup.shard import Shard
-from backup.verify import Compared, fingerprint, require_equal
+from backup.verify import Compared, fingerprint, require_comparison, require_equal
 from backup.version_rows import row_batches
 from kvstore.clock import WallClock
 from kvstore.errors import (
@@ -117,10 +117,7 @@ def _drillable(
     """The record, and the chains with a backup. Raises `UsageError` for a call that cannot be."""
     if request.depth not in DRILL_DEPTHS:
         raise UsageError(f"depth={request.depth!r}", f"pass one of {', '.join(DRILL_DEPTHS)}")
-    if (request.depth == "contents") != (store is not None):
-        raise UsageError(
-            f"depth={request.depth!r} and store", 'pass a store with depth="contents" only'
-        )
+    require_comparison(request.depth, given=store is not None)
     record = chains.read()
     shards = chains.filled(record)
     if record is None or not shards:

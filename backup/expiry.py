@@ -153,7 +153,10 @@ def unlabel(chains: Chains, name: str) -> Timestamp:
         if found.done and found.instant is not None:
             return Timestamp(found.instant)
     known = ", ".join(sorted(labels_of(chains.filled())))
-    raise UsageError(f"{chains.where} has no label {name!r}", f"its labels are {known or 'none'}")
+    raise UsageError(
+        f"{chains.where} has no label {name!r}",
+        f"its labels are {known}" if known else "it has no labels",
+    )
 
 
 def scrub(chains: Chains, blob: Blob, before_ns: int | None) -> ScrubReport:

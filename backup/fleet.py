@@ -33,7 +33,7 @@ from backup.collection import Collection
 from backup.window import BackupInfo
 from kvstore.arguments import require_count, require_path
 from kvstore.control.scripts import opened
-from kvstore.errors import KVStoreError, RetryableError, UsageError
+from kvstore.errors import KVStoreError, RetryableError, StorageError, UsageError
 from kvstore.errors.system import storage_errors
 from kvstore.limits import FLEET_CONCURRENCY_MAX, FLEET_FILE_BYTES_MAX
 from kvstore.storage.limited_blob import Bandwidth
@@ -76,8 +76,13 @@ def read_fleet(path: str | os.PathLike[str]) -> Fleet:
     """Read a file of stores. Raises `UsageError` that names the place of a mistake."""
     require_path(path, name="the file of stores")
     file = Path(path)  # not resolved: relative paths in the file start beside a link
-    with storage_errors(str(file)), file.open("rb") as stream:
-        text = stream.read(FLEET_FILE_BYTES_MAX + 1)
+    try:
+        with storage_errors(str(file)), file.open("rb") as stream:
+            text = stream.read(FLEET_FILE_BYTES_MAX + 1)
+    except StorageError as error:
+        if isinstance(error.__cause__, FileNotFoundError | IsADirectoryError):
+            raise UsageError(f"no file is at {file}", "check the path") from error
+        raise
     fields = _parsed(file, text)
     tables = fields.pop("stores", None)
     if not isinstance(tables, dict) or not tables:

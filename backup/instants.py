@@ -78,7 +78,7 @@ def time_or_label(
             return known[given]
         raise UsageError(
             f"{name}={given!r} is no time, and no label of the collection",
-            f"its labels are {', '.join(sorted(known)) or 'none'}",
+            f"its labels are {', '.join(sorted(known))}" if known else "it has no labels",
         ) from error
 
 

@@ -125,6 +125,10 @@ def _require_ours(root: Path) -> None:
             raise NotAStoreError(str(root), "a file, not a directory", "choose another path")
         found = {entry.name for entry in root.iterdir()} if root.is_dir() else set()
         if found - _NOBODYS and not found & _LOCAL_FOLDERS:
-            raise NotAStoreError(str(root), "a directory of other files", "choose an empty one")
+            raise NotAStoreError(
+                str(root),
+                "a directory of other files",
+                "check the path, or choose an empty directory",
+            )
     except OSError as error:
         raise not_done(f"opening {root}", error) from error

@@ -211,7 +211,9 @@ class DataKey:
             if head == _MAGIC:
                 where = f"{self._where}/{KEY_RECORD}"
                 return CorruptionError(where, "it is gone, and holds the key", _PUT_BACK)
-        return UsageError(f"{self._where} is not encrypted", "open it without a key")
+        return UsageError(
+            f"{self._where} is not encrypted", "open it without passphrase and key file"
+        )
 
 
 def unlock(blob: Blob, secret: Secret | None, where: str) -> DataKey | None:

@@ -54,6 +54,14 @@ def verify_collection(
     return verify_chains(shards, chains.where, depth=depth, store=store, progress=progress)
 
 
+def require_comparison(depth: str, *, given: bool) -> None:
+    """Raise `UsageError` unless a store is given to the one depth that compares with a store."""
+    if depth == "contents" and not given:
+        raise UsageError('depth="contents" compares with a store, and has none', "pass store=")
+    if depth != "contents" and given:
+        raise UsageError(f'depth="{depth}" compares with no store', 'pass depth="contents"')
+
+
 def verify_chains(
     shards: Sequence[Shard],
     where: str,
@@ -65,8 +73,7 @@ def verify_chains(
     """Check all chains; see `Collection.verify`."""
     if depth not in DEPTHS:
         raise UsageError(f"depth={depth!r}", f"pass one of {', '.join(DEPTHS)}")
-    if (depth == "contents") != (store is not None):
-        raise UsageError(f"depth={depth!r} and store", 'pass a store with depth="contents" only')
+    require_comparison(depth, given=store is not None)
     held: list[ShardSnapshot] = []
 
     def tell(rows: int) -> None:

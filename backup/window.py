@@ -199,11 +199,12 @@ def _take_hold(request: Request, name: str, shard: Shard) -> Hold:
     durable.
 
     Raises `HistoryGoneError` if the source no longer has the history that follows the chain,
-    `UsageError` if it lacks commits of the chain.
+    `UsageError` if it lacks commits of the chain, or has older ones that the chain lacks.
     """
     # Check before taking the hold: moving it lets GC drop the commits that this check looks for.
     newest = next((batch.parts for batch in reversed(shard.state.batches) if batch.parts), ())
     _require_commits(request.store, newest)
+    _require_copied(request.store, shard, newest)
     lower = shard.upper
     try:
         return request.store.hold(
@@ -227,6 +228,25 @@ def _require_commits(store: Store, parts: Sequence[ShardPart]) -> None:
             "back from an older copy",
             "restore the collection to get the lost commits back; backup(store, full=True) begins "
             "another chain with the present ones",
+        )
+
+
+def _require_copied(store: Store, shard: Shard, newest: Sequence[ShardPart]) -> None:
+    """Raise `UsageError` if the source has a commit below the chain's upper that the chain lacks.
+
+    `newest` are the parts of the newest batch that has rows: no commit of the chain is newer.
+    Where history was given up, the newest commits may be gone from the chain.
+    """
+    last = max((part.time_max for part in newest), default=0)
+    if not shard.upper:
+        return
+    found = store.replication.first_change(max(last, shard.since), shard.upper - 1)
+    if found is not None:
+        raise UsageError(
+            f"{store.path} has the commit of {found}, which the backups lack, although they reach "
+            f"up to {Timestamp(shard.upper)}: another copy of the store was backed up here",
+            "back up each copy into a collection of its own; backup(store, full=True) begins "
+            "another chain with all commits of this one",
         )
 
 

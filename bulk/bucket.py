@@ -109,7 +109,7 @@ class Bucket:
             is_begun = self._json(BEGUN_NAME) is not None
             raise ImportRefusedError(
                 self.where,
-                "no manifest: it was not sealed" if is_begun else "nothing is there",
+                "it was not sealed" if is_begun else "nothing is there",
                 "seal it" if is_begun else "check the URL",
             )
         try:

@@ -100,7 +100,7 @@ DuplicatesOption = Annotated[
     str, typer.Option(help="A key that comes twice: error, or last: the last row counts.")
 ]
 FileEncodingOption = Annotated[
-    Encoding, typer.Option("--encoding", "-e", help="The encoding of keys and values in the files.")
+    Encoding, typer.Option("--encoding", "-e", help="The notation of keys and values in the files.")
 ]
 SyncOption = Annotated[
     bool, typer.Option("--sync", help="Make a span equal to the files; write only differences.")

@@ -203,9 +203,13 @@ def _lines(batch: pa.RecordBatch, notation: Callable[[bytes, str], str] | None) 
 
 def _as_text(batch: pa.RecordBatch, notation: Callable[[bytes, str], str] | None) -> pa.RecordBatch:
     columns = []
-    write = _text if notation is None else notation
+    keys = batch.column("key").to_pylist()
     for name in ("key", "value"):
-        texts = [write(raw, name) for raw in batch.column(name).to_pylist()]
+        raws = batch.column(name).to_pylist()
+        if notation is None:
+            texts = [_text(raw, name, key) for raw, key in zip(raws, keys, strict=True)]
+        else:
+            texts = [notation(raw, name) for raw in raws]
         columns.append(pa.array(texts, pa.string()))
     if _EXPIRES.name in batch.schema.names:
         columns.append(pa.array(_instants(batch), pa.string()))
@@ -218,11 +222,12 @@ def _instants(batch: pa.RecordBatch) -> list[str | None]:
     return [None if due is None else str(Timestamp(due)) for due in dues]
 
 
-def _text(raw: bytes, name: str) -> str:
+def _text(raw: bytes, name: str, key: bytes) -> str:
     try:
         return raw.decode()
     except UnicodeDecodeError as error:
+        what = f"key {printable(key)}" if name == "key" else f"the value of key {printable(key)}"
         raise UsageError(
-            f"{name} {printable(raw[:40])} is no text",
+            f"{what} is no text",
             "pass --encoding base64 here and to import, or export Parquet or JSON lines",
         ) from error

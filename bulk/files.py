@@ -10,6 +10,8 @@ columns; a CSV file is read with these types.
 from __future__ import annotations
 
 import io
+import re
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -42,6 +44,7 @@ _SUFFIXES: Final[dict[str, FileFormat]] = {
 COMPRESSIONS: Final = {".gz": "gzip", ".zst": "zstd"}
 """The compression of a file of text, by the last ending of its name."""
 _CSV_BLOCK_BYTES: Final = 8 << 20
+_CONVERSION: Final = re.compile(r"In CSV column #(\d+): Row #(\d+): (.*)", re.DOTALL)
 _AS_BYTES: Final = None
 """The types of columns that are read as bytes."""
 _SCHEMA: Final = pa.schema([("key", pa.binary()), ("value", pa.binary())])
@@ -233,7 +236,23 @@ def _csv(
         yield from _csv_batches(path, wanted, types, reading)
     except pa.ArrowInvalid:
         _require_even_rows(path)
+        _require_values(path, wanted, types)
         raise
+
+
+def _require_values(path: Path, wanted: list[str] | None, types: pa.Schema | None) -> None:
+    """Raise `UsageError` that names the first row with a value that its column cannot hold. The
+    file is read again, as by `_require_even_rows`."""
+    try:
+        deque(_csv_batches(path, wanted, types, None, use_threads=False), maxlen=0)
+    except pa.ArrowInvalid as error:
+        found = _CONVERSION.match(str(error))
+        if found is None:
+            return
+        raise UsageError(
+            f"{path}: row {found[2]}, column {_csv_names(path)[int(found[1])]!r}: {found[3]}",
+            "correct the row; the header is row 1",
+        ) from error
 
 
 def _require_even_rows(path: Path) -> None:
@@ -249,12 +268,9 @@ def _require_even_rows(path: Path) -> None:
 
     wrong: list[pa_csv.InvalidRow] = []
     read = pa_csv.ReadOptions(block_size=_CSV_BLOCK_BYTES, use_threads=False)
-    parse = pa_csv.ParseOptions(
-        newlines_in_values=True, delimiter=_delimiter(path), invalid_row_handler=refuse
-    )
     with (
         _unpacked(path) as source,
-        pa_csv.open_csv(source, read_options=read, parse_options=parse) as reader,
+        pa_csv.open_csv(source, read_options=read, parse_options=_parse(path, refuse)) as reader,
         suppress(pa.ArrowInvalid, StopIteration),
     ):
         while not wrong:
@@ -267,21 +283,33 @@ def _require_even_rows(path: Path) -> None:
         )
 
 
-def _delimiter(path: Path) -> str:
-    return "\t" if format_of(path) == "tsv" else ","
+def _parse(
+    path: Path, refuse: Callable[[pa_csv.InvalidRow], str] | None = None
+) -> pa_csv.ParseOptions:
+    delimiter = "\t" if format_of(path) == "tsv" else ","
+    return pa_csv.ParseOptions(
+        newlines_in_values=True, delimiter=delimiter, invalid_row_handler=refuse
+    )
+
+
+def _csv_names(path: Path) -> list[str]:
+    """The names in the header."""
+    read = pa_csv.ReadOptions(block_size=_CSV_BLOCK_BYTES)
+    with _unpacked(path) as source, pa_csv.open_csv(source, read, _parse(path)) as reader:
+        return list(reader.schema.names)
 
 
 def _csv_batches(
-    path: Path, wanted: list[str] | None, types: pa.Schema | None, reading: Reading | None
+    path: Path,
+    wanted: list[str] | None,
+    types: pa.Schema | None,
+    reading: Reading | None,
+    *,
+    use_threads: bool = True,
 ) -> Iterator[pa.RecordBatch]:
-    read = pa_csv.ReadOptions(block_size=_CSV_BLOCK_BYTES)
-    parse = pa_csv.ParseOptions(newlines_in_values=True, delimiter=_delimiter(path))
-    with (
-        _unpacked(path) as source,
-        pa_csv.open_csv(source, read_options=read, parse_options=parse) as reader,
-    ):
-        names = reader.schema.names
-        _require_columns(path, names, wanted)
+    read = pa_csv.ReadOptions(block_size=_CSV_BLOCK_BYTES, use_threads=use_threads)
+    names = _csv_names(path)
+    _require_columns(path, names, wanted)
     if types is None:
         # The two columns are read as bytes: a guessed type could lose digits.
         chosen = dict.fromkeys(wanted or names, pa.binary())
@@ -295,7 +323,7 @@ def _csv_batches(
     with (
         _unpacked(path, reading) as source,
         pa_csv.open_csv(
-            source, read_options=read, parse_options=parse, convert_options=convert
+            source, read_options=read, parse_options=_parse(path), convert_options=convert
         ) as reader,
     ):
         yield from reader

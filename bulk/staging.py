@@ -105,7 +105,9 @@ def read_manifest(staging: Path) -> Manifest:
         if not is_there(staging):
             raise ImportRefusedError(str(staging), "nothing is there", "check the path") from None
         raise ImportRefusedError(
-            str(staging), "no manifest: it was not sealed", "seal it"
+            str(staging),
+            "no import was staged there, or it was not sealed",
+            "check the path, or seal the import",
         ) from None
     except OSError as error:
         if error.errno not in (errno.ENOTDIR, errno.ELOOP):

@@ -46,8 +46,10 @@ def expire_stagings(
     """
     age = require_age(older_than, name="older_than")
     place = staging_place(url, options, patience)
-    if age is None or not isinstance(place, BucketUrl):
-        raise UsageError(f"{url} is no URL, or no age is given", "pass a URL, and older_than=")
+    if not isinstance(place, BucketUrl):
+        raise UsageError(f"{url} is no URL", "pass the URL above the stagings")
+    if age is None:
+        raise UsageError("older_than=None is no age", "pass a timedelta")
     root = place.open()
     oldest = Clock().wall_ns() - int(age.total_seconds() * NS_PER_SECOND)
     removed = []

@@ -93,7 +93,7 @@ def require_place_of_copy(path: object, *, store: Path | None) -> Path:
     """`path` as a `Path`, if a checkpoint of the store at `store` can be made there: nothing is at
     the path, and the path is not inside the store's directory, which an opening tidies."""
     target = require_path(path)
-    require_absent(target, advice="checkpoint into a path that does not")
+    require_absent(target, advice="checkpoint into a path that does not exist")
     if store is not None and target.is_relative_to(os.path.realpath(store)):
         raise UsageError(f"{target} is inside the store", "checkpoint into a path beside the store")
     require_parent(target)

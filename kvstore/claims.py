@@ -116,7 +116,7 @@ class HoldRecord:
         if self.is_pin:
             return "close it, or wait for its end"
         moved_by, cost = _ADVICE.get(self.kind, _ADVICE[UNKNOWN])
-        return f"{moved_by}; where it was abandoned, drop it: {cost}"
+        return f"{moved_by}; if the hold is abandoned, drop it (afterwards {cost})"
 
     @property
     def cost_of_dropping(self) -> str:

@@ -351,7 +351,7 @@ def replicate(
     target: Annotated[
         Path,
         typer.Argument(
-            metavar="STANDBY", help="The replica; it is made if it is missing.", show_default=False
+            metavar="REPLICA", help="Its directory; made if it is missing.", show_default=False
         ),
     ],
     follow: Annotated[
@@ -361,16 +361,16 @@ def replicate(
     key_file: KeyFileOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Bring a standby store up to a store or its collection, version for version.
+    """Bring a replica up to a store or its collection, version for version.
 
-    The standby resumes where it stood, whichever side crashed. With --follow
+    The replica resumes where it stood, whichever side crashed. With --follow
     its position is printed whenever it has moved on. `promote` makes it an
     ordinary store.
 
     \b
     Examples:
-      kvstore backup replicate /backups/flights standby.db --follow
-      kvstore backup replicate flights.db standby.db
+      kvstore backup replicate /backups/flights replica.db --follow
+      kvstore backup replicate flights.db replica.db
     """
     age = None if max_age is None else to_duration(max_age)
     with ExitStack() as stack:
@@ -395,20 +395,20 @@ def replicate(
 
 @app.command()
 def promote(
-    standby: Annotated[
-        Path, typer.Argument(metavar="STANDBY", help="The replica.", show_default=False)
+    replica: Annotated[
+        Path, typer.Argument(metavar="REPLICA", help="Its directory.", show_default=False)
     ],
     as_json: JsonOption = False,
 ) -> None:
-    """Make a standby an ordinary store, which takes writes and follows no source any more.
+    """Make a replica an ordinary store, which takes writes and follows no source any more.
 
     Prints the time from which its own writes begin.
 
     \b
     Examples:
-      kvstore backup promote standby.db
+      kvstore backup promote replica.db
     """
-    with open_here(standby) as opened:
+    with open_here(replica) as opened:
         print_figures({"upper": iso(opened.replication.promote())}, as_json=as_json)
 
 

@@ -25,7 +25,6 @@ from kvstore.cli.options import (
     Encodings,
     JsonOption,
     ListLimitOption,
-    PrefixOption,
     StoreArgument,
     iso,
     one_of,
@@ -53,7 +52,7 @@ from kvstore.errors import (
 )
 
 app = typer.Typer(
-    add_completion=False, no_args_is_help=True, help="Take loads from a bucket, in order."
+    add_completion=False, no_args_is_help=True, help="Push loads through a bucket to many stores."
 )
 
 UrlArgument = Annotated[
@@ -71,7 +70,18 @@ SourcesArgument = Annotated[
 KeyOption = Annotated[str, typer.Option(metavar="COLUMN", help="The column with the keys.")]
 ValueOption = Annotated[str, typer.Option(metavar="COLUMN", help="The column with the values.")]
 ShardsOption = Annotated[int, typer.Option(help="The number of shards.")]
-ModeOption = Annotated[str, typer.Option(help="add, or replace.")]
+ModeOption = Annotated[
+    str, typer.Option(help="add the rows, or replace the rows with --prefix by them.")
+]
+ReplacedOption = Annotated[
+    str | None,
+    typer.Option(
+        "--prefix",
+        "-p",
+        help="With --mode replace: the prefix of the replaced keys.",
+        show_default=False,
+    ),
+]
 KeepNewerOption = Annotated[
     bool, typer.Option("--keep-newer", help="Leave keys alone that are newer than --built-at.")
 ]
@@ -82,7 +92,7 @@ DuplicatesOption = Annotated[
     str, typer.Option(help="A key that comes twice: error, or last: the last row counts.")
 ]
 EncodingOption = Annotated[
-    Encoding, typer.Option("--encoding", "-e", help="The encoding of keys and values in the files.")
+    Encoding, typer.Option("--encoding", "-e", help="The notation of keys and values in the files.")
 ]
 NumberArgument = Annotated[
     int, typer.Argument(metavar="PUSH", help="The number of a push.", show_default=False)
@@ -124,7 +134,7 @@ def pull_(
         puller = Puller(opened, pushes, name=name, shard=shard, every=pause, on_refusal=how)
         _note_empty(pushes)
         if once:
-            with working(f"pulling {url}", quiet=as_json):
+            with _failures_noted(), working(f"pulling {url}", quiet=as_json):
                 while puller.step():
                     pass
         else:
@@ -162,7 +172,7 @@ def make_(
     value: ValueOption = "value",
     shards: ShardsOption = 1,
     mode: ModeOption = ADD,
-    prefix: PrefixOption = None,
+    prefix: ReplacedOption = None,
     keep_newer: KeepNewerOption = False,
     built_at: BuiltAtOption = None,
     duplicates: DuplicatesOption = "error",

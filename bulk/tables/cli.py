@@ -36,6 +36,12 @@ WordsArgument = Annotated[
         metavar="[VALUE]...", help="Values of the first columns of the key.", show_default=False
     ),
 ]
+IndexWordsArgument = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[VALUE]...", help="Values of the first columns of the index.", show_default=False
+    ),
+]
 ReverseOption = Annotated[bool, typer.Option("--reverse", help="In descending order.")]
 LimitOption = Annotated[
     int | None,
@@ -171,7 +177,7 @@ def find(
     index: Annotated[
         str, typer.Argument(metavar="INDEX", help="The index's name.", show_default=False)
     ],
-    key: WordsArgument = None,
+    key: IndexWordsArgument = None,
     as_of: AsOfOption = None,
     columns: ColumnsOption = None,
     reverse: ReverseOption = False,

@@ -50,9 +50,23 @@ from kvstore.store import Store
 from kvstore.tables import Table, unique
 from kvstore.timestamp import Timestamp
 
-ManyOption = Annotated[
-    list[str] | None, typer.Option(metavar="TEXT", help="Repeatable; see the examples.")
+AddOption = Annotated[
+    list[str] | None,
+    typer.Option(metavar="NAME:TYPE[=VALUE]", help="Add a column. VALUE: what older rows have."),
 ]
+DropOption = Annotated[list[str] | None, typer.Option(metavar="NAME", help="Drop a column.")]
+WidenOption = Annotated[
+    list[str] | None, typer.Option(metavar="NAME:TYPE", help="Give a column a wider type.")
+]
+AddIndexOption = Annotated[
+    list[str] | None,
+    typer.Option(metavar="NAME=COLUMNS", help="Add an index: a,-b sorts b in descending order."),
+]
+UniqueIndexOption = Annotated[
+    list[str] | None,
+    typer.Option(metavar="NAME=COLUMNS", help="Add an index that no two rows may share."),
+]
+DropIndexOption = Annotated[list[str] | None, typer.Option(metavar="NAME", help="Drop an index.")]
 
 ExpiresOption = Annotated[
     str | None,
@@ -133,18 +147,19 @@ def _imported(manifest: Manifest, stamp: Timestamp, read: int) -> dict[str, Any]
 def alter(
     store: StoreArgument,
     name: NameArgument,
-    add: ManyOption = None,
-    drop: ManyOption = None,
-    widen: ManyOption = None,
-    add_index: ManyOption = None,
-    unique_index: ManyOption = None,
-    drop_index: ManyOption = None,
+    add: AddOption = None,
+    drop: DropOption = None,
+    widen: WidenOption = None,
+    add_index: AddIndexOption = None,
+    unique_index: UniqueIndexOption = None,
+    drop_index: DropIndexOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Change the columns and indexes of a table from now on. Stored rows stay as they are.
 
-    The entries of a new index are made before the command ends. Each unique index for
-    which two rows have the same values is dropped again, and all other changes stay.
+    Each option may be repeated. The entries of a new index are made before the command ends. Each
+    unique index for which two rows have the same values is dropped again, and all other changes
+    stay.
 
     \b
     Examples:
@@ -238,7 +253,10 @@ def export(
     if len(names) > 2:
         raise UsageError("export takes a table and a file", "name one file")
     if (prefix, start, end, format_) != (None, None, None, None):
-        raise UsageError("a span and a format are for keys and values", "name no table")
+        raise UsageError(
+            "a table is exported whole, and as Parquet",
+            "leave out --prefix, --start, --end and --format, or the name of the table",
+        )
     _export_table(store, names[0], path, as_of, columns, as_json=as_json)
 
 

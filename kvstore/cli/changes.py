@@ -64,7 +64,7 @@ FollowOption = Annotated[
 PollOption = Annotated[
     float,
     typer.Option(
-        metavar="SECONDS", min=0.01, help="With --follow: seconds between two looks at the files."
+        metavar="SECONDS", min=0.01, help="Seconds between two looks at the files, while following."
     ),
 ]
 LinesOption = Annotated[bool, typer.Option("--json", help="No effect: lines are JSON.")]

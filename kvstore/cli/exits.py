@@ -47,7 +47,7 @@ EXIT_CODES: Final[tuple[tuple[type[KVStoreError], int], ...]] = (
 
 HELP: Final = """Exit codes:
     0  done
-    1  the key is absent; verify, scrub or salvage found damage
+    1  the key is absent; damage was found; a part of the work failed
     2  wrong call: nothing was written
     3  not done: run it again
     4  history is gone, or the time is not complete yet

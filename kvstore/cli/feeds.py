@@ -38,7 +38,7 @@ from kvstore.store import Store
 from kvstore.timestamp import NS_PER_SECOND
 
 app = typer.Typer(
-    help="List the feeds of a store, print changes that a feed has not acked, or drop one.",
+    help="List the feeds of a store, print changes that a feed has not acknowledged, or drop one.",
     no_args_is_help=True,
     add_completion=False,
 )

@@ -26,7 +26,8 @@ SUMMARIES: Final[Mapping[str, str]] = {
     "checkpoint": "Copy a store as of now, and print the newest time of the copy.",
     "holds": "List the holds that keep history in a store, or drop an abandoned one.",
     "imports": "List the imports of a store, or revert one.",
-    "feeds": "List the feeds of a store, print changes that a feed has not acked, or drop one.",
+    "feeds": "List the feeds of a store, print changes that a feed has not acknowledged, or drop "
+    "one.",
     "tasks": "List the tasks of a store with their progress.",
     "serve": "Serve a store until a signal ends the process (SIGINT or SIGTERM).",
     "ui": "Show a store as a page for a browser, until a signal ends the process (SIGINT "
@@ -39,7 +40,7 @@ SUMMARIES: Final[Mapping[str, str]] = {
     "export": "Write keys and values to a file that `kvstore import` reads, or a table as "
     "typed Parquet.",
     "import": "Load many rows at once.",
-    "push": "Take loads from a bucket, in order.",
+    "push": "Push loads through a bucket to many stores.",
     "expire-stagings": "Remove the imports below a URL that were begun long ago, sealed or not.",
     "seed": "Make a new store of old events.",
     "table": "Look at tables, read and load their rows, and change their columns.",

@@ -19,6 +19,7 @@ from kvstore.cli.output import (
     working,
 )
 from kvstore.cli.stores import open_to_write
+from kvstore.cli.wording import in_shell_words
 from kvstore.errors import UsageError
 from kvstore.opening import open_read_only
 
@@ -108,7 +109,8 @@ def gc(
         as_json=as_json,
     )
     for claim in report.held_by:
-        note(f"history is kept by {claim.describe(now)}; {claim.remedy}{_dropping(store, claim)}")
+        remedy = in_shell_words(claim.remedy)
+        note(f"history is kept by {claim.describe(now)}; {remedy}{_dropping(store, claim)}")
 
 
 def checkpoint(
@@ -138,4 +140,4 @@ def checkpoint(
 
 
 def _dropping(store: Path, claim: HoldRecord) -> str:
-    return "" if claim.is_pin else f" (kvstore holds drop {store} {claim.name!r})"
+    return "" if claim.is_pin else f"; `kvstore holds drop {store} {claim.name!r}` drops it"

@@ -20,7 +20,14 @@ PHRASES: Final[Mapping[str, str]] = {
     "(collection.unlabel)": "(`kvstore backup label COLLECTION NAME --drop`)",
     "weekly need keep_within": "weekly need --keep-within",
     "expire takes before=, keep= or keep_within=": "give --before, --keep or --keep-within",
-    'pass a store with depth="contents" only': "pass --store with --depth contents only",
+    "and has none; pass store=": "and has none; pass --store",
+    "`kvstore push list` or Pushes.list() names": "`kvstore push list` names",
+    'depth="files"': "--depth files",
+    'depth="checksums"': "--depth checksums",
+    'depth="open"': "--depth open",
+    "pass its passphrase or key file": "pass the passphrase in KVSTORE_PASSPHRASE, or --key-file",
+    "open it without passphrase and key file": "unset KVSTORE_PASSPHRASE, and pass no --key-file",
+    "backup.replicate makes": "`kvstore backup replicate` makes",
     'depth="contents"': "--depth contents",
     "depth='contents'": "--depth contents",
     'pass mode="replace" and': "pass --mode replace and",
@@ -32,6 +39,8 @@ PHRASES: Final[Mapping[str, str]] = {
     "keep_newer=False": "no --keep-newer",
     "built_at=None": "no --built-at",
     "pass both: built_at is": "pass both: --built-at is",
+    "pass add, drop, widen, add_index or drop_index": "pass --add, --drop, --widen, --add-index, "
+    "--unique-index or --drop-index",
     "as_of=": "--as-of ",
     "expires=": "--expires ",
     "max_staleness=": "--poll ",
@@ -42,7 +51,6 @@ PHRASES: Final[Mapping[str, str]] = {
     "pass an aware datetime, or a Timestamp where 1970 is meant": "write a date, 2026-11-22, or "
     "ISO-8601 with a zone",
     "make it: table(name, schema=...)": "`kvstore table list` names all tables",
-    "and older_than=": "and --older-than",
 }
 """Words of Python, each with the words of the shell."""
 

@@ -14,6 +14,7 @@ from kvstore import control_socket
 from kvstore.errors import AccessDeniedError, DeterminateError, UsageError
 
 _PORT = 7447
+_ABSENT = "no store and no socket is there (a URL begins with http:// or https://)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +103,8 @@ class Endpoint:
         except PermissionError as error:
             raise AccessDeniedError(str(self), str(error)) from error
         except OSError as error:
-            raise DeterminateError(f"connecting to {self}", str(error)) from error
+            cause = _ABSENT if self.path and isinstance(error, FileNotFoundError) else str(error)
+            raise DeterminateError(f"connecting to {self}", cause) from error
 
     def _open(self, timeout: float) -> socket.socket:
         if self.store is not None:

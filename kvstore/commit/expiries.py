@@ -100,10 +100,7 @@ class Expiries:
         """The time at which a key expires, as a caller gave it: a time, or a timedelta from now.
         Raises `UsageError` unless it lies ahead."""
         now, ahead = self._timeline.now(), ahead_of(expires)
-        if ahead is not None:
-            due = now + ahead
-        else:
-            due = to_timestamp(expires, name="expires", now=self._timeline.now)
+        due = now + ahead if ahead is not None else _time_of(expires, self._timeline.now)
         if due <= now:
             raise _not_ahead(expires)
         _require_on_timeline(due, expires)
@@ -240,6 +237,16 @@ class Expiries:
     def _show(self, next_at: int) -> None:
         self.next_at = next_at
         self._frontiers.note_waiting(awaits_expiry=next_at != NEVER)
+
+
+def _time_of(expires: Expires, now: Callable[[], int]) -> int:
+    try:
+        return to_timestamp(expires, name="expires", now=now)
+    except UsageError as error:
+        if not isinstance(expires, str):
+            raise
+        remedy = 'write "+1h", or ISO-8601 with a zone: 2013-01-31T23:59:59Z'
+        raise UsageError(f"expires={expires!r} is no time", remedy) from error
 
 
 def _require_on_timeline(due: int, expires: Expires) -> None:

@@ -17,7 +17,7 @@ class OutOfSpaceError(StorageError):
 
     def __init__(self, where: str, *, needed: int | None = None, free: int | None = None) -> None:
         what = f"no space left while writing {where}"
-        remedy = "free space, then reopen"
+        remedy = "free space, then open the store again, or repeat the call"
         if needed is not None:
             what = f"{where} has {free:,} bytes free, and {needed:,} are needed"
             remedy = "free space, then try again: nothing was written"

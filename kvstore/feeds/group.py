@@ -254,7 +254,14 @@ class Feeds:
     def _begin(self, start: TimeLike) -> Timestamp:
         """The readable time that `start` names."""
         committer = self._committer
-        return Timestamp(committer.readable(committer.to_time(start, name="start")))
+        try:
+            time = committer.to_time(start, name="start")
+        except UsageError as error:
+            if not isinstance(start, str):
+                raise
+            remedy = f'pass "now", "oldest", "{STATE}", or a time in ISO-8601 with a zone'
+            raise UsageError(f"start={start!r} is no time", remedy) from error
+        return Timestamp(committer.readable(time))
 
     def _take(
         self,

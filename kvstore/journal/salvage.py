@@ -72,11 +72,13 @@ def salvage(
         raise UsageError(f"keep={keep!r} is neither 'prefix' nor 'all'", "pass one of the two")
     target = os.path.realpath(os.fspath(destination))
     found = inspect(os.path.abspath(os.fspath(source)), files=files)
+    if not found.files and not found.missing:
+        raise UsageError(f"{found.path} holds no journal", "check the path")
     said = content if found.content is None else found.content
     if said is None:
         raise UsageError(
             f"no file of {found.path} says any more what its records mean",
-            'name it: content="...", or --content',
+            'name the content: content="...", or --content',
         )
     with storage_errors(f"salvage from {found.path} to {target}"):
         if _names(files, target):

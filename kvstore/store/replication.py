@@ -7,12 +7,13 @@ its source's history by `Replication.replica`, until it is promoted.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import NamedTuple, TypeAlias
 
 import pyarrow as pa
 
 from kvstore.changes import Change, Revisions
-from kvstore.errors import UsageError
+from kvstore.errors import HistoryGoneError, UsageError
 from kvstore.history import History
 from kvstore.mvcc import RangeTombstone
 from kvstore.mvcc.export import VersionColumns
@@ -118,6 +119,21 @@ class Replication:
         not reach back. One seek per stream."""
         return self._parts.oldest_lacking(since, upto) is not None
 
+    def first_change(self, since: int, upto: int) -> Timestamp | None:
+        """The time of the oldest commit in `(since, upto]` that changed a key, as far back as the
+        change index reaches.
+
+        Serves owners of a copy of the history that has no commit in this window. One seek per
+        stream, and a look at each commit that is found before one with a change.
+        """
+        low = max(since, self._reads.indexed_since)
+        high = min(upto, self._parts.committer.frontiers.upper - 1)
+        for at, *_ in self._parts.index.headers(since=low, upto=high):
+            with suppress(HistoryGoneError):  # a span was cleared meanwhile, or history given up
+                if any(self._history.changes(at - 1, at, span=Span())):
+                    return Timestamp(at)
+        return None
+
     def range_deletes(
         self, since: TimeLike, upto: TimeLike, span: Span, revisions: Revisions = "all"
     ) -> list[Change]:
@@ -149,7 +165,10 @@ class Replication:
         committer = self._parts.committer
         committer.health.require()
         if committer.policy.source is None:
-            raise UsageError(f"{committer.where} is no replica", "make one with backup.replicate")
+            raise UsageError(
+                f"{committer.where} is no replica",
+                "pass a replica, or a path at which nothing is: backup.replicate makes a replica",
+            )
         return Replica(self._parts)
 
     def promote(self) -> Timestamp:

@@ -30,6 +30,13 @@ def drawn(draw: random.Random, count: int) -> dict[bytes, bytes]:
     }
 
 
+def test_an_export_names_the_key_of_a_value_that_is_no_text(run: Run, tmp_path: Path) -> None:
+    with kvstore.open(tmp_path / "s") as store:
+        store.put_many({b"a": b"1", b"bin": b"\xff"})
+    refused = run("export", tmp_path / "s", tmp_path / "f.csv", code=2)
+    assert "the value of key b'bin' is no text; pass --encoding base64" in refused.stderr
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_an_export_loads_back_as_it_was(run: Run, tmp_path: Path, name: str) -> None:
     rows = drawn(seeded(), 300)

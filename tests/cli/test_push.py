@@ -130,6 +130,17 @@ def test_a_bucket_that_is_not_there_is_told(
     assert not (tmp_path / "new").exists()
 
 
+def test_a_store_that_pulls_once_prints_what_it_refuses(run: Run, tmp_path: Path) -> None:
+    url, file = tmp_path / "pushes", tmp_path / "f.csv"
+    file.write_text("key,value\na,1\n")
+    for shards in (1, 2):
+        run("push", "make", url, file, "--shards", shards)
+    kvstore.open(tmp_path / "s").close()
+    found = run("push", "pull", tmp_path / "s", url, "--name", "s", "--once")
+    assert "push refused" in found.stderr
+    assert "push 2 has 2 shards" in found.stderr
+
+
 def test_a_store_that_follows_prints_what_it_refuses(tmp_path: Path) -> None:
     pushes, store = Pushes(tmp_path / "pushes"), tmp_path / "s"
     push(pushes, {b"a": b"1"}, shards=2)

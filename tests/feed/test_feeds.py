@@ -248,3 +248,10 @@ def test_a_dropped_feed_lets_history_go_and_fences(store: Store) -> None:
         list(feed)
     with pytest.raises(UsageError):
         store.feed("f")
+
+
+def test_a_start_that_is_no_time_is_answered_with_the_words_that_a_start_may_be(
+    store: Store,
+) -> None:
+    with pytest.raises(UsageError, match=r"start='begin' is no time; pass \"now\", \"oldest\""):
+        store.feed("f", start="begin")

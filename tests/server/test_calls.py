@@ -394,7 +394,7 @@ def test_a_path_is_opened_at_the_first_call_and_closed_with_the_application(tmp_
 
 
 def test_nobody_at_an_address_is_told(tmp_path: Path) -> None:
-    with pytest.raises(DeterminateError, match="connecting to"):
+    with pytest.raises(DeterminateError, match="no store and no socket is there"):
         connect(tmp_path / "nothing", patience=0)
     with pytest.raises(DeterminateError, match="connecting to"):
         connect("http://127.0.0.1:1", patience=0)
