@@ -63,7 +63,8 @@ def replicate(
 
     A live store keeps history for its replica (hold `replica-...`), unless the replica falls
     further behind than `max_age`. Raises `UsageError` if `target` is an ordinary store, follows
-    another store or is the source, or if the source was put back from an older copy;
+    another store or is the source, if the source was put back from an older copy, or if the target
+    has followed another copy of the store past a commit of the source;
     `HistoryGoneError` if the source no longer has the history that the replica lacks: make a new
     replica.
     """
@@ -102,6 +103,7 @@ def _follow(
             f"{target.path} follows store {replica.source}, not {source.source_id()}",
             "replicate into a path of its own",
         )
+    _require_whole(source, target, replica)
     told = None
     while True:
         upper = source.upper()
@@ -115,6 +117,18 @@ def _follow(
         source.wait(upper, stop)
         if stop.is_set():
             return replica.upper
+
+
+def _require_whole(source: Source, target: Store, replica: Replica) -> None:
+    """Raise `UsageError` if the source has a commit below the replica's `upper` that the replica
+    lacks: the replica has followed another copy of the store past it."""
+    found = source.newest_change(replica.upper)
+    if found is not None and target.replication.has_change(*found) is False:
+        raise UsageError(
+            f"{target.path} lacks the commit of {Timestamp(found[0])}, although it reaches up to "
+            f"{replica.upper}: it has followed another copy of the store, a checkpoint for example",
+            "make a new replica of this source, or follow the other copy",
+        )
 
 
 def _take_window(source: Source, target: Store, replica: Replica, upper: int) -> None:

@@ -81,6 +81,14 @@ class Source(Protocol):
         """
         ...
 
+    def newest_change(self, below: int) -> tuple[int, bytes] | None:
+        """A commit below that time, the newest that the source finds without a search, and a key
+        that it changed; None where it finds none.
+
+        A replica that lacks it has followed another copy of its store meanwhile.
+        """
+        ...
+
     def rows(self, since: int | None, upper: int) -> AbstractContextManager[SourceWindow]:
         """The versions in `(since, upper)`; with `since=None` every version that is kept."""
         ...
@@ -120,6 +128,10 @@ class StoreSource:
     def lacks(self, commit: int) -> bool:
         """See `Source.lacks`."""
         return self._store.replication.has_commit(commit) is False
+
+    def newest_change(self, below: int) -> tuple[int, bytes] | None:
+        """See `Source.newest_change`."""
+        return self._store.replication.newest_change(below)
 
     @contextmanager
     def rows(self, since: int | None, upper: int) -> Iterator[SourceWindow]:
@@ -220,6 +232,19 @@ class CollectionSource:
             if any(part.time_max == commit for part in parts):
                 return False
             return not any(rows.num_rows for rows in snapshot.view(Window(commit - 1, commit)))
+
+    def newest_change(self, below: int) -> tuple[int, bytes] | None:
+        """See `Source.newest_change`. The newest last commit of a part: the commits before the last
+        one of a part are not looked for."""
+        with self._collection.snapshot(None) as (shard, snapshot):
+            parts = [part for batch in shard.state.batches for part in batch.parts]
+            newest = max((part.time_max for part in parts if part.time_max < below), default=0)
+            if newest <= shard.since:
+                return None
+            for rows in snapshot.view(Window(newest - 1, newest)):
+                for key in rows.column("key")[:1]:
+                    return newest, key.as_py()
+        return None
 
     @contextmanager
     def rows(self, since: int | None, upper: int) -> Iterator[SourceWindow]:

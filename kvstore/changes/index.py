@@ -51,6 +51,7 @@ from kvstore.limits import (
 )
 from kvstore.meta import Meta
 from kvstore.mvcc.write import WriteSet
+from kvstore.timestamp import TIMESTAMP_MAX
 
 FIRST_STREAM: Final = CONTROL_STREAM
 """The stream of a store with a single stream."""
@@ -274,21 +275,30 @@ class ChangeIndex:
             oldest = min(oldest or timestamp, timestamp)
         return oldest
 
-    def last(self) -> int:
-        """Timestamp of the newest commit in the index, 0 if it is empty. One seek per stream.
+    def last(self, *, below: int = TIMESTAMP_MAX) -> int:
+        """Timestamp of the newest commit in the index before the time `below`, 0 if there is none.
+        One or two seeks per stream.
 
         Looks at the stored entries rather than at the generations, so that it finds streams of any
         writer.
         """
         newest, bound = 0, None
         while True:
-            cursor = self._engine.cursor(CHANGES, b"", bound, reverse=True)
-            keys, _ = cursor.take(1)
-            cursor.close()
-            if not keys:
+            found = self._last_key(b"", bound)
+            if found is None:
                 return newest
-            stream, timestamp, _ = decode_change_key(keys[0])
+            stream, timestamp, _ = decode_change_key(found)
+            if timestamp >= below:
+                first, end = encode_change_key(stream, 0), encode_change_key(stream, below)
+                found = self._last_key(first, end)
+                timestamp = 0 if found is None else decode_change_key(found)[1]
             newest, bound = max(newest, timestamp), stream
+
+    def _last_key(self, start: bytes, bound: bytes | None) -> bytes | None:
+        cursor = self._engine.cursor(CHANGES, start, bound, reverse=True)
+        keys, _ = cursor.take(1)
+        cursor.close()
+        return keys[0] if keys else None
 
     # -- inside -----------------------------------------------------------------------------
 

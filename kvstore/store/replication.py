@@ -134,6 +134,24 @@ class Replication:
                     return Timestamp(at)
         return None
 
+    def newest_change(self, below: int) -> tuple[Timestamp, bytes] | None:
+        """The newest commit below the time `below` that changed a key, and such a key; None where
+        the change index does not reach back to one. Costs as `first_change`."""
+        while True:
+            at = self._parts.index.last(below=below)
+            if at <= self._reads.indexed_since:
+                return None
+            with suppress(HistoryGoneError):
+                for change in self._history.changes(at - 1, at, span=Span()):
+                    return Timestamp(at), change.key
+            below = at
+
+    def has_change(self, at: int, key: bytes) -> bool | None:
+        """Whether the commit at `at` changed `key`; None where the history is gone."""
+        with suppress(HistoryGoneError):
+            return any(self._history.changes(at - 1, at, span=Span(key, key + b"\x00")))
+        return None
+
     def range_deletes(
         self, since: TimeLike, upto: TimeLike, span: Span, revisions: Revisions = "all"
     ) -> list[Change]:

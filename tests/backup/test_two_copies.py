@@ -1,4 +1,5 @@
-"""Two copies of a store have one id: a collection that has backed up both tells of lost commits."""
+"""Two copies of a store have one id: a collection that has backed up both, and a replica that has
+followed both, tell of lost commits."""
 
 from __future__ import annotations
 
@@ -69,3 +70,72 @@ def test_a_chain_that_gave_up_its_newest_commits_continues(tmp_path: Path) -> No
         assert store.replication.has_commit(gone), "the store has the commit, and the chain not"
         collection.backup(store)
         assert state_of(collection) == {b"a": b"1"}
+
+
+def _copied_in_turn(path: Path) -> tuple[kvstore.Store, kvstore.Timestamp]:
+    """A store whose replica has followed its checkpoint past a commit, and this commit."""
+    store = kvstore.open(path / "store")
+    store.put_many({b"%03d" % row: b"1" for row in range(100)})
+    store.checkpoint(path / "copy")
+    backup.replicate(store, path / "replica")
+    passed = store.put(b"passed", b"2")
+    with kvstore.open(path / "copy") as copy:
+        backup.replicate(copy, path / "replica")
+    return store, passed
+
+
+def test_a_replica_that_followed_another_copy_past_a_commit_is_refused(tmp_path: Path) -> None:
+    store, passed = _copied_in_turn(tmp_path)
+    with store:
+        for _ in range(2):
+            with pytest.raises(UsageError, match="another copy of the store") as refused:
+                backup.replicate(store, tmp_path / "replica")
+            assert str(passed) in str(refused.value)
+            store.put(b"later", b"3")
+        backup.replicate(store, tmp_path / "whole")
+        with kvstore.open_read_only(tmp_path / "whole") as replica:
+            assert dict(replica.scan()) == dict(store.scan())
+
+
+def test_a_replica_that_followed_another_copy_is_refused_by_the_backups(tmp_path: Path) -> None:
+    store, passed = _copied_in_turn(tmp_path)
+    collection = backup.Collection(tmp_path / "backups")
+    with store:
+        collection.backup(store)
+        store.put(b"later", b"3")
+        collection.backup(store)
+    with pytest.raises(UsageError, match="another copy of the store") as refused:
+        backup.replicate(collection, tmp_path / "replica")
+    assert str(passed) in str(refused.value)
+
+
+@pytest.mark.parametrize("number", range(len(WRITES)))
+@pytest.mark.parametrize("is_large", [False, True])
+def test_a_replica_of_one_copy_continues(
+    tmp_path: Path, number: int, is_large: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if is_large:
+        monkeypatch.setattr(backup.replication, "REPLICA_WINDOW_ROWS", 0)
+    collection = backup.Collection(tmp_path / "backups")
+    with kvstore.open(tmp_path / "store") as store:
+        store.put(b"a", b"1")
+        backup.replicate(store, tmp_path / "replica")
+        for _ in range(2):
+            store.put(b"b", b"2")
+            WRITES[number](store)
+            collection.backup(store)
+            backup.replicate(store, tmp_path / "replica")
+            backup.replicate(collection, tmp_path / "replica")
+        with kvstore.open_read_only(tmp_path / "replica") as replica:
+            assert dict(replica.scan()) == dict(store.scan())
+
+
+def test_a_replica_that_gave_up_its_newest_commits_continues(tmp_path: Path) -> None:
+    with kvstore.open(tmp_path / "store") as store:
+        store.put(b"a", b"1")
+        store.put(b"b", b"1")
+        store.delete(b"b")
+        upper = backup.replicate(store, tmp_path / "replica")
+        with kvstore.open(tmp_path / "replica") as replica:
+            replica.gc(upper - 1)
+        assert backup.replicate(store, tmp_path / "replica") > upper

@@ -160,8 +160,12 @@ def test_opening_takes_the_newest_commit_of_all_streams(tmp_path: Path) -> None:
     clock = ManualClock(10**12)
     store = kvstore.open(tmp_path / "s", durability="sync", clock=clock)
     store.reshard(streams=8)
-    newest = max(store.put(b"k%d" % number, b"1") for number in range(20))
+    stamps = [store.put(b"k%d" % number, b"1") for number in range(20)]
+    newest = max(stamps)
     assert parts_of(store).index.last() == newest
+    for before, stamp in pairwise(stamps):
+        assert parts_of(store).index.last(below=stamp) == before
+    assert parts_of(store).index.last(below=stamps[0]) == 0
     parts_of(store).engine.close()  # like a crash, this writes no closing records
     clock.set(5)
     with kvstore.open(tmp_path / "s", clock=clock) as store:
