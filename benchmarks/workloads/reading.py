@@ -28,7 +28,7 @@ def followed(size: Size) -> list[Workload]:
     def by(label: str, operation: str, **arguments: Any) -> Contender:
         return Contender(FOLLOWED, Call(operation, arguments), label)
 
-    gets, puts = {"count": size.lookups}, {"count": 10_000}
+    gets, puts = {"count": size.lookups}, {"count": 60_000}
     return [
         Workload(
             "get-live",
@@ -41,7 +41,7 @@ def followed(size: Size) -> list[Workload]:
             "puts-followed",
             by("nobody follows", "puts", **puts, followers=0),
             by("kvstore", "puts", **puts, followers=1),
-            items=10_000,
+            items=60_000,
             reach=0.95,
         ),
         Workload(
