@@ -75,6 +75,18 @@ def test_a_store_is_refused_by_all_its_names_while_it_is_open(
         assert refused.value.owner == "this process"
 
 
+def test_a_store_that_was_renamed_while_it_is_open_is_refused(store: Store, tmp_path: Path) -> None:
+    """Two databases of one process that write the same files would damage them."""
+    assert store.path is not None
+    store.path.rename(tmp_path / "moved")
+    with pytest.raises(LockedError):
+        kvstore.open(tmp_path / "moved")
+    store.put(b"still", b"here")
+    store.close()
+    with kvstore.open(tmp_path / "moved") as moved:
+        assert moved.get(b"still") == b"here"
+
+
 def test_a_store_stays_where_it_is_when_its_process_goes_elsewhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

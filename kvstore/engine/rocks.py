@@ -47,6 +47,7 @@ from kvstore.engine.rocks_opening import (
     THREADS,
     lacks_a_file,
     make_store_directory,
+    note_written,
     opened,
     opened_at_once,
     require_store_directory,
@@ -114,6 +115,8 @@ class RocksEngine:
                     raise
                 raise StaleReaderError(str(path)) from error
         self._take_families(self._db)
+        if not read_only:
+            note_written(path, self)
         self._readers = Readers(self._new_reader, self.check, IDLE_READERS_MAX)
         self.find = self._readers.find
         self.borrow = self._readers.borrow
@@ -217,18 +220,14 @@ class RocksEngine:
             options.set_readahead_size(PASSING_READAHEAD_BYTES)
         if end is not None:
             options.set_iterate_upper_bound(end)
+        where = str(self.path)
         cursor = RocksCursor(
-            self._family[family],
-            options,
-            start,
-            reverse=reverse,
-            keys_only=keys_only,
-            where=str(self.path),
+            self._family[family], options, start, reverse=reverse, where=where, keys_only=keys_only
         )
         self._cursors.add(cursor)
         if self._db is None:  # another thread has closed it, perhaps before the cursor was added
             cursor.close()
-            raise ClosedError(str(self.path))
+            raise ClosedError(where)
         return cursor
 
     def check(self, reader: EntryReader) -> None:

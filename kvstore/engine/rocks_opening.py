@@ -10,7 +10,9 @@ Invariants
 from __future__ import annotations
 
 import re
+import weakref
 from pathlib import Path
+from typing import Final
 
 import rocksdict as rocks
 
@@ -25,6 +27,7 @@ from kvstore.errors import (
     CorruptionError,
     FormatVersionError,
     KVStoreError,
+    LockedError,
     NotAStoreError,
     StaleReaderError,
 )
@@ -64,14 +67,38 @@ def require_store_directory(path: Path, *, create: bool) -> None:
 
 def make_store_directory(path: Path) -> None:
     """Make the directory of a new store, and make its name durable, even if the directory exists:
-    files that were synced in it would be lost with the name. Does nothing if a store exists."""
+    files that were synced in it would be lost with the name. Makes nothing if a store exists.
+
+    Raises `LockedError` if this process has the store open to write, also by another name. RocksDB
+    compares names only, and its file lock does not refuse the process that holds it.
+    """
     with storage_errors(str(path)):
         if (path / "CURRENT").exists():
+            if THREADS.has_open(_WRITTEN.get(_place(path))):
+                raise LockedError(str(path), "this process")
             return
         from kvstore.journal.files import OS_FILES  # a store that exists needs no journal
 
         OS_FILES.make_directory(str(path))
         OS_FILES.sync_directory(str(path.absolute().parent))
+
+
+def note_written(path: Path, database: object) -> None:
+    """Note that `database`, which writes the directory at `path`, was opened."""
+    with storage_errors(str(path)):
+        _WRITTEN[_place(path)] = database
+
+
+def _place(path: Path) -> tuple[int, int]:
+    """The directory, whatever its name. The database keeps it open, so its number is not given to
+    another one."""
+    found = path.stat()
+    return found.st_dev, found.st_ino
+
+
+_WRITTEN: Final[weakref.WeakValueDictionary[tuple[int, int], object]] = (
+    weakref.WeakValueDictionary()
+)
 
 
 def _require_families(path: Path, home: Path) -> None:

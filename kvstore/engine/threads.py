@@ -71,6 +71,10 @@ class Threads:
         """Note that `database` was closed."""
         self._open.discard(database)
 
+    def has_open(self, database: object) -> bool:
+        """Whether `database` is open in this process."""
+        return database is not None and database in self._open
+
     def _before(self) -> None:
         undivided().acquire()  # one fork at a time
         self._ended = Counter()

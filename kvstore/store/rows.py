@@ -121,8 +121,10 @@ class SentRows:
     ) -> Transaction:
         owner = _SentTransactions(self._requests, self._transactions, reads, token)
         transaction = Transaction(owner, 0, durability=durability)
-        newest = self._parts.committer.upper - 1
-        transaction.read_at = Timestamp(newest if read_at is None else read_at)
+        if read_at is None:
+            self._parts.committer.catch_up()  # a row that has expired takes no value
+            read_at = self._parts.committer.upper - 1
+        transaction.read_at = Timestamp(read_at)
         return transaction
 
     def _send(

@@ -5,9 +5,13 @@ entry. The builder makes the entries of the rows that are there, chunk by chunk 
 notes in the same commit how far it came. When all are there, the index becomes whole, from that
 time on.
 
+A revert of an import brings back rows that no reader of the newest state sees. The builder makes
+the entries of these rows too.
+
 Invariants
 1. After a kill the next builder begins behind the last commit.
-2. A unique index becomes whole only if no two rows have the same values. Writers that come later
+2. When the index is whole, each row that a revert may bring back has its entry.
+3. A unique index becomes whole only if no two rows have the same values. Writers that come later
    find all entries.
 """
 
@@ -15,8 +19,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import islice
 
 from kvstore.errors import TableAlteredError
+from kvstore.imports import ImportRecord
 from kvstore.limits import INDEX_CHUNK_ROWS
 from kvstore.span import RESERVED, Span
 from kvstore.tables.codec import TableCodec
@@ -33,9 +39,14 @@ def build_index(
     rows: StoreRows, name: str, index_name: str, progress: Callable[[int], None] | None
 ) -> Timestamp | None:
     """Make all entries of an index. See `Table.build_index`."""
-    number = rows.codec(name).definition.index(index_name).number
-    note = _PROGRESS + name.encode() + b"\x00" + bytes([number])
+    index = rows.codec(name).definition.index(index_name)
+    if index.is_whole:
+        return None
+    note = _PROGRESS + name.encode() + b"\x00" + bytes([index.number])
     done = 0
+    since, records = rows.parts.committer.since, rows.parts.imports.every()
+    # A later import brings entries of this index. An older one can no longer be reverted.
+    imports = [record for record in records if record.added is not None and record.added > since]
     with rows.held(None) as held:
         after = rows.get(note) or b""
         while not rows.codec(name).definition.index(index_name).is_whole:
@@ -45,6 +56,7 @@ def build_index(
             done += count
             if progress is not None:
                 progress(done)
+    _cover_reverts(rows, name, index_name, imports)
     return _finish(rows, name, index_name, note)
 
 
@@ -73,6 +85,37 @@ def _chunk(
 
     rows.write(name, make, is_checked=False)
     return len(keys), after
+
+
+def _cover_reverts(
+    rows: StoreRows, name: str, index_name: str, imports: list[ImportRecord]
+) -> None:
+    """Make the entries of the rows that `imports` cover: a row of an import that a later one covers
+    is among them. Costs a pass over the rows that an import shares with the table, and a look-up
+    for each of its keys."""
+    versions, whole = rows.parts.versions, Span.of_prefix(rows.codec(name).key.prefix)
+    for record in imports:
+        spans = (span.intersect(whole.start, whole.end) for span in record.spans)
+        found = (
+            key
+            for span in spans
+            if span is not None
+            for key, _ in versions.imported_keys(span, record.reference)
+        )
+        while keys := list(islice(found, INDEX_CHUNK_ROWS)):
+            values = versions.get_many(keys, (record.added or 0) - 1)
+            covered = [
+                (key, value) for key, value in zip(keys, values, strict=True) if value is not None
+            ]
+
+            def make(
+                newest: TableCodec, _: RowReader, covered: list[tuple[bytes, bytes]] = covered
+            ) -> RowChange:
+                index = newest.definition.index(index_name)  # raises if it was dropped meanwhile
+                entries = [newest.entry(index, newest.to_dict(*each)) for each in covered]
+                return RowChange(entries, [b""] * len(entries))
+
+            rows.write(name, make, is_checked=False)
 
 
 def _finish(rows: StoreRows, name: str, index_name: str, note: bytes) -> Timestamp | None:

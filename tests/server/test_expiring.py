@@ -130,6 +130,18 @@ def test_a_transaction_conflicts_with_an_expiry(client: Client, clock: ManualClo
         txn.commit()
 
 
+def test_a_value_of_a_unique_index_is_free_once_its_row_expired(
+    client: Client, clock: ManualClock
+) -> None:
+    """The first call after the due time is the put that needs the value."""
+    schema = pa.schema([("id", pa.int64()), ("mail", pa.string())])
+    users = client.table("users", schema, "id", {"mail": kvstore.unique("mail")})
+    users.put({"id": 1, "mail": "a@x"}, expires=LIFE)
+    clock.advance(HOUR)
+    users.put({"id": 2, "mail": "a@x"})
+    assert [row["id"] for row in users.find("mail", "a@x")] == [2]
+
+
 def test_times_that_cannot_be_are_refused(client: Client, running: Running) -> None:
     wrong: list[Any] = [
         timedelta(0),
