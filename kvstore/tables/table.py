@@ -362,7 +362,8 @@ class Table:
 
         `add={"tip": pa.float64()}` adds a column that is null in older rows, and
         `add={"tip": (pa.float64(), 0.0)}` one that is 0.0 there. `widen` gives columns a type that
-        holds all their values. A new index is not whole until `build_index` has run.
+        holds all their values. A new index is not whole until `build_index` has run. The entries of
+        a dropped index are deleted; reads as of an earlier time have the index.
 
         Raises `UsageError` for a change that cannot be, `TableAlteredError` if another call altered
         the table meanwhile. Costs one commit, whatever the number of rows.

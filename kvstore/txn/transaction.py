@@ -313,9 +313,9 @@ class Transaction:
         due = None if expires is None else self._owner.due(expires)
         self._writes.put_rows(keys, values, due, rows)
 
-    def delete_rows(self, keys: Sequence[bytes]) -> None:
+    def delete_rows(self, keys: Sequence[bytes], spans: Sequence[tuple[bytes, bytes]] = ()) -> None:
         """Delete keys of a table: see `kvstore.tables`."""
-        self._writes.delete_rows(keys)
+        self._writes.delete_rows(keys, spans)
 
     def table(self, name: str) -> Table:
         """The table `name`, read and written by this transaction."""

@@ -17,6 +17,7 @@ import pytest
 import kvstore
 from kvstore import unique
 from kvstore.errors import KVStoreError, NotUniqueError, TableAlteredError, UsageError
+from kvstore.tables.definition import Definition
 from kvstore.tables.space import definition_key
 from kvstore.testing.bounds import bounds
 from kvstore.testing.seeds import seeded
@@ -229,3 +230,25 @@ def test_a_batch_that_meets_an_alteration_writes_nothing(tmp_path: Path) -> None
         with pytest.raises(TableAlteredError, match="'t'"):
             stack.close()
         assert list(table.rows()) == []
+
+
+def test_an_alteration_decodes_only_new_definitions(
+    tmp_path: Path, each_engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoded: list[bytes] = []
+    decode = Definition.from_bytes
+
+    def noted(name: str, stored: bytes) -> Definition:
+        decoded.append(stored)
+        return decode(name, stored)
+
+    monkeypatch.setattr(Definition, "from_bytes", noted)
+    with kvstore.open(tmp_path / "store", each_engine, durability="async") as store:
+        table = store.table("t", SCHEMA, key="id")
+        table.put({"id": 1, "zone": "a"})
+        for turn in range(30):
+            table.alter(add={f"c{turn}": pa.int64()})
+            decoded.clear()
+            table.alter(drop=f"c{turn}")
+            assert table.get(1) == {"id": 1, "zone": "a"}
+            assert len(decoded) < 10, "few for each alteration, whatever the number before it"

@@ -14,7 +14,7 @@ from bulk.definitions import EncodedBy
 from kvstore import unique
 from kvstore.errors import NotUniqueError, UsageError
 from kvstore.span import Span
-from kvstore.tables.space import index_prefix
+from kvstore.tables.space import index_prefix, table_prefix
 from kvstore.tasks import Worker
 from kvstore.testing.bounds import bounds
 from kvstore.testing.parts import parts_of
@@ -177,6 +177,34 @@ def test_an_index_that_is_built_later_has_the_rows_that_a_revert_brings_back(
         rows = list(places.rows())
         for zone in ("z0", "z1", "z2", "a", "b", "c"):
             assert list(places.find("by_zone", zone)) == [r for r in rows if r["zone"] == zone]
+
+
+def test_a_dropped_index_leaves_no_entry_and_is_there_as_of_an_earlier_time(
+    store: kvstore.Store, places: kvstore.Table, tmp_path: Path
+) -> None:
+    def entries() -> int:
+        versions, at = parts_of(store).versions, store.upper - 1
+        stored = versions.scan(Span.of_prefix(table_prefix(1)), at)
+        return sum(len(keys) for keys, _ in stored) - 20  # without the rows
+
+    places.alter(add_index={"kept": "zone", "by_zone": "zone"})
+    for name in ("kept", "by_zone"):
+        places.build_index(name)
+    whole = store.upper - 1
+    for _ in range(3):
+        places.alter(drop_index="by_zone")
+        assert entries() == 20
+        places.alter(add_index={"by_zone": "zone"})
+        places.put({"id": 3, "zone": "z9"})
+        places.build_index("by_zone")
+        assert entries() == 40
+    assert [row["id"] for row in places.find("by_zone", "z9")] == [3]
+    then = [row["id"] for row in places.find("by_zone", "z0", as_of=whole)]
+    assert then == [0, 3, 6, 9, 12, 15, 18]
+    places.alter(drop_index=["by_zone", "kept"])
+    store.gc(before=store.upper - 1)
+    assert entries() == 0
+    assert len(list(places.rows())) == 20
 
 
 def test_gc_goes_ahead_with_stale_entries_where_it_was(
