@@ -161,8 +161,8 @@ class WriteSet(Puts):
         self._add_range(span.start, span.end)
 
     def delete_range_below(self, start: bytes, end: bytes) -> None:
-        """As `delete_range`, but the earlier writes inside the range stay. For a replica, which
-        takes the parts of a sealed batch in any order."""
+        """As `delete_range`, but for any keys, and the earlier writes inside the range stay. For
+        tables, and for a replica, which takes the parts of a sealed batch in any order."""
         self.require_open()
         self._add_range(start, end)
 

@@ -93,8 +93,8 @@ class Catalogue:
         self._lock = threading.Lock()
         self._known: dict[str, list[tuple[int, TableCodec | None]]] = {}
         self._decoded: dict[str, dict[bytes, TableCodec]] = {}
-        """The definitions that were read last, by their bytes: decoding takes up to 0.3 ms, and a table
-        that was altered often has many."""
+        """The definitions that were read last, by their bytes: decoding one takes up to 0.3 ms, and
+        a table that was altered often has many."""
         self._turn = 0
         self._changing = 0
 

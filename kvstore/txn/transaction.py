@@ -9,13 +9,11 @@ Invariants
 1. Transactions that wrote are equivalent to running one after the other in the order of their
    timestamps. A transaction that only read is equivalent to running right after the commit that it
    read at.
-2. A scan counts as a read of its span up to the point that it reached, including absent keys:
-   phantoms conflict.
+2. A scan counts as a read of its span as far as it came, absent keys included: phantoms conflict.
 3. A transaction that only read never fails. Its time stays readable while it is open.
 4. Blind writes, which did not read, never conflict.
 
-Source: backward validation after Kung and Robinson, "On Optimistic Methods for Concurrency
-Control" (1981).
+Source: Kung and Robinson, "On Optimistic Methods for Concurrency Control", 1981 (backward).
 """
 
 from __future__ import annotations
@@ -314,8 +312,11 @@ class Transaction:
         self._writes.put_rows(keys, values, due, rows)
 
     def delete_rows(self, keys: Sequence[bytes], spans: Sequence[tuple[bytes, bytes]] = ()) -> None:
-        """Delete keys of a table: see `kvstore.tables`."""
-        self._writes.delete_rows(keys, spans)
+        """Delete keys and spans of keys of a table: see `kvstore.tables`."""
+        self._writes.delete_rows(keys)
+        for start, end in spans:
+            self._writes.delete_range_below(start, end)
+            self._deleted = self._deleted.adding(RangeTombstone(start, end, 1))
 
     def table(self, name: str) -> Table:
         """The table `name`, read and written by this transaction."""
