@@ -154,11 +154,10 @@ class Collection(CollectionContents):
         this process, or spread over others (`spark_connector.jobs.backup`).
 
         Raises `StatesLostError` if the collection is gone, or is an older copy of itself: then
-        `full=True` begins anew. Raises `UsageError` if the collection belongs to another store, if
-        the store was put back from an older copy and lacks commits of the collection, if it has a
-        commit that the backup of another copy (`Store.checkpoint`) has passed over, or if the token
-        is no printable text; `HistoryGoneError` if the store no longer has the window: then
-        `full=True` begins another chain beside the present one.
+        `full=True` begins anew; `UsageError` if the collection belongs to another store, if the
+        store, put back from an older copy, lacks commits of the collection, if it has a commit that
+        the backup of another copy (a checkpoint) has passed over, or for a bad token;
+        `HistoryGoneError` if the store no longer has the window: `full=True` begins another chain.
         """
         if max_age is not None:
             require_age(max_age, name="max_age")

@@ -277,10 +277,7 @@ class ChangeIndex:
 
     def last(self, *, below: int = TIMESTAMP_MAX) -> int:
         """Timestamp of the newest commit in the index before the time `below`, 0 if there is none.
-        One or two seeks per stream.
-
-        Looks at the stored entries rather than at the generations, so that it finds streams of any
-        writer.
+        One or two seeks per stream, which finds streams of any writer.
         """
         newest, bound = 0, None
         while True:

@@ -47,7 +47,7 @@ from kvstore.engine.rocks_opening import (
     THREADS,
     lacks_a_file,
     make_store_directory,
-    note_written,
+    note_opened,
     opened,
     opened_at_once,
     require_store_directory,
@@ -115,8 +115,7 @@ class RocksEngine:
                     raise
                 raise StaleReaderError(str(path)) from error
         self._take_families(self._db)
-        if not read_only:
-            note_written(path, self)
+        note_opened(path, self, writes=not read_only)
         self._readers = Readers(self._new_reader, self.check, IDLE_READERS_MAX)
         self.find = self._readers.find
         self.borrow = self._readers.borrow

@@ -83,10 +83,11 @@ def make_store_directory(path: Path) -> None:
         OS_FILES.sync_directory(str(path.absolute().parent))
 
 
-def note_written(path: Path, database: object) -> None:
-    """Note that `database`, which writes the directory at `path`, was opened."""
-    with storage_errors(str(path)):
-        _WRITTEN[_place(path)] = database
+def note_opened(path: Path, database: object, *, writes: bool) -> None:
+    """Note that `database` was opened at `path`, if it `writes`."""
+    if writes:
+        with storage_errors(str(path)):
+            _WRITTEN[_place(path)] = database
 
 
 def _place(path: Path) -> tuple[int, int]:

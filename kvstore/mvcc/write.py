@@ -134,15 +134,12 @@ class WriteSet(Puts):
                 self._expire(key, due, row)
         self._require_room()
 
-    def delete_rows(self, keys: Iterable[bytes], spans: Iterable[tuple[bytes, bytes]] = ()) -> None:
-        """Delete keys of a table, whether or not they exist, and all keys of `spans` that this set
-        does not write."""
+    def delete_rows(self, keys: Iterable[bytes]) -> None:
+        """Delete keys of a table, whether or not they exist."""
         self.require_open()
         for key in keys:
             self._points[key] = None
             self._size += len(key)
-        for start, end in spans:
-            self._add_range(start, end)
         self._require_room()
 
     def delete_range(self, start: bytes, end: bytes) -> None:
