@@ -22,7 +22,8 @@ from kvstore.client.writes import SentWriteSet
 from kvstore.commit import Expires, sent_expiry
 from kvstore.errors import UsageError
 from kvstore.joins.labels import times_given
-from kvstore.limits import CLIENT_URL_KEY_BYTES_MAX, KEY_BYTES_MAX, SERVER_BODY_BYTES_MAX
+from kvstore.limits import CLIENT_URL_KEY_BYTES_MAX, SERVER_BODY_BYTES_MAX
+from kvstore.loops import are_keys
 from kvstore.mvcc import Version
 from kvstore.protocol import (
     ARROW_TYPE,
@@ -377,7 +378,7 @@ def _many(
     rows: Callable[[pa.Table], T],
 ) -> ClientRequest[T]:
     keys = key_list(keys)
-    if set(map(type, keys)) - {bytes} or (keys and max(map(len, keys)) > KEY_BYTES_MAX):
+    if not are_keys(keys):
         keys = [require_key(key) for key in keys]
     arrays, names = [binary_array(keys)], ["key"]
     given = dict(query)

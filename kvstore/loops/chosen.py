@@ -25,7 +25,7 @@ from kvstore.loops.plain import (
     writes,
 )
 
-REVISION: Final = 25
+REVISION: Final = 26
 """Add one with each change of a name, an argument or a meaning in the loops. `compiled/shared.pxi`
 holds the same number. A checkout that was updated and not compiled again then runs plain loops."""
 
@@ -90,6 +90,7 @@ Lookup = lookup.Lookup
 NewestValues = lookup.NewestValues
 PointRead = lookup.PointRead
 Readers = lookup.Readers
+are_keys = lookup.are_keys
 find_among = lookup.find_among
 find_many = lookup.find_many
 

@@ -69,13 +69,12 @@ from kvstore.gc import Clearing, Collector, GcReport
 from kvstore.history import History
 from kvstore.holds import Hold
 from kvstore.limits import (
-    KEY_BYTES_MAX,
     QUIESCENCE_WAIT_S,
     SCAN_CHUNK,
     SCAN_WORKERS_MAX,
     STREAMS_MAX,
 )
-from kvstore.loops import PointRead
+from kvstore.loops import PointRead, are_keys
 from kvstore.meta import FORMAT, Meta
 from kvstore.mvcc import Version, Versions, WriteSet
 from kvstore.mvcc.scan import first_rows
@@ -298,7 +297,7 @@ class Store:
         """
         if type(keys) is not list:
             keys = key_list(keys)
-        if set(map(type, keys)) != {bytes} or max(map(len, keys)) > KEY_BYTES_MAX:
+        if not are_keys(keys):
             keys = [require_key(key) for key in keys]
         if as_of is not None and is_many(as_of):
             from kvstore import joins

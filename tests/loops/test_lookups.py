@@ -33,6 +33,13 @@ from tests.mvcc.test_scan import STAMPS, by_history, entries_of, keys, reads, st
 # -- look-ups -------------------------------------------------------------------------------------
 
 
+class Name(bytes):
+    """Bytes by inheritance."""
+
+
+NO_KEYS: Any = st.sampled_from([None, "text", 3, bytearray(b"k"), Name(b"k")])
+
+
 class ListReader:
     """The contract of a reader over a list."""
 
@@ -65,7 +72,7 @@ def test_find_among_imports_is_what_the_history_says(
     reader = ListReader(entries_of(drawn))
     checked: list[Any] = []
     asked = [*absent, *(key for key, _, _ in drawn)]
-    for some in [asked, *([key] for key in asked)]:
+    for some in [asked, sorted(asked), *([key] for key in asked)]:
         checked.clear()
         found = loops.find_among(reader, checked.append, some, as_of, rest_of(as_of), STAMPS)
         for key, (time, value) in zip(some, found, strict=True):
@@ -92,6 +99,8 @@ def test_finding_many_is_finding_each(
     )
     rest = rest_of(as_of)
     asked = [*asked, *(key for key, _, _ in drawn)]
+    if data.draw(st.booleans()):
+        asked.sort()
     readers = loops.Readers(lambda: ListReader(entries), lambda reader: None, 2)
     one_by_one = [readers.find(key, rest, limits[bisect_right(boundaries, key)]) for key in asked]
     found = loops.find_many(
@@ -104,6 +113,14 @@ def test_finding_many_is_finding_each(
         inside = [entry for entry in entries if start <= entry[0] < end]
         expected = ABSENT if not inside else inside[0][1] if inside[0][0][-1] else None
         assert value == expected
+
+
+@both
+@given(st.lists(raw | NO_KEYS, max_size=40))
+def test_keys_are_bytes_of_a_length_that_a_store_takes(loops: Any, asked: list[Any]) -> None:
+    assert loops.are_keys(asked) == all(type(key) is bytes for key in asked)
+    assert loops.are_keys([b"k" * KEY_BYTES_MAX])
+    assert not loops.are_keys([b"k", b"k" * (KEY_BYTES_MAX + 1)])
 
 
 @both

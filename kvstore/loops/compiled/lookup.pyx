@@ -235,6 +235,16 @@ cdef bytes _limit(node, Py_ssize_t depth, bytes key):
         depth -= 1
 
 
+def are_keys(list keys not None):
+    cdef Py_ssize_t at, count = PyList_GET_SIZE(keys)
+    for at in range(count):
+        fetch_key(keys, at + AHEAD)
+        key = <object>PyList_GET_ITEM(keys, at)
+        if type(key) is not bytes or PyBytes_GET_SIZE(<bytes>key) > LONGEST_KEY:
+            return False
+    return True
+
+
 def find_many(
     reader,
     check,
@@ -245,14 +255,16 @@ def find_many(
     absent,
 ):
     cdef list asked = list(keys), found = [None] * PyList_GET_SIZE(asked)
-    cdef Py_ssize_t at, place
+    cdef Py_ssize_t at, place, count = PyList_GET_SIZE(asked)
     cdef _BoundReader bound = _BoundReader(reader)
     cdef bytes key
     cdef Place *order = order_of(asked)
     try:
-        for at in range(PyList_GET_SIZE(asked)):
+        for at in range(count):
             if at % TURN == TURN - 1:
                 let_others_run()
+            if at + AHEAD < count:
+                fetch_key(asked, order[at + AHEAD].at)
             place = order[at].at
             key = <bytes>PyList_GET_ITEM(asked, place)
             found[place] = _find(
@@ -265,15 +277,17 @@ def find_many(
 
 def find_among(reader, check, list keys not None, int64_t as_of, bytes rest not None, stamps):
     cdef list asked = list(keys), found = [None] * PyList_GET_SIZE(asked)
-    cdef Py_ssize_t at, place
+    cdef Py_ssize_t at, place, count = PyList_GET_SIZE(asked)
     cdef int64_t newest
     cdef _BoundReader bound = _BoundReader(reader)
     cdef _Imports imports = _Imports(stamps)
     cdef Place *order = order_of(asked)
     try:
-        for at in range(PyList_GET_SIZE(asked)):
+        for at in range(count):
             if at % TURN == TURN - 1:
                 let_others_run()
+            if at + AHEAD < count:
+                fetch_key(asked, order[at + AHEAD].at)
             place = order[at].at
             value = _find_among(
                 bound,

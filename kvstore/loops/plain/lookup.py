@@ -191,6 +191,11 @@ class PointRead:
         return self._otherwise(key, as_of, default)
 
 
+def are_keys(keys: list[Any]) -> bool:
+    """Whether each of `keys` is `bytes` that a store takes as a key."""
+    return all(type(key) is bytes and len(key) <= KEY_BYTES_MAX for key in keys)
+
+
 def find_many(
     reader: Seeker,
     check: Callable[[Any], None],
