@@ -218,7 +218,7 @@ def _ingest(target: Store, replica: Replica, rows: SourceWindow) -> None:
 
 
 class _Newest:
-    """Batches of versions; `newest` is the newest time in those that were taken, 0 for none."""
+    """Batches of versions. `newest` gives the newest time in the batches so far, or 0."""
 
     def __init__(self, batches: Iterator[pa.RecordBatch]) -> None:
         self._batches = batches
@@ -231,7 +231,7 @@ class _Newest:
             yield batch
 
     def newest(self) -> int:
-        """The newest time so far."""
+        """The newest time in the batches so far; 0 where no batch had a row."""
         return self._newest
 
 

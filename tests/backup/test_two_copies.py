@@ -4,13 +4,13 @@ followed both, tell of lost commits."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 import backup
 import kvstore
-from backup.replication import _follow
 from backup.source import CollectionSource
 from kvstore.errors import UsageError
 from tests.backup.test_chains import state_of
@@ -173,8 +173,10 @@ def test_a_source_that_was_put_back_behind_files_of_its_replica_is_refused(
 
 @pytest.mark.parametrize("is_copy", [False, True])
 def test_another_collection_that_comes_to_the_place_of_a_followed_one_is_refused(
-    tmp_path: Path, is_copy: bool
+    tmp_path: Path, is_copy: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    often = partial(CollectionSource, poll_seconds=0.01)
+    monkeypatch.setattr(backup.replication, "CollectionSource", often)
     collection = backup.Collection(tmp_path / "backups")
     with kvstore.open(tmp_path / "store") as store:
         store.put(b"a", b"1")
@@ -197,8 +199,7 @@ def test_another_collection_that_comes_to_the_place_of_a_followed_one_is_refused
             backup.Collection(tmp_path / "backups").backup(other, full=True)
 
         with kvstore.open(tmp_path / "replica") as replica:
-            source = CollectionSource(collection, poll_seconds=0.01)
             match = "another copy" if is_copy else "follows store"
             with pytest.raises(UsageError, match=match):
-                _follow(source, replica, stop, replace)
+                backup.replicate(collection, replica, True, stop=stop, progress=replace)
             assert dict(replica.scan()) == {b"a": b"1", b"b": b"3"}
