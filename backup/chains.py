@@ -46,6 +46,7 @@ from kvstore.errors import (
     StatesLostError,
     UsageError,
 )
+from kvstore.store import Store
 from kvstore.timestamp import Timestamp
 
 COLLECTION_FORMAT: Final = 1
@@ -69,6 +70,11 @@ class CollectionRecord:
     chains: tuple[str, ...]
     dropping: tuple[str, ...] = ()
     drills: Drills = ()
+
+    @property
+    def hold_name(self) -> str:
+        """The name of the hold by which the source keeps history for this collection."""
+        return f"backup-{self.collection_id}"
 
     def is_begun_by(self, token: str | None) -> bool:
         """Whether the backup named `token` has begun the newest chain."""
@@ -182,6 +188,21 @@ class Chains:
                 found=len(known),
                 known=len(known | chains),
             )
+
+    def require_reached(self, record: CollectionRecord, newest: Shard, store: Store) -> None:
+        """Raise `StatesLostError` if the source knows of later appends than the collection has.
+
+        A crash may take the newest moves of the hold from the source: then less is checked.
+        """
+        reached = (hold.reached for hold in store.holds.all() if hold.name == record.hold_name)
+        known = Timestamp(next(reached, None) or 0)
+        if newest.upper >= known:
+            return
+        found = Timestamp(max(shard.refresh().upper for shard in (newest, *self.shards(record))))
+        if found < known:
+            remedy = "put back the newest copy of all its files; "
+            remedy += "backup(store, full=True) begins anew"
+            raise StatesLostError(self.where, found=found, known=known, remedy=remedy)
 
     def drop(self, record: CollectionRecord, names: set[str]) -> CollectionRecord:
         """Record the chains `names`, whose whole window has expired, as `dropping`."""

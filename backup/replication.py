@@ -38,7 +38,7 @@ from kvstore.control.scripts import StoreOrClient, client_of
 from kvstore.errors import UsageError
 from kvstore.limits import REPLICA_BATCH_ROWS, REPLICA_WINDOW_BYTES, REPLICA_WINDOW_ROWS
 from kvstore.mvcc import OpenWriteSet, RangeTombstone, WriteSet
-from kvstore.replica import Replica
+from kvstore.replica import FirstCopy, Replica
 from kvstore.store import Store
 from kvstore.timestamp import Timestamp
 
@@ -89,8 +89,10 @@ def first_copy(source: Source, path: Path) -> None:
     with source.rows(None, source.upper()) as rows:
         upto = rows.upper - 1
         since = min(rows.whole_since, upto)
-        build = partial(built_from, rows.batches)
-        restore_store(path, build, since=since, as_of=upto, replica_of=source_id)
+        seen = _Newest(rows.batches)
+        build = partial(built_from, seen)
+        copy = FirstCopy(source_id, seen.newest)
+        restore_store(path, build, since=since, as_of=upto, replica_of=copy)
     source.done(upto)
 
 
@@ -98,12 +100,7 @@ def _follow(
     source: Source, target: Store, stop: Stop | None, tell: Callable[[Timestamp], None]
 ) -> Timestamp:
     replica = target.replication.replica()
-    if replica.source != source.source_id():
-        raise UsageError(
-            f"{target.path} follows store {replica.source}, not {source.source_id()}",
-            "replicate into a path of its own",
-        )
-    _require_whole(source, target, replica)
+    _require_source(source, target, replica)
     told = None
     while True:
         upper = source.upper()
@@ -119,9 +116,15 @@ def _follow(
             return replica.upper
 
 
-def _require_whole(source: Source, target: Store, replica: Replica) -> None:
-    """Raise `UsageError` if the source has a commit below the replica's `upper` that the replica
-    lacks: the replica has followed another copy of the store past it."""
+def _require_source(source: Source, target: Store, replica: Replica) -> None:
+    """Raise `UsageError` if the source is not the store that the replica follows, or has a commit
+    below the replica's `upper` that the replica lacks: the replica has followed another copy of the
+    store past it."""
+    if replica.source != (source_id := source.source_id()):
+        raise UsageError(
+            f"{target.path} follows store {replica.source}, not {source_id}",
+            "replicate into a path of its own",
+        )
     found = source.newest_change(replica.upper)
     if found is not None and target.replication.has_change(*found) is False:
         raise UsageError(
@@ -133,6 +136,8 @@ def _require_whole(source: Source, target: Store, replica: Replica) -> None:
 
 def _take_window(source: Source, target: Store, replica: Replica, upper: int) -> None:
     """Copy `[replica.upper, upper)`: a small window in commits, a large one as sorted files."""
+    # Another store or copy may have come to the path or URL of the source since the last window.
+    _require_source(source, target, replica)
     last = replica.last_applied
     if last and source.lacks(last):
         raise UsageError(
@@ -205,10 +210,29 @@ def _ingest(target: Store, replica: Replica, rows: SourceWindow) -> None:
     building = Path(tempfile.mkdtemp(prefix=f".{target.path.name}.taking-", dir=place))
     try:
         tombstones: list[RangeTombstone] = []
-        files = (path for path, _ in version_files(building, rows.batches, tombstones))
-        replica.ingest(files, lambda: tombstones, rows.upper)
+        seen = _Newest(rows.batches)
+        files = (path for path, _ in version_files(building, seen, tombstones))
+        replica.ingest(files, lambda: tombstones, seen.newest, rows.upper)
     finally:
         shutil.rmtree(building, ignore_errors=True)
+
+
+class _Newest:
+    """Batches of versions. `newest` gives the newest time in the batches so far, or 0."""
+
+    def __init__(self, batches: Iterator[pa.RecordBatch]) -> None:
+        self._batches = batches
+        self._newest = 0
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        for batch in self._batches:
+            found = pc.max(batch.column("timestamp")).as_py()
+            self._newest = max(self._newest, found or 0)
+            yield batch
+
+    def newest(self) -> int:
+        """The newest time in the batches so far; 0 where no batch had a row."""
+        return self._newest
 
 
 def _path_of(target: str | os.PathLike[str] | Store) -> Path:

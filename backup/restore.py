@@ -25,6 +25,7 @@ from bulk.sst import SstFile, Written
 from kvstore.limits import RESTORE_FILE_BYTES
 from kvstore.mvcc import RangeTombstone
 from kvstore.opening import building
+from kvstore.replica import FirstCopy
 from kvstore.reserve import CATALOGUE, FIRST_ROW
 from kvstore.span import RESERVED, Span
 from kvstore.store import Store
@@ -67,12 +68,12 @@ def restore_store(
     *,
     since: int,
     as_of: int,
-    replica_of: str | None = None,
+    replica_of: FirstCopy | None = None,
 ) -> None:
     """Build a store at `path` of versions at or below `as_of`, whole from `since` on.
 
     `build` writes the files into the directory that it is given. With `replica_of` the new store is
-    a replica of the store with that id.
+    a replica.
 
     Raises `UsageError` if something is at `path`, `LockedError` while another process restores
     to it.

@@ -49,8 +49,10 @@ def verify_collection(
     for shard in chains.shards(record):
         shard.require_newest()
     shards = chains.filled(record)
-    if not shards:
+    if record is None or not shards:
         raise no_backup(chains.where)
+    if store is not None:
+        chains.require_reached(record, shards[-1], store)
     return verify_chains(shards, chains.where, depth=depth, store=store, progress=progress)
 
 

@@ -17,7 +17,7 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import NamedTuple
 
-from backup.chains import RETENTION, Chains, CollectionRecord
+from backup.chains import RETENTION, Chains
 from backup.drills import newest_proof
 from backup.shard import OnProgress, Shard, ShardBatch, ShardPart, delete_batch
 from backup.shard.state import witness
@@ -103,13 +103,12 @@ def back_up(chains: Chains, request: Request) -> BackupInfo:
     begun_by = token if full else None
     record = chains.begin(store.store_id, begun_by, first=lambda: _begin_anew(request))
     shard = chains.shard(record.chains[-1])
-    hold_name = f"backup-{record.collection_id}"
     done = None
     if token is not None:  # looks into each chain
         appended = (_appended_before(chain, token) for chain in chains.shards(record))
         done = next(filter(None, appended), None)
     if not full:
-        _require_reached(chains, record, shard, store, hold_name)
+        chains.require_reached(record, shard, store)
         shard.require_newest()
     elif done is None and not record.is_begun_by(token) and not _is_unused(shard):
         record = chains.extend(record, token)
@@ -120,7 +119,7 @@ def back_up(chains: Chains, request: Request) -> BackupInfo:
         done = done or _appended_before(shard, token)
         if done is not None:
             return info(done)
-        hold = _take_hold(request, hold_name, shard)
+        hold = _take_hold(request, record.hold_name, shard)
         try:
             return _append_windows(shard, request, hold)
         except (UpperMismatchError, _HoldTaken):  # another script took the window, or our hold
@@ -163,23 +162,6 @@ def _begin_anew(request: Request) -> None:
                 remedy="look whether the disk is mounted, and put the collection back; "
                 "backup(store, full=True) begins it anew",
             )
-
-
-def _require_reached(
-    chains: Chains, record: CollectionRecord, newest: Shard, store: Store, hold_name: str
-) -> None:
-    """Raise `StatesLostError` if the source knows of later appends than the collection has.
-
-    A crash may take the newest moves of the hold from the source: then less is checked.
-    """
-    reached = (hold.reached for hold in store.holds.all() if hold.name == hold_name)
-    known = int(next(reached, None) or 0)
-    if newest.upper >= known:
-        return
-    found = max(shard.refresh().upper for shard in (newest, *chains.shards(record)))
-    if found < known:
-        remedy = "put back the newest copy of all its files; backup(store, full=True) begins anew"
-        raise StatesLostError(chains.where, found=found, known=known, remedy=remedy)
 
 
 def _appended_before(shard: Shard, token: str | None) -> ShardBatch | None:

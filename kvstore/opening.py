@@ -37,7 +37,7 @@ from kvstore.meta import FORMAT, INDEX_FLOOR, SINCE, UPPER, Meta
 from kvstore.mvcc import RangeTombstone, Versions
 from kvstore.mvcc.write import stage_tombstones
 from kvstore.notices import notice
-from kvstore.replica import stage_replica, stored_policy
+from kvstore.replica import FirstCopy, stage_replica, stored_policy
 from kvstore.scanners import SCANS_DIRECTORY
 from kvstore.store import Store
 from kvstore.timestamp import Timestamp
@@ -301,7 +301,7 @@ class StoreBuilder:
 
 @contextmanager
 def building(
-    path: Path, *, since: int, newest: int, replica_of: str | None = None
+    path: Path, *, since: int, newest: int, replica_of: FirstCopy | None = None
 ) -> Iterator[StoreBuilder]:
     """Build a store at `path`, readable in `[since, newest]`. The path holds a store once the block
     has ended.
@@ -319,7 +319,7 @@ def building(
         meta.stage_timestamp(batch, INDEX_FLOOR, newest)
         _stage_format(meta, batch)
         if replica_of is not None:
-            stage_replica(batch, meta, replica_of)
+            stage_replica(batch, meta, replica_of.source, newest=replica_of.newest())
         engine.write(batch)
         engine.sync()
     finally:

@@ -1,6 +1,7 @@
 """A replica: a store that takes the versions of another, with their timestamps, and no others.
 
-    meta record "replica" := {"source": store id, "pending": timestamp, 0 where nothing is}
+    meta record "replica" := {"source": store id, "pending": timestamp, 0 where nothing is,
+                              "newest": timestamp of the newest commit that came in files}
 
 Its history is the source's, version for version, so that a read as of a time gives the same in
 both. Small windows are written commit by commit, each engine batch with the `upper` it completes,
@@ -21,12 +22,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from kvstore.commit import OPEN, Policy, replica_policy
 from kvstore.engine.api import DATA, WriteBatch, chunks
 from kvstore.errors import UsageError
-from kvstore.meta import INDEX_FLOOR, UPPER, Meta, timestamp_of
+from kvstore.meta import INDEX_FLOOR, UPPER, Meta, optional_timestamp_of, timestamp_of
 from kvstore.mvcc import RangeTombstone, WriteSet
 from kvstore.mvcc.columns import KeyColumns
 from kvstore.mvcc.write import stage_tombstones
@@ -36,9 +37,19 @@ from kvstore.timestamp import Timestamp
 _REPLICA: Final = "replica"
 
 
-def stage_replica(batch: WriteBatch, meta: Meta, source: str, *, pending: int = 0) -> None:
+class FirstCopy(NamedTuple):
+    """The id of the store that a new replica follows. `newest` gives the time of the newest commit
+    in the files of the replica, once they are written."""
+
+    source: str
+    newest: Callable[[], int]
+
+
+def stage_replica(
+    batch: WriteBatch, meta: Meta, source: str, *, pending: int = 0, newest: int
+) -> None:
     """Add the record that makes a store a replica of `source` to an engine batch."""
-    meta.stage(batch, _REPLICA, {"source": source, "pending": pending})
+    meta.stage(batch, _REPLICA, {"source": source, "pending": pending, "newest": newest})
 
 
 def stored_policy(meta: Meta, where: str) -> Policy:
@@ -70,8 +81,8 @@ class Replica:
 
     @property
     def last_applied(self) -> int:
-        """The newest of the source's commits that came one by one; 0: none did."""
-        return self._index.last()
+        """The newest of the source's commits that are here; 0: there is none."""
+        return max(self._index.last(), self._newest_in_files())
 
     def apply(self, commits: Sequence[tuple[int, WriteSet]], upper: int) -> None:
         """Write the source's commits of `[self.upper, upper)`, and complete the time below it.
@@ -86,18 +97,23 @@ class Replica:
                 self._reserve.look()
 
     def ingest(
-        self, files: Iterable[Path], tombstones: Callable[[], list[RangeTombstone]], upper: int
+        self,
+        files: Iterable[Path],
+        tombstones: Callable[[], list[RangeTombstone]],
+        newest: Callable[[], int],
+        upper: int,
     ) -> None:
         """Take a large window as sorted files, which are moved in, one after the other.
 
-        `tombstones` is asked when the files are at their end. Durable when it returns.
+        `tombstones` and `newest`, the time of the window's newest commit, are asked when the files
+        are at their end. Durable when it returns.
         """
         self._begin_window(upper - 1)
         for file in files:
             with self._committer.lock:
                 assert self._committer.policy.coming
                 self._committer.health.guarded(self._engine.ingest, [file])
-        self._end_window(tombstones(), upper - 1)
+        self._end_window(tombstones(), newest(), upper - 1)
 
     def sync(self) -> Timestamp:
         """Make every applied window durable; returns `upper`."""
@@ -124,6 +140,10 @@ class Replica:
 
     # -- inside -----------------------------------------------------------------------------
 
+    def _newest_in_files(self) -> int:
+        record = self._meta.read(_REPLICA)
+        return 0 if record is None else optional_timestamp_of(record, "newest") or 0
+
     def _begin_window(self, upto: int) -> None:
         """Say durably that sorted files with times in `[upper, upto]` are coming."""
         committer = self._committer
@@ -131,12 +151,15 @@ class Replica:
             source = self._require_window([], upto + 1)
             pending = max(upto, committer.policy.coming)
             coming = replica_policy(committer.where, source, coming=pending)
+            newest = self._newest_in_files()
             committer.write_meta(
-                lambda batch: stage_replica(batch, self._meta, source, pending=pending),
+                lambda batch: stage_replica(
+                    batch, self._meta, source, pending=pending, newest=newest
+                ),
                 partial(committer.adopt, coming),
             )
 
-    def _end_window(self, tombstones: Sequence[RangeTombstone], upto: int) -> None:
+    def _end_window(self, tombstones: Sequence[RangeTombstone], newest: int, upto: int) -> None:
         """Show the window `[upper, upto]`: all its entries are here. Durable."""
         committer = self._committer
         with committer.lock:
@@ -146,7 +169,7 @@ class Replica:
             stage_tombstones(batch, tombstones, self._engine.families)
             self._meta.stage_timestamp(batch, UPPER, upto + 1)
             self._meta.stage_timestamp(batch, INDEX_FLOOR, upto)
-            stage_replica(batch, self._meta, source)
+            stage_replica(batch, self._meta, source, newest=max(newest, self._newest_in_files()))
 
             def publish() -> None:
                 self._reads.raise_index_floor(upto)

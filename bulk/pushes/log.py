@@ -94,6 +94,10 @@ class Push(NamedTuple):
         """Bytes of all shards."""
         return sum(each.size_bytes for each in self.imports)
 
+    def has_import(self, shard: int, import_id: int) -> bool:
+        """Whether the rows of a shard are in this import."""
+        return shard < self.shards and self.imports[shard].import_id == import_id
+
     def path(self, shard: int) -> str:
         """The place of a shard's import below the root."""
         return import_path(self.job, shard)

@@ -14,6 +14,8 @@ reverted is among them.
 
 Invariants
 1. The place moves in the step that adds or reverts a push (`kvstore.positions`).
+2. A puller that begins refuses a log that lacks the newest push of the place: pushes of a log that
+   was put back from an older copy take the numbers of others, and the store would pass them.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from typing import Any, Final, NamedTuple
 from bulk.pushes.log import PushLog
 from bulk.pushes.newer import PushStamps
 from bulk.pushes.statuses import ERROR_CHARS_MAX
+from kvstore.errors import CorruptionError
 from kvstore.limits import PUSHES_TOLD
 from kvstore.mvcc import WriteSet
 from kvstore.store import Store
@@ -79,6 +82,27 @@ class PushPlace:
         """The state of a push; None if the place does not tell it."""
         told = self.fields()["pushes"].get(str(number))
         return None if told is None else str(told["state"])
+
+    def require_log(self) -> None:
+        """Raise `CorruptionError` if the log lacks the newest push that this store has added: it
+        was put back from an older copy. Costs a get where the store has added a push."""
+        told = self.fields()["pushes"]
+        newest = max((int(n) for n in told if told[n]["state"] == "added"), default=0)
+        if not newest or not (position := told[str(newest)].get("event")):
+            return
+        event = self._log.event(position)
+        if event is None or (
+            event.push is not None
+            and (event.number == newest or str(event.number) not in told)
+            and not event.push.has_import(self._shard, told[str(newest)]["import"])
+        ):
+            raise CorruptionError(
+                self._log.where,
+                f"push {newest}, which this store has added, is not in the log: the log was put "
+                "back from an older copy",
+                "put back the newest copy of all its files, or push to another URL and pull from "
+                "there",
+            )
 
     def stamps(self) -> PushStamps:
         """The stamps of the pushes that the store has taken."""

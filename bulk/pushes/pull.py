@@ -138,7 +138,7 @@ class Puller:
         self._reverts = Reverts(store, log, self._place, self.shard, self._tell)
         self._ahead = Ahead(log)
         self._reported = self._end = 0
-        self._is_told = False
+        self._is_told = self._is_checked = False
         self._failing: dict[str, str] = {}
         """The push that cannot be taken at present, and the reason. It has no number where the
         event cannot be read."""
@@ -207,10 +207,10 @@ class Puller:
         """Take the next event of the log; False if there is none. A look without an event costs one
         request, and a few more where a refused push may be added now. An event costs one more
         request for the end of the log, which the metrics tell."""
-        if not self._is_told:
-            self._report()
         fields = self._place.fields()
         event = self._next(fields["log"] + 1)
+        if not self._is_told:
+            self._report()
         if event is not None:
             self._end = self._pushes.log.end(max(self._end, event.position))
             self._free_then = None
@@ -258,9 +258,12 @@ class Puller:
         self._store.positions.note_pending(self._pushes.log.where, pending)
 
     def _next(self, position: int) -> PushEvent | None:
-        """The event of a position. An event that this release cannot read is told in the status:
-        no later push is taken."""
+        """The event of a position. An event that this release cannot read, and a log of which the
+        store has other pushes, are told in the status: no later push is taken."""
         try:
+            if not self._is_checked:
+                self._place.require_log()
+                self._is_checked = True
             event = self._pushes.log.event(position)
         except (CorruptionError, FormatVersionError) as error:
             self._tell_failure("", error)
@@ -399,6 +402,7 @@ class Puller:
         """Put the status. A failure that may pass is tried again at the next step."""
         self._is_told = False
         fields = self._place.fields()
+        told_of = fields["pushes"] if self._is_checked else {}  # of another log
         pushes = {
             number: {
                 "state": told["state"],
@@ -406,7 +410,7 @@ class Puller:
                 "at": told["at"],
                 "seconds": self._spent.get(number, {}),
             }
-            for number, told in fields["pushes"].items()
+            for number, told in told_of.items()
         }
         failing = dict(self._failing)
         blocked = failing.pop("", "")

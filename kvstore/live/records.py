@@ -26,6 +26,7 @@ from kvstore.mvcc import RangeTombstone
 from kvstore.mvcc.fragments import Fragments
 from kvstore.parts import Parts
 from kvstore.replica import stored_policy
+from kvstore.timestamp import Timestamp
 
 
 class LiveRecords:
@@ -105,7 +106,7 @@ class LiveRecords:
         return StaleReaderError(
             path,
             f"the store at {path} was replaced by another copy: it lacks history before "
-            f"{self.upper} that this reader has shown",
+            f"{Timestamp(self.upper)} that this reader has shown",
             "call kvstore.follow again, and forget the answers of the replaced copy",
         )
 

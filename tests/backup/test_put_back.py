@@ -191,6 +191,8 @@ def test_the_source_knows_how_far_a_collection_was(
     shutil.copytree(copy, place)
     backup.Collection(place, secret).verify()
     with pytest.raises(StatesLostError, match="full=True"):
+        backup.Collection(place, secret).verify("contents", store)
+    with pytest.raises(StatesLostError, match="full=True"):
         backup.Collection(place, secret).backup(store)
     collection = backup.Collection(place, secret)
     collection.backup(store, full=True)

@@ -4,12 +4,14 @@ followed both, tell of lost commits."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 import backup
 import kvstore
+from backup.source import CollectionSource
 from kvstore.errors import UsageError
 from tests.backup.test_chains import state_of
 
@@ -139,3 +141,65 @@ def test_a_replica_that_gave_up_its_newest_commits_continues(tmp_path: Path) -> 
         with kvstore.open(tmp_path / "replica") as replica:
             replica.gc(upper - 1)
         assert backup.replicate(store, tmp_path / "replica") > upper
+
+
+@pytest.mark.parametrize("is_large", [False, True])
+@pytest.mark.parametrize("is_backup", [False, True])
+def test_a_source_that_was_put_back_behind_files_of_its_replica_is_refused(
+    tmp_path: Path, is_large: bool, is_backup: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The change index of the replica has no commit of such a window."""
+    collection = backup.Collection(tmp_path / "backups")
+
+    def replicate(store: kvstore.Store) -> None:
+        if is_backup:
+            collection.backup(store, full=True)
+        backup.replicate(collection if is_backup else store, tmp_path / "replica")
+
+    with kvstore.open(tmp_path / "store") as store:
+        store.put(b"a", b"1")
+        if is_large:
+            replicate(store)
+            monkeypatch.setattr(backup.replication, "REPLICA_WINDOW_ROWS", 0)
+        store.checkpoint(tmp_path / "copy")
+        lost = store.put(b"b", b"lost")
+        replicate(store)
+    with kvstore.open(tmp_path / "copy") as copy:
+        copy.put(b"c", b"new")
+        with pytest.raises(UsageError, match="put back") as refused:
+            replicate(copy)
+        assert str(lost) in str(refused.value)
+
+
+@pytest.mark.parametrize("is_copy", [False, True])
+def test_another_collection_that_comes_to_the_place_of_a_followed_one_is_refused(
+    tmp_path: Path, is_copy: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    often = partial(CollectionSource, poll_seconds=0.01)
+    monkeypatch.setattr(backup.replication, "CollectionSource", often)
+    collection = backup.Collection(tmp_path / "backups")
+    with kvstore.open(tmp_path / "store") as store:
+        store.put(b"a", b"1")
+        store.checkpoint(tmp_path / "copy")
+        collection.backup(store)
+    backup.replicate(collection, tmp_path / "replica")
+    stop, told = backup.Stop(), []
+    with kvstore.open(tmp_path / ("copy" if is_copy else "other")) as other:
+        other.put(b"passed", b"2")
+        with kvstore.open(tmp_path / "store") as store:
+            store.put(b"b", b"3")
+            collection.backup(store)
+
+        def replace(upper: kvstore.Timestamp) -> None:
+            told.append(upper)
+            if len(told) > 1:
+                stop.set()
+            elif not is_copy:
+                (tmp_path / "backups").rename(tmp_path / "moved")
+            backup.Collection(tmp_path / "backups").backup(other, full=True)
+
+        with kvstore.open(tmp_path / "replica") as replica:
+            match = "another copy" if is_copy else "follows store"
+            with pytest.raises(UsageError, match=match):
+                backup.replicate(collection, replica, True, stop=stop, progress=replace)
+            assert dict(replica.scan()) == {b"a": b"1", b"b": b"3"}

@@ -4,6 +4,7 @@ fetched, and stores that share a name."""
 from __future__ import annotations
 
 import itertools
+import shutil
 import threading
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -18,7 +19,7 @@ from backup.testing.faults import FaultRates, FaultyBlob, Weather
 from bulk.pushes import Pushes
 from bulk.pushes.log import REVERT
 from bulk.pushes.pull import Puller
-from kvstore.errors import ImportRefusedError, OutOfSpaceError, UsageError
+from kvstore.errors import CorruptionError, ImportRefusedError, OutOfSpaceError, UsageError
 from kvstore.storage import patience as patience_module
 from kvstore.storage.address import open_blob
 from kvstore.storage.contract import BlobInfo
@@ -334,3 +335,50 @@ def test_closing_a_puller_ends_its_pause_between_two_tries(
 
         threading.Thread(target=close, daemon=True).start()
         assert closed.wait(WAIT_S)
+
+
+@pytest.mark.parametrize("later", [0, 1, 2])
+def test_a_log_that_was_put_back_from_an_older_copy_is_told(tmp_path: Path, later: int) -> None:
+    place = tmp_path / "pushes"
+    push(Pushes(str(place)), {b"a": b"1"})
+    with kvstore.open(tmp_path / "store") as store:
+        drain(Puller(store, Pushes(str(place)), name="eu"))
+        shutil.copytree(place, tmp_path / "older")
+        push(Pushes(str(place)), {b"b": b"2"})
+        drain(Puller(store, Pushes(str(place)), name="eu"))
+        shutil.copytree(place, tmp_path / "newest")
+        shutil.rmtree(place)
+        (tmp_path / "older").rename(place)
+        for number in range(2, 2 + later):
+            assert push(Pushes(str(place)), {b"c%d" % number: b"3"}).number == number
+        puller = Puller(store, Pushes(str(place)), name="eu")
+        for _ in range(2):
+            with pytest.raises(CorruptionError, match="push 2, which this store has added"):
+                puller.step()
+        for number in range(1, 2 + later):
+            (told,) = Pushes(str(place)).status(number).stores
+            assert told.state == "waiting"
+            assert "older copy" in told.error
+        shutil.rmtree(place)
+        (tmp_path / "newest").rename(place)
+        drain(puller)
+        assert dict(store.scan()) == {b"a": b"1", b"b": b"2"}
+        (told,) = Pushes(str(place)).status(2).stores
+        assert (told.state, told.error) == ("added", "")
+
+
+def test_a_push_that_was_added_after_later_events_is_known_in_the_log(tmp_path: Path) -> None:
+    pushes = Pushes(str(tmp_path / "pushes"))
+    reverted = push(pushes, {b"a": b"1"})
+    push(pushes, {b"b": b"2"})
+    with kvstore.open(tmp_path / "store") as store:
+        with bounds(FETCH_SPARE_BYTES=1 << 60):
+            pushes.revert(reverted.number)
+            drain(Puller(store, pushes, name="eu"))
+        assert dict(store.scan()) == {}
+        for _ in range(2):
+            drain(Puller(store, pushes, name="eu"))
+        assert dict(store.scan()) == {b"b": b"2"}
+        push(pushes, {b"c": b"3"})
+        drain(Puller(store, pushes, name="eu"))
+        assert dict(store.scan()) == {b"b": b"2", b"c": b"3"}
