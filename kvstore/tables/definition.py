@@ -26,7 +26,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, Final
 
 import pyarrow as pa
@@ -278,8 +278,14 @@ def _layout(record: JsonObject) -> Layout:
 
 def _type(record: JsonObject, text: str) -> pa.DataType:
     try:
-        found = parse_type(text)
-        kind_of(found)
+        return _stored_type(text)
     except (ValueError, pa.ArrowException, UsageError) as error:
         raise CorruptionError(record.where, f"{error}") from error
+
+
+@lru_cache(maxsize=1024)
+def _stored_type(text: str) -> pa.DataType:
+    """Kept, because each layout of a definition names the types of all its columns."""
+    found = parse_type(text)
+    kind_of(found)
     return found

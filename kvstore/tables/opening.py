@@ -72,5 +72,6 @@ def open_table(
         # Plain reads leave tables out before the first one shows.
         parts.reserve.has_tables = True
     with catalogue.changing(name):
-        store.transact(lambda txn: make(txn, name, *made.arguments))
+        number_free = catalogue.number_free
+        store.transact(lambda txn: make(txn, name, *made.arguments, number_free=number_free))
     return Table(name, rows, rows, made.model)

@@ -232,17 +232,23 @@ def test_a_batch_that_meets_an_alteration_writes_nothing(tmp_path: Path) -> None
         assert list(table.rows()) == []
 
 
-def test_an_alteration_decodes_only_new_definitions(
-    tmp_path: Path, each_engine: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    decoded: list[bytes] = []
+@pytest.fixture
+def decoded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The table of each definition that was decoded."""
+    names: list[str] = []
     decode = Definition.from_bytes
 
     def noted(name: str, stored: bytes) -> Definition:
-        decoded.append(stored)
+        names.append(name)
         return decode(name, stored)
 
     monkeypatch.setattr(Definition, "from_bytes", noted)
+    return names
+
+
+def test_an_alteration_decodes_each_definition_once(
+    tmp_path: Path, each_engine: str, decoded: list[str]
+) -> None:
     with kvstore.open(tmp_path / "store", each_engine, durability="async") as store:
         table = store.table("t", SCHEMA, key="id")
         table.put({"id": 1, "zone": "a"})
@@ -251,4 +257,30 @@ def test_an_alteration_decodes_only_new_definitions(
             decoded.clear()
             table.alter(drop=f"c{turn}")
             assert table.get(1) == {"id": 1, "zone": "a"}
-            assert len(decoded) < 10, "few for each alteration, whatever the number before it"
+            assert decoded == ["t", "t"], "the one before it and the new one, of all"
+
+
+def test_a_new_table_decodes_no_table_but_the_one_before_it(
+    tmp_path: Path, each_engine: str, decoded: list[str]
+) -> None:
+    with kvstore.open(tmp_path / "store", each_engine, durability="async") as store:
+        for turn in range(30):
+            decoded.clear()
+            store.table(f"t{turn}", SCHEMA, key="id")
+            assert decoded == [f"t{turn - 1}"] * (turn > 0)
+
+
+def test_a_table_that_is_there_is_opened_without_decoding_others(
+    tmp_path: Path, each_engine: str, decoded: list[str]
+) -> None:
+    with kvstore.open(tmp_path / "store", each_engine, durability="async") as store:
+        tables = [store.table(f"t{turn}", SCHEMA, key="id") for turn in range(5)]
+        decoded.clear()
+        store.table("t3", SCHEMA, key="id")
+        assert decoded == ["t3"]
+        tables[3].alter(add={"tip": pa.int64()})
+        decoded.clear()
+        store.table("t5", SCHEMA, key="id").put({"id": 1, "zone": "a"})
+        assert sorted(decoded) == ["t3", "t4", "t5"], (
+            "definitions that are new since the last making"
+        )
