@@ -1,9 +1,10 @@
 """Reading the changes of a window `(since, upto]`, by key or by time, all or the latest.
 
-There are two ways with the same answer. A read through the index costs what changed. A pass over
-the versions (`kvstore.mvcc.diff`) costs what exists, in bounded memory and in key order. A read in
-time order uses the index wherever the index is complete. A read in key order uses the index for
-windows that can be sorted in memory, and the pass for all others.
+There are two ways with the same answer. A read through the index costs what changed in the store,
+also outside the span. A pass over the versions (`kvstore.mvcc.diff`) costs what exists in the span,
+in bounded memory and in key order. A read in time order uses the index wherever the index is
+complete. A read in key order uses the index for windows that can be sorted in memory, unless the
+span has fewer entries than the index has rows; it uses the pass for all others.
 
 Invariants
 1. Both ways give the same changes. In key order the changes of one key come oldest first.
@@ -18,6 +19,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import chain, islice
 from operator import itemgetter
 from typing import Literal, TypeAlias
@@ -37,6 +39,7 @@ from kvstore.changes.index import ChangeIndex
 from kvstore.errors import CorruptionError, UsageError
 from kvstore.limits import (
     INLINE_VALUE_BYTES,
+    SCAN_CHUNK,
     SORTED_CHANGES_BYTES_MAX,
     SORTED_CHANGES_MAX,
 )
@@ -115,11 +118,13 @@ class ChangeReader:
     def _sorted_by_key(
         self, span: Span, *, since: int, upto: int, latest: bool
     ) -> Iterator[Change] | None:
-        """The changes of the window, sorted in memory; None if they are too large for that."""
+        """The changes of the window, sorted in memory; None if they are too large for that, or if
+        a pass costs less."""
         room = _Room(SORTED_CHANGES_BYTES_MAX)
-        expanded = self._expanded(span, since=since, upto=upto, room=room)
+        race = _Race(partial(self._versions.has_fewer, span)) if span != Span() else None
+        expanded = self._expanded(span, since=since, upto=upto, room=room, race=race)
         found = list(islice(expanded, SORTED_CHANGES_MAX + 1))
-        if len(found) > SORTED_CHANGES_MAX:
+        if len(found) > SORTED_CHANGES_MAX or (race is not None and race.is_lost):
             return None
         if latest:
             newest = {change.key: change for change in found if change.op != "delete_range"}
@@ -157,17 +162,29 @@ class ChangeReader:
     # -- from the index ---------------------------------------------------------------------
 
     def _expanded(
-        self, span: Span, *, since: int, upto: int, room: _Room | None = None
+        self,
+        span: Span,
+        *,
+        since: int,
+        upto: int,
+        room: _Room | None = None,
+        race: _Race | None = None,
     ) -> Iterator[Change]:
+        """The changes of a window, and only its first ones if the `race` is lost."""
+
         def pieces() -> Iterator[Iterator[Change]]:
             for window in self.index.generations.windows(since=since, upto=upto):
                 if window.generation.is_split:
                     for timestamp, _, row, *_ in self.index.rows_in(window):
                         yield self._of_row(row, Timestamp(timestamp), span, room)
+                        if race is not None and race.loses(1):
+                            return
                 else:
                     for commit in self.index.commits_in(window):
                         at = Timestamp(commit.timestamp)
                         yield self._of_entry(commit.entry, at, span, room)
+                        if race is not None and race.loses(commit.entry.count):
+                            return
 
         return chain.from_iterable(pieces())
 
@@ -248,6 +265,28 @@ class _Room:
             return change._replace(value=None)
         self.left -= len(value)
         return change
+
+
+class _Race:
+    """A read of a window in the index, against a pass over the entries of its span.
+
+    The span is looked at each time that twice as many rows of the index were read. So both together
+    cost a few times the cheaper one, whatever the window and the span.
+    """
+
+    __slots__ = ("_has_fewer", "_next", "_rows", "is_lost")
+
+    def __init__(self, has_fewer: Callable[[int], bool]) -> None:
+        self._has_fewer, self._rows, self._next = has_fewer, 0, SCAN_CHUNK
+        self.is_lost = False
+
+    def loses(self, rows: int) -> bool:
+        """Whether a pass has fewer entries than there were `rows`, these and all before."""
+        self._rows += rows
+        if self._rows >= self._next:
+            self._next = 2 * self._rows
+            self.is_lost = self._has_fewer(self._rows)
+        return self.is_lost
 
 
 def _point_change(at: Timestamp, key: bytes, value: bytes | None) -> Change:

@@ -192,6 +192,20 @@ class Versions:
             stamps=stamps,
         )
 
+    def has_fewer(self, span: Span, count: int) -> bool:
+        """Whether `span` has fewer than `count` entries. Reads at most `count` of them, and no
+        values."""
+        cursor = self._cursor(span, keys_only=True)
+        try:
+            while count > 0:
+                keys, _ = cursor.take(min(count, SCAN_CHUNK))
+                if not keys:
+                    return True
+                count -= len(keys)
+            return False
+        finally:
+            cursor.close()
+
     def export(
         self, span: Span, *, since: int, upto: int
     ) -> tuple[Iterator[VersionColumns], Tombstones]:

@@ -762,9 +762,9 @@ class Store:
 
         History keeps the undone versions. A key gets a new version only if its value differs from
         its value at `to`. All new versions are one commit of at most `REVERT_ROWS_MAX` keys; the
-        result is None if no key differs. Costs what changed in the span since `to`. Raises
-        `HistoryGoneError` if `to` is below `since`, `ConflictError` if others keep writing into the
-        span.
+        result is None if no key differs. Costs what changed in the store since `to`, or what exists
+        in the span if that is less. Raises `HistoryGoneError` if `to` is below `since`,
+        `ConflictError` if others keep writing into the span.
         """
         span = self._parts.reserve.narrow(Span(start, end))
         at = self._committer.to_time(to, name="to")
@@ -847,9 +847,10 @@ class Store:
         `revisions="latest"` gives the last change of each key only. From the beginning of time
         (`since=0`) that is the state at `upto`, without deletions. `order` is `"key"` (the changes
         of a key oldest first) or `"time"`. `expires` of a change tells when the value of a put
-        expires. With `revisions="latest"` it is the due time as of `upto`. Costs what changed, and
-        for each import in the window a pass over the spans of its files. Raises `HistoryGoneError`
-        if `since` is below the `since` of the store: take a full read instead.
+        expires. With `revisions="latest"` it is the due time as of `upto`. Costs what changed in
+        the store, or in key order what exists in the span if that is less, and for each import in
+        the window a pass over the spans of its files. Raises `HistoryGoneError` if `since` is below
+        the `since` of the store: take a full read instead.
 
         Example:
 

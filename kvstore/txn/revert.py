@@ -1,7 +1,7 @@
 """The versioned undo of a span: new versions that restore the state at an earlier time.
 
 A revert removes no history: readers of history see one more commit. It finds the changes since then
-through the change index, so its cost follows the changes rather than the span. It is one commit and
+through the change index, or by a pass over the span where that costs less. It is one commit and
 therefore bounded: at most `REVERT_ROWS_MAX` keys and `BATCH_BYTES_MAX` bytes.
 """
 

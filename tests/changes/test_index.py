@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 import bulk
 import kvstore
 from kvstore.changes import Change, ChangeIndex, ChangeReader
+from kvstore.changes.entry import Row
 from kvstore.changes.index import FIRST_STREAM
 from kvstore.codec.keys import encode_change_key
 from kvstore.engine import CHANGES
@@ -159,3 +160,42 @@ def test_a_window_larger_than_memory_allows_is_read_by_a_pass(
     monkeypatch.setattr("kvstore.changes.windows.SORTED_CHANGES_MAX", 10)
     assert list(store.changes(5)) == expected
     assert len(expected) == 50
+
+
+@pytest.mark.parametrize("streams", [1, 3])
+def test_a_small_span_is_read_without_the_changes_beside_it(
+    store: Store, monkeypatch: pytest.MonkeyPatch, streams: int
+) -> None:
+    """A window of many commits, few of them in the span: the read leaves the index early."""
+    if streams > 1:
+        store.reshard(streams)
+    store.put(b"key", b"1", durability="async")
+    since = store.delete_range(b"a", b"z")
+    assert since is not None
+    store.put(b"key", b"2", durability="async")
+    for number in range(200):
+        store.put(b"x%d" % (number % 7), b"v", durability="async")
+    store.delete(b"key", durability="async")
+    last = store.put(b"key", b"3", durability="async")
+    span: dict[str, Any] = {"start": b"key", "end": b"key\0"}
+    expected = list(store.changes(since, **span))
+    newest = list(store.changes(since, revisions="latest", **span))
+    assert [change.value for change in expected] == [b"2", None, b"3"]
+    assert newest == [Change(last, "put", b"key", None, b"3")]
+
+    read: list[object] = []
+    of_row = ChangeReader._of_row
+
+    def noted(self: ChangeReader, row: Row, *rest: Any) -> Any:
+        read.append(row)
+        return of_row(self, row, *rest)
+
+    monkeypatch.setattr(ChangeReader, "_of_row", noted)
+    monkeypatch.setattr("kvstore.changes.windows.SCAN_CHUNK", 8)
+    monkeypatch.setattr("kvstore.changes.windows.SORTED_CHANGES_MAX", 1000)
+    assert list(store.changes(since, **span)) == expected
+    assert list(store.changes(since, revisions="latest", **span)) == newest
+    assert len(read) == 16, "eight rows of the index for each, then the entries of the span"
+    assert store.revert_range(b"key", b"key\0", since) is not None
+    assert store.get(b"key") is None
+    assert len(read) == 24
