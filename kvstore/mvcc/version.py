@@ -92,22 +92,25 @@ def _newest_first(revision: Revision) -> int:
 def _uncovered(
     timed: Sequence[Revision], lives: Sequence[tuple[Lifetime, bytes | None]]
 ) -> Iterable[Revision]:
-    """The revisions that reverts made: one for each revert that took away the version in sight."""
+    """The revisions that reverts made: one for each revert that took away the version in sight.
+
+    A sweep over time. `alive` ends with the version in sight: what is below it shows again once it
+    is reverted. A version that is reverted never shows again, so each is put there and taken once.
+    """
     always = [(Lifetime(timestamp), value) for timestamp, value in timed]
-    everything = sorted([*always, *lives], key=lambda life: -life[0].added)
-    for moment in {
-        lifetime.reverted for lifetime, _ in lives if lifetime.reverted <= TIMESTAMP_MAX
-    }:
-        shown = _showing(everything, moment - 1)
-        if shown is not None and shown[0].reverted == moment:
-            below = _showing(everything, moment)
+    coming = sorted([*always, *lives], key=lambda life: -life[0].added)  # the next one is the last
+    alive: list[tuple[Lifetime, bytes | None]] = []
+
+    def shown(as_of: int) -> tuple[Lifetime, bytes | None] | None:
+        while coming and coming[-1][0].added <= as_of:
+            alive.append(coming.pop())
+        while alive and alive[-1][0].reverted <= as_of:
+            alive.pop()
+        return alive[-1] if alive else None
+
+    reverts = {life.reverted for life, _ in lives if life.reverted <= TIMESTAMP_MAX}
+    for moment in sorted(reverts):
+        before = shown(moment - 1)
+        if before is not None and before[0].reverted == moment:
+            below = shown(moment)
             yield moment, None if below is None else below[1]
-
-
-def _showing(
-    everything: Sequence[tuple[Lifetime, bytes | None]], as_of: int
-) -> tuple[Lifetime, bytes | None] | None:
-    for life in everything:
-        if life[0].added <= as_of < life[0].reverted:
-            return life
-    return None

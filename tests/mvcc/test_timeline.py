@@ -22,6 +22,20 @@ def imported(ident: int, value: bytes | None) -> tuple[bytes, bytes]:
     return entry(encode_reference(ident), value)
 
 
+class Counted(int):
+    """A time that counts how often it is compared."""
+
+    compared = 0
+
+    def __le__(self, other: int) -> bool:
+        Counted.compared += 1
+        return int(self) <= other
+
+    def __gt__(self, other: int) -> bool:
+        Counted.compared += 1
+        return int(self) > other
+
+
 def test_versions_come_newest_first() -> None:
     assert timeline([at(9, b"b"), at(4, None), at(2, b"a")], {}, ()) == [
         (9, b"b"),
@@ -38,6 +52,21 @@ def test_an_import_is_a_version_at_its_stamp_and_invisible_before() -> None:
     stamps = {encode_reference(7): Lifetime(5)}
     entries = [imported(7, b"i"), imported(8, b"never added"), at(9, b"b"), at(2, b"a")]
     assert timeline(entries, stamps, ()) == [(9, b"b"), (5, b"i"), (2, b"a")]
+
+
+def test_many_reverts_of_one_key_are_derived_in_one_sweep() -> None:
+    """The reverts of a key that is imported and reverted each night, and of one whose imports are
+    all reverted at its end. A search for each revert would be quadratic."""
+    numbers = range(1, 400, 2)
+    for reverted in ([at + 1 for at in numbers], [2000 - at for at in numbers]):
+        stamps = {
+            encode_reference(at): Lifetime(at, Counted(gone))
+            for at, gone in zip(numbers, reverted, strict=True)
+        }
+        Counted.compared = 0
+        found = timeline([imported(at, b"%d" % at) for at in numbers], stamps, ())
+        assert len(found) == 400
+        assert Counted.compared < 2000, "some for each version"
 
 
 def test_a_revert_shows_what_was_below() -> None:
