@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 
 from kvstore.changes.entry import (
@@ -52,6 +52,7 @@ from kvstore.mvcc import Fragments, RangeTombstone
 from kvstore.mvcc.versions import stored_tombstones
 from kvstore.parts import Parts
 from kvstore.span import Span
+from kvstore.timestamp import TIMESTAMP_MAX
 from kvstore.verify.epochs import check_epochs, epochs_at
 from kvstore.verify.records import (
     check_expiries,
@@ -133,6 +134,7 @@ class _Walk:
         self.keys = self.entries = self.chunks = 0
         self.tell: Callable[[int], None] = lambda looked_at: None
         self._clears: tuple[Clear, ...] = parts.clears.all()
+        self._cleared = newest_clears(self._clears)
         self._upto = committer.upper - 1
         self._coming = committer.policy.coming
         self._floor: int = committer.since
@@ -209,7 +211,7 @@ class _Walk:
             self._stored.add(key, timestamp)
 
     def _is_cleared(self, key: bytes, timestamp: int) -> bool:
-        return any(timestamp < c.timestamp and key in c.span for c in self._clears)
+        return timestamp < self._cleared.newest(key, TIMESTAMP_MAX)
 
     # -- index ------------------------------------------------------------------------------
 
@@ -339,3 +341,14 @@ class _Walk:
             for clear in self._clears
             for span in record.spans
         )
+
+
+def newest_clears(clears: Iterable[Clear]) -> Fragments:
+    """The newest of these clears over each key, as a map of one timestamp a stretch: verify asks it
+    for each version. The clears come oldest first."""
+    newest = Fragments()
+    for clear in clears:
+        start, end = clear.span.start, clear.span.end
+        assert end is not None, "a clear has an end"
+        newest = newest.clearing(start, end).adding(RangeTombstone(start, end, clear.timestamp))
+    return newest

@@ -15,6 +15,7 @@ from kvstore import Epoch, ManualClock, Store
 from kvstore.changes.entry import OP_DELETE, OP_PUT, column, pack
 from kvstore.changes.epoch import pack_run, run_name, unpack_run
 from kvstore.changes.index import FIRST_STREAM
+from kvstore.clears import Clear
 from kvstore.codec.json import JsonObject
 from kvstore.codec.keys import (
     TOMBSTONE,
@@ -28,10 +29,12 @@ from kvstore.codec.ordered import frame
 from kvstore.engine.api import CHANGES, DATA, META, RANGES
 from kvstore.errors import CorruptionError
 from kvstore.meta import Meta
+from kvstore.span import Span
 from kvstore.testing.parts import parts_of
 from kvstore.timestamp import Timestamp
 from kvstore.verify import report
 from kvstore.verify.records import check_frontiers
+from kvstore.verify.walk import newest_clears
 
 pytestmark = [pytest.mark.usefixtures("each_engine"), pytest.mark.damages_store]
 
@@ -428,3 +431,33 @@ def drop_commit(store: Store, key: bytes) -> None:
     """Take the change entry of the newest commit of `key`."""
     at = next(iter(store.history(key))).timestamp
     write(store, CHANGES, encode_change_key(FIRST_STREAM, at), None)
+
+
+def test_a_store_with_many_clears_is_verified_without_a_search_of_them_for_each_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with kvstore.open(tmp_path / "db", durability="async") as opened:
+        for number in range(100):
+            opened.put(b"k%03d" % number, b"v")
+            opened.clear_range(b"k%03d" % (number // 2), b"k%03d" % (number + 1), compact=False)
+            opened.put(b"k%03d" % (number // 2), b"v")
+        asked: list[bytes] = []
+        contains = Span.__contains__
+
+        def noted(self: Span, key: bytes) -> bool:
+            asked.append(key)
+            return contains(self, key)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(Span, "__contains__", noted)
+            assert opened.verify().problems == ()
+        assert len(asked) < 1000, "some for each version; each of 200 with each clear is 20,000"
+
+
+def test_the_newest_clear_over_each_key_is_known() -> None:
+    ends = [(b"b", b"y"), (b"d", b"f"), (b"a", b"c"), (b"e", b"m"), (b"e", b"g")]
+    clears = [Clear(Span(*span), Timestamp(at)) for at, span in enumerate(ends, 10)]
+    newest = newest_clears(clears)
+    for key in (b"%c" % letter for letter in range(ord("a"), ord("z"))):
+        over = [clear.timestamp for clear in clears if key in clear.span]
+        assert newest.stack(key) == tuple(over[-1:])
