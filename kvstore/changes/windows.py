@@ -108,10 +108,11 @@ class ChangeReader:
         changes = self._expanded(span, since=since, upto=upto)
         if not latest:
             return changes
+        newest: dict[bytes, int] = {}
         points = (
             change
             for change in changes
-            if change.op != "delete_range" and self._is_newest(change, upto)
+            if change.op != "delete_range" and self._is_newest(change, upto, newest)
         )
         return heapq.merge(self._ranges(span, since, upto), points, key=_time_order)
 
@@ -155,9 +156,16 @@ class ChangeReader:
         tombstones = fragments.tombstones(span, since=since, upto=upto, latest=True)
         return sorted(map(_as_change, tombstones), key=_time_order)
 
-    def _is_newest(self, change: Change, upto: int) -> bool:
-        newest = newest_at(self._versions.revisions(change.key), upto)
-        return newest is not None and newest[0] == change.timestamp
+    def _is_newest(self, change: Change, upto: int, known: dict[bytes, int]) -> bool:
+        """Whether no later change of the key lies at or below `upto`. `known` keeps the time of the
+        newest one, because the history of a key is read whole."""
+        at = known.get(change.key)
+        if at is None:
+            if len(known) >= SORTED_CHANGES_MAX:
+                known.clear()
+            newest = newest_at(self._versions.revisions(change.key), upto)
+            at = known[change.key] = 0 if newest is None else newest[0]
+        return at == change.timestamp
 
     # -- from the index ---------------------------------------------------------------------
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -14,11 +14,12 @@ from hypothesis import strategies as st
 import bulk
 import kvstore
 from kvstore.changes import Change, ChangeIndex, ChangeReader
-from kvstore.changes.entry import Row
 from kvstore.changes.index import FIRST_STREAM
 from kvstore.codec.keys import encode_change_key
 from kvstore.engine import CHANGES
 from kvstore.limits import CHANGE_CHUNK_BYTES, INLINE_VALUE_BYTES
+from kvstore.mvcc import Versions
+from kvstore.mvcc.version import Revision
 from kvstore.span import Span
 from kvstore.store import Store
 from kvstore.testing.parts import parts_of
@@ -162,6 +163,37 @@ def test_a_window_larger_than_memory_allows_is_read_by_a_pass(
     assert len(expected) == 50
 
 
+def noting(method: Callable[..., Iterator[Any]], noted: list[object]) -> Any:
+    """The method, with a note of each item that a caller takes from it."""
+
+    def taken(*arguments: Any) -> Iterator[Any]:
+        for item in method(*arguments):
+            noted.append(item)
+            yield item
+
+    return taken
+
+
+def test_the_latest_changes_in_time_order_read_the_history_of_each_key_once(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    since = store.put(b"k0", b"v", durability="async")
+    for number in range(60):
+        store.put(b"k%d" % (number % 3), b"%d" % number, durability="async")
+    asked: list[bytes] = []
+    revisions = Versions.revisions
+
+    def noted(self: Versions, key: bytes) -> list[Revision]:
+        asked.append(key)
+        return revisions(self, key)
+
+    monkeypatch.setattr(Versions, "revisions", noted)
+    monkeypatch.setattr("kvstore.changes.windows.SORTED_CHANGES_MAX", 1000)
+    found = list(store.changes(since, revisions="latest", order="time"))
+    assert [change.value for change in found] == [b"57", b"58", b"59"]
+    assert sorted(asked) == [b"k0", b"k1", b"k2"]
+
+
 @pytest.mark.parametrize("streams", [1, 3])
 def test_a_small_span_is_read_without_the_changes_beside_it(
     store: Store, monkeypatch: pytest.MonkeyPatch, streams: int
@@ -184,13 +216,8 @@ def test_a_small_span_is_read_without_the_changes_beside_it(
     assert newest == [Change(last, "put", b"key", None, b"3")]
 
     read: list[object] = []
-    of_row = ChangeReader._of_row
-
-    def noted(self: ChangeReader, row: Row, *rest: Any) -> Any:
-        read.append(row)
-        return of_row(self, row, *rest)
-
-    monkeypatch.setattr(ChangeReader, "_of_row", noted)
+    for name in ("commits_in", "rows_in"):
+        monkeypatch.setattr(ChangeIndex, name, noting(getattr(ChangeIndex, name), read))
     monkeypatch.setattr("kvstore.changes.windows.SCAN_CHUNK", 8)
     monkeypatch.setattr("kvstore.changes.windows.SORTED_CHANGES_MAX", 1000)
     assert list(store.changes(since, **span)) == expected
