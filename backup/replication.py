@@ -1,14 +1,14 @@
-"""Replication: a standby store with the history of another, version for version.
+"""Replication: a replica has the history of another store, version for version.
 
     with kvstore.open("live") as live:
-        backup.replicate(live, "standby", follow=True, stop=stop)
+        backup.replicate(live, "replica", follow=True, stop=stop)
 
 The first copy is built from sorted files, beside its place, and appears there as a whole. From then
-on the standby takes window after window. Its own durable `upper` is the position: whichever side
-crashes, the next run continues there. A hold on the live store keeps the history that the standby
+on the replica takes window after window. Its own durable `upper` is the position: whichever side
+crashes, the next run continues there. A hold on the live store keeps the history that the replica
 lacks.
 
-The standby serves reads meanwhile; `store.replication.promote()` makes it an ordinary store.
+The replica serves reads meanwhile; `store.replication.promote()` makes it an ordinary store.
 """
 
 from __future__ import annotations

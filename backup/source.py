@@ -20,6 +20,7 @@ from kvstore.errors import HistoryGoneError, KVStoreError
 from kvstore.holds import Hold
 from kvstore.limits import CONTROL_POLL_S
 from kvstore.store import Store
+from kvstore.timestamp import Timestamp
 
 if TYPE_CHECKING:
     from kvstore.client import Client
@@ -251,8 +252,9 @@ class CollectionSource:
         """See `Source.rows`. Raises `HistoryGoneError` if another chain has begun above `since`."""
         with self._collection.snapshot(upper - 1) as (shard, snapshot):
             if since is not None and since < shard.since:
+                at, kept = Timestamp(since), Timestamp(shard.since)
                 raise HistoryGoneError(
-                    as_of=since, since=shard.since, remedy="make a new replica: this one lags"
+                    as_of=at, since=kept, remedy="make a new replica: this one lags"
                 )
             low = -1 if since is None else since
             yield SourceWindow(shard.since, upper, snapshot.view(Window(low, upper - 1)))

@@ -2,7 +2,7 @@
 
 Floors, from the top:
 
-    backups                 backups, standbys, upkeep
+    backups                 backups, replicas, upkeep
     reading restores retention drills fleets  reads; restores; expiry and labels; proofs
     options figures         how a collection is opened; how backups are printed
 """

@@ -70,12 +70,14 @@ def make_store_directory(path: Path) -> None:
     files that were synced in it would be lost with the name. Makes nothing if a store exists.
 
     Raises `LockedError` if this process has the store open to write, also by another name. RocksDB
-    compares names only, and its file lock does not refuse the process that holds it.
+    compares names only, and its file lock does not refuse the process that holds it. Raises it too
+    if an open store was moved away from `path`: it would write its next files into the directory.
     """
     with storage_errors(str(path)):
-        if (path / "CURRENT").exists():
-            if THREADS.has_open(_WRITTEN.get(_place(path))):
-                raise LockedError(str(path), "this process")
+        is_there = (path / "CURRENT").exists()
+        if THREADS.has_open(_WRITTEN.get(_place(path) if is_there else path)):
+            raise LockedError(str(path), "this process")
+        if is_there:
             return
         from kvstore.journal.files import OS_FILES  # a store that exists needs no journal
 
@@ -87,7 +89,7 @@ def note_opened(path: Path, database: object, *, writes: bool) -> None:
     """Note that `database` was opened at `path`, if it `writes`."""
     if writes:
         with storage_errors(str(path)):
-            _WRITTEN[_place(path)] = database
+            _WRITTEN[_place(path)] = _WRITTEN[path] = database
 
 
 def _place(path: Path) -> tuple[int, int]:
@@ -97,9 +99,10 @@ def _place(path: Path) -> tuple[int, int]:
     return found.st_dev, found.st_ino
 
 
-_WRITTEN: Final[weakref.WeakValueDictionary[tuple[int, int], object]] = (
+_WRITTEN: Final[weakref.WeakValueDictionary[tuple[int, int] | Path, object]] = (
     weakref.WeakValueDictionary()
 )
+"""Databases that this process has opened to write, by place and by name."""
 
 
 def _require_families(path: Path, home: Path) -> None:

@@ -75,8 +75,8 @@ from kvstore.loops.contract import (
 
 __all__ = [
     "ABSENT",
-    "ENTRY_HEAD",
     "COMPILED",
+    "ENTRY_HEAD",
     "RULE_ANY",
     "RULE_ID",
     "RULE_NO_VALUE",

@@ -44,10 +44,10 @@ def build_index(
         return None
     note = _PROGRESS + name.encode() + b"\x00" + bytes([index.number])
     done = 0
-    since, records = rows.parts.committer.since, rows.parts.imports.every()
-    # A later import brings entries of this index. An older one can no longer be reverted.
-    imports = [record for record in records if record.added is not None and record.added > since]
     with rows.held(None) as held:
+        since, records = rows.parts.committer.since, rows.parts.imports.every()
+        # With the reverted ones: a later import may cover the rows that their reverts brought back.
+        imports = [each for each in records if (each.reverted or each.added or 0) > since]
         after = rows.get(note) or b""
         while not rows.codec(name).definition.index(index_name).is_whole:
             count, after = _chunk(rows, held, name, index_name, note, after)
@@ -90,9 +90,9 @@ def _chunk(
 def _cover_reverts(
     rows: StoreRows, name: str, index_name: str, imports: list[ImportRecord]
 ) -> None:
-    """Make the entries of the rows that `imports` cover: a row of an import that a later one covers
-    is among them. Costs a pass over the rows that an import shares with the table, and a look-up
-    for each of its keys."""
+    """Make the entries of the rows that `imports` cover, or covered until they were reverted: a row
+    of an import that a later one covers is among them. Costs a pass over the rows that an import
+    shares with the table, and a look-up for each of its keys."""
     versions, whole = rows.parts.versions, Span.of_prefix(rows.codec(name).key.prefix)
     for record in imports:
         spans = (span.intersect(whole.start, whole.end) for span in record.spans)

@@ -146,6 +146,21 @@ def test_the_source_keeps_what_its_replica_lacks_within_its_budget(
         backup.replicate(store, standby)
 
 
+def test_a_replica_that_lags_behind_an_expired_collection_is_told_the_times(
+    store: kvstore.Store, standby: Path, tmp_path: Path
+) -> None:
+    collection = backup.Collection(tmp_path / "backups")
+    store.put(b"a", b"1")
+    lagging = kvstore.Timestamp(collection.backup(store).upper - 1)
+    backup.replicate(collection, standby)
+    store.put(b"a", b"2")
+    since = kvstore.Timestamp(collection.backup(store).upper - 1)
+    collection.expire(before=since)
+    with pytest.raises(HistoryGoneError, match="this one lags") as refused:
+        backup.replicate(collection, standby)
+    assert str(refused.value).startswith(f"history at {lagging} is gone: it is kept from {since} ")
+
+
 @pytest.mark.parametrize("rows_max", [1 << 17, 5], ids=["commits", "files"])
 def test_a_replica_collects_its_own_garbage(
     store: kvstore.Store, standby: Path, monkeypatch: pytest.MonkeyPatch, rows_max: int

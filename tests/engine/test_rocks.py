@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import rocksdict as rocks
 
+import kvstore
 from kvstore.engine import DATA, META
 from kvstore.engine.rocks import RocksEngine
 from kvstore.engine.rocks_opening import require_store_directory
@@ -172,3 +173,19 @@ def test_whatever_look_at_the_directory_fails_opening_ends_in_an_error_of_the_tr
         with suppress(StorageError):
             RocksEngine(place).close()
     assert failing > 3
+
+
+def test_a_refused_store_leaves_no_directory_for_the_files_of_a_store_that_was_renamed(
+    tmp_path: Path,
+) -> None:
+    """RocksDB makes its files by name."""
+    name = tmp_path / "named"
+    with kvstore.open(name) as store:
+        store.put(b"still", b"here")
+        name.rename(tmp_path / "moved")
+        with pytest.raises(LockedError):
+            kvstore.open(name)
+        assert not name.exists()
+    with kvstore.open(tmp_path / "moved") as moved:
+        assert moved.get(b"still") == b"here"
+    kvstore.open(name).close()

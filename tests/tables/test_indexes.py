@@ -179,6 +179,23 @@ def test_an_index_that_is_built_later_has_the_rows_that_a_revert_brings_back(
             assert list(places.find("by_zone", zone)) == [r for r in rows if r["zone"] == zone]
 
 
+def test_an_index_has_the_rows_below_an_import_that_was_reverted_and_is_too_old_to_revert(
+    store: kvstore.Store, places: kvstore.Table, tmp_path: Path
+) -> None:
+    """GC keeps the row below both imports, which is the newest once the later one is reverted."""
+    places.alter(add_index={"by_zone": "zone"})
+    first, _ = import_rows(store, places, tmp_path / "a", "a")
+    between = store.put(b"between", b"1")
+    second, _ = import_rows(store, places, tmp_path / "b", "b")
+    store.revert_import(first)
+    store.gc(before=between)
+    places.build_index("by_zone")
+    store.revert_import(second)
+    rows = list(places.rows())
+    for zone in ("z0", "z1", "z2", "a", "b"):
+        assert list(places.find("by_zone", zone)) == [r for r in rows if r["zone"] == zone]
+
+
 def test_a_dropped_index_leaves_no_entry_and_is_there_as_of_an_earlier_time(
     store: kvstore.Store, places: kvstore.Table, tmp_path: Path
 ) -> None:
