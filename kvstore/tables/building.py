@@ -1,15 +1,16 @@
 """Indexes of tables that have rows: their entries are made while the table is in use.
 
 A new index is not whole. From the alteration that adds it on, each commit of a row makes the row's
-entry. The builder makes the entries of the rows that are there, chunk by chunk in key order, and
-notes in the same commit how far it came. When all are there, the index becomes whole, from that
-time on.
+entry. The builder writes a note that it begins. It makes the entries of the rows that are there,
+chunk by chunk in key order, and notes in the same commit how far it came. When all are there, the
+index becomes whole, from that time on.
 
 A revert of an import brings back rows that no reader of the newest state sees. The builder makes
 the entries of these rows too.
 
 Invariants
-1. After a kill the next builder begins behind the last commit.
+1. After a kill the next builder begins behind the last commit; at the first row where `since` has
+   passed the first note, because GC may have removed imports that were reverted meanwhile.
 2. When the index is whole, each row that a revert may bring back has its entry.
 3. A unique index becomes whole only if no two rows have the same values. Writers that come later
    find all entries.
@@ -43,9 +44,27 @@ def build_index(
     if index.is_whole:
         return None
     note = _PROGRESS + name.encode() + b"\x00" + bytes([index.number])
+    while not _build(rows, name, index_name, note, progress):
+        rows.write(name, lambda *_: RowChange(gone=[note]), is_checked=False)
+        rows.write(name, lambda *_: RowChange([note], [b""]), is_checked=False)
+    return _finish(rows, name, index_name, note)
+
+
+def _build(
+    rows: StoreRows,
+    name: str,
+    index_name: str,
+    note: bytes,
+    progress: Callable[[int], None] | None,
+) -> bool:
+    """Make all entries, from the place on at which an earlier builder was killed. False, with
+    nothing done, where no builder has begun, or GC may have removed imports that hid rows from it.
+    """
     done = 0
     with rows.held(None) as held:
         since, records = rows.parts.committer.since, rows.parts.imports.every()
+        if _begun_at(rows, note) <= since:
+            return False
         # With the reverted ones: a later import may cover the rows that their reverts brought back.
         imports = [each for each in records if (each.reverted or each.added or 0) > since]
         after = rows.get(note) or b""
@@ -56,8 +75,18 @@ def build_index(
             done += count
             if progress is not None:
                 progress(done)
-    _cover_reverts(rows, name, index_name, imports)
-    return _finish(rows, name, index_name, note)
+        _cover_reverts(rows, name, index_name, imports)
+    return True
+
+
+def _begun_at(rows: StoreRows, note: bytes) -> int:
+    """The time at which the builder began whose note is there, 0 where there is none."""
+    begun = 0
+    for _, at, value in rows.parts.versions.history(note):
+        if value is None:
+            break
+        begun = int(at)
+    return begun
 
 
 def _chunk(

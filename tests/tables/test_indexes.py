@@ -196,6 +196,31 @@ def test_an_index_has_the_rows_below_an_import_that_was_reverted_and_is_too_old_
         assert list(places.find("by_zone", zone)) == [r for r in rows if r["zone"] == zone]
 
 
+def test_a_build_begins_anew_where_gc_has_removed_what_hid_rows_from_it(
+    store: kvstore.Store, places: kvstore.Table, tmp_path: Path
+) -> None:
+    places.alter(add_index={"by_zone": "zone"})
+    hiding, _ = import_rows(store, places, tmp_path / "rows", "new")
+    told: list[int] = []
+
+    def stop(count: int) -> None:
+        told.append(count)
+        if count == 6:
+            raise KeyboardInterrupt
+
+    with bounds(INDEX_CHUNK_ROWS=2):
+        with pytest.raises(KeyboardInterrupt):
+            places.build_index("by_zone", progress=stop)
+        store.revert_import(hiding)
+        store.put(b"later", b"1")
+        store.gc(before=store.upper - 1)
+        places.build_index("by_zone", progress=told.append)
+    assert told[:4] == [2, 4, 6, 2]
+    for zone in ("z0", "z1", "z2", "new"):
+        expected = [row for row in places.rows() if row["zone"] == zone]
+        assert list(places.find("by_zone", zone)) == expected
+
+
 def test_a_dropped_index_leaves_no_entry_and_is_there_as_of_an_earlier_time(
     store: kvstore.Store, places: kvstore.Table, tmp_path: Path
 ) -> None:
