@@ -1,6 +1,6 @@
 """The contract of both halves of the loops: the shapes of arguments and results, and constants.
 
-Format constants are not here: both halves take them from `kvstore.codec`.
+The format of stored keys is not here: both halves take its constants from `kvstore.codec`.
 """
 
 from __future__ import annotations

@@ -378,9 +378,11 @@ class Table:
         wait.
 
         Returns the time from which `find` can use the index; None if it could already. After an
-        interruption the next build begins where the last one was. `progress` is called with the
-        number of rows so far. Raises `NotUniqueError` if two rows have the same values in a unique
-        index. `kvstore.upkeep.submit_index` makes it a task. Costs a pass over the rows.
+        interruption the next build begins where the last one was, or at the first row if `gc` has
+        passed the beginning of the last one. `progress` is called with the number of rows so far.
+        Raises `NotUniqueError` if two rows have the same values in a unique index.
+        `kvstore.upkeep.submit_index` makes it a task. Costs a pass over the rows, and one over the
+        rows of each import that may be reverted.
         """
         return build_index(self._store_rows("indexed"), self.name, index, progress)
 
