@@ -25,26 +25,30 @@ path from its root to what changes, as LMDB and other B-trees without locks do.
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator
-from itertools import zip_longest
+from itertools import pairwise, repeat, zip_longest
 from typing import NamedTuple
 
-from kvstore.codec.keys import KEY_BYTES_LEAST
+from kvstore.codec.keys import KEY_BYTES_LEAST, UNLIMITED
 from kvstore.codec.ordered import escape, unescape
 from kvstore.limits import GC_LEAVES_PER_STEP
 from kvstore.loops.contract import Nearby
 from kvstore.mvcc.stretches import (
     EMPTY,
+    Change,
+    Leaf,
     Stack,
     Tree,
     between,
     build,
+    leaf_of,
     leaves,
-    newest_in,
-    splice,
+    limit_of,
+    newest_at,
+    rewrite,
     stack_at,
-    surroundings,
+    stack_below,
 )
 from kvstore.span import Span
 from kvstore.timestamp import TIMESTAMP_MAX
@@ -84,31 +88,7 @@ class Fragments:
     def of(cls, tombstones: Iterable[tuple[bytes, bytes, int]]) -> Fragments:
         """Build from range tombstones, or such tuples, in any order. O(n log n + n * depth); 1 us
         each where they are ordered by start and few overlap."""
-        boundaries: list[bytes] = []
-        stacks: list[Stack] = []
-        found = sorted(tombstones)
-        starts = [start for start, _, _ in found]
-        at, count = 0, len(found)
-        while at < count:
-            start, end, timestamp = found[at]
-            at += 1
-            if at < count and starts[at] < end:  # rare: some overlap
-                first = at - 1
-                while at < count and starts[at] < end:
-                    end = max(end, found[at][1])
-                    at += 1
-                fragments = _fragmented(found[first:at])
-            else:
-                fragments = [(start, (timestamp,)), (end, ())]
-            if boundaries and boundaries[-1] == start:
-                boundaries.pop()
-                stacks.pop()
-                if stacks[-1] == fragments[0][1]:
-                    del fragments[0]
-            for key, stack in fragments:
-                boundaries.append(key)
-                stacks.append(stack)
-        return cls(build(boundaries, stacks))
+        return cls(build(_fragmented(sorted(tombstones))))
 
     def __bool__(self) -> bool:
         return bool(self.tree.root.keys)
@@ -127,19 +107,18 @@ class Fragments:
     # -- reading ----------------------------------------------------------------------------
 
     def stack(self, key: bytes) -> Stack:
-        """Timestamps of all range tombstones over `key`, newest first. O(log n)."""
+        """Timestamps of all range tombstones over `key`, newest first. O(log n) beside them."""
         return stack_at(self.tree, key)
 
     def newest(self, key: bytes, as_of: int) -> int:
         """Timestamp of the newest range tombstone over `key` at or below `as_of`, else 0.
         O(log n)."""
-        return newest_in(self.stack(key), as_of)
+        return newest_at(self.tree, key, as_of)
 
     def across(self, key: bytes) -> set[int]:
         """Timestamps of the range tombstones that lie over `key` and over the keys just below it.
-        O(log n)."""
-        below, _, _ = surroundings(self.tree, key, key + b"\x00")
-        return {*below} & {*self.stack(key)}
+        O(log n) beside them."""
+        return {*stack_below(self.tree, key)} & {*self.stack(key)}
 
     def pieces(
         self, span: Span, *, since: int = 0, upto: int = TIMESTAMP_MAX
@@ -149,19 +128,10 @@ class Fragments:
         Fragments without a timestamp in `since < t <= upto` may be left out: most of them are,
         and cost nothing.
         """
-        for leaf, beyond in leaves(self.tree, span.start, span.end, since=since, upto=upto):
-            keys = leaf.keys
-            first = max(bisect_right(keys, span.start) - 1, 0)
-            ends = keys[first + 1 :] if beyond is None else [*keys[first + 1 :], beyond]
-            for start, end, stack in zip(keys[first:], ends, leaf.stacks[first:], strict=False):
-                if span.end is not None and start >= span.end:
-                    return
-                if stack and end > span.start:
-                    yield (
-                        max(start, span.start),
-                        end if span.end is None else min(end, span.end),
-                        stack,
-                    )
+        for leaf, bounds, first in self._within(span, since=since, upto=upto):
+            for at, (start, end) in enumerate(pairwise(bounds), first):
+                if stack := leaf.stack(at):
+                    yield start, end, stack
 
     def nearby(self, as_of: int) -> Callable[[bytes], Nearby] | None:
         """How a pass over `data` that reads at `as_of` learns of the tombstones near a stored key;
@@ -173,7 +143,7 @@ class Fragments:
             key = unescape(stored[:-KEY_BYTES_LEAST])
             leaf, beyond = next(leaves(self.tree, key, None))
             bounds = list(map(escape, leaf.keys))
-            newest = [newest_in(stack, as_of) for stack in leaf.stacks]
+            newest = [leaf.newest_at(at, as_of) for at in range(len(bounds))]
             low = bounds[0] if key >= leaf.keys[0] else b""
             return low, None if beyond is None else escape(beyond), bounds, [0, *newest]
 
@@ -183,17 +153,18 @@ class Fragments:
         """The tombstones that a scan of `span` at `as_of` sees. O(fragments in the span)."""
         starts: list[bytes] = []
         newest: list[int] = []
-        for start, end, stack in self.pieces(span, upto=as_of):
-            timestamp = newest_in(stack, as_of)
-            if not timestamp:
-                continue
-            if starts and starts[-1] == start:
-                newest[-1] = timestamp
-            else:
-                starts.append(start)
-                newest.append(timestamp)
-            starts.append(end)
-            newest.append(0)
+        for leaf, bounds, first in self._within(span, upto=as_of):
+            for at, (start, end) in enumerate(pairwise(bounds), first):
+                timestamp = leaf.newest_at(at, as_of)
+                if not timestamp:
+                    continue
+                if starts and starts[-1] == start:
+                    newest[-1] = timestamp
+                else:
+                    starts.append(start)
+                    newest.append(timestamp)
+                starts.append(end)
+                newest.append(0)
         return Cover(starts, newest)
 
     def tombstones(
@@ -205,34 +176,46 @@ class Fragments:
         """
         longest: list[RangeTombstone] = []
         growing: dict[int, int] = {}
-        for start, end, stack in self.pieces(span, since=since, upto=upto):
-            window = between(stack, since, upto)
-            for timestamp in window[:1] if latest else window:
-                index = growing.get(timestamp)
-                if index is not None and longest[index].end == start:
-                    longest[index] = longest[index]._replace(end=end)
+
+        def lies(timestamp: int, start: bytes, end: bytes) -> None:
+            index = growing.get(timestamp)
+            if index is not None and longest[index].end == start:
+                longest[index] = longest[index]._replace(end=end)
+            else:
+                growing[timestamp] = len(longest)
+                longest.append(RangeTombstone(start, end, timestamp))
+
+        for leaf, bounds, first in self._within(span, since=since, upto=upto):
+            if not latest:
+                for timestamp in between(leaf.over, since, upto):
+                    lies(timestamp, bounds[0], bounds[-1])
+            for at, (start, end) in enumerate(pairwise(bounds), first):
+                if latest:
+                    newest = leaf.newest_at(at, upto)
+                    found: Stack = (newest,) if newest > since else ()
                 else:
-                    growing[timestamp] = len(longest)
-                    longest.append(RangeTombstone(start, end, timestamp))
+                    found = between(leaf.stacks[at], since, upto)
+                for timestamp in found:
+                    lies(timestamp, start, end)
         longest.sort(key=lambda t: (t.start, t.timestamp))
         return longest
 
     # -- writing ----------------------------------------------------------------------------
 
     def adding(self, tombstone: RangeTombstone) -> Fragments:
-        """This map with one more tombstone."""
+        """This map with one more tombstone. The newest one costs O(stretches it covers / 64) beside
+        O(log n); another one O(depth) for each of them."""
         start, end, timestamp = tombstone
-
-        def push(stack: Stack) -> Stack:
-            if not stack or timestamp > stack[0]:
-                return (timestamp, *stack)
-            return tuple(sorted({timestamp, *stack}, reverse=True))
-
-        return self._changing(start, end, push)
+        joins = timestamp <= self.tree.root.newest
+        return Fragments(rewrite(self.tree, start, end, _laid(timestamp), joins=joins))
 
     def clearing(self, start: bytes, end: bytes) -> Fragments:
         """This map with nothing in `[start, end)`."""
-        return self._changing(start, end, lambda stack: ())
+
+        def bared(leaf: Leaf, is_whole: bool) -> Leaf:
+            return leaf_of(leaf.keys, [()] * len(leaf.keys), ())
+
+        return Fragments(rewrite(self.tree, start, end, bared))
 
     def stretches(self, upto: int) -> Iterator[Span]:
         """Spans, ascending and disjoint, that hold all range tombstones at or below `upto`, each
@@ -241,14 +224,14 @@ class Fragments:
         start, end, count = b"", b"", 0
         last: Stack = ()
         for leaf, beyond in leaves(self.tree, b"", None, upto=upto):
-            is_across = not {t for t in last if t <= upto}.isdisjoint(leaf.stacks[0])
+            is_across = not {*between(last, 0, upto)}.isdisjoint(leaf.stack(0))
             if count and (leaf.keys[0] != end or (count >= GC_LEAVES_PER_STEP and not is_across)):
                 yield Span(start, end)
                 count = 0
             if not count:
                 start = leaf.keys[0]
             end = leaf.keys[-1] if beyond is None else beyond
-            last = leaf.stacks[-1]
+            last = leaf.stack(-1)
             count += 1
         if start < end:
             yield Span(start, end)
@@ -256,58 +239,111 @@ class Fragments:
     def forgetting(self, upto: int, spans: Iterable[Span] | None = None) -> Fragments:
         """This map without the timestamps at or below `upto`, or without the ones in `spans` only.
         Costs in proportion to the stretches near those timestamps, or in the spans."""
-        kept = self
+
+        def kept(leaf: Leaf, is_whole: bool) -> Leaf:
+            newer = [between(stack, upto, TIMESTAMP_MAX) for stack in leaf.stacks]
+            return leaf_of(leaf.keys, newer, between(leaf.over, upto, TIMESTAMP_MAX))
+
+        tree = self.tree
         for span in self.stretches(upto) if spans is None else spans:
             assert span.end is not None
-            kept = kept._changing(
-                span.start, span.end, lambda stack: tuple(t for t in stack if t > upto)
-            )
-        return kept
+            tree = rewrite(tree, span.start, span.end, kept)
+        return Fragments(tree)
 
     # -- inside -----------------------------------------------------------------------------
 
-    def _changing(self, start: bytes, end: bytes, change: Callable[[Stack], Stack]) -> Fragments:
-        assert start < end
-        before, found, last = surroundings(self.tree, start, end)
-        changed = [(key, change(stack)) for key, stack in found]
-        if not changed or changed[0][0] != start:
-            changed.insert(0, (start, change(before)))
-        changed.append((end, last))
-        kept = list(_distinct(changed, leading=before))
-        keys, stacks = [key for key, _ in kept], [stack for _, stack in kept]
-        return Fragments(splice(self.tree, start, end, keys, stacks))
+    def _within(
+        self, span: Span, *, since: int = -1, upto: int = TIMESTAMP_MAX
+    ) -> Iterator[tuple[Leaf, list[bytes], int]]:
+        """The leaves that meet `span`, each with the bounds of its stretches there, ascending and
+        cut to the span, and the place of the first of these stretches in the leaf."""
+        for leaf, beyond in leaves(self.tree, span.start, span.end, since=since, upto=upto):
+            keys = leaf.keys
+            first = max(bisect_right(keys, span.start) - 1, 0)
+            last = len(keys) if span.end is None else bisect_left(keys, span.end)
+            if first >= last:
+                continue
+            bounds = keys[first:last]
+            bounds[0] = max(bounds[0], span.start)
+            end = keys[last] if last < len(keys) else beyond
+            if end is not None:
+                bounds.append(end if span.end is None else min(end, span.end))
+            yield leaf, bounds, first
 
     def _items(self) -> Iterator[tuple[bytes, Stack]]:
         """The boundaries, each with the stack from there on."""
         for leaf, _ in leaves(self.tree, b"", None):
-            yield from zip(leaf.keys, leaf.stacks, strict=True)
+            yield from zip(leaf.keys, map(leaf.stack, range(len(leaf.keys))), strict=True)
 
 
-def _fragmented(tombstones: list[tuple[bytes, bytes, int]]) -> list[tuple[bytes, Stack]]:
-    """The fragments of tombstones in any order: a sweep over their ends."""
+def _laid(timestamp: int) -> Change:
+    """The change by one more tombstone."""
+    limit = limit_of(timestamp)
+
+    def laid(leaf: Leaf, is_whole: bool) -> Leaf:
+        keys, _, stacks, over, oldest, newest = leaf
+        if timestamp > newest:
+            if is_whole:
+                over = (timestamp, *over)
+            else:
+                stacks = [(timestamp, *stack) for stack in stacks]
+            below = [UNLIMITED, *repeat(limit, len(keys))]
+            return Leaf(keys, below, stacks, over, min(oldest, timestamp), timestamp)
+        if timestamp in over:
+            return leaf
+        stacks = [
+            (timestamp, *stack)
+            if not stack or timestamp > stack[0]
+            else tuple(sorted({timestamp, *stack}, reverse=True))
+            for stack in stacks
+        ]
+        return leaf_of(keys, stacks, over)
+
+    return laid
+
+
+def _fragmented(found: list[tuple[bytes, bytes, int]]) -> Iterator[tuple[bytes, Stack]]:
+    """The boundaries of sorted tombstones, each with the stack from there on."""
+    starts = [start for start, _, _ in found]
+    at, count = 0, len(found)
+    held: bytes | None = None
+    before: Stack = ()
+    while at < count:
+        start, end, timestamp = found[at]
+        first = at
+        at += 1
+        while at < count and starts[at] < end:  # rare: some overlap
+            end = max(end, found[at][1])
+            at += 1
+        if held is not None and held != start:
+            yield held, ()
+            before = ()
+        if at == first + 1:
+            fragments: Iterable[tuple[bytes, Stack]] = [(start, (timestamp,))]
+        else:
+            fragments = _swept(found[first:at])
+        for key, stack in fragments:
+            if stack != before:
+                yield key, stack
+                before = stack
+        held = end
+    if held is not None:
+        yield held, ()
+
+
+def _swept(tombstones: list[tuple[bytes, bytes, int]]) -> Iterator[tuple[bytes, Stack]]:
+    """The ends of tombstones that overlap, but the last, each with the stack from there on."""
     opens: dict[bytes, list[int]] = {}
     closes: dict[bytes, list[int]] = {}
     for start, end, timestamp in tombstones:
         opens.setdefault(start, []).append(timestamp)
         closes.setdefault(end, []).append(timestamp)
-    found: list[tuple[bytes, Stack]] = []
     live: dict[int, int] = {}
-    for key in sorted(opens.keys() | closes.keys()):
+    for key in sorted(opens.keys() | closes.keys())[:-1]:
         for timestamp in closes.get(key, ()):
             live[timestamp] -= 1
             if not live[timestamp]:
                 del live[timestamp]
         for timestamp in opens.get(key, ()):
             live[timestamp] = live.get(timestamp, 0) + 1
-        found.append((key, tuple(sorted(live, reverse=True))))
-    return list(_distinct(found, leading=()))
-
-
-def _distinct(
-    fragments: Iterable[tuple[bytes, Stack]], *, leading: Stack
-) -> Iterator[tuple[bytes, Stack]]:
-    """Without each boundary at which the stack does not change. `leading` lies before the first."""
-    for key, stack in fragments:
-        if stack != leading:
-            yield key, stack
-            leading = stack
+        yield key, tuple(sorted(live, reverse=True))

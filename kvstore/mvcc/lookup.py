@@ -55,8 +55,7 @@ def value_below(engine: Engine, key: bytes, as_of: int, fragments: Fragments) ->
     newest = fragments.newest(key, as_of)
     if fragments.stack(key)[:1] == (newest,):
         return None
-    limit = limit_of((newest,)) if newest else UNLIMITED
-    value = engine.find(key, rest_of(as_of), limit)
+    value = engine.find(key, rest_of(as_of), limit_of(newest))
     return None if value is ABSENT else value
 
 

@@ -92,7 +92,7 @@ def test_finding_many_is_finding_each(
     boundaries = sorted(bounds)
     limits = data.draw(
         st.lists(
-            st.sampled_from([UNLIMITED, limit_of((3,)), limit_of((9, 2))]),
+            st.sampled_from([UNLIMITED, limit_of(3), limit_of(9)]),
             min_size=len(boundaries) + 1,
             max_size=len(boundaries) + 1,
         )
@@ -275,12 +275,12 @@ def test_a_lookup_beside_range_tombstones_and_imports_is_left_to_who_knows(loops
         return b"slowly"
 
     lookup = loops.Lookup(engine, slowly)
-    lookup.show(([b"m"], [UNLIMITED, limit_of((5,))]), 0, {})
+    lookup.show(([b"m"], [UNLIMITED, limit_of(5)]), 0, {})
     assert [lookup.get(b"k", 8), lookup.get(b"j", 8)] == [b"7", None]
     assert lookup.get(b"n", 8) == b"slowly"
     lookup.show(([], [UNLIMITED]), 0, STAMPS)
     assert [lookup.get(b"k", 8), lookup.get(b"k", 6)] == [b"7", None]
-    lookup.show(([b"m"], [UNLIMITED, limit_of((5,))]), 0, STAMPS)
+    lookup.show(([b"m"], [UNLIMITED, limit_of(5)]), 0, STAMPS)
     assert lookup.get(b"k", 8) == b"slowly"
     assert left == [b"n", b"k"]
 

@@ -13,7 +13,7 @@ from kvstore.mvcc.stretches import Branch, Leaf, Node, Stack, leaves, limit_of
 def check_fragments(fragments: Fragments, *, most: int = STRETCHES_MAX) -> None:
     """Assert all invariants of a tree whose nodes have at most `most` stretches."""
     found = list(leaves(fragments.tree, b"", None))
-    stacks = [stack for leaf, _ in found for stack in leaf.stacks]
+    stacks = [stack for leaf, _ in found for stack in map(leaf.stack, range(len(leaf.keys)))]
     boundaries = [key for leaf, _ in found for key in leaf.keys]
     assert all(a < b for a, b in pairwise(boundaries))
     assert all(a != b for a, b in pairwise(stacks))
@@ -31,8 +31,9 @@ def _checked(node: Node, depth: int, most: int) -> list[Stack]:
     if isinstance(node, Leaf):
         assert depth == 0
         assert len(node.keys) == len(node.stacks) <= most
-        assert node.below == [UNLIMITED, *map(limit_of, node.stacks)]
-        stacks = node.stacks
+        assert all({*node.over}.isdisjoint(stack) for stack in node.stacks)
+        stacks = [node.stack(at) for at in range(len(node.keys))]
+        assert node.below == [UNLIMITED, *(limit_of(stack[0] if stack else 0) for stack in stacks)]
     else:
         assert isinstance(node, Branch)
         assert len(node.below) <= most
