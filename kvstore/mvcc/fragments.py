@@ -36,7 +36,7 @@ from kvstore.limits import GC_LEAVES_PER_STEP
 from kvstore.loops.contract import Nearby
 from kvstore.mvcc.stretches import (
     EMPTY,
-    Change,
+    LeafChange,
     Leaf,
     Stack,
     Tree,
@@ -276,7 +276,7 @@ class Fragments:
             yield from zip(leaf.keys, map(leaf.stack, range(len(leaf.keys))), strict=True)
 
 
-def _laid(timestamp: int) -> Change:
+def _laid(timestamp: int) -> LeafChange:
     """The change by one more tombstone."""
     limit = limit_of(timestamp)
 

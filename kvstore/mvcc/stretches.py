@@ -109,7 +109,7 @@ class Tree(NamedTuple):
 EMPTY: Final = Tree(Leaf([], [UNLIMITED], [], (), TIMESTAMP_MAX, 0), 0)
 
 
-Change: TypeAlias = "Callable[[Leaf, bool], Leaf]"
+LeafChange: TypeAlias = "Callable[[Leaf, bool], Leaf]"
 """The same keys of a leaf, or of a part of it, with other tombstones; and whether it is whole."""
 
 
@@ -135,7 +135,9 @@ def leaf_of(keys: list[bytes], stacks: list[Stack], over: Stack) -> Leaf:
     return Leaf(keys, [UNLIMITED, *limits], stacks, over, *_times(stacks, over))
 
 
-def rewrite(tree: Tree, start: bytes, end: bytes, change: Change, *, joins: bool = True) -> Tree:
+def rewrite(
+    tree: Tree, start: bytes, end: bytes, change: LeafChange, *, joins: bool = True
+) -> Tree:
     """The tree with other tombstones over `start <= key < end`: `change` is asked once for each
     leaf that lies there, and for the part of a leaf. Boundaries at which nothing changes any more
     go, unless `joins` is false: a change may know that it leaves none. O(log n) beside the
