@@ -36,8 +36,8 @@ from kvstore.limits import GC_LEAVES_PER_STEP
 from kvstore.loops.contract import Nearby
 from kvstore.mvcc.stretches import (
     EMPTY,
-    LeafChange,
     Leaf,
+    LeafChange,
     Stack,
     Tree,
     between,
