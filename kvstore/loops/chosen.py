@@ -25,7 +25,7 @@ from kvstore.loops.plain import (
     writes,
 )
 
-REVISION: Final = 26
+REVISION: Final = 27
 """Add one with each change of a name, an argument or a meaning in the loops. `compiled/shared.pxi`
 holds the same number. A checkout that was updated and not compiled again then runs plain loops."""
 

@@ -129,8 +129,9 @@ the last entry at or below it."""
 class LimitNode(Protocol):
     """A node of the map of range tombstones (`kvstore.mvcc.stretches`): a pair or a longer tuple
     that begins with `keys` and `below`. The limit of a key is found by taking
-    `below[bisect_right(keys, key)]` once more than the map is deep. The third item of the last
-    tuple has the times of the range tombstones from each of its keys on, newest first."""
+    `below[bisect_right(keys, key)]` once more than the map is deep. Two items of the last tuple
+    follow: the times of range tombstones from each of its keys on, and the times of the ones over
+    all its keys, newest first. No time is in both."""
 
     def __getitem__(self, index: int, /) -> Any: ...
 

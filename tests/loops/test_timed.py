@@ -17,9 +17,11 @@ from kvstore.codec.ordered import escape, unescape
 from kvstore.errors import CorruptionError
 from kvstore.mvcc.fragments import Fragments, RangeTombstone
 from kvstore.mvcc.version import newest_at, timeline
+from kvstore.testing.bounds import bounds
 from kvstore.timestamp import TIMESTAMP_MAX
 from tests.loops import both, stored_key
-from tests.mvcc.test_scan import STAMPS, by_history, entries_of, keys, ranges, reads, stored
+from tests.mvcc.test_scan import STAMPS, by_history, entries_of, keys, reads, stored
+from tests.mvcc.test_scan import times as moments
 
 UNBOUNDED = 1 << 62
 
@@ -60,8 +62,15 @@ def quiet(reader: object) -> None:
     """The check of a reader that is sound."""
 
 
+ranges = st.lists(
+    st.tuples(keys, keys, moments).filter(lambda drawn: drawn[0] < drawn[1]), max_size=12
+)
+
+
 def fragments_of(deleted: Any) -> Fragments:
-    return Fragments.of(RangeTombstone(*parts) for parts in deleted)
+    """A deep tree, with tombstones over whole leaves."""
+    with bounds(STRETCHES_MAX=2):
+        return Fragments.of(RangeTombstone(*parts) for parts in deleted)
 
 
 def revisions_of(drawn: Any, fragments: Fragments) -> dict[bytes, Any]:

@@ -47,7 +47,7 @@ def find_timed(
     cdef int64_t *found = <int64_t *>PyBytes_AS_STRING(out)
     cdef int64_t time, as_of
     cdef bytes key, before = None
-    cdef tuple deletions = ()
+    cdef tuple deletions = NONE_DELETED
     cdef _Walk walk = _Walk(reader, check, stamps, steps)
     cdef int64_t *asked_at = copied(times, count)
     cdef Place *order = NULL

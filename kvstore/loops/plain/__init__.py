@@ -3,5 +3,5 @@
 Floors, from the top:
 
     elements floors live lookup matches rows single timed writes
-    buffers columns labels newest parts
+    buffers columns deletions labels newest parts
 """

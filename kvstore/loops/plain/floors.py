@@ -11,7 +11,6 @@ Invariants
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -27,6 +26,7 @@ from kvstore.codec.keys import (
 )
 from kvstore.codec.ordered import TERMINATOR, is_escaped, unescape
 from kvstore.loops.contract import BackSeeker, LimitNode
+from kvstore.loops.plain.deletions import deleted_at, deletions_of
 
 
 def find_floors(
@@ -56,7 +56,8 @@ def find_floors(
         reader.seek_for_prev(places[at])
         while (version := seeker.newest(times[at])) is not None:
             key, time, value = version
-            if value is not None and time >= _deleted(limits, depth, key, times[at]):
+            deleted = deleted_at(deletions_of(limits, depth, key), times[at])
+            if value is not None and time >= deleted:
                 found[at] = key, value
                 bytes_max -= len(key) + len(value)
                 if bytes_max < 0 and len(places) > 1:
@@ -133,12 +134,3 @@ class _Descent:
         if len(here) < KEY_BYTES_LEAST or not is_framed or here[-1] > KIND_MAX:
             check_data_key(here)
         return here
-
-
-def _deleted(limits: LimitNode, depth: int, key: bytes, as_of: int) -> int:
-    """The time of the newest range tombstone over `key` that a read at `as_of` sees, else -1."""
-    node: Any = limits
-    for _ in range(depth):
-        node = node[1][bisect_right(node[0], key)]
-    at = bisect_right(node[0], key)
-    return next((t for t in (node[2][at - 1] if at else ()) if t <= as_of), -1)

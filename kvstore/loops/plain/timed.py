@@ -14,10 +14,8 @@ Invariants
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
-from operator import neg
 from typing import Any, Final, NamedTuple
 
 from typing_extensions import Buffer
@@ -32,6 +30,7 @@ from kvstore.codec.keys import (
 )
 from kvstore.codec.ordered import TERMINATOR, escape
 from kvstore.loops.contract import LimitNode, Seeker
+from kvstore.loops.plain.deletions import Deletions, deleted_at, deletions_of
 from kvstore.loops.plain.labels import Keys, listed, require_starts
 
 VAIN_MAX: Final = 15
@@ -54,9 +53,8 @@ def find_timed(
     integers of 64 bits, and the time of that version. The value is None and the time -1 where there
     is no version, where it deletes, and where it is older than `age_max`.
 
-    `limits` is the tree of range tombstones (see `LimitNode`), whose leaves have the stacks of
-    tombstones as third item. Returns None once the values of several keys have more than
-    `bytes_max` bytes.
+    `limits` is the tree of range tombstones: see `LimitNode`. Returns None once the values of
+    several keys have more than `bytes_max` bytes.
     """
     asked_at = memoryview(times).tolist()
     if len(asked_at) != len(keys):
@@ -65,14 +63,14 @@ def find_timed(
     values: list[bytes | None] = [None] * len(keys)
     found = array("q", [-1]) * len(keys)
     key: bytes | None = None
-    deletions: Sequence[int] = ()
+    deletions: Deletions = ((), ())
     for at in sorted(range(len(keys)), key=lambda at: (keys[at], -asked_at[at])):
         as_of = asked_at[at]
         if keys[at] != key:
             key = keys[at]
-            deletions = _deletions(limits, depth, key)
+            deletions = deletions_of(limits, depth, key)
             walk.enter(key)
-        time, value = walk.version(as_of, _deleted_at(deletions, as_of))
+        time, value = walk.version(as_of, deleted_at(deletions, as_of))
         if value is not None and as_of - time <= age_max:
             values[at], found[at] = value, time
             bytes_max -= len(value)
@@ -223,18 +221,3 @@ class _Walk:
         self._here = self._reader.key()
         if self._here is None:
             self._check(self._reader)
-
-
-def _deletions(limits: LimitNode, depth: int, key: bytes) -> Sequence[int]:
-    """The times of the range tombstones over `key`, newest first."""
-    node: Any = limits
-    for _ in range(depth):
-        node = node[1][bisect_right(node[0], key)]
-    at = bisect_right(node[0], key)
-    return node[2][at - 1] if at else ()
-
-
-def _deleted_at(deletions: Sequence[int], as_of: int) -> int:
-    """The first of these times, which descend, that is at or below `as_of`, else -1."""
-    at = bisect_left(deletions, -as_of, key=neg)
-    return deletions[at] if at < len(deletions) else -1
