@@ -17,7 +17,7 @@ import pyarrow as pa
 
 import bulk
 from backup.shard import ShardSnapshot, Tally, View
-from backup.version_rows import data_entries, range_rows
+from backup.version_rows import points_of, range_rows
 from bulk.definitions import EncodedBy, require_definitions
 from bulk.ingest import staging_beside
 from bulk.places import appearing
@@ -151,11 +151,12 @@ def version_files(
     count = 0
     for batch in batches:
         tombstones.extend(RangeTombstone(*row) for row in range_rows(batch))
-        for keys, values in data_entries(batch):
+        points = points_of(batch)
+        if len(points.keys):
             if file is None:
                 path, count = directory / f"{count:06d}.sst", count + 1
                 file = SstFile(path)
-            file.add(keys, values)
+            file.add_rows(*points)
         if file is not None and file.size_bytes >= RESTORE_FILE_BYTES:
             yield path, _finished(file)
             file = None

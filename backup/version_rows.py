@@ -8,14 +8,15 @@ they made.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from backup.shard import OP_DELETE, OP_DELETE_RANGE, OP_PUT, VERSIONS_SCHEMA
-from bulk.entries import version_prefixes, with_kinds
+from bulk.entries import kinds_of, suffixes_of
 from kvstore.changes import Change
-from kvstore.limits import ARROW_BYTES_MAX, ARROW_ROWS_MAX, SCAN_CHUNK
+from kvstore.limits import ARROW_BYTES_MAX, ARROW_ROWS_MAX
 
 _OP_CODE = {"delete": OP_DELETE, "put": OP_PUT, "delete_range": OP_DELETE_RANGE}
 
@@ -34,18 +35,23 @@ def row_batches(changes: Iterable[Change]) -> Iterator[pa.RecordBatch]:
         yield _batch(rows)
 
 
-def data_entries(batch: pa.RecordBatch) -> Iterator[tuple[list[bytes], list[bytes]]]:
-    """Yield keys and values of the `data` family for the puts and deletes in a batch.
+class Points(NamedTuple):
+    """Puts and deletes, as `bulk.sst.SstFile.add_rows` takes them."""
 
-    The chunks are small enough to stay in the processor's cache until they are written.
-    """
-    points = batch.filter(pc.not_equal(batch.column("op"), OP_DELETE_RANGE))
-    times = points.column("timestamp").to_numpy()
-    is_put = pc.equal(points.column("op"), OP_PUT)
-    keys = with_kinds(version_prefixes(points.column("key"), times), is_put)
-    values = pc.fill_null(points.column("value"), pa.scalar(b"", pa.binary()))
-    for at in range(0, len(keys), SCAN_CHUNK):
-        yield keys.slice(at, SCAN_CHUNK).to_pylist(), values.slice(at, SCAN_CHUNK).to_pylist()
+    keys: pa.Array
+    values: pa.Array
+    suffixes: bytes
+    kinds: bytes
+
+
+def points_of(batch: pa.RecordBatch) -> Points:
+    """The puts and deletes of a batch, in their order."""
+    are_ranges = pc.equal(batch.column("op"), OP_DELETE_RANGE)
+    if are_ranges.true_count:
+        batch = batch.filter(pc.invert(are_ranges))
+    suffixes = suffixes_of(batch.column("timestamp").to_numpy())
+    kinds = kinds_of(pc.equal(batch.column("op"), OP_PUT))
+    return Points(batch.column("key"), batch.column("value"), suffixes, kinds)
 
 
 def range_rows(batch: pa.RecordBatch) -> list[tuple[bytes, bytes, int]]:

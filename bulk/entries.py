@@ -16,11 +16,21 @@ from kvstore.codec.keys import TOMBSTONE, U64_MAX, VALUE
 from kvstore.codec.ordered import TERMINATOR
 
 
+def suffixes_of(times: npt.NDArray[np.int64]) -> bytes:
+    """The suffixes of versions at these times, one after the other."""
+    return (U64_MAX - times.astype("uint64")).astype(">u8").tobytes()
+
+
+def kinds_of(is_put: pa.Array) -> bytes:
+    """The kinds of versions, each a put or a delete."""
+    puts = is_put.to_numpy(zero_copy_only=False)
+    return np.where(puts, VALUE[0], TOMBSTONE[0]).astype(np.uint8).tobytes()
+
+
 def version_prefixes(keys: pa.Array, times: npt.NDArray[np.int64]) -> pa.Array:
     """The stored keys of versions without their kinds. They sort by key, and then newest first."""
-    numbers = U64_MAX - times.astype("uint64")
-    data = pa.py_buffer(numbers.astype(">u8").tobytes())
-    suffixes = pa.Array.from_buffers(pa.binary(8), len(numbers), [None, data]).cast(pa.binary())
+    data = pa.py_buffer(suffixes_of(times))
+    suffixes = pa.Array.from_buffers(pa.binary(8), len(times), [None, data]).cast(pa.binary())
     escaped = pc.replace_substring(keys, b"\x00", b"\x00\xff")
     terminator = pa.scalar(TERMINATOR, pa.binary())
     return pc.binary_join_element_wise(escaped, terminator, suffixes, b"")

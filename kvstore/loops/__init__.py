@@ -12,7 +12,7 @@
     rows       columns as the values of a table's rows
     single     keys of single rows, and rows as dicts
     timed      the value of many keys, each at a time of its own
-    writes     puts that a commit collects, and their entries in key order
+    writes     puts that a commit collects, and their entries in key order; the rows of an import
 
 The compiled loops spend 50 ns on a row of a scan, and 20 ns on a row that goes to Arrow; the plain
 loops spend 650 ns and more. RocksDB itself spends 200 ns. An installation without a C compiler runs
@@ -59,6 +59,7 @@ from kvstore.loops.chosen import (
     match,
     put_all,
     row_keys,
+    set_rows,
     survey,
     tuples,
 )
@@ -114,6 +115,7 @@ __all__ = [
     "match",
     "put_all",
     "row_keys",
+    "set_rows",
     "survey",
     "tuples",
 ]

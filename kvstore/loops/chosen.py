@@ -25,7 +25,7 @@ from kvstore.loops.plain import (
     writes,
 )
 
-REVISION: Final = 27
+REVISION: Final = 28
 """Add one with each change of a name, an argument or a meaning in the loops. `compiled/shared.pxi`
 holds the same number. A checkout that was updated and not compiled again then runs plain loops."""
 
@@ -108,3 +108,4 @@ find_timed = timed.find_timed
 
 Puts = writes.Puts
 put_all = writes.put_all
+set_rows = writes.set_rows

@@ -121,6 +121,12 @@ class Walker(Protocol):
     def value(self) -> bytes: ...
 
 
+class Settable(Protocol):
+    """Takes entries, as the writer of a sorted file does."""
+
+    def __setitem__(self, key: bytes, value: bytes, /) -> None: ...
+
+
 Ahead: TypeAlias = "tuple[bytes, bool]"
 """A place to continue from: the first entry at or above the stored key, or, where the flag is set,
 the last entry at or below it."""

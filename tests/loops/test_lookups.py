@@ -1,23 +1,23 @@
-"""Look-ups and writes, compiled and plain: same results, same errors, on any input."""
+"""Look-ups, compiled and plain: same results, same errors, on any input."""
 
 from __future__ import annotations
 
 import gc
 import struct
 import threading
+from array import array
 from bisect import bisect_left, bisect_right
 from contextlib import suppress
 from time import sleep
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import kvstore
-from kvstore.codec.keys import TOMBSTONE, UNLIMITED, VALUE, encode_suffix
+from kvstore.codec.keys import UNLIMITED, VALUE, encode_suffix
 from kvstore.codec.ordered import escape, frame
 from kvstore.errors import CorruptionError
 from kvstore.limits import KEY_BYTES_MAX
@@ -25,7 +25,6 @@ from kvstore.loops import ABSENT
 from kvstore.mvcc.fragments import Fragments
 from kvstore.mvcc.lookup import rest_of
 from kvstore.mvcc.stretches import limit_of
-from kvstore.opening import ENGINES
 from kvstore.timestamp import TIMESTAMP_MAX, Timestamp
 from tests.loops import both, plain, raw, stored_key
 from tests.mvcc.test_scan import STAMPS, by_history, entries_of, keys, reads, stored
@@ -341,82 +340,6 @@ def test_another_get_of_a_store_is_the_one_that_is_called(monkeypatch: pytest.Mo
         assert store.get(b"k") == b"v"
 
 
-# -- writes -----------------------------------------------------------------------------------
-
-
-@both
-@given(st.dictionaries(raw, st.none() | raw, max_size=20), st.integers(1, 1 << 62))
-def test_points_are_put_as_entries_in_key_order(
-    loops: Any, points: dict[bytes, bytes | None], time: int
-) -> None:
-    put: list[Any] = []
-    loops.put_all(lambda *entry: put.append(entry), points, encode_suffix(time), "family")
-    expected = [
-        (frame(key) + encode_suffix(time) + (TOMBSTONE if value is None else VALUE), value or b"")
-        for key, value in points.items()
-    ]
-    assert put == [(*entry, "family") for entry in sorted(expected)]
-
-
-@both
-@given(st.lists(st.tuples(raw | st.just("text") | st.just(np.bytes_(b"n")), raw | st.none())))
-def test_puts_take_bytes_while_they_fit_and_leave_the_rest(loops: Any, drawn: list[Any]) -> None:
-    left: list[Any] = []
-
-    class Collected(loops.Puts):  # type: ignore[misc,name-defined]
-        def put_otherwise(self, key: Any, value: Any) -> None:
-            left.append((key, value))
-
-    puts, taken, size = Collected(12), {}, 0
-    over = b"k" * (KEY_BYTES_MAX + 1), b""
-    for key, value in [over, *drawn]:
-        puts.put(key, value)
-        if size <= 12 and type(key) is type(value) is bytes and key != over[0]:
-            taken[key] = value
-            size += len(key) + len(value)
-        else:
-            assert left.pop() == (key, value)
-    assert (list(puts.points.items()), puts.size, left) == (list(taken.items()), size, [])
-    for field, value in ("points", {}), ("ranges", []), ("size", 0), ("size_max", 13):
-        with pytest.raises(AttributeError):
-            setattr(puts, field, value)
-
-
-@both
-def test_what_put_raises_ends_it(loops: Any) -> None:
-    def put(*entry: object) -> None:
-        raise OSError("no")
-
-    with pytest.raises(OSError, match="no"):
-        loops.put_all(put, {b"a": b"1", b"b": None}, encode_suffix(1), None)
-
-
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("kind", [np.bytes_, type("Raw", (bytes,), {})])
-def test_a_store_takes_what_is_bytes_by_inheritance(engine: str, kind: Any, tmp_path: Any) -> None:
-    key, value, end = kind(b"k"), kind(b"v"), kind(b"l")
-    with kvstore.open(tmp_path / "store", engine=engine, durability="async") as store:
-        store.put(key, value)
-        store.put_if(key, value, expected=b"v", unchanged_since=store.upper - 1)
-        assert (store.get(key), store.get_many([key, b"j"])) == (b"v", [b"v", None])
-        assert type(store.get(key)) is bytes
-        with store.transaction() as transaction:
-            assert transaction.get(key) == b"v"
-            transaction.put(key, value)
-        assert list(store.scan(key, end)) == list(store.scan(prefix=key)) == [(b"k", b"v")]
-        assert store.pop(key) == b"v"
-        with store.batch() as batch:
-            batch.put(key, value)
-            batch.delete(kind(b"j"))
-        store.delete_range(key, end)
-        assert (store.get(b"k"), store.get_many([b"k"]), list(store.scan())) == (None, [None], [])
-        kinds = {type(change.key) for change in store.changes(0)}
-        assert kinds == {bytes}
-        store.put(key, b"")
-        store.delete(key)
-        assert [version.value for version in store.history(key)][:3] == [None, b"", None]
-
-
 @both
 def test_a_loop_over_many_keys_lets_other_threads_run(loops: Any) -> None:
     ticks, is_done = 0, False
@@ -429,6 +352,7 @@ def test_a_loop_over_many_keys_lets_other_threads_run(loops: Any) -> None:
 
     keys = [b"%07d" % row for row in range(1_000_000)]
     points: dict[bytes, bytes | None] = dict.fromkeys(keys, b"")
+    column = 0, None, 0, b"".join(keys), array("i", range(0, 7 * len(keys) + 1, 7))
     # The call runs in C as a whole, so no other thread gets a turn.
     reader = SimpleNamespace(seek=len, next=len, key=[].clear, value=bytes)
     thread = threading.Thread(target=tick)
@@ -438,6 +362,7 @@ def test_a_loop_over_many_keys_lets_other_threads_run(loops: Any) -> None:
             lambda: loops.find_many(reader, id, keys, rest_of(9), ([], [UNLIMITED]), 0, None),
             lambda: loops.find_among(reader, id, keys, 9, rest_of(9), {}),
             lambda: loops.put_all(slice, points, encode_suffix(9), None),
+            lambda: loops.set_rows({}, column, column, len(keys), bytes(8), None),
         ):
             before = ticks
             loop()

@@ -1,11 +1,14 @@
 # cython: language_level=3, wraparound=False, initializedcheck=False
 """The loops of `kvstore.loops.plain.writes`, which explains them.
 
-Invariant: a key is checked to be bytes before its bytes are read.
+Invariants
+1. A key is checked to be bytes before its bytes are read.
+2. A buffer of a column is compared with the number of rows before its first byte is read.
 """
 
 include "shared.pxi"
 include "order.pxi"
+include "buffers.pxi"
 
 from kvstore.limits import KEY_BYTES_MAX, VALUE_BYTES_MAX
 
@@ -13,6 +16,7 @@ from kvstore.span import RESERVED as _RESERVED
 
 cdef bytes RESERVED = _RESERVED
 cdef Py_ssize_t RESERVED_SIZE = len(_RESERVED)
+cdef char ESCAPED_ZERO_1 = <char><unsigned char>ESCAPED_ZERO[1]
 
 cdef extern from "Python.h":
     const Py_ssize_t PY_SSIZE_T_MAX
@@ -101,3 +105,76 @@ def put_all(put, dict points not None, bytes suffix not None, family):
                 put(concat(escaped, value_tail), value, family)
     finally:
         free(order)
+
+
+def set_rows(target, keys, values, Py_ssize_t count, bytes suffixes not None, bytes kinds):
+    cdef list held = []
+    cdef Source key, value
+    cdef unsigned char kind = VALUE[0], tombstone = TOMBSTONE[0]
+    cdef Py_ssize_t at = 0, start = 0, end = 0, step = 0, size = TAIL - 1
+    cdef const char *suffix = PyBytes_AS_STRING(suffixes)
+    cdef bytes entry, stored
+    open_varying(&key, keys, count, held)
+    open_varying(&value, values, count, held)
+    if kinds is not None and PyBytes_GET_SIZE(kinds) != count:
+        raise ValueError("an entry has one kind")
+    if PyBytes_GET_SIZE(suffixes) != size:
+        if PyBytes_GET_SIZE(suffixes) != size * count:
+            raise ValueError("an entry has one suffix")
+        step = size
+    for at in range(count):
+        if at % TURN == TURN - 1:
+            let_others_run()
+        if kinds is not None:
+            kind = <unsigned char>PyBytes_AS_STRING(kinds)[at]
+        bounds_of(&key, at, &start, &end)
+        entry = entry_of(key.data + start, end - start, suffix + at * step, kind)
+        stored = b""
+        if kind != tombstone and not is_null(&value, at):
+            bounds_of(&value, at, &start, &end)
+            stored = PyBytes_FromStringAndSize(<const char *>value.data + start, end - start)
+        try:
+            target[entry] = stored
+        except Exception as error:
+            return at, error
+    return count, None
+
+
+cdef int open_varying(Source *source, object column, Py_ssize_t count, list held) except -1:
+    _open(source, column, count, held)
+    if source.width:
+        raise ValueError("keys and values have no fixed width")
+    return 0
+
+
+cdef bytes entry_of(
+    const unsigned char *key, Py_ssize_t size, const char *suffix, unsigned char kind
+):
+    """The stored key of a version: the framed key, its suffix and its kind."""
+    cdef Py_ssize_t at, zeros = 0
+    cdef const unsigned char *end = key + size
+    cdef const unsigned char *found = key
+    cdef bytes made
+    cdef char *out
+    while found < end:
+        found = <const unsigned char *>memchr(found, 0, end - found)
+        if found is NULL:
+            break
+        zeros += 1
+        found += 1
+    made = PyBytes_FromStringAndSize(NULL, size + zeros + 2 + TAIL)
+    out = PyBytes_AS_STRING(made)
+    if zeros == 0:
+        memcpy(out, key, size)
+        out += size
+    else:
+        for at in range(size):
+            out[0] = <char>key[at]
+            out += 1
+            if key[at] == 0:
+                out[0] = ESCAPED_ZERO_1
+                out += 1
+    out[0], out[1] = TERMINATOR_0, TERMINATOR_1
+    memcpy(out + 2, suffix, TAIL - 1)
+    out[1 + TAIL] = <char>kind
+    return made
