@@ -112,7 +112,7 @@ class PartWriter:
         expiring = self._expiring_rows(batch, keys)
         if kinds is not None:
             self._require_once(keys)
-        self._add(keys, partial(self._file.add_rows, keys, values, self._reference, kinds))
+        self._add(keys, partial(self._add_columns, keys, values, kinds))
         if expiring is not None:
             self._broken = True  # until the records are added
             self._expiries().add(*expiring)
@@ -159,6 +159,17 @@ class PartWriter:
             self.abandon()
         elif not self._closed:
             self.finish()
+
+    def _add_columns(self, keys: pa.Array, values: pa.Array, kinds: bytes | None) -> None:
+        done = 0
+        for piece in pa.Table.from_arrays([keys, values], ["key", "value"]).to_batches():
+            last = done + piece.num_rows
+            mine = None if kinds is None else kinds[done:last]
+            try:
+                self._file.add_rows(piece.column(0), piece.column(1), self._reference, mine)
+            except OutOfOrder as error:
+                raise OutOfOrder(done + error.index) from error
+            done = last
 
     def _add_one(self, key: bytes, kind: bytes, value: bytes) -> None:
         stored = frame(key) + self._reference + kind

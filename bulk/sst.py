@@ -80,6 +80,8 @@ class SstFile:
         """Add versions of binary columns: the user keys, and the suffix of all versions, or one for
         each. `kinds` has the kind of each, None where all have values; a delete and a null have an
         empty value. Raises as `add`."""
+        if not len(keys):
+            return
         columns = _buffers(keys), _buffers(values)
         done, error = set_rows(self._open(), *columns, len(keys), suffixes, kinds)
         if error is not None:

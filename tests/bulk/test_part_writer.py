@@ -65,6 +65,27 @@ def test_disorder_is_named_wherever_it_stands_in_a_batch(tmp_path: Path, at: int
         writer.finish()
 
 
+def test_a_table_of_several_pieces_is_written_as_one_batch(
+    store: kvstore.Store, tmp_path: Path
+) -> None:
+    keys = pa.chunked_array([binary(b"a"), binary(), binary(b"b", b"c\x00"), binary(b"d")])
+    values = pa.chunked_array([binary(b"1", b"2"), pa.array([None, b"4"], pa.binary())])
+    table = pa.table({"key": keys, "value": values, "op": ["put", "put", "delete", "put"]})
+    store.put(b"c\x00", b"old")
+    staged = bulk.Import.create(tmp_path / "staged")
+    with staged.writer() as writer:
+        writer.write(table)
+    staged.seal()
+    bulk.ingest(store, tmp_path / "staged")
+    assert list(store.scan()) == [(b"a", b"1"), (b"b", b"2"), (b"d", b"4")]
+
+    disordered = pa.table({"key": [*keys.to_pylist(), b"a"], "value": [b"v"] * 5})
+    pieces = pa.concat_tables([disordered.slice(0, 2), disordered.slice(2)])
+    with pytest.raises(KeyOrderError) as caught:
+        bulk.Import.create(tmp_path / "other").writer().write(pieces)
+    assert (caught.value.previous, caught.value.key) == (b"d", b"a")
+
+
 def test_a_single_row_that_is_refused_leaves_the_part_as_it_was(
     store: kvstore.Store, tmp_path: Path
 ) -> None:
