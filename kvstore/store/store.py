@@ -234,8 +234,9 @@ class Store:
         return self._committer.sync()
 
     def close(self) -> None:
-        """Make every change durable, and end all work on the store. Repeatable. An open scan raises
-        `ClosedError` at its next row."""
+        """Make every change durable, and end all work on the store. Repeatable. An open scan gives
+        the rows that it has read from the store, and raises `ClosedError` if it has not read all
+        of them."""
         if self._closed:
             return
         self._collector.require_outside()
