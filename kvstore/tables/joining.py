@@ -157,7 +157,7 @@ def _require_question(
             f"{definition.where} has no event time, so known_at means nothing",
             "leave it out: rows are known at the time in the column at=",
         )
-    for name in filter(None, (*on, at)):
+    for name in (*on,) if at is None else (*on, at):
         _require_column(schema, name)
     if at is not None:
         _require_time(schema.field(at), definition.key_columns[-1], definition.has_event_time)
