@@ -15,7 +15,7 @@ from typing import Any
 from backup.sealed import SealedBlob, SealedConsensus, Secret, unlock
 from backup.shard import FileBlob, Storage, open_storage
 from kvstore.arguments import is_url
-from kvstore.errors import NotAStoreError
+from kvstore.errors import NotAStoreError, UsageError
 from kvstore.storage.address import require_options
 from kvstore.storage.cached_blob import CachedBlob
 from kvstore.storage.fetched_blob import FetchedBlob
@@ -49,6 +49,8 @@ def find_place(
     if isinstance(plain.blob, FileBlob):
         _require_ours(Path(plain.blob.root).parent)
     if bandwidth is not None:
+        if not isinstance(bandwidth, Bandwidth):
+            raise UsageError(f"bandwidth={bandwidth!r}", "pass a Bandwidth, or None for no limit")
         plain = Storage(LimitedBlob(plain.blob, bandwidth), plain.consensus)
     given = tuple(sorted(given_options.items()))
     text = os.fspath(url)

@@ -133,6 +133,9 @@ def require_options(options: object) -> Mapping[str, Any]:
         return {}
     if not isinstance(options, Mapping):
         raise UsageError(f"options must be a mapping, not {type(options).__name__}", "pass a dict")
+    for name in options:
+        if not isinstance(name, str):
+            raise UsageError(f"the name of an option must be a text, not {name!r}", "pass a str")
     return options
 
 
