@@ -169,7 +169,7 @@ class Transactions(WithTables):
                     spans.extend((part.start, part.end) for part in parts)
                 else:
                     keys.append(row.key)
-            yield Touched(commit.timestamp, keys, spans)
+            yield Touched(Timestamp(commit.timestamp), keys, spans)
 
 
 class Transaction:
