@@ -43,7 +43,13 @@ from backup.thinning import thinning_of
 from backup.uploads import Upload, upload_here
 from backup.verify import Depth, VerifyReport, verify_collection
 from backup.window import BackupInfo, Request, back_up, require_token
-from kvstore.arguments import VALUE_COLUMNS, require_absolute, require_age, require_path
+from kvstore.arguments import (
+    VALUE_COLUMNS,
+    require_absolute,
+    require_age,
+    require_flag,
+    require_path,
+)
 from kvstore.control.scripts import StoreOrClient, as_store
 from kvstore.joins import Join, OnGone, join
 from kvstore.span import Span
@@ -244,6 +250,7 @@ class Collection(CollectionContents):
         """
         at = None if as_of is None else self._time(as_of)
         span = Span.of(start, end, prefix)
+        require_flag(history, name="history")
         how = (history, resume, workers, progress, build)
         place = require_absolute(path)
         return restore(self._found, self._chains_on, RestoreRequest(place, at, span, *how))

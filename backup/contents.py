@@ -17,7 +17,7 @@ from backup.shard import VERSIONS, Shard, ShardBatch, ShardPart, ShardSnapshot, 
 from backup.shard.rows.part_reader import fault_of, open_part
 from kvstore.clock import Clock, WallClock
 from kvstore.forks import own
-from kvstore.storage.address import public_address
+from kvstore.storage.address import address_text, public_address
 from kvstore.storage.limited_blob import Bandwidth
 from kvstore.storage.patience import Patience, Waiting
 from kvstore.timestamp import TimeLike, Timestamp
@@ -39,7 +39,7 @@ class CollectionContents:
         on_wait: Callable[[Waiting], None] | None = None,
         bandwidth: Bandwidth | None = None,
     ) -> None:
-        self.url = os.fspath(url)
+        self.url = address_text(url)
         secret = Secret.given(passphrase, key_file)
         if storage is None:
             retries = Patience(patience, tell=on_wait)

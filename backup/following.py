@@ -36,7 +36,7 @@ from kvstore.arguments import require_age, require_wait
 from kvstore.background import Failures
 from kvstore.clock import WallClock
 from kvstore.control.scripts import StoreOrClient, as_store, client_of
-from kvstore.errors import ForkedError, KVStoreError, RetryableError, StorageError
+from kvstore.errors import ForkedError, KVStoreError, RetryableError, StorageError, UsageError
 from kvstore.forks import own
 from kvstore.limits import (
     CONTROL_POLL_S,
@@ -101,7 +101,8 @@ class Follower:
         self._client = client_of(store)
         self._store = store if isinstance(store, Store) else None
         age = require_age(every, name="every")
-        assert age is not None, "every has a default"
+        if age is None:
+            raise UsageError("every=None", "pass a timedelta that is not negative")
         self._every_s = min(age.total_seconds(), threading.TIMEOUT_MAX)
         self._clock = clock
         self._progress = progress

@@ -15,7 +15,8 @@ from typing import Any
 from backup.sealed import SealedBlob, SealedConsensus, Secret, unlock
 from backup.shard import FileBlob, Storage, open_storage
 from kvstore.arguments import is_url
-from kvstore.errors import NotAStoreError
+from kvstore.errors import NotAStoreError, UsageError
+from kvstore.storage.address import require_options
 from kvstore.storage.cached_blob import CachedBlob
 from kvstore.storage.fetched_blob import FetchedBlob
 from kvstore.storage.kept_bytes import KeptBytes
@@ -43,12 +44,15 @@ def find_place(
     `options` go to the object store (such as `endpoint` or `region`). Raises `NotAStoreError` where
     a local path holds other files, `UsageError` on an unknown address or a wrong key.
     """
-    plain = open_storage(url, patience=patience, **(options or {}))
+    given_options = require_options(options)
+    plain = open_storage(url, patience=patience, **given_options)
     if isinstance(plain.blob, FileBlob):
         _require_ours(Path(plain.blob.root).parent)
     if bandwidth is not None:
+        if not isinstance(bandwidth, Bandwidth):
+            raise UsageError(f"bandwidth={bandwidth!r}", "pass a Bandwidth, or None for no limit")
         plain = Storage(LimitedBlob(plain.blob, bandwidth), plain.consensus)
-    given = tuple(sorted((options or {}).items()))
+    given = tuple(sorted(given_options.items()))
     text = os.fspath(url)
     # A worker that starts after a change of the directory opens the same place.
     address = PlaceAddress(text if is_url(text) else os.path.abspath(text), secret, given)

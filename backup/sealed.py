@@ -31,6 +31,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
 
 from backup.shard.remedies import PUT_BACK
+from kvstore.arguments import require_absolute
 from kvstore.codec.json import JsonObject, read_object
 from kvstore.errors import CorruptionError, FormatVersionError, KVStoreError, UsageError
 from kvstore.limits import (
@@ -87,7 +88,11 @@ class Secret:
         """The secret that a caller gave, if any."""
         if passphrase is None and key_file is None:
             return None
-        path = None if key_file is None else Path(key_file).absolute()
+        if passphrase is not None and not isinstance(passphrase, str):
+            raise UsageError(
+                f"the passphrase must be a text, not {type(passphrase).__name__}", "decode it"
+            )
+        path = None if key_file is None else require_absolute(key_file, name="key_file")
         return cls(passphrase=passphrase, key_file=path)
 
     def make_record(self, data_key: bytes) -> bytes:

@@ -44,7 +44,7 @@ from bulk.remote import How, OnConflict, ingest_there, require_no_check
 from bulk.stages import StageTimes
 from bulk.staging import Identity, open_staged, opened_path, read_manifest, require_unaltered
 from bulk.uniques import required_unique
-from kvstore.arguments import is_there
+from kvstore.arguments import is_there, require_count
 from kvstore.arrivals import NoneCame
 from kvstore.commit import After
 from kvstore.control.scripts import StoreOrClient, as_store, client_of
@@ -157,7 +157,9 @@ def ingest_pushed(
 
 
 def _require_size(manifest: Manifest, max_bytes: int | None, where: object) -> None:
-    if max_bytes is not None and manifest.size_bytes > max_bytes:
+    if max_bytes is None:
+        return
+    if manifest.size_bytes > require_count(max_bytes, name="max_bytes", least=0):
         raise UsageError(
             f"the import {where} has {manifest.size_bytes:,} bytes, and max_bytes={max_bytes:,}",
             "load less at once, or raise max_bytes",

@@ -3,6 +3,7 @@
     {"key": "AA1", "value": "on time"}
     {"key": {"base64": "a/8="}, "value": null}
     {"key": "AA2", "value": "late", "expires": "2013-01-01T06:00:00.000000000Z"}
+    {"op": "delete", "key": "AA3"}
 
 Bytes that are UTF-8 are text. Other bytes are an object `{"base64": "..."}`. `kvstore scan --json`
 and `kvstore export` print these lines.
@@ -31,7 +32,11 @@ _LINE_BYTES_MAX: Final = 256 << 20
 
 
 def read_lines(file: BinaryIO, where: str, names: list[str]) -> Iterator[pa.RecordBatch]:
-    """Batches of binary columns: the fields `names` of each line. Raises `UsageError`."""
+    """Batches of binary columns: the fields `names` of each line. Raises `UsageError`.
+
+    The first names are of the key and the value. A line that has `"delete"` in a later field needs
+    no value.
+    """
     columns: list[list[bytes | None]] = [[] for _ in names]
     size = 0
     for number, line in enumerate(_lines(file, where), 1):
@@ -40,6 +45,9 @@ def read_lines(file: BinaryIO, where: str, names: list[str]) -> Iterator[pa.Reco
         fields = _object(line, f"{where}:{number}")
         for name, column in zip(names, columns, strict=True):
             if name not in fields:
+                if name == names[1] and "delete" in map(fields.get, names[2:]):
+                    column.append(None)
+                    continue
                 raise UsageError(
                     f"{where}:{number} has no field {name!r}", f"choose from {', '.join(fields)}"
                 )

@@ -144,7 +144,7 @@ class SeedRows:
                 f"a batch must be Arrow's, not {type(batch).__name__}", "convert it to pyarrow"
             )
         for name in filter(None, self._columns):
-            count = len(batch.schema.get_all_field_indices(name))
+            count = batch.schema.names.count(name)
             if count != 1:
                 raise UsageError(
                     f"rows have {count or 'no'} column{'s' * (count > 1)} {name!r}",

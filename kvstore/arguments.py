@@ -140,6 +140,13 @@ def require_limit(limit: object) -> int | None:
     return limit
 
 
+def require_flag(flag: object, *, name: str) -> bool:
+    """`flag`, if it is True or False: a text such as "no" would count as True."""
+    if flag is True or flag is False:
+        return flag
+    raise UsageError(f"{name}={flag!r}", "pass True or False")
+
+
 def require_integer(number: object, *, name: str) -> int:
     """`number` as an integer, even if it is one of numpy. A bool is refused."""
     found = plain_integer(number)

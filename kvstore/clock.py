@@ -39,7 +39,7 @@ class ManualClock:
     """A clock that moves only when told to, for tests and replays. It may be set back."""
 
     def __init__(self, wall_ns: int = 1_000_000_000) -> None:
-        self._wall_ns = int(wall_ns)
+        self._wall_ns = _whole(wall_ns, "wall_ns")
 
     def wall_ns(self) -> int:
         """The time to which it was last set."""
@@ -47,11 +47,18 @@ class ManualClock:
 
     def set(self, wall_ns: int) -> None:
         """Jump to `wall_ns`, forward or back."""
-        self._wall_ns = int(wall_ns)
+        self._wall_ns = _whole(wall_ns, "wall_ns")
 
     def advance(self, ns: int) -> None:
         """Move forward by `ns` nanoseconds."""
-        self._wall_ns += int(ns)
+        self._wall_ns += _whole(ns, "ns")
+
+
+def _whole(ns: int, name: str) -> int:
+    try:
+        return int(ns)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise UsageError(f"{name}={ns!r}", "pass a number of nanoseconds") from error
 
 
 class Timeline:

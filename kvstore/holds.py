@@ -167,6 +167,8 @@ class Holds:
         """Take each name at its time, and drop others. One write does all of it, or nothing."""
         for name in (*wanted, kind):
             _require_name(name)
+        if not isinstance(address, str):
+            raise UsageError(f"address={address!r}", "pass a text")
         max_age_ns = None
         if max_age is not None:  # the record has no room for more, and no store is so old
             max_age_ns = min(int(max_age.total_seconds() * NS_PER_SECOND), TIMESTAMP_MAX)

@@ -29,7 +29,10 @@ class MappingCodec(NamedTuple):
 def _text(text: object) -> bytes:
     if not isinstance(text, str):
         raise UsageError(f"{type(text).__name__} is no text", "pass a str, or choose a codec")
-    return text.encode()
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise UsageError(f"{text!r} is no text: {error}", "pass whole characters") from error
 
 
 def _json(value: object) -> bytes:

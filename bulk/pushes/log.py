@@ -27,6 +27,7 @@ from typing import Any, Final, NamedTuple
 
 from bulk.pushes.modes import PLAIN, PushMode, read_mode
 from bulk.pushes.sharding import SHARDS_MAX
+from kvstore.arguments import require_integer
 from kvstore.codec.json import JsonObject, read_object
 from kvstore.codec.keys import IMPORT_ID_MAX
 from kvstore.errors import CorruptionError, FormatVersionError, UsageError
@@ -298,6 +299,7 @@ def newest_pushes(newest: Iterator[PushEvent], count: int) -> list[Push]:
 def back_to(newest: Iterator[PushEvent], number: int) -> list[PushEvent]:
     """The events from the newest back to push `number`, which is the last of the list. Raises
     `UsageError` if there is no such push."""
+    require_integer(number, name="number")
     found = []
     for event in newest:
         found.append(event)

@@ -122,7 +122,11 @@ def mode_of(
 
 def mode_of_changes(cleared: Iterable[tuple[bytes, bytes]]) -> PushMode:
     """The mode of a push that clears these ranges before it writes. Raises `UsageError`."""
-    spans = tuple(merge_spans(Span(start, end) for start, end in cleared if start < end))
+    try:
+        ranges = [(start, end) for start, end in cleared if start < end]
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"the cleared ranges: {error}", "pass pairs of two keys") from error
+    spans = tuple(merge_spans(Span(start, end) for start, end in ranges))
     if len(spans) > SPANS_MAX:
         raise UsageError(
             f"the changes clear {len(spans):,} ranges of keys, and a push at most {SPANS_MAX:,}",

@@ -121,6 +121,10 @@ class Puller:
     ) -> None:
         if on_refusal not in ("pass", "wait"):
             raise UsageError(f"on_refusal={on_refusal!r}", "pass 'pass' or 'wait'")
+        if not isinstance(store, Store):
+            raise UsageError(
+                f"a Store pulls, not {type(store).__name__}", "pull in the process that has it open"
+            )
         self._waits = on_refusal == "wait"
         self.name = require_name(name)
         self.shard = require_count(shard, name="shard", least=0)

@@ -226,7 +226,7 @@ class Pushes:
         `BusyError` after `timeout` seconds. The push stays, and other stores take it.
         """
         seconds = None if timeout is None else require_seconds(timeout, name="timeout")
-        if isinstance(names, str):
+        if isinstance(names, str) or not isinstance(names, Collection):
             raise UsageError(f"names={names!r}", "pass a list of names of stores")
         if until not in ("added", "reverted"):
             raise UsageError(f"until={until!r}", "pass 'added' or 'reverted'")

@@ -10,7 +10,7 @@ from typing import Any
 from bulk.addresses import Staging
 from bulk.bucket import BucketUrl
 from kvstore.arguments import require_parent, require_path
-from kvstore.storage.address import file_path, open_blob, public_address
+from kvstore.storage.address import file_path, open_blob, public_address, require_options
 from kvstore.storage.contract import Blob
 from kvstore.storage.patience import Patience
 
@@ -44,4 +44,4 @@ def root_place(
     text = url if isinstance(url, str) else str(require_path(url, name="url"))
     if "://" not in text:
         text = str(require_path(text, name="url"))
-    return PushesPlace(BucketUrl(text, options or {}, patience))
+    return PushesPlace(BucketUrl(text, require_options(options), patience))

@@ -34,8 +34,10 @@ from kvstore.protocol import (
     VERBS_PATH,
     WRITES_SCHEMA,
     WriteOp,
+    arguments_json,
     from_json,
     quoted,
+    span_fields,
     to_json,
 )
 from kvstore.span import Span, require_key
@@ -80,8 +82,8 @@ def verb(
     once: bool = False,
 ) -> ClientRequest[T]:
     """A verb with arguments as JSON. Arguments that are None are left out."""
-    body = json.dumps({name: value for name, value in fields.items() if value is not None})
-    return ClientRequest("POST", VERBS_PATH + name, read, body.encode(), JSON_TYPE, is_read, once)
+    body = arguments_json(fields)
+    return ClientRequest("POST", VERBS_PATH + name, read, body, JSON_TYPE, is_read, once)
 
 
 def of_rows(
@@ -401,11 +403,6 @@ def _table(rows: Sequence[tuple[object, ...]]) -> pa.Table:
     fields = list(WRITES_SCHEMA)[: len(columns)]
     arrays = [pa.array(each, field.type) for each, field in zip(columns, fields, strict=True)]
     return pa.table(arrays, schema=pa.schema(fields))
-
-
-def span_fields(span: Span) -> dict[str, Any]:
-    """The bounds of a span as arguments."""
-    return {"start": to_json(span.start) if span.start else None, "end": to_json(span.end)}
 
 
 def _whole(reply: Reply) -> Reply:

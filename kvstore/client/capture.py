@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from kvstore.arguments import require_age, require_count, require_wait
+from kvstore.arguments import require_age, require_count, require_integer, require_wait
 from kvstore.changes import Change, Order, Revisions
 from kvstore.changes.changeset import ambient
 from kvstore.changes.epoch import Epoch
@@ -28,7 +28,7 @@ from kvstore.client.work import work_of
 from kvstore.errors import UsageError
 from kvstore.feeds import Position
 from kvstore.limits import STREAMS_MAX
-from kvstore.protocol import EPOCHS_SCHEMA
+from kvstore.protocol import EPOCHS_SCHEMA, span_fields
 from kvstore.span import Span, one_span
 from kvstore.timestamp import TimeLike, Timestamp
 
@@ -126,12 +126,13 @@ class ServedCapture(ServedFrontiers):
     ) -> None:
         """See `Store.wait_beyond`. The server waits, for ten seconds at a time at most; `stop` is
         asked before each time."""
+        upper = require_integer(upper, name="upper")
         seconds = require_wait(timeout)
         ends_at = None if seconds is None else time.monotonic() + seconds
         while not stop():
             most = self._pool.poll_s
             left = most if ends_at is None else max(ends_at - time.monotonic(), 0.0)
-            fields = {"upper": int(upper), "wait": min(left, most)}
+            fields = {"upper": upper, "wait": min(left, most)}
             request = calls.verb("wait_beyond", fields, Reply.json, is_read=True)
             if self._pool.send(request)["upper"] > upper or not left:
                 return
@@ -190,7 +191,7 @@ def _changes(
 ) -> ClientRequest[dict[str, Any]]:
     """See `Store.changes_batches`; with the name `"events"` see `Store.events`."""
     window = {"since": calls.since(since), "upto": calls.ns(upto, "upto")}
-    fields = {**window, **calls.span_fields(span), "images": images, "expand": expand}
+    fields = {**window, **span_fields(span), "images": images, "expand": expand}
     return calls.verb(name, fields, Reply.json, is_read=True)
 
 
@@ -207,5 +208,5 @@ def _versions(
     deletes, with `order` all changes in that order."""
     window = {"since": calls.since(since), "upto": calls.ns(upto, "upto")}
     choice = {"revisions": revisions, "ranges": ranges, "order": order}
-    fields = {**window, **calls.span_fields(span), **choice}
+    fields = {**window, **span_fields(span), **choice}
     return calls.verb("versions", fields, Reply.json, is_read=True)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from typing import Any
 
-from kvstore.arguments import require_seconds
+from kvstore.arguments import require_age, require_seconds
 from kvstore.changes.event import Expand, Images
 from kvstore.client import calls, streams
 from kvstore.client.events import events_of
@@ -16,7 +16,7 @@ from kvstore.client.reply import Reply, strange
 from kvstore.errors import ClosedError, UsageError
 from kvstore.feeds import STARTS, FeedBatch, Position, Share
 from kvstore.forks import own
-from kvstore.protocol import POSITION_NAME
+from kvstore.protocol import POSITION_NAME, span_fields
 from kvstore.protocol.values import from_json, to_json
 from kvstore.span import Span
 from kvstore.timestamp import TimeLike, Timestamp
@@ -114,14 +114,14 @@ def feed_fields(
     batch_bytes: int | None,
 ) -> dict[str, Any]:
     """The arguments of every call of a feed."""
-    worker, workers = (None, None) if streams is None else streams
+    worker, workers = (None, None) if streams is None else Share.of(streams)
     return {
         "name": name,
         "worker": worker,
         "workers": workers,
         "images": images,
         "expand": expand,
-        **calls.span_fields(span or Span()),
+        **span_fields(Span() if span is None else span),
         "batch_rows": batch_rows,
         "batch_bytes": batch_bytes,
     }
@@ -129,10 +129,11 @@ def feed_fields(
 
 def start_fields(start: TimeLike | Position | None, max_age: timedelta | None) -> dict[str, Any]:
     """The arguments by which a feed begins."""
+    age = require_age(max_age, name="max_age")
     position, since = (start, start.timestamp) if isinstance(start, Position) else (None, start)
     return {
         "since": since if since in STARTS else calls.ns(since, "start"),
         "taken": None if position is None else position.taken,
         "state_from": None if position is None else to_json(position.state_from),
-        "max_age": None if max_age is None else max_age.total_seconds(),
+        "max_age": None if age is None else age.total_seconds(),
     }

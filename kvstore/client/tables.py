@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from kvstore.arguments import chosen_columns, require_limit
 from kvstore.client import calls, streams
-from kvstore.client.calls import ClientRequest, ns, span_fields
+from kvstore.client.calls import ClientRequest, ns
 from kvstore.client.joins import RemoteSide
 from kvstore.client.pool import Pool
 from kvstore.client.reply import Reply
@@ -32,6 +32,7 @@ from kvstore.commit import Durability, sent_expiry
 from kvstore.errors import TableAlteredError, UsageError
 from kvstore.limits import TABLE_ATTEMPTS
 from kvstore.mvcc import Version
+from kvstore.protocol import span_fields
 from kvstore.span import Span
 from kvstore.tables.catalogue import Catalogue
 from kvstore.tables.changing import RowImages, require_images

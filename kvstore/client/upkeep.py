@@ -9,6 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from kvstore.arguments import require_age, require_integer
 from kvstore.claims import HoldRecord
 from kvstore.client import calls, streams
 from kvstore.client.calls import ClientRequest
@@ -18,6 +19,7 @@ from kvstore.client.reply import Reply
 from kvstore.client.work import collect, hold_record, work_of
 from kvstore.gc import GcReport
 from kvstore.protocol.values import to_json
+from kvstore.span import Span
 from kvstore.timestamp import TimeLike, Timestamp
 from kvstore.verify import Problem, StoreReport
 
@@ -43,7 +45,8 @@ class ServedUpkeep(ServedCapture):
 
     def clear_range(self, start: bytes, end: bytes, *, compact: bool = True) -> Timestamp:
         """See `Store.clear_range`."""
-        fields = {"start": to_json(start), "end": to_json(end), "compact": compact}
+        span = Span(start, end)
+        fields = {"start": to_json(span.start), "end": to_json(span.end), "compact": compact}
         return Timestamp(self.work("clear_range", None, **fields)["timestamp"])
 
     def verify(self, *, progress: Callable[[int], None] | None = None) -> StoreReport:
@@ -54,13 +57,15 @@ class ServedUpkeep(ServedCapture):
 
     def revert_import(self, import_id: int) -> Timestamp:
         """See `Store.revert_import`."""
-        return Timestamp(self.call("revert_import", import_id=f"{import_id:016x}")["timestamp"])
+        number = require_integer(import_id, name="import_id")
+        return Timestamp(self.call("revert_import", import_id=f"{number:016x}")["timestamp"])
 
     def hold(
         self, name: str, at: TimeLike | None = None, max_age: timedelta | None = None
     ) -> ClientHold:
         """See `Store.hold`."""
-        seconds = None if max_age is None else max_age.total_seconds()
+        age = require_age(max_age, name="max_age")
+        seconds = None if age is None else age.total_seconds()
         found = self.call("hold", name=name, at=calls.ns(at, "at"), max_age=seconds, durable=True)
         return ClientHold(self.call, name, str(found["token"]))
 

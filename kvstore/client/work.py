@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any
 
+from kvstore.arguments import require_age
 from kvstore.claims import HoldRecord, from_fields
 from kvstore.client import streams
 from kvstore.client.calls import ns, verb
@@ -48,12 +49,13 @@ def collect(
     progress: Progress | None,
 ) -> GcReport:
     """See `Store.gc`."""
+    age = require_age(keep, name="keep")
     found = work_of(
         pool,
         "gc",
         progress,
         before=ns(before, "before"),
-        keep=None if keep is None else keep.total_seconds(),
+        keep=None if age is None else age.total_seconds(),
         compact=compact,
     )
     claims = {

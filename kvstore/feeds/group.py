@@ -234,7 +234,7 @@ class Feeds:
         known = self._known(name)
         if not known:
             raise UsageError(
-                f"no feed {name!r}", 'pass start= to begin one: a time, 0 for all, or "now"'
+                f"no feed {name!r}", 'pass start= to begin one: "state", "oldest", "now" or a time'
             )
         mine = known.get(hold_name(name, share))
         for record in known.values() if mine is None else [mine]:

@@ -83,9 +83,9 @@ def require_columns(
     """Raise `UsageError` unless `labels` has the columns of keys and of times, and the columns
     `added` are new to `schema`, which has the columns of the labels and of other sources."""
     for name in (*key, at):
-        found = [0] if name is None else labels.get_all_field_indices(name)
-        if len(found) != 1:
-            problem = "no column" if not found else f"{len(found)} columns"
+        count = 1 if name is None else labels.names.count(name)
+        if count != 1:
+            problem = f"{count} columns" if count else "no column"
             raise UsageError(
                 f"labels have {problem} {name!r}", f"they have {', '.join(labels.names)}"
             )

@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from kvstore.arguments import require_path, require_seconds, require_wait
+from kvstore.arguments import require_integer, require_path, require_seconds, require_wait
 from kvstore.clock import Clock
 from kvstore.engine.rocks_secondary import SecondaryEngine
 from kvstore.errors import UsageError
@@ -126,6 +126,7 @@ class LiveReader(Store):
         reads the commit. Looks at the writer's files after 2 ms, and then less and less often, down
         to the pace of the reader. Raises as the reads do.
         """
+        upper = require_integer(upper, name="upper")
         seconds = require_wait(timeout)
         end = None if seconds is None else time.monotonic() + seconds
         pause_s = FOLLOW_WAIT_S

@@ -1,16 +1,31 @@
 """The metrics of a store: counters, gauges and histograms, for Prometheus and OpenTelemetry.
 
     store.metrics()["kvstore_commits_total"].value
+    REGISTRY.register(kvstore.metrics.PrometheusCollector(store))
 
 Floors, from the top:
 
+    late                                names that are imported at their first use
     prometheus opentelemetry tracing    what a collector takes
     slow                                warnings of operations that take long
     snapshot
     definitions
 """
 
+from typing import TYPE_CHECKING
+
 from kvstore.metrics.definitions import DEFINITIONS, MetricDefinition
+from kvstore.metrics.late import __getattr__ as __getattr__
 from kvstore.metrics.snapshot import Distribution, Metric, metrics_of
 
-__all__ = ["DEFINITIONS", "MetricDefinition", "Distribution", "Metric", "metrics_of"]
+if TYPE_CHECKING:
+    from kvstore.metrics.prometheus import PrometheusCollector
+
+__all__ = [
+    "DEFINITIONS",
+    "MetricDefinition",
+    "Distribution",
+    "Metric",
+    "PrometheusCollector",
+    "metrics_of",
+]

@@ -1,7 +1,7 @@
 """The metrics of stores for `prometheus_client`.
 
     from prometheus_client import REGISTRY, start_http_server
-    from kvstore.metrics.prometheus import PrometheusCollector
+    from kvstore.metrics import PrometheusCollector
 
     collector = PrometheusCollector(store, store="flights")
     REGISTRY.register(collector)

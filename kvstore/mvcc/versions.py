@@ -19,6 +19,7 @@ from typing import NamedTuple, TypeAlias
 
 from typing_extensions import Buffer
 
+from kvstore.arguments import require_flag
 from kvstore.codec.keys import (
     TAIL_BYTES,
     VALUE,
@@ -144,6 +145,7 @@ class Versions:
 
         The rows of a small `limit` are read within the call, some MiB of values at most.
         """
+        require_flag(reverse, name="reverse")
         read = self._read(as_of)
         if limit is not None and limit <= FEW_ROWS_MAX and not keys_only:
             bounds = span_bounds(span.start, span.end)
@@ -163,6 +165,7 @@ class Versions:
         keys_only: bool = False,
     ) -> Iterator[RowArrays]:
         """As `scan`, in Arrow arrays of at most `chunk` rows."""
+        require_flag(reverse, name="reverse")
         read = self._read(as_of)
         cursor = self._cursor(span, reverse=reverse, keys_only=keys_only)
         return live_columns(cursor, read, chunk=chunk)

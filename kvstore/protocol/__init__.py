@@ -30,8 +30,10 @@ from kvstore.protocol.failures import failure_fields, failure_of
 from kvstore.protocol.values import (
     KEYS_PATH,
     VERBS_PATH,
+    arguments_json,
     from_json,
     quoted,
+    span_fields,
     to_json,
     unquoted,
 )
@@ -51,10 +53,12 @@ __all__ = [
     "VERBS_PATH",
     "WRITES_SCHEMA",
     "WriteOp",
+    "arguments_json",
     "failure_fields",
     "failure_of",
     "from_json",
     "quoted",
+    "span_fields",
     "to_json",
     "unquoted",
 ]

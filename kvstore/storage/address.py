@@ -11,6 +11,7 @@ environment as the providers' own tools do.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import Any
 from urllib.parse import unquote, urlsplit, urlunsplit
 
@@ -95,7 +96,7 @@ def open_blob(
 
 def require_address(url: str | os.PathLike[str]) -> str:
     """`url` as text. Raises `UsageError` where it is empty, or neither a URL nor a path."""
-    text = os.fspath(url)
+    text = address_text(url)
     if not text:  # not the working directory: an unset variable in a script
         raise UsageError("the address of the storage is empty", "give a path or a URL")
     scheme, colon, _ = text.partition(":")
@@ -106,6 +107,36 @@ def require_address(url: str | os.PathLike[str]) -> str:
             f"write a URL as {known}://..., or ./{text} for a directory of that name",
         )
     return text
+
+
+def address_text(url: object) -> str:
+    """`url` as text, if it is a text or a path. Raises `UsageError`."""
+    text = os.fspath(url) if isinstance(url, str | os.PathLike) else None
+    if not isinstance(text, str):
+        raise UsageError(
+            f"the address of the storage must be a text or a path, not {type(url).__name__}",
+            "give a path or a URL",
+        )
+    try:
+        os.fsencode(text)
+    except UnicodeEncodeError as error:
+        raise UsageError(
+            f"the address of the storage is no text: {error}", "give a path or a URL"
+        ) from error
+    return text
+
+
+def require_options(options: object) -> Mapping[str, Any]:
+    """The options of an object store, none for None. Raises `UsageError`, which does not show them:
+    some are secrets."""
+    if options is None:
+        return {}
+    if not isinstance(options, Mapping):
+        raise UsageError(f"options must be a mapping, not {type(options).__name__}", "pass a dict")
+    for name in options:
+        if not isinstance(name, str):
+            raise UsageError(f"the name of an option must be a text, not {name!r}", "pass a str")
+    return options
 
 
 def public_address(url: str | os.PathLike[str]) -> str:

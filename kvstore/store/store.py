@@ -23,6 +23,7 @@ Invariants
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -40,6 +41,7 @@ from kvstore.arguments import (
     key_list,
     require_age,
     require_count,
+    require_integer,
     require_limit,
     require_place_of_copy,
     require_seconds,
@@ -232,8 +234,9 @@ class Store:
         return self._committer.sync()
 
     def close(self) -> None:
-        """Make every change durable, and end all work on the store. Repeatable. An open scan raises
-        `ClosedError` at its next row."""
+        """Make every change durable, and end all work on the store. Repeatable. An open scan gives
+        the rows that it has read from the store, and raises `ClosedError` if it has not read all
+        of them."""
         if self._closed:
             return
         self._collector.require_outside()
@@ -480,7 +483,7 @@ class Store:
         require_limit(limit)
         span = self._parts.reserve.narrow(Span.of(start, end, prefix))
         batch_rows = SCAN_CHUNK if batch_rows is None else batch_rows
-        require_count(batch_rows, name="batch_rows")
+        require_count(batch_rows, name="batch_rows", most=sys.maxsize)
         require_count(workers, name="workers", most=SCAN_WORKERS_MAX)
         engine = self._engine
         whole = limit is None and not reverse
@@ -954,6 +957,7 @@ class Store:
         Nothing is polled: commits and `replication.wake` wake the call. Raises `ClosedError` when
         the store is closed.
         """
+        upper = require_integer(upper, name="upper")
         committer = self._committer
         committer.health.require()
         committer.frontiers.wait(

@@ -107,7 +107,10 @@ class Catalogue:
     def codec(self, name: str, as_of: int | None = None) -> TableCodec:
         """The definition of a table as of a time, and its oldest one for a time before it. Raises
         `UsageError` where there is no such table."""
-        versions = self._known.get(name)
+        try:
+            versions = self._known.get(name)
+        except TypeError as error:  # a list
+            raise UsageError(f"there is no table {name!r}", self._hint()) from error
         if versions is None or self._changing or self._moves():
             versions = self._load(name)
         found: TableCodec | None = None

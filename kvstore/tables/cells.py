@@ -10,6 +10,7 @@ import struct
 from collections.abc import Callable
 from datetime import date, datetime, time, timedelta, timezone
 from decimal import Context, Decimal, Inexact, InvalidOperation
+from operator import index
 from typing import Any, Final
 from uuid import UUID
 
@@ -35,9 +36,12 @@ def integer(bits: int, *, is_signed: bool) -> Callable[[Any], int]:
 
     def stored(value: Any) -> int:
         if type(value) is not int:
-            if isinstance(value, bool) or not hasattr(value, "__index__"):
+            if isinstance(value, bool):
                 raise wrong(value, "an integer")
-            value = int(value)
+            try:
+                value = index(value)
+            except TypeError:
+                raise wrong(value, "an integer") from None
         if not least <= value <= most:
             raise ValueError(f"{value} does not fit {name}")
         return value  # type: ignore[no-any-return]  # checked above

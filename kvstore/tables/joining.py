@@ -157,7 +157,7 @@ def _require_question(
             f"{definition.where} has no event time, so known_at means nothing",
             "leave it out: rows are known at the time in the column at=",
         )
-    for name in filter(None, (*on, at)):
+    for name in (*on,) if at is None else (*on, at):
         _require_column(schema, name)
     if at is not None:
         _require_time(schema.field(at), definition.key_columns[-1], definition.has_event_time)
@@ -196,9 +196,9 @@ def _known(source: RowSource, schema: pa.Schema, known_at: str | TimeLike | None
 
 
 def _require_column(schema: pa.Schema, name: str) -> None:
-    found = schema.get_all_field_indices(name)
-    if len(found) != 1:
-        problem = "no column" if not found else f"{len(found)} columns"
+    count = schema.names.count(name)
+    if count != 1:
+        problem = f"{count} columns" if count else "no column"
         raise UsageError(f"labels have {problem} {name!r}", f"they have {', '.join(schema.names)}")
 
 

@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import TypeVar
 
 from kvstore.arguments import require_count
-from kvstore.errors import ConflictError
+from kvstore.errors import ConflictError, UsageError
 from kvstore.limits import TRANSACT_ATTEMPTS, TRANSACT_WAIT_S_MAX, TRANSACT_WAIT_S_MIN
 from kvstore.txn.transaction import Transaction
 
@@ -33,6 +33,8 @@ def transact(
     `body` may run several times, so it should change nothing but the transaction. `wait` takes
     seconds, and `draw` returns a number in 0..1. Raises the last `ConflictError` after `attempts`.
     """
+    if not callable(body):
+        raise UsageError(f"{body!r} is no function", "pass one that takes the transaction")
     attempts = TRANSACT_ATTEMPTS if attempts is None else attempts
     require_count(attempts, name="attempts")
     for attempt in range(attempts - 1):

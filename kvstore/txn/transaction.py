@@ -20,16 +20,16 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from itertools import chain, islice
 from types import TracebackType
 from typing import TYPE_CHECKING, TypeVar, overload
 
+from kvstore import forks
 from kvstore.arguments import key_list, require_limit
 from kvstore.changes.entry import OP_DELETE_RANGE, OP_IMPORT, OP_REVERT
 from kvstore.columns import row_puts
 from kvstore.commit import CommitNote, Durability, Expires
-from kvstore.errors import ClosedError, ConflictError, ForkedError, HistoryGoneError
+from kvstore.errors import ClosedError, ConflictError, HistoryGoneError
 from kvstore.limits import BATCH_BYTES_MAX
 from kvstore.mvcc import Fragments, RangeTombstone, WriteSet
 from kvstore.parts import Parts
@@ -59,6 +59,8 @@ class Transactions(WithTables):
         self._pins, self._imports = parts.pins, parts.imports
         self.write_set, self.narrow = parts.reserve.write_set, parts.reserve.narrow
         self._abandoned: deque[int] = deque()
+        # The look-up of a child would answer from the values that are kept in memory.
+        forks.own(self, parts.committer.where, endings=("end", "abandon"))
 
     def due(self, expires: Expires) -> int:
         """See `Expiries.due`."""
@@ -82,9 +84,8 @@ class Transactions(WithTables):
         return transaction
 
     def end(self, pin: int) -> None:
-        """Release the pin of a transaction. Repeatable. Does nothing in a forked child, which has
-        no pins."""
-        with suppress(ForkedError), self._committer.lock:
+        """Release the pin of a transaction. Repeatable."""
+        with self._committer.lock:
             self._let_go(pin)
 
     def abandon(self, pin: int) -> None:
@@ -109,8 +110,7 @@ class Transactions(WithTables):
         def check() -> None:
             if committer.upper - 1 != read_at:  # else no commit came meanwhile
                 self._require_untouched(reads, read_at, self._since(read_at))
-            # The check of the reads is over: note the writes for the checks of other transactions.
-            self._let_go(pin)
+            self._let_go(pin)  # then the writes are noted for the checks of other transactions
 
         committer.give_way()
         return committer.commit(writes, durability=durability, check=check)
@@ -169,7 +169,7 @@ class Transactions(WithTables):
                     spans.extend((part.start, part.end) for part in parts)
                 else:
                     keys.append(row.key)
-            yield Touched(commit.timestamp, keys, spans)
+            yield Touched(Timestamp(commit.timestamp), keys, spans)
 
 
 class Transaction:

@@ -159,6 +159,15 @@ def test_a_column_says_put_or_delete(run: Run, tmp_path: Path) -> None:
     assert (done["puts"], done["deletes"], done["commits"]) == (3, 1, 1)
     with kvstore.open_read_only(tmp_path / "s") as store:
         assert dict(store.scan()) == {b"a": b"1", b"c": b"2"}
+    (tmp_path / "f.jsonl").write_text(
+        '{"op": "put", "key": "d", "value": "3"}\n{"op": "delete", "key": "a"}\n'
+    )
+    run("import", tmp_path / "s", tmp_path / "f.jsonl", "--op", "op")
+    with kvstore.open_read_only(tmp_path / "s") as store:
+        assert dict(store.scan()) == {b"c": b"2", b"d": b"3"}
+    (tmp_path / "f.jsonl").write_text('{"op": "put", "key": "d"}\n')
+    refused = run("import", tmp_path / "s", tmp_path / "f.jsonl", "--op", "op", code=2)
+    assert "f.jsonl:1 has no field 'value'" in refused.stderr
     (tmp_path / "f.csv").write_text("key,value,op\na,1,upsert\n")
     refused = run("import", tmp_path / "s", tmp_path / "f.csv", "--op", "op", code=2)
     assert "f.csv: row 2: its operation is unknown; write put or delete" in refused.stderr

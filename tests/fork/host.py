@@ -96,6 +96,10 @@ def on_store(store: Store, held: ExitStack) -> Calls:
     transaction = store.transaction()
     transaction.__enter__()
     transaction.put(b"never", b"")
+    store.put(b"kept", b"v")
+    for _ in range(2):  # the second look-up is answered from the values that are kept in memory
+        store.get(b"kept")
+    reading = store.transaction()
     # Leaving the block without an error would commit, which a child is refused.
     held.push(lambda *error: transaction.__exit__(*error) if error[0] else transaction.rollback())
     changeset = held.enter_context(store.changeset())
@@ -142,6 +146,8 @@ def on_store(store: Store, held: ExitStack) -> Calls:
         "hold.move": lambda: hold.move(begun),
         "feed.ack": lambda: feed.ack(feed.position),
         "transaction.get": lambda: transaction.get(b"k"),
+        "transaction.get of a value that is kept in memory": lambda: reading.get(b"kept"),
+        "transaction.scan": lambda: list(reading.scan()),
         "transaction.commit": lambda: store.transact(lambda txn: txn.put(b"k", b"v")),
         "batch": lambda: batch.__exit__(None, None, None),
         **{f"{name} in flight": lambda each=each: list(each) for name, each in passes.items()},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -39,6 +40,20 @@ def scraped(registry: CollectorRegistry) -> dict[tuple[str, str], float]:
         for family in text_string_to_metric_families(text)
         for sample in family.samples
     }
+
+
+def test_the_package_has_the_collector_of_prometheus_and_imports_it_at_its_first_use() -> None:
+    assert kvstore.metrics.PrometheusCollector is PrometheusCollector
+    code = (
+        "import sys, kvstore.metrics\n"
+        "assert 'prometheus_client' not in sys.modules\n"
+        "sys.modules['prometheus_client'] = None\n"
+        "kvstore.metrics.PrometheusCollector"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "UsageError: prometheus_client is not installed" in done.stderr
+    with pytest.raises(AttributeError, match="no attribute 'Collector'"):
+        _ = kvstore.metrics.Collector
 
 
 def test_prometheus_reads_two_stores_in_one_registry(store: Store) -> None:

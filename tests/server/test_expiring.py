@@ -126,7 +126,7 @@ def test_a_transaction_conflicts_with_an_expiry(client: Client, clock: ManualClo
     assert txn.get(b"k") == b"v"
     txn.put(b"other", b"v", expires=LIFE)
     clock.advance(HOUR)
-    with pytest.raises(ConflictError):
+    with pytest.raises(ConflictError, match=r"was written at \d+-\d\d-\d\dT.*reads at \d+-"):
         txn.commit()
 
 

@@ -360,6 +360,11 @@ WRONG_CALLS: dict[str, tuple[Any, str]] = {
     "a null in the key": (lambda t: t.put(trip(None)), "'vendor': a key is never null"),
     "a null key": (lambda t: t.get("A", None), "column 'trip_id': a key is never null"),
     "a wrong key": (lambda t: t.get("A", "7"), "column 'trip_id': '7' is not an integer"),
+    "a type for a key": (lambda t: t.get("A", int), "column 'trip_id': <class 'int'> is not"),
+    "a join on a column without a name": (
+        lambda t: t.join(pa.table({"a": ["A"], "ts": [1]}), on=["a", ""]).read_all(),
+        "labels have no column ''",
+    ),
     "an unknown column": (
         lambda t: t.put(trip(tip=1)),
         "has no column 'tip'; it has vendor, trip_id",
