@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
@@ -68,12 +69,13 @@ def listed(chains: Chains) -> list[BackupInfo]:
     for shard in chains.shards(record):
         state = shard.refresh()
         drills = () if record is None else record.drills
+        kept = sorted(state.kept)
         for batch in state.batches:
             high = batch.upper
             low = min(max(batch.lower, state.since), high)  # an expiry that was killed merges later
             proof = newest_proof(drills, shard.name, lower=low, upper=high)
             at = None if proof is None else Timestamp(proof.drilled_at)
-            named = [time for time in sorted(state.kept) if batch.lower <= time < high]
+            named = kept[bisect_left(kept, batch.lower) : bisect_left(kept, high)]
             names = tuple(label for time in named for label in state.kept[time])
             found.append(info(batch)._replace(lower=Timestamp(low), proven_at=at, labels=names))
     return found

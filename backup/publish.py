@@ -71,7 +71,8 @@ def publish(
 
     Raises `UsageError` for a table or a column that cannot be published, and `LockedError` if
     another process has committed to the Delta table meanwhile: publish again. A commit costs a read
-    of its window, and Delta's own pass over the published keys. After an alteration of the table a
+    of its window, and Delta's own pass over the published keys. The first commit of a call looks
+    for the table's definition in each batch of the collection. After an alteration of the table a
     commit replaces all rows.
     """
     if format not in ("parquet", "delta"):
@@ -211,11 +212,12 @@ def _delta(
             "Delta's time travel reads older states",
         )
     rows = commits = 0
+    last: TableRows | None = None
     for at in _ends(shard, since, upto):
-        found = _one_commit(shard, target, table, (since, at), columns, progress)
+        found = _one_commit(shard, target, table, (since, at), columns, progress, last)
         if found is not None:
-            since = at
-            rows, commits = rows + found, commits + 1
+            since, last = at, found.table
+            rows, commits = rows + found.size, commits + 1
     if since is None:
         with shard.snapshot(upto) as snapshot:
             TableRows(snapshot, table, columns)  # raises: there is no such table
@@ -229,6 +231,13 @@ def _ends(shard: Shard, since: int | None, upto: int) -> list[int]:
     return sorted(ends | ({upto} if upto >= oldest else set()))
 
 
+class _Written(NamedTuple):
+    """The table as of a commit, and the number of rows that the commit wrote."""
+
+    table: TableRows
+    size: int
+
+
 def _one_commit(
     shard: Shard,
     target: DeltaTarget,
@@ -236,9 +245,10 @@ def _one_commit(
     window: tuple[int | None, int],
     columns: Sequence[str] | None,
     progress: OnRows,
-) -> int | None:
-    """Publish one window: its changes, or all rows where there is nothing to change. Returns the
-    rows that were written. None if the table was not there yet."""
+    last: TableRows | None,
+) -> _Written | None:
+    """Publish one window: its changes, or all rows where there is nothing to change. `last` has the
+    rows of the commit before. None if the table was not there yet."""
     since, at = window
     written = 0
 
@@ -252,7 +262,7 @@ def _one_commit(
     with shard.snapshot(at) as snapshot:
         if since is None and not TableRows.has(snapshot, table):
             return None
-        rows = TableRows(snapshot, table, columns)
+        rows = TableRows(snapshot, table, columns, last)
         schema = rows.outside()
         if since is not None and since >= shard.since and target.has(schema):
             with shard.snapshot(since) as before:
@@ -264,7 +274,7 @@ def _one_commit(
             target.write(counted(batches), schema, at)
     target.published()
     progress(written)
-    return written
+    return _Written(rows, written)
 
 
 def _quoted(name: str) -> str:

@@ -38,10 +38,24 @@ GONE: Final = "kvstore_gone"
 class TableRows:
     """The rows of one table in a snapshot."""
 
-    def __init__(self, snapshot: ShardSnapshot, name: str, columns: Sequence[str] | None) -> None:
-        """Raises `UsageError` if the snapshot has no such table, or the table no such column."""
+    def __init__(
+        self,
+        snapshot: ShardSnapshot,
+        name: str,
+        columns: Sequence[str] | None,
+        before: TableRows | None = None,
+    ) -> None:
+        """`before` has the rows of an earlier snapshot, whose definition is taken if the table was
+        not altered since: that costs a read of the window between. A search for the definition
+        costs a look into each batch of the snapshot.
+
+        Raises `UsageError` if the snapshot has no such table, or the table no such column.
+        """
         self._snapshot = snapshot
-        self.codec = TableCodec(_definition(snapshot, name))
+        if before is None or _is_altered(snapshot, name, before._snapshot.as_of):
+            self.codec = TableCodec(_definition(snapshot, name))
+        else:
+            self.codec = before.codec
         self.span = Span.of_prefix(self.codec.key.prefix)
         self._columns = None if columns is None else list(columns)
         self.typed = self.codec.schema_of(self._columns)
@@ -164,6 +178,13 @@ class TableRows:
         columns = [pa.concat_arrays(pair) for pair in zip(here.columns, gone, strict=True)]
         flags = pa.array(np.arange(len(keys)) >= rows.num_rows)
         return pa.RecordBatch.from_arrays([*columns, flags], schema=self.flagged(schema))
+
+
+def _is_altered(snapshot: ShardSnapshot, name: str, since: int) -> bool:
+    """Whether the definition of a table was written after `since`."""
+    window = Window(since, snapshot.as_of)
+    found = snapshot.view(window, Span.of_key(definition_key(name)))
+    return any(batch.num_rows for batch in found)
 
 
 def _definition(snapshot: ShardSnapshot, name: str) -> Definition:

@@ -21,7 +21,7 @@ from typing import NamedTuple
 from kvstore.codec.json import JsonObject
 from kvstore.engine.api import WriteBatch
 from kvstore.errors import HistoryGoneError
-from kvstore.meta import Meta, span_of, timestamp_of
+from kvstore.meta import KeptRecords, Meta, number_of, span_of, timestamp_of
 from kvstore.span import Span
 from kvstore.timestamp import Timestamp
 
@@ -40,12 +40,12 @@ class Clears:
 
     def __init__(self, meta: Meta) -> None:
         self._meta = meta
+        self._kept = KeptRecords(meta, _PREFIX, _read)
         self.reload()
 
     def reload(self) -> None:
         """Take the records as they are stored: another process may have written them."""
-        found = self._meta.numbered(_PREFIX)
-        self._clears = tuple(_read(number, record) for number, record in found)
+        self._clears = tuple(self._kept.read())
 
     @property
     def newest(self) -> int:
@@ -104,9 +104,9 @@ class Clears:
         self._clears = tuple(clear for clear in self._clears if clear.timestamp > upto)
 
 
-def _read(number: int, record: JsonObject) -> Clear:
+def _read(name: str, record: JsonObject) -> Clear:
     timestamp = timestamp_of(record)
-    if timestamp != number:
+    if timestamp != number_of(name, record):
         raise record.damaged(f"it is of {int(timestamp)}")
     return Clear(span_of(record, record.field("start", str), record.field("end", str)), timestamp)
 

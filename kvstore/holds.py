@@ -43,7 +43,7 @@ from kvstore.commit import Committer
 from kvstore.engine.api import WriteBatch
 from kvstore.errors import FencedError, HoldLostError, UsageError
 from kvstore.forks import own
-from kvstore.meta import Meta
+from kvstore.meta import KeptRecords, Meta
 from kvstore.timestamp import NS_PER_SECOND, TIMESTAMP_MAX, TimeLike, Timestamp
 
 _PREFIX = "hold/"
@@ -112,6 +112,7 @@ class Holds:
 
     def __init__(self, meta: Meta, committer: Committer, pins: Pins) -> None:
         self._meta = meta
+        self._kept = KeptRecords(meta, _PREFIX, from_fields)
         self._committer = committer
         self.reload()
         self.pins = pins
@@ -121,8 +122,7 @@ class Holds:
 
     def reload(self) -> None:
         """Take the records as they are stored: another process may have written them."""
-        found = self._meta.records(_PREFIX)
-        self._records = {name: from_fields(name, fields) for name, fields in found}
+        self._records = {record.name: record for record in self._kept.read()}
 
     def all(self) -> list[HoldRecord]:
         """All holds, by name."""

@@ -30,7 +30,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, Generic, TypeAlias, TypeVar
 
 from kvstore.codec.json import JsonObject, read_object
 from kvstore.engine.api import META, Engine, WriteBatch, pairs
@@ -38,6 +38,8 @@ from kvstore.errors import CorruptionError, FormatVersionError, UsageError, prin
 from kvstore.limits import JSON_BYTES_MAX
 from kvstore.span import Span
 from kvstore.timestamp import TIMESTAMP_MAX, Timestamp
+
+T = TypeVar("T")
 
 Records: TypeAlias = "Callable[[WriteBatch], None]"
 """Adds records to an engine batch."""
@@ -75,11 +77,14 @@ class Meta:
 
     def records(self, prefix: str) -> Iterator[tuple[str, JsonObject]]:
         """Records whose names begin with `prefix`, in the order of their names."""
-        start = prefix.encode()
-        end = start + b"\xff" if start else None
-        for key, value in pairs(self._engine.cursor(META, start, end)):
+        for key, value in self.stored(prefix):
             name = _name(key)
             yield name.removeprefix(prefix), _decode(name, value)
+
+    def stored(self, prefix: str) -> Iterator[tuple[bytes, bytes]]:
+        """The same records as names and JSON, as they are stored."""
+        start = prefix.encode()
+        return pairs(self._engine.cursor(META, start, start + b"\xff" if start else None))
 
     def numbered(self, prefix: str) -> Iterator[tuple[int, JsonObject]]:
         """The records with this prefix, each with the number of 16 hexadecimal digits that ends its
@@ -120,6 +125,36 @@ class Meta:
     def stage_delete_between(self, batch: WriteBatch, begin: str, end: str) -> None:
         """Add the removal of the records `begin <= name < end` to an engine batch."""
         batch.delete_range(begin.encode(), end.encode(), self._engine.families[META])
+
+
+class KeptRecords(Generic[T]):
+    """The records with one prefix, for an owner that reads them at its beginning, and again and
+    again if another process writes them.
+
+    From the second read on, the stored bytes are kept, and a record with the same bytes is not
+    decoded again.
+    """
+
+    def __init__(self, meta: Meta, prefix: str, decode: Callable[[str, JsonObject], T]) -> None:
+        """`decode` gets the rest of the name behind the prefix, and the record."""
+        self._meta, self._prefix, self._decode = meta, prefix, decode
+        self._known: dict[bytes, tuple[bytes, T]] = {}
+        self._is_read = False
+
+    def read(self) -> list[T]:
+        """The records as they are stored, decoded, in the order of their names."""
+        found: dict[bytes, tuple[bytes, T]] = {}
+        for key, value in self._meta.stored(self._prefix):
+            known = self._known.get(key)
+            if known is None or known[0] != value:
+                name = _name(key)
+                record = _decode(name, value)
+                known = value, self._decode(name.removeprefix(self._prefix), record)
+            found[key] = known
+        if self._is_read:
+            self._known = found
+        self._is_read = True
+        return [record for _, record in found.values()]
 
 
 def timestamp_of(record: JsonObject, name: str = "timestamp") -> Timestamp:

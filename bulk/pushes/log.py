@@ -322,28 +322,31 @@ class Ahead:
     def __init__(self, log: PushLog) -> None:
         self._log = log
         self._expired = self._read = 0
-        self._asked = self._seen = 0
-        self._is_reverted = False
+        self._reverted = set[int]()
 
     def is_expired(self, event: PushEvent) -> bool:
         """Whether the push of `event` expires later."""
         if event.number > self._expired:
-            for each in self._log.events(max(self._read, event.position) + 1):
-                self._read = each.position
-                if each.kind == EXPIRE:
-                    self._expired = max(self._expired, each.number)
-                if each.number >= event.number and each.kind == EXPIRE:
+            for _ in self._later(event):
+                if event.number <= self._expired:
                     break
         return event.number <= self._expired
 
     def is_reverted(self, event: PushEvent) -> bool:
         """Whether the push of `event` is reverted later."""
-        if self._asked != event.position:
-            self._asked, self._seen, self._is_reverted = event.position, event.position, False
-        for each in self._log.events(self._seen + 1):
-            self._seen = each.position
-            self._is_reverted |= each.kind == REVERT and each.number == event.number
-        return self._is_reverted
+        for _ in self._later(event):
+            pass
+        return event.number in self._reverted
+
+    def _later(self, event: PushEvent) -> Iterator[PushEvent]:
+        """The events behind `event` that were not read before."""
+        for each in self._log.events(max(self._read, event.position) + 1):
+            self._read = each.position
+            if each.kind == EXPIRE:
+                self._expired = max(self._expired, each.number)
+            elif each.kind == REVERT:
+                self._reverted.add(each.number)
+            yield each
 
 
 def _require_readable(data: bytes, where: str) -> None:

@@ -21,7 +21,8 @@ import bisect
 import secrets
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from itertools import islice, pairwise
+from operator import attrgetter
 from typing import Any, Final, NamedTuple
 
 from kvstore.arguments import require_count
@@ -132,18 +133,18 @@ class Generations:
 
     def at(self, timestamp: int) -> Generation:
         """The generation in force at `timestamp`: the newest in nearly all calls."""
-        for found in reversed(self._all):
-            if timestamp >= found.opened_at:
-                return found
-        return self._all[0]
+        newest = self._all[-1]
+        return newest if timestamp >= newest.opened_at else self._all[_place(self._all, timestamp)]
 
     def windows(self, *, since: int, upto: int) -> Iterator[GenerationWindow]:
-        """The parts of `(since, upto]` that lie in one generation each, oldest first."""
-        for number, found in enumerate(self._all):
-            low = since if number == 0 else max(since, found.opened_at - 1)
-            high = min(upto, found.last)
-            if low < high:
-                yield GenerationWindow(found, low, high)
+        """The parts of `(since, upto]` that lie in one generation each, oldest first. Costs a
+        search, and the parts."""
+        stored = self._all
+        for found in islice(stored, _place(stored, since + 1), None):
+            if since >= upto:
+                break
+            yield GenerationWindow(found, since, min(upto, found.last))
+            since = found.last
 
     def stage_next(self, batch: WriteBatch, opened_at: int, *, count: int) -> Generation:
         """Add the record of a generation of `count` streams to an engine batch."""
@@ -158,7 +159,8 @@ class Generations:
     def publish(self, opened: Generation) -> None:
         """Show a generation whose record is durable. The generation before it closes at its
         time."""
-        self._all = _closed([*self._all, opened])
+        *older, current = self._all
+        self._all = (*older, *_closed([current, opened]))
 
     def stage_trim(self, batch: WriteBatch, since: int) -> None:
         """Add the removal of the generations that ended at or below `since`, and drop them."""
@@ -183,6 +185,12 @@ def _read(opened_at: int, record: JsonObject) -> Generation:
     if not is_whole:
         raise record.damaged("its streams do not split the ring of tokens")
     return generation(opened_at, streams)
+
+
+def _place(stored: Sequence[Generation], timestamp: int) -> int:
+    """The place of the generation in force at `timestamp`. The oldest counts for all times before
+    it too."""
+    return max(bisect.bisect_right(stored, timestamp, key=attrgetter("opened_at")) - 1, 0)
 
 
 def _closed(found: Sequence[Generation]) -> tuple[Generation, ...]:

@@ -290,7 +290,7 @@ class Feeds:
             kind=FEED,
             address=name,
             state_from=position.state_from,
-            dropping=[former for former in known if former not in layout],
+            dropping=sorted(known.keys() - set(layout)),
         )[mine]
 
     def _require_share(self, share: Share) -> None:

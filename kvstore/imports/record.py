@@ -28,7 +28,7 @@ from kvstore.codec.json import JsonObject
 from kvstore.codec.keys import encode_reference
 from kvstore.errors import UsageError
 from kvstore.limits import SETTLE_BYTES_MAX, SETTLE_ROWS_MAX
-from kvstore.meta import optional_timestamp_of, span_of
+from kvstore.meta import number_of, optional_timestamp_of, span_of
 from kvstore.mvcc.version import Lifetime
 from kvstore.notices import notice
 from kvstore.span import Span
@@ -118,6 +118,11 @@ def import_fields(record: ImportRecord) -> dict[str, Any]:
         "added": record.added,
         "reverted": record.reverted,
     }
+
+
+def stored_import(name: str, record: JsonObject) -> ImportRecord:
+    """As `read_import`, of the import whose id is `name` in hexadecimal."""
+    return read_import(number_of(name, record), record)
 
 
 def read_import(import_id: int, record: JsonObject) -> ImportRecord:

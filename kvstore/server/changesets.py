@@ -47,6 +47,10 @@ class _Lent:
             lent.ends_at = time.monotonic() + SERVER_CHANGESET_S
             lent = lent.outer
 
+    def is_over(self, now: float) -> bool:
+        """Whether the time is over, and no write is under way."""
+        return not self.writes and self.ends_at <= now
+
 
 class LentChangesets:
     """The changesets that callers of one server have open. Any thread may use it."""
@@ -54,7 +58,12 @@ class LentChangesets:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._open: dict[str, _Lent] = {}
-        self._turn = threading.Condition()
+        lock = threading.RLock()
+        self._turn = threading.Condition(lock)
+        """Notified where a changeset has no write any more: calls that end it wait for that."""
+        self._is_over = threading.Condition(lock)
+        """Notified where no changeset is open, and where the last write of one took longer than its
+        time: each ends the pause of the keeper."""
         self._keeper: threading.Thread | None = None
 
     def open(self, outer: str | None) -> tuple[str, Changeset]:
@@ -72,7 +81,6 @@ class LentChangesets:
         with self._turn:
             lent.renew()
             self._open[name] = lent
-            self._turn.notify_all()
             if self._keeper is None:
                 self._keeper = threading.Thread(
                     target=self._keep, name="kvstore-changesets", daemon=True
@@ -98,6 +106,8 @@ class LentChangesets:
             with self._turn:
                 lent.writes -= 1
                 self._turn.notify_all()
+                if lent.is_over(time.monotonic()):
+                    self._is_over.notify_all()
 
     def end(self, name: str) -> Changeset:
         """End a changeset, behind the writes under way. Raises `ClosedError` if it has ended."""
@@ -107,6 +117,8 @@ class LentChangesets:
             if self._open.pop(name, None) is None:
                 raise ClosedError(f"changeset {name[:8]!r}")
             self._turn.notify_all()
+            if not self._open:
+                self._is_over.notify_all()
         self._finish(lent)
         return lent.changeset
 
@@ -117,6 +129,7 @@ class LentChangesets:
             gone, keeper = list(self._open.values()), self._keeper
             self._open.clear()
             self._turn.notify_all()
+            self._is_over.notify_all()
         for lent in reversed(gone):
             self._finish(lent)
         if keeper is not None:
@@ -133,18 +146,18 @@ class LentChangesets:
             lent.context.run(lent.changeset.__exit__)
 
     def _keep(self) -> None:
-        """End the changesets whose time is over, until none is open."""
+        """End the changesets whose time is over, until none is open. No changeset that is opened or
+        written to during a pause ends before the pause does."""
         while True:
             with self._turn:
                 now = time.monotonic()
-                idle = {name: lent for name, lent in self._open.items() if not lent.writes}
-                over = [name for name, lent in idle.items() if lent.ends_at <= now]
+                over = [name for name, lent in self._open.items() if lent.is_over(now)]
                 gone = [self._open.pop(name) for name in over]
                 if not self._open:
                     self._keeper = None
                 elif not gone:
-                    soonest = min((lent.ends_at for lent in idle.values()), default=None)
-                    self._turn.wait(None if soonest is None else soonest - now)
+                    times = (lent.ends_at for lent in self._open.values() if lent.ends_at > now)
+                    self._is_over.wait(min(times, default=now + SERVER_CHANGESET_S) - now)
                 is_over = self._keeper is None
             for lent in gone:
                 self._finish(lent)

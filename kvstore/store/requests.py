@@ -23,6 +23,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from itertools import islice
 from typing import NamedTuple, TypeVar
 
 from kvstore.arguments import is_many
@@ -336,7 +337,7 @@ class Requests:
         dropped: Sequence[str] = ()
         forgotten = self._forgotten
         if token.writer not in notes and len(notes) >= REQUEST_WRITERS_MAX:
-            dropped = list(notes)[: len(notes) + 1 - REQUEST_WRITERS_MAX]
+            dropped = list(islice(notes, len(notes) + 1 - REQUEST_WRITERS_MAX))
             forgotten = max(forgotten, *(notes[writer].timestamp for writer in dropped))
             self._meta.stage_timestamp(batch, _FORGOTTEN, forgotten)
             for writer in dropped:

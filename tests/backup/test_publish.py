@@ -19,6 +19,8 @@ from deltalake import DeltaTable, write_deltalake
 import kvstore
 from backup import Collection
 from kvstore.errors import KVStoreError, LockedError, UsageError
+from kvstore.storage.contract import Storage
+from kvstore.storage.memory import MemoryBlob, MemoryConsensus
 from kvstore.tables import Table, desc
 from tests.backup.children import publish_until_killed
 
@@ -133,6 +135,37 @@ def test_an_alteration_replaces_the_rows_and_a_chain_that_begins_anew_too(tmp_pa
         collection.backup(store)
         collection.publish("trips", url, "delta")
         assert read(url)[-1]["vendor"] == "C"
+
+
+class CountingBlob(MemoryBlob):
+    """Counts the reads of parts."""
+
+    reads = 0
+
+    def get_range(self, name: str, *, start: int, length: int) -> bytes | None:
+        self.reads += "/part/" in name
+        return super().get_range(name, start=start, length=length)
+
+    def get(self, name: str) -> bytes | None:
+        self.reads += "/part/" in name
+        return super().get(name)
+
+
+def test_a_commit_reads_its_window_and_not_all_windows_for_the_definition(tmp_path: Path) -> None:
+    blob = CountingBlob()
+    collection = Collection("counted", storage=Storage(blob, MemoryConsensus()))
+    with kvstore.open(None, engine="memory") as store:
+        trips = store.table("trips", SCHEMA, ["vendor", desc("Trip Id")])
+        for number in range(25):
+            trips.put(trip(number, number))
+            store.put(b"plain", b"%d" % number)  # so each window may have the definition's key
+            if number == 20:
+                trips.alter(add={"tip": (pa.int32(), 2)})
+            collection.backup(store)
+    blob.reads = 0
+    assert collection.publish("trips", tmp_path / "delta", "delta").commits == 25
+    assert blob.reads < 25 * 8  # four for each commit, and all windows for the alteration
+    assert [row["tip"] for row in read(tmp_path / "delta")] == [2] * 25
 
 
 def test_a_refusal_tells_why_and_writes_nothing(tmp_path: Path) -> None:

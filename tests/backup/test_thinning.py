@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import timedelta
 from itertools import pairwise
 from pathlib import Path
@@ -153,6 +153,28 @@ def test_a_thinned_collection_reads_as_the_store_was_at_its_kept_instants_only(
     with open_origin(find(Access(str(place))), covering=[at]) as origin:
         assert origin.frontiers().since <= at
     assert collection.verify().parts == shown.batches or collection.verify().parts > 0
+
+
+def test_a_list_searches_the_labels_of_each_backup(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    many = 40
+    collection = backup.Collection(tmp_path / "collection")
+    with kvstore.open(None, engine="memory") as store:
+        for number in range(many):
+            store.put(b"k", b"%d" % number)
+            collection.backup(store, label=f"n{number}")
+    passed: list[int] = []
+
+    def counted(times: Iterable[int]) -> list[int]:
+        found = sorted(times)
+        passed.append(len(found))
+        return found
+
+    monkeypatch.setattr("backup.overview.sorted", counted, raising=False)
+    found = collection.list()
+    assert [info.labels for info in found] == [(f"n{number}",) for number in range(many)]
+    assert passed == [many]
 
 
 def test_labels_are_taken_once_and_an_unlabelled_instant_expires(

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections import Counter
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from hypothesis import strategies as st
 
 import kvstore
 from kvstore import Change, ManualClock, Store
-from kvstore.changes.generation import Generation, generation, new_streams
+from kvstore.changes.generation import Generation, GenerationWindow, generation, new_streams
 from kvstore.changes.index import PlacedRow
 from kvstore.changes.stream import (
     CONTROL_STREAM,
@@ -145,6 +146,59 @@ def test_a_generation_opens_above_upper_and_closes_where_the_next_opens(tmp_path
         # The first commit of a generation may have the very time at which the generation opens.
         assert store.put(b"a", b"3") == found[-1].opened_at
         assert [change.value for change in store.changes(0, order="time")] == [b"1", b"2", b"3"]
+
+
+def test_the_windows_of_generations_are_found_by_search(tmp_path: Path) -> None:
+    clock = ManualClock(1)
+    with kvstore.open(tmp_path / "s", durability="async", clock=clock) as store:
+        for time in (3, 4, 9):
+            clock.set(time)
+            store.reshard(streams=1)
+        found = parts_of(store).index.generations
+        every = found.all()
+        assert len(every) == 4
+        for since in range(-1, 14):
+            inside = [each for each in every if each.opened_at <= since] or [every[0]]
+            assert found.at(since) == inside[-1]
+            for upto in range(-1, 14):
+                times = range(since + 1, upto + 1)
+                windows = list(found.windows(since=since, upto=upto))
+                told = [(each.generation, t) for each in windows for t in times_of(each)]
+                assert told == [(found.at(t), t) for t in times]
+                assert all(each.since < each.upto for each in windows)
+
+
+def times_of(window: GenerationWindow) -> range:
+    return range(window.since + 1, window.upto + 1)
+
+
+def test_new_changes_and_a_new_generation_pass_over_no_older_generations(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = 0
+    last = Generation.last
+
+    def counted(found: Generation) -> int:
+        nonlocal looks
+        looks += 1
+        return int(last.__get__(found))
+
+    def replaced(found: Generation, **fields: object) -> Generation:
+        nonlocal looks
+        looks += 1
+        return replace(found, **fields)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Generation, "last", property(counted))
+    monkeypatch.setattr("kvstore.changes.generation.replace", replaced)
+    with kvstore.open(tmp_path / "s", durability="async") as store:
+        for number in range(60):
+            store.reshard(streams=number % 2 + 1)
+        looks = 0
+        store.reshard(streams=3)
+        before = store.now()
+        store.put(b"a", b"1")
+        assert [change.key for change in store.changes(before)] == [b"a"]
+        assert looks <= 10
 
 
 def test_bad_stream_counts_are_refused(tmp_path: Path) -> None:

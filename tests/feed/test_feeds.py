@@ -18,6 +18,8 @@ from kvstore.errors import (
     NotYetWrittenError,
     UsageError,
 )
+from kvstore.feeds.feed import Share
+from kvstore.feeds.group import hold_name
 from tests.feed.follower import keys
 
 pytestmark = [pytest.mark.usefixtures("each_engine"), pytest.mark.tiny_limits]
@@ -173,6 +175,35 @@ def test_workers_share_a_feed_and_each_has_its_position(store: Store) -> None:
     assert keys(store.feed("g", streams=(0, 2))) == []
     assert len(keys(store.feed("g", streams=(1, 2)))) == 40 - len(mine)
     assert len(store.holds.all()) == 2
+
+
+class Counted(str):
+    """The name of a hold, which counts how often it is compared."""
+
+    compared = 0
+
+    def __eq__(self, other: object) -> bool:
+        Counted.compared += 1
+        return super().__eq__(other)
+
+    __hash__ = str.__hash__
+
+
+def test_a_worker_among_many_compares_each_hold_of_the_feed_a_few_times(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    many = 64
+    store.reshard(many)
+    store.feed("g", start=0, streams=(0, many))
+
+    def counted(name: str, share: Share) -> Counted:
+        return Counted(hold_name(name, share))
+
+    monkeypatch.setattr("kvstore.feeds.group.hold_name", counted)
+    monkeypatch.setattr(Counted, "compared", 0)
+    assert keys(store.feed("g", streams=(1, many))) == []
+    assert Counted.compared <= 4 * many
+    assert len(store.holds.all()) == many
 
 
 def test_history_waits_for_workers_that_have_not_come_yet(store: Store) -> None:

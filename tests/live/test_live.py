@@ -15,6 +15,7 @@ import pytest
 import bulk
 import kvstore
 from kvstore import LiveReader, Store
+from kvstore.codec.json import JsonObject, read_object
 from kvstore.engine import rocks_secondary
 from kvstore.errors import (
     ClosedError,
@@ -114,6 +115,42 @@ def test_records_of_every_kind_follow(store: Store, reader: LiveReader, tmp_path
     store.close()
     reader.refresh()
     assert len(list(reader.epochs())) > 1
+
+
+def test_a_look_decodes_the_records_that_were_written_and_no_others(
+    store: Store, reader: LiveReader, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    many = 30
+    for number in range(many):
+        store.clear_range(b"c%d" % number, b"c%d~" % number, compact=False)
+    for number in range(many):
+        with bulk.Import.create(tmp_path / f"{number}") as staged:
+            with staged.writer() as writer:
+                writer.put(b"%d" % number, b"imported")
+            staged.seal()
+        bulk.ingest(store, tmp_path / f"{number}")
+        store.hold(f"hold {number}")
+    reader.refresh()
+    store.hold("hold 0")
+    reader.refresh()  # the bytes are kept from the second look on
+    decoded: list[str] = []
+
+    def counted(data: bytes, *, where: str) -> JsonObject:
+        decoded.append(where)
+        return read_object(data, where=where)
+
+    monkeypatch.setattr("kvstore.meta.read_object", counted)
+    store.hold("hold 0")
+    imported = store.imports.all()[0].import_id
+    store.imports.revert(imported)
+    reader.refresh()
+    taken = {name for name in decoded if name.startswith(("meta record hold/", "meta record imp"))}
+    assert taken == {"meta record hold/hold 0", f"meta record import/{imported:016x}"}
+    assert not any("clear/" in name for name in decoded)
+    assert reader.get(b"0") is None
+    assert [record.timestamp for record in reader.holds.all()] == [
+        record.timestamp for record in store.holds.all()
+    ]
 
 
 def test_history_that_the_writer_gives_up_is_refused(store: Store, reader: LiveReader) -> None:

@@ -134,6 +134,25 @@ def test_a_store_that_waits_for_room_reads_new_events_alone(tmp_path: Path) -> N
         assert puller.status["pushes"]["1"]["state"] == "refused"
 
 
+def test_a_store_that_waits_passes_reverted_pushes_and_reads_each_event_once() -> None:
+    blob = CountingBlob()
+    pushes = Pushes.over(blob, "reverted")
+    with kvstore.open(None, engine="memory") as store:
+        puller = Puller(store, pushes, name="s", on_refusal="wait")
+        push(pushes, {b"a": b"1"})
+        drain(puller)
+        for _ in range(40):
+            push(pushes, {b"a": b"2"}, shards=2)  # a store with one shard refuses them
+        for number in range(2, 42):
+            pushes.revert(number)
+        push(pushes, {b"b": b"3"})
+        blob.reads = 0
+        drain(puller)
+        assert dict(store.scan()) == {b"a": b"1", b"b": b"3"}
+        assert {told["state"] for told in puller.status["pushes"].values()} == {"added", "refused"}
+    assert blob.reads < 40 * 14
+
+
 @pytest.mark.parametrize(
     ("report", "told"),
     [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -15,6 +16,7 @@ import kvstore
 from kvstore.client import Client, connect, connect_async
 from kvstore.errors import BusyError, ClosedError, RetryableError, UsageError
 from kvstore.server import ListenAddress, app, serving
+from kvstore.server.changesets import LentChangesets
 from kvstore.testing.bounds import bounds
 from tests.server.process import ServerProcess
 
@@ -82,6 +84,36 @@ def test_a_changeset_that_nobody_writes_to_ends(
             pytest.raises(RetryableError, match="1 changesets"),
         ):
             other.changeset().open()
+
+
+def test_a_write_does_not_wake_the_thread_that_ends_changesets(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits = Counter[str]()
+    wait = threading.Condition.wait
+
+    def counted(condition: threading.Condition, timeout: float | None = None) -> bool:
+        waits[threading.current_thread().name] += 1
+        return wait(condition, timeout)
+
+    monkeypatch.setattr(threading.Condition, "wait", counted)
+    with client.changeset(), client.changeset():
+        for number in range(30):
+            client.put(b"k", b"%d" % number)
+        assert waits["kvstore-changesets"] <= 1
+
+
+def test_a_changeset_ends_behind_a_write_that_takes_longer_than_its_time(
+    store: kvstore.Store,
+) -> None:
+    lent = LentChangesets(store)
+    name, _ = lent.open(None)
+    with bounds(SERVER_CHANGESET_S=0.0):
+        stamp = lent.within(name, None, lambda: store.put(b"k", b"v"))
+    assert store.force_quiescence() >= stamp  # waits for its end
+    with pytest.raises(ClosedError):
+        lent.end(name)
+    lent.close()
 
 
 def test_a_server_that_stops_ends_the_changesets_of_its_callers(

@@ -6,6 +6,7 @@ import os
 import random
 import threading
 import time
+from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 
@@ -124,6 +125,25 @@ def test_a_writer_that_was_forgotten_is_told_so_and_a_new_one_is_not(
         with pytest.raises(IndeterminateError):
             put(store, b"again", RequestToken("b", 1, before))
         assert [version.value for version in store.history(b"k")] == [b"d", b"c", b"b", b"a"]
+
+
+def test_a_new_writer_passes_over_no_notes_but_those_that_are_forgotten(
+    store: kvstore.Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    passed = 0
+
+    class Counted(dict[str, object]):
+        def __iter__(self) -> Iterator[str]:
+            nonlocal passed
+            for writer in super().__iter__():
+                passed += 1
+                yield writer
+
+    monkeypatch.setattr("kvstore.store.requests.dict", Counted, raising=False)
+    with bounds(REQUEST_WRITERS_MAX=50):
+        for number in range(200):
+            put(store, b"v", RequestToken(f"w{number}", 1, store.upper - 1))
+    assert passed == 150
 
 
 @pytest.mark.parametrize("kills", [3, pytest.param(100, marks=pytest.mark.soak)])
