@@ -111,6 +111,19 @@ def test_a_client_builds_an_index_in_chunks_and_is_told_how_far_it_is(
         mine.build_index("gone")
 
 
+def test_a_client_finds_by_an_index_as_of_a_time_before_it_was_dropped(
+    client: Client, store: kvstore.Store, trips: kvstore.Table
+) -> None:
+    remote, then = client.table("trips"), store.upper - 1
+    for change in ({"drop_index": "by_fare"}, {"add_index": {"by_fare": "zone"}}):
+        trips.alter(**change)  # type: ignore[arg-type]
+        for table in (trips, remote, client.table("trips")):
+            (found,) = table.find("by_fare", 7.0, as_of=then)
+            assert found["id"] == 7
+            with pytest.raises(UsageError):
+                table.find("by_fare", 7.0)
+
+
 @pytest.mark.parametrize(
     ("step", "told"),
     [
