@@ -124,6 +124,19 @@ def test_a_client_finds_by_an_index_as_of_a_time_before_it_was_dropped(
                 table.find("by_fare", 7.0)
 
 
+def test_a_batch_of_a_client_takes_a_column_that_another_process_has_added(
+    client: Client, trips: kvstore.Table
+) -> None:
+    client.table("trips")
+    trips.alter(add={"tip": pa.int64()})
+    with client.batch() as batch:
+        batch.table("trips").put({"id": 1, "fare": 1.0, "tip": 7})
+        batch.table("trips").put({"id": 2, "fare": 2.0})
+        with pytest.raises(UsageError, match="has no column 'top'"):
+            batch.table("trips").put({"id": 3, "top": 7})
+    assert [row["tip"] for row in trips.get_many([(1,), (2,), (3,)])] == [7, None, None]
+
+
 @pytest.mark.parametrize(
     ("step", "told"),
     [
