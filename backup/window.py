@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from datetime import timedelta
 from typing import NamedTuple
@@ -23,6 +23,7 @@ from backup.shard import OnProgress, Shard, ShardBatch, ShardPart, delete_batch
 from backup.shard.state import witness
 from backup.uploads import Attempt, Upload, find, forget, upload_here
 from kvstore.claims import BACKUP, HoldRecord
+from kvstore.control.scripts import as_store, client_of
 from kvstore.errors import (
     FencedError,
     HistoryGoneError,
@@ -115,15 +116,17 @@ def back_up(chains: Chains, request: Request) -> BackupInfo:
         shard = chains.shard(record.chains[-1])
     if record.drills and (proof := newest_proof(record.drills, shard.name)) is not None:
         store.holds.note_proof(request.address, Timestamp(proof.drilled_at))
-    for _ in range(BACKUP_ATTEMPTS):
-        done = done or _appended_before(shard, token)
-        if done is not None:
-            return info(done)
-        hold = _take_hold(request, record.hold_name, shard)
-        try:
-            return _append_windows(shard, request, hold)
-        except (UpperMismatchError, _HoldTaken):  # another script took the window, or our hold
-            shard.refresh()
+    with ExitStack() as opened:
+        for _ in range(BACKUP_ATTEMPTS):
+            done = done or _appended_before(shard, token)
+            if done is not None:
+                return info(done)
+            request = _abreast(request, shard.upper, opened)
+            hold = _take_hold(request, record.hold_name, shard)
+            try:
+                return _append_windows(shard, request, hold, opened)
+            except (UpperMismatchError, _HoldTaken):  # another script took the window, or our hold
+                shard.refresh()
     raise LockedError(chains.where, "other scripts that back up at the same time")
 
 
@@ -174,6 +177,14 @@ def _appended_before(shard: Shard, token: str | None) -> ShardBatch | None:
 def _is_unused(shard: Shard) -> bool:
     """Whether nothing was ever appended to a chain."""
     return not shard.upper and not witness.seqnos(shard.blob, shard.name)
+
+
+def _abreast(request: Request, upper: int, opened: ExitStack) -> Request:
+    """The request. If its handle is of an earlier moment than `upper`, which another script has
+    reached, it gets a newer handle beside the owner."""
+    if upper <= request.store.upper or (owner := client_of(request.store)) is None:
+        return request
+    return request._replace(store=opened.enter_context(as_store(owner)))
 
 
 def _take_hold(request: Request, name: str, shard: Shard) -> Hold:
@@ -239,17 +250,18 @@ class _HoldTaken(Exception):  # noqa: N818  # a signal to `back_up`, which takes
     """Another script has taken the hold of this backup."""
 
 
-def _append_windows(shard: Shard, request: Request, hold: Hold) -> BackupInfo:
+def _append_windows(shard: Shard, request: Request, hold: Hold, opened: ExitStack) -> BackupInfo:
     """Finish the window that a killed backup began, if there is one, and append the next.
 
     Raises `UpperMismatchError` or `_HoldTaken` if another script was faster: try again.
     """
-    store, chain = request.store, shard.name
-    done = None
+    chain, done = shard.name, None
     with _undoing(hold):
-        upper = int(store.sync())
         has_records, begun = find(shard.blob, chain, shard.upper)
-        _require_commits(store, begun.parts if begun is not None else ())
+        if begun is not None:
+            request = _abreast(request, begun.upper, opened)
+            _require_commits(request.store, begun.parts)
+        upper = int(request.store.sync())
     if begun is not None and _held_at(hold) < begun.upper:
         done = _append_window(shard, request, hold, begun, token=None)
     if upper > shard.upper:
