@@ -103,11 +103,11 @@ def _below(
     store: Store, added: Timestamp, at: Timestamp, stamps: PushStamps
 ) -> Iterator[tuple[bytes, bytes | None]]:
     """The keys whose values at `at` come from the push, each with its value without the push."""
-    without = PushStamps(stamps.standing - {added}, stamps.passed | {added})
+    without = stamps.without(added)
     for start, end in ((b"", RESERVED), (FIRST_ROW, None)):
         for change in store.changes(added - 1, added, start=start, end=end):
             if stamps.last_write(store, change.key, at).timestamp == added:
-                yield change.key, without.last_write(store, change.key, at).value
+                yield change.key, without.value(store, change.key, at)
 
 
 class Reverts:
