@@ -336,8 +336,8 @@ def _together(first: BackupInfo, second: BackupInfo) -> BackupInfo:
 
 def _chain_broken(needed: int, since: int) -> HistoryGoneError:
     return HistoryGoneError(
-        as_of=needed,
-        since=since,
+        as_of=Timestamp(needed),
+        since=Timestamp(since),
         remedy="the chain is broken: backup(store, full=True) begins another; "
         "the present chain stays restorable",
     )
