@@ -27,7 +27,7 @@ from bulk.pushes.amended import AmendedPush
 from bulk.pushes.log import PushEvent, PushLog
 from bulk.pushes.modes import PushMode
 from bulk.pushes.newer import PushStamps
-from bulk.pushes.place import PushPlace, PushState, with_state
+from bulk.pushes.place import PushPlace, PushState, require_known_since, with_state
 from bulk.pushes.pushes import import_id_of
 from kvstore.commit import After
 from kvstore.errors import ClosedError, ForkedError, HistoryGoneError, UsageError
@@ -141,6 +141,7 @@ class Reverts:
 
         try:
             if by_rows:
+                require_known_since(fields["pushes"], told.get("event") or 0)
                 own = import_id_of(f"revert/{self._place.name}/{event.number}", self._shard)
                 stamps = self._place.stamps()
                 reverted = revert_rows(self._store, own, added, stamps, after, self._tell)
