@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -19,7 +20,7 @@ from typing import NamedTuple
 
 from backup.chains import RETENTION, Chains
 from backup.drills import newest_proof
-from backup.shard import OnProgress, Shard, ShardBatch, ShardPart, delete_batch
+from backup.shard import Critical, OnProgress, Shard, ShardBatch, ShardPart, delete_batch
 from backup.shard.state import witness
 from backup.uploads import Attempt, Upload, find, forget, upload_here
 from kvstore.claims import BACKUP, HoldRecord
@@ -29,6 +30,7 @@ from kvstore.errors import (
     HistoryGoneError,
     KVStoreError,
     LockedError,
+    OpaqueMismatchError,
     StatesLostError,
     UpperMismatchError,
     UsageError,
@@ -288,22 +290,34 @@ def _append_window(
     started = time.perf_counter()
     lower, upper = attempt.lower, attempt.upper
     with _undoing(hold, attempt):
+        retention = None if lower else shard.critical(RETENTION)
         try:
             whole_since, uploaded = request.upload(request.store, shard, attempt, request.progress)
         except HistoryGoneError as error:
             raise _chain_broken(lower - 1, error.since) from error
-        if not lower:
-            shard.critical(RETENTION).downgrade(min(whole_since, upper - 1))
+        may_append = retention is None or _begins_at(retention, min(whole_since, upper - 1))
     meta = (("seconds", f"{time.perf_counter() - started:.3f}"), ("token", token or ""))
     batch = replace(uploaded, parts=(*attempt.parts, *uploaded.parts), meta=meta)
     try:
+        if not may_append:
+            raise _HoldTaken
         shard.writer().compare_and_append(batch, token=token)
-    except UpperMismatchError:
+    except (UpperMismatchError, _HoldTaken):
         own = tuple(part for part in batch.parts if part.name not in attempt.recorded)
         delete_batch(shard.blob, replace(batch, parts=own))
         raise
     shard.leave_witness()
     return info(batch)
+
+
+def _begins_at(retention: Critical, since: int) -> bool:
+    """Have the history of a chain begin at `since`. False, with nothing done, if another script has
+    done so since `retention` was read: a later `since` would take instants from its backup."""
+    try:
+        retention.downgrade(since, opaque=secrets.token_bytes(8))
+    except OpaqueMismatchError:
+        return False
+    return True
 
 
 def _held_at(hold: Hold) -> int:

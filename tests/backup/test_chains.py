@@ -4,8 +4,10 @@ continued."""
 from __future__ import annotations
 
 import random
+import threading
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -26,6 +28,45 @@ pytestmark = [pytest.mark.usefixtures("each_engine"), pytest.mark.tiny_limits]
 def state_of(collection: backup.Collection, as_of: int | None = None) -> dict[bytes, bytes]:
     rows = collection.scan_batches(as_of).read_all()
     return dict(zip(*(column.to_pylist() for column in rows.columns), strict=True))
+
+
+def test_a_first_backup_takes_no_instant_from_another_that_was_faster(
+    store: kvstore.Store, collection: backup.Collection
+) -> None:
+    """Both write the first window of a chain. GC comes between, so the later one has less."""
+    store.put(b"k", b"first")
+    slow_has_read, fast_is_done = threading.Event(), threading.Event()
+    told: list[HistoryGoneError] = []
+
+    def fast(*window: Any) -> Any:
+        found = upload_here(*window)
+        for hold in store.holds.all():
+            store.holds.drop(hold.name)
+        store.put(b"k", b"second")
+        store.gc(before=store.sync() - 1)
+        other.start()
+        slow_has_read.wait()
+        return found
+
+    def slow(*window: Any) -> Any:
+        found = upload_here(*window)
+        slow_has_read.set()
+        fast_is_done.wait()
+        return found
+
+    def back_up_slowly() -> None:
+        with pytest.raises(HistoryGoneError, match="the chain is broken") as error:
+            collection.backup(store, upload=slow)  # type: ignore[arg-type]  # it names no argument
+        told.append(error.value)
+
+    other = threading.Thread(target=back_up_slowly)
+    first = collection.backup(store, upload=fast)  # type: ignore[arg-type]  # it names no argument
+    fast_is_done.set()
+    other.join()
+    assert collection.verify().backups == 1
+    newest = first.upper - 1
+    assert [error.as_of for error in told] == [newest]
+    assert state_of(collection, kvstore.Timestamp(newest)) == {b"k": b"first"}
 
 
 def test_a_broken_chain_says_so_and_a_new_full_keeps_the_old_window(
