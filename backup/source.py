@@ -210,9 +210,10 @@ class CollectionSource:
         self._poll_seconds = poll_seconds
 
     def source_id(self) -> str:
-        """See `Source.source_id`. Raises `UsageError` for an empty collection."""
-        found = self._collection.show().source
-        if found is None:
+        """See `Source.source_id`. Raises `UsageError` for a collection whose first backup has not
+        ended."""
+        found = self._collection.source
+        if found is None or not self._collection.upper:
             raise no_backup(self._collection.url)
         return found
 

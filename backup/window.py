@@ -10,24 +10,27 @@
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from datetime import timedelta
 from typing import NamedTuple
 
 from backup.chains import RETENTION, Chains
 from backup.drills import newest_proof
-from backup.shard import OnProgress, Shard, ShardBatch, ShardPart, delete_batch
+from backup.shard import Critical, OnProgress, Shard, ShardBatch, ShardPart, delete_batch
 from backup.shard.state import witness
 from backup.uploads import Attempt, Upload, find, forget, upload_here
 from kvstore.claims import BACKUP, HoldRecord
+from kvstore.control.scripts import as_store, client_of
 from kvstore.errors import (
     FencedError,
     HistoryGoneError,
     KVStoreError,
     LockedError,
+    OpaqueMismatchError,
     StatesLostError,
     UpperMismatchError,
     UsageError,
@@ -115,15 +118,17 @@ def back_up(chains: Chains, request: Request) -> BackupInfo:
         shard = chains.shard(record.chains[-1])
     if record.drills and (proof := newest_proof(record.drills, shard.name)) is not None:
         store.holds.note_proof(request.address, Timestamp(proof.drilled_at))
-    for _ in range(BACKUP_ATTEMPTS):
-        done = done or _appended_before(shard, token)
-        if done is not None:
-            return info(done)
-        hold = _take_hold(request, record.hold_name, shard)
-        try:
-            return _append_windows(shard, request, hold)
-        except (UpperMismatchError, _HoldTaken):  # another script took the window, or our hold
-            shard.refresh()
+    with ExitStack() as opened:
+        for _ in range(BACKUP_ATTEMPTS):
+            done = done or _appended_before(shard, token)
+            if done is not None:
+                return info(done)
+            request = _abreast(request, shard.upper, opened)
+            hold = _take_hold(request, record.hold_name, shard)
+            try:
+                return _append_windows(shard, request, hold, opened)
+            except (UpperMismatchError, _HoldTaken):  # another script took the window, or our hold
+                shard.refresh()
     raise LockedError(chains.where, "other scripts that back up at the same time")
 
 
@@ -174,6 +179,14 @@ def _appended_before(shard: Shard, token: str | None) -> ShardBatch | None:
 def _is_unused(shard: Shard) -> bool:
     """Whether nothing was ever appended to a chain."""
     return not shard.upper and not witness.seqnos(shard.blob, shard.name)
+
+
+def _abreast(request: Request, upper: int, opened: ExitStack) -> Request:
+    """The request. If its handle is of an earlier moment than `upper`, which another script has
+    reached, it gets a newer handle beside the owner."""
+    if upper <= request.store.upper or (owner := client_of(request.store)) is None:
+        return request
+    return request._replace(store=opened.enter_context(as_store(owner)))
 
 
 def _take_hold(request: Request, name: str, shard: Shard) -> Hold:
@@ -239,17 +252,18 @@ class _HoldTaken(Exception):  # noqa: N818  # a signal to `back_up`, which takes
     """Another script has taken the hold of this backup."""
 
 
-def _append_windows(shard: Shard, request: Request, hold: Hold) -> BackupInfo:
+def _append_windows(shard: Shard, request: Request, hold: Hold, opened: ExitStack) -> BackupInfo:
     """Finish the window that a killed backup began, if there is one, and append the next.
 
     Raises `UpperMismatchError` or `_HoldTaken` if another script was faster: try again.
     """
-    store, chain = request.store, shard.name
-    done = None
+    chain, done = shard.name, None
     with _undoing(hold):
-        upper = int(store.sync())
         has_records, begun = find(shard.blob, chain, shard.upper)
-        _require_commits(store, begun.parts if begun is not None else ())
+        if begun is not None:
+            request = _abreast(request, begun.upper, opened)
+            _require_commits(request.store, begun.parts)
+        upper = int(request.store.sync())
     if begun is not None and _held_at(hold) < begun.upper:
         done = _append_window(shard, request, hold, begun, token=None)
     if upper > shard.upper:
@@ -276,22 +290,34 @@ def _append_window(
     started = time.perf_counter()
     lower, upper = attempt.lower, attempt.upper
     with _undoing(hold, attempt):
+        retention = None if lower else shard.critical(RETENTION)
         try:
             whole_since, uploaded = request.upload(request.store, shard, attempt, request.progress)
         except HistoryGoneError as error:
             raise _chain_broken(lower - 1, error.since) from error
-        if not lower:
-            shard.critical(RETENTION).downgrade(min(whole_since, upper - 1))
+        may_append = retention is None or _begins_at(retention, min(whole_since, upper - 1))
     meta = (("seconds", f"{time.perf_counter() - started:.3f}"), ("token", token or ""))
     batch = replace(uploaded, parts=(*attempt.parts, *uploaded.parts), meta=meta)
     try:
+        if not may_append:
+            raise _HoldTaken
         shard.writer().compare_and_append(batch, token=token)
-    except UpperMismatchError:
+    except (UpperMismatchError, _HoldTaken):
         own = tuple(part for part in batch.parts if part.name not in attempt.recorded)
         delete_batch(shard.blob, replace(batch, parts=own))
         raise
     shard.leave_witness()
     return info(batch)
+
+
+def _begins_at(retention: Critical, since: int) -> bool:
+    """Have the history of a chain begin at `since`. False, with nothing done, if another script has
+    done so since `retention` was read: a later `since` would take instants from its backup."""
+    try:
+        retention.downgrade(since, opaque=secrets.token_bytes(8))
+    except OpaqueMismatchError:
+        return False
+    return True
 
 
 def _held_at(hold: Hold) -> int:
@@ -324,8 +350,8 @@ def _together(first: BackupInfo, second: BackupInfo) -> BackupInfo:
 
 def _chain_broken(needed: int, since: int) -> HistoryGoneError:
     return HistoryGoneError(
-        as_of=needed,
-        since=since,
+        as_of=Timestamp(needed),
+        since=Timestamp(since),
         remedy="the chain is broken: backup(store, full=True) begins another; "
         "the present chain stays restorable",
     )

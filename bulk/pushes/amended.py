@@ -142,7 +142,8 @@ class AmendedPush:
     def _is_newer(self, key: bytes) -> bool:
         """Whether a reader sees a live write to `key` that is newer than the build of the push. A
         push that came after that write may cover it."""
-        if all(stamp <= (self._how.built_at or 0) for stamp in chain(*self._stamps)):
+        stamps = chain(self._stamps.standing, self._stamps.passed)
+        if all(stamp <= (self._how.built_at or 0) for stamp in stamps):
             return True
         last = self._stamps.last_write(self._store, key, self._at)
         return self._keeps(last.timestamp) and last.timestamp not in self._stamps.standing

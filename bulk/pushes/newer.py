@@ -7,26 +7,32 @@ Invariants
 1. A row of a push has the stamp of the push, in every store: natively, and where a backup brought
    it. So the stamps that the position of a store has tell pushed rows from live ones.
 2. A reverted push has left versions at two stamps: when it was added and when it was reverted. They
-   are passed over: a reader sees a value of the newest version at another stamp.
+   are passed over: a reader sees a value of the newest version at another stamp. Where GC has taken
+   that version, the version of a revert has its value, unless a push below was reverted later.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from kvstore.changes.event import Operation
+from kvstore.errors import HistoryGoneError
+from kvstore.mvcc import Version
 from kvstore.span import Span
 from kvstore.store import Store
-from kvstore.timestamp import Timestamp
+from kvstore.timestamp import TIMESTAMP_MAX, Timestamp
 
 
 class PushStamps(NamedTuple):
     """The stamps of the pushes that a store has taken. `standing` has the stamps of pushes that
-    hold; `passed` has the stamps of reverted pushes, and of their reverts."""
+    hold; `passed` has the stamps of reverted pushes, and of their reverts. `reverts` has both
+    stamps of each reverted push."""
 
     standing: frozenset[int] = frozenset()
     passed: frozenset[int] = frozenset()
+    reverts: frozenset[tuple[int, int]] = frozenset()
 
     def has(self, timestamp: int) -> bool:
         """Whether a push was added or reverted then."""
@@ -35,13 +41,18 @@ class PushStamps(NamedTuple):
     @classmethod
     def of(cls, told: Iterable[Mapping[str, Any]]) -> PushStamps:
         """The stamps that a position has."""
-        standing, passed = set[int](), set[int]()
+        standing, reverts = set[int](), set[tuple[int, int]]()
         for each in told:
             if each["state"] == "added":
                 standing.add(each["at"])
             elif each["state"] == "reverted":
-                passed.update((each["at"], each.get("added") or each["at"]))
-        return cls(frozenset(standing), frozenset(passed))
+                reverts.add((each.get("added") or each["at"], each["at"]))
+        return cls(frozenset(standing), frozenset(chain(*reverts)), frozenset(reverts))
+
+    def without(self, added: int) -> PushStamps:
+        """The stamps as they are once the push that was added at `added` is reverted."""
+        reverts = self.reverts | {(added, TIMESTAMP_MAX)}
+        return PushStamps(self.standing - {added}, self.passed | {added}, reverts)
 
     def last_write(self, store: Store, key: bytes, at: Timestamp) -> LastWrite:
         """The write that made the value of `key` which a reader sees at `at`. O(versions)."""
@@ -49,6 +60,31 @@ class PushStamps(NamedTuple):
             if version.timestamp <= at and version.timestamp not in self.passed:
                 return LastWrite(version.timestamp, version.value)
         return LastWrite(Timestamp(0), None)
+
+    def value(self, store: Store, key: bytes, at: Timestamp) -> bytes | None:
+        """The value of `key` at `at` without the reverted pushes. O(versions). Raises
+        `HistoryGoneError` if GC has taken the version that had it."""
+        since, passed = store.since, list[Version]()
+        for version in store.history(key):
+            if version.timestamp <= at and version.timestamp not in self.passed:
+                return version.value
+            if version.timestamp <= at:
+                passed.append(version)
+        ends = {reverted for _, reverted in self.reverts}
+        for version in passed:
+            if version.timestamp in ends and not self._reverted_over(version.timestamp):
+                return version.value
+        for version in passed:
+            under = self._reverted_over(version.timestamp, since)
+            if version.timestamp <= since or any(added <= since for added in under):
+                raise HistoryGoneError(as_of=version.timestamp, since=since)
+        return None
+
+    def _reverted_over(self, time: int, since: int = 0) -> list[int]:
+        """The stamps of the pushes that were added before `time`, and reverted after it and after
+        `since`."""
+        later = max(time, since)
+        return [added for added, reverted in self.reverts if added < time and reverted > later]
 
 
 class LastWrite(NamedTuple):

@@ -26,7 +26,7 @@ from typing import Any, Final, NamedTuple
 from bulk.pushes.log import PushLog
 from bulk.pushes.newer import PushStamps
 from bulk.pushes.statuses import ERROR_CHARS_MAX
-from kvstore.errors import CorruptionError
+from kvstore.errors import CorruptionError, UsageError
 from kvstore.limits import PUSHES_TOLD
 from kvstore.mvcc import WriteSet
 from kvstore.store import Store
@@ -136,6 +136,16 @@ def with_state(fields: dict[str, Any], number: int, state: PushState) -> dict[st
 def newest_told(pushes: Iterable[str]) -> list[str]:
     """The newest of the pushes that a place tells: it has forgotten none between them."""
     return sorted(pushes, key=int)[-PUSHES_TOLD:]
+
+
+def require_known_since(pushes: Mapping[str, Mapping[str, Any]], event: int) -> None:
+    """Raise `UsageError` if a place may have forgotten a push whose state came after `event`."""
+    events = sorted(int(told.get("event") or 0) for told in pushes.values())
+    if len(events) >= PUSHES_TOLD and event < events[-PUSHES_TOLD]:
+        raise UsageError(
+            f"{PUSHES_TOLD} pushes were added or reverted since, and older states are forgotten",
+            "push the right values",
+        )
 
 
 def first_refused(pushes: Mapping[str, Mapping[str, Any]]) -> str | None:

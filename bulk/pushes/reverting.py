@@ -27,7 +27,7 @@ from bulk.pushes.amended import AmendedPush
 from bulk.pushes.log import PushEvent, PushLog
 from bulk.pushes.modes import PushMode
 from bulk.pushes.newer import PushStamps
-from bulk.pushes.place import PushPlace, PushState, with_state
+from bulk.pushes.place import PushPlace, PushState, require_known_since, with_state
 from bulk.pushes.pushes import import_id_of
 from kvstore.commit import After
 from kvstore.errors import ClosedError, ForkedError, HistoryGoneError, UsageError
@@ -103,11 +103,11 @@ def _below(
     store: Store, added: Timestamp, at: Timestamp, stamps: PushStamps
 ) -> Iterator[tuple[bytes, bytes | None]]:
     """The keys whose values at `at` come from the push, each with its value without the push."""
-    without = PushStamps(stamps.standing - {added}, stamps.passed | {added})
+    without = stamps.without(added)
     for start, end in ((b"", RESERVED), (FIRST_ROW, None)):
         for change in store.changes(added - 1, added, start=start, end=end):
             if stamps.last_write(store, change.key, at).timestamp == added:
-                yield change.key, without.last_write(store, change.key, at).value
+                yield change.key, without.value(store, change.key, at)
 
 
 class Reverts:
@@ -141,6 +141,7 @@ class Reverts:
 
         try:
             if by_rows:
+                require_known_since(fields["pushes"], told.get("event") or 0)
                 own = import_id_of(f"revert/{self._place.name}/{event.number}", self._shard)
                 stamps = self._place.stamps()
                 reverted = revert_rows(self._store, own, added, stamps, after, self._tell)

@@ -1,7 +1,6 @@
 """Requests of each verb, and how their answers are read: bytes in, bytes out, no socket.
 
-The clients, with threads and with asyncio, send the same requests. Each function gives the request
-of the method of `Store` with its name.
+Each function makes the request of the method of `Store` with its name, for each kind of client.
 """
 
 from __future__ import annotations
@@ -224,6 +223,11 @@ def fields_of(name: str) -> ClientRequest[dict[str, Any]]:
 def upper() -> ClientRequest[Timestamp]:
     """See `Store.upper`."""
     return verb("times", {}, lambda r: Timestamp.from_ns(r.json()["upper"]), is_read=True)
+
+
+def newest() -> ClientRequest[Timestamp]:
+    """The newest complete time. Each delete that is due by now lies at or below it."""
+    return verb("resolve", {}, lambda r: Timestamp.from_ns(r.json()["as_of"]), is_read=True)
 
 
 # -- writes ---------------------------------------------------------------------------------

@@ -56,7 +56,7 @@ class RemoteAnswers:
         """The newest complete time of the server at the first use, unless another one was given."""
         if self._given is not None:
             return self._given
-        return int(self._pool.send(calls.upper())) - 1
+        return int(self._pool.send(calls.newest()))
 
     def answer(self, labels: Asked, search: Search) -> list[pa.Array] | None:
         """The values of the labels and the timestamps of their versions."""

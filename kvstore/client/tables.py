@@ -225,16 +225,15 @@ class ClientTable(Table):
     ) -> FoundRows:
         """See `Table.find`. The server looks the rows up."""
 
-        def once() -> pa.RecordBatchReader:
-            codec = self._catalogue.codec(self.name)
+        def once(codec: TableCodec) -> pa.RecordBatchReader:
             span = index_span(codec, codec.definition.index(index), values)
             return self._rows_of("table_find", span, as_of, columns, reverse, limit, index=index)
 
         try:
-            reader = once()
-        except (TableAlteredError, UsageError):  # the definition that is known here may be old
-            self._catalogue.forget(self.name)
-            reader = once()
+            reader = once(self._catalogue.codec(self.name))
+        except (TableAlteredError, UsageError):
+            # The definition that is known here may be old, or newer than `as_of`.
+            reader = once(self.codec(as_of))
         return FoundRows(reader.schema, iter(reader))
 
     def history(self, *key: Any) -> list[RowVersion]:

@@ -58,7 +58,7 @@ class RemoteTransactions:
     def begin(self, durability: Durability | None) -> Transaction:
         """A transaction at the newest complete time of the server. One round trip."""
         transaction = Transaction(self, 0, durability=durability)
-        transaction.read_at = Timestamp(self._pool.send(calls.upper()) - 1)
+        transaction.read_at = self._pool.send(calls.newest())
         return transaction
 
     def commit(

@@ -85,6 +85,8 @@ class WriteSet(Puts):
     def _expire(self, key: bytes, due: int, row: bytes = b"") -> None:
         value = self._points[key]
         assert value is not None, "it was put"
+        if isinstance(value, _Marked):  # a row that came twice in one call
+            value = bytes(value)
         # A copy is equal and no other object: a later put of the same value replaces it.
         marked = self._points[key] = _Marked(value)
         if self.expiring is None:

@@ -85,7 +85,7 @@ class SentRows:
         writes = self._requests.write_set("the batch", BATCH_BYTES_MAX)
         write(writes)
         for codec, mine, due in _by_table(codecs, rows, dues):
-            made = sent_change(codec, self._reader, mine, due)
+            made = sent_change(codec, self._reader, mine, due, rows)
             writes.delete_rows(made.gone)
             writes.put_rows(made.keys, made.values, due, made.rows(codec))
 
@@ -137,12 +137,15 @@ class SentRows:
     ) -> Transaction:
         write(transaction)
         reader = TransactionRows(transaction, self._catalogue)
+        left = dict(rows)
         for codec, mine, due in _by_table(codecs, rows, dues):
             if reader.codec(codec.definition.name).stored != codec.stored:
                 raise TableAlteredError(codec.definition.name)
-            made = sent_change(codec, reader, mine, due)
+            made = sent_change(codec, reader, mine, due, left)
             transaction.delete_rows(made.gone)
             transaction.put_rows(made.keys, made.values, due, made.rows(codec))
+            for key in mine:
+                del left[key]
         return transaction
 
     def _codec(self, name: str, digest: str) -> TableCodec:

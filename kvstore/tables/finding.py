@@ -141,7 +141,7 @@ def rows_of(
 def _fit(batch: pa.RecordBatch, fits: list[bool | None]) -> pa.RecordBatch:
     if len(fits) == batch.num_rows and all(fits):
         return batch
-    return batch.filter(pa.array(found for found in fits if found is not None))
+    return batch.filter(pa.array((found for found in fits if found is not None), pa.bool_()))
 
 
 def fitting(

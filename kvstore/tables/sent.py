@@ -15,7 +15,7 @@ Invariants
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 
 import pyarrow as pa
 
@@ -72,10 +72,14 @@ def _alteration(before: Definition, after: Definition) -> Alteration:
 
 
 def sent_change(
-    codec: TableCodec, reader: RowReader, rows: Mapping[bytes, bytes | None], due: int | None
+    codec: TableCodec,
+    reader: RowReader,
+    rows: Mapping[bytes, bytes | None],
+    due: int | None,
+    replaced: Container[bytes],
 ) -> RowChange:
     """The change that sets the rows of keys and values until `due`, and deletes rows without a
-    value.
+    value. `replaced` is as in `put_batches`.
 
     Raises `UsageError` for bytes that are no rows of the table, `TableAlteredError` for rows of a
     layout that it does not have.
@@ -87,7 +91,7 @@ def sent_change(
             keys = [key for key, value in rows.items() if value is not None]
             batch = codec.decode(pa.array(keys, pa.binary()), pa.array(values, pa.binary()))
             _require_values(codec, batch)
-            change = put_batches(codec, reader, [batch])
+            change = put_batches(codec, reader, [batch], replaced)
         for key, value in rows.items():
             if value is None:
                 codec.key.values(key)

@@ -361,6 +361,8 @@ class TransactionRows:
 class WritesRows(Protocol):
     """The rows of the store of a batch."""
 
+    catalogue: Catalogue
+
     def codec(self, name: str, as_of: TimeLike | None = None) -> TableCodec:
         """The definition that encodes rows."""
         ...
@@ -382,10 +384,22 @@ class BatchRows:
             raise UsageError(
                 f"a batch cannot check the rows of table {name!r}", "use a transaction instead"
             )
-        made = make(codec, self._rows)  # type: ignore[arg-type]  # without indexes nothing is read
+        made = self._made(name, codec, make)
         self._batch.require(self._rows.checked(name, codec))
         self._batch.delete_rows(made.gone)
         self._batch.put_rows(made.keys, made.values, made.expires, made.rows(codec))
+
+    def _made(self, name: str, codec: TableCodec, make: MakeChange) -> RowChange:
+        """The change by a definition that is known; by the newest one where the rows do not fit."""
+        rows: Any = self._rows  # without indexes nothing is read
+        try:
+            return make(codec, rows)
+        except UsageError:
+            rows.catalogue.forget(name)
+            newest = rows.codec(name)
+            if newest.stored == codec.stored:
+                raise
+            return make(newest, rows)
 
 
 def _gathered(rows: Iterator[tuple[bytes, bytes]]) -> Iterator[pa.RecordBatch]:

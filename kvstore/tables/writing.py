@@ -11,7 +11,7 @@ Invariants
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -60,9 +60,14 @@ def _replace(
 
 
 def put_batches(
-    codec: TableCodec, reader: RowReader, batches: Iterable[pa.RecordBatch]
+    codec: TableCodec,
+    reader: RowReader,
+    batches: Iterable[pa.RecordBatch],
+    replaced: Container[bytes] = (),
 ) -> RowChange:
-    """Set the rows of batches that have the columns of the table. The last row of a key wins."""
+    """Set the rows of batches that have the columns of the table. The last row of a key wins. The
+    same commit sets or deletes the rows of `replaced`: what they are now takes no value of a unique
+    index."""
     change = RowChange()
     seen: dict[tuple[Any, ...], bytes] = {}
     indexes = codec.definition.indexes
@@ -75,7 +80,7 @@ def put_batches(
             change.keys += found
             change.values += [b""] * len(found)
             if index.is_unique:
-                _require_unique_batch(codec, reader, index, batch, keys, seen)
+                _require_unique_batch(codec, reader, index, batch, keys, seen, replaced)
         if indexes:
             change.gone += _stale(codec, reader, keys, entries)
     return change
@@ -155,14 +160,22 @@ def _require_unique(
 
 
 def other_row(
-    codec: TableCodec, reader: RowReader, index: Index, values: Sequence[Any], key: bytes
+    codec: TableCodec,
+    reader: RowReader,
+    index: Index,
+    values: Sequence[Any],
+    key: bytes,
+    replaced: Container[bytes] = (),
 ) -> dict[str, Any] | None:
-    """A row with these values in an index, other than the row of `key`; None if there is none."""
+    """A row with these values in an index, other than the rows of `key` and of `replaced`; None if
+    there is none."""
     prefix = codec.index_codec(index).key(values)
     for batch in reader.batches(Span.of_prefix(prefix), None, reverse=False, limit=None):
         for entry in batch.column(0).to_pylist():
             found = codec.key.prefix + entry[len(prefix) :]
-            if found != key and (stored := reader.get(found)) is not None:
+            if found == key or found in replaced:
+                continue
+            if (stored := reader.get(found)) is not None:
                 row = codec.to_dict(found, stored)
                 if codec.entry(index, row) == entry:
                     return row
@@ -190,6 +203,7 @@ def _require_unique_batch(
     batch: pa.RecordBatch,
     keys: list[bytes],
     seen: dict[tuple[Any, ...], bytes],
+    replaced: Container[bytes],
 ) -> None:
     names = codec.definition.parts_named(index.parts)
     columns = [batch.column(name).to_pylist() for name in names]
@@ -197,7 +211,7 @@ def _require_unique_batch(
         if None in values:
             continue
         first = seen.setdefault((index.number, *values), key)
-        taken = other_row(codec, reader, index, values, key)
+        taken = other_row(codec, reader, index, values, key, replaced)
         if first != key:
             raise not_unique(codec, index, values, _key_row(codec, first))
         if taken is not None:

@@ -4,8 +4,10 @@ continued."""
 from __future__ import annotations
 
 import random
+import threading
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -28,6 +30,45 @@ def state_of(collection: backup.Collection, as_of: int | None = None) -> dict[by
     return dict(zip(*(column.to_pylist() for column in rows.columns), strict=True))
 
 
+def test_a_first_backup_takes_no_instant_from_another_that_was_faster(
+    store: kvstore.Store, collection: backup.Collection
+) -> None:
+    """Both write the first window of a chain. GC comes between, so the later one has less."""
+    store.put(b"k", b"first")
+    slow_has_read, fast_is_done = threading.Event(), threading.Event()
+    told: list[HistoryGoneError] = []
+
+    def fast(*window: Any) -> Any:
+        found = upload_here(*window)
+        for hold in store.holds.all():
+            store.holds.drop(hold.name)
+        store.put(b"k", b"second")
+        store.gc(before=store.sync() - 1)
+        other.start()
+        slow_has_read.wait()
+        return found
+
+    def slow(*window: Any) -> Any:
+        found = upload_here(*window)
+        slow_has_read.set()
+        fast_is_done.wait()
+        return found
+
+    def back_up_slowly() -> None:
+        with pytest.raises(HistoryGoneError, match="the chain is broken") as error:
+            collection.backup(store, upload=slow)  # type: ignore[arg-type]  # it names no argument
+        told.append(error.value)
+
+    other = threading.Thread(target=back_up_slowly)
+    first = collection.backup(store, upload=fast)  # type: ignore[arg-type]  # it names no argument
+    fast_is_done.set()
+    other.join()
+    assert collection.verify().backups == 1
+    newest = first.upper - 1
+    assert [error.as_of for error in told] == [newest]
+    assert state_of(collection, kvstore.Timestamp(newest)) == {b"k": b"first"}
+
+
 def test_a_broken_chain_says_so_and_a_new_full_keeps_the_old_window(
     store: kvstore.Store, collection: backup.Collection, tmp_path: Path
 ) -> None:
@@ -36,7 +77,9 @@ def test_a_broken_chain_says_so_and_a_new_full_keeps_the_old_window(
         store.holds.drop(hold.name)
     store.put(b"k00", b"after")
     store.gc(before=store.sync() - 1)
-    with pytest.raises(HistoryGoneError, match="full=True"):
+    with pytest.raises(
+        HistoryGoneError, match=r"history at \d{4}-.* kept from \d{4}-.* on; .*full=True"
+    ):
         collection.backup(store)
     store.put(b"k01", b"later")
     info = collection.backup(store, full=True)

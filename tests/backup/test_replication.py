@@ -127,6 +127,26 @@ def test_a_standby_follows_a_collection_and_then_the_store_itself(
         same(store, replica)
 
 
+def test_a_collection_whose_first_backup_has_not_ended_makes_no_replica(
+    store: kvstore.Store, standby: Path, tmp_path: Path
+) -> None:
+    collection = backup.Collection(tmp_path / "collection")
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    store.put(b"k", b"v")
+    with pytest.raises(UsageError, match="holds no backup"):
+        backup.replicate(collection, standby)
+    with pytest.raises(KeyboardInterrupt):
+        collection.backup(store, upload=killed)  # type: ignore[arg-type]  # it returns nothing
+    with pytest.raises(UsageError, match="holds no backup"):
+        backup.replicate(collection, standby)
+    assert not standby.exists()
+    collection.backup(store)
+    assert backup.replicate(collection, standby) == collection.upper
+
+
 def test_the_source_keeps_what_its_replica_lacks_within_its_budget(
     store: kvstore.Store, standby: Path
 ) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 import backup
@@ -17,6 +18,7 @@ import bulk
 import bulk.tasks
 import kvstore
 import kvstore.upkeep
+from backup.uploads import Uploaded, upload_here
 from bulk.ingest import record_of
 from kvstore.control.scripts import as_store, opened
 from kvstore.errors import (
@@ -88,6 +90,47 @@ def test_owner_and_script_take_windows_of_one_chain(
         collection.backup(client if number % 2 else owner)
     assert len(collection.list()) == 4
     collection.verify("contents", owner)
+
+
+@pytest.mark.parametrize("is_killed", [False, True], ids=["whole", "killed"])
+def test_a_handle_older_than_the_newest_backup_backs_up_what_is_new(
+    tmp_path: Path, owner: kvstore.Store, client: kvstore.Client, is_killed: bool
+) -> None:
+    collection = backup.Collection(tmp_path / "collection")
+    collection.backup(owner)
+
+    def killed(*window: Any) -> Uploaded:
+        upload_here(*window)
+        raise KeyboardInterrupt
+
+    upload: Any = killed if is_killed else upload_here
+    with as_store(client) as older, bounds(PART_BYTES_MAX=300, ARROW_ROWS_MAX=3):
+        owner.put_many({b"key/%02d" % number: bytes([number]) * 30 for number in range(40)})
+        with suppress(KeyboardInterrupt):
+            collection.backup(owner, upload=upload)
+        last = owner.put(b"k", b"v")
+        assert collection.backup(older).upper > last
+    assert _rows(collection.scan_batches()) == dict(owner.scan())
+
+
+def test_a_script_beside_an_older_copy_of_its_store_is_refused(
+    tmp_path: Path, owner: kvstore.Store
+) -> None:
+    collection = backup.Collection(tmp_path / "collection")
+    owner.checkpoint(tmp_path / "older")
+    owner.put(b"k", b"v")
+    collection.backup(owner)
+    with (
+        kvstore.open(tmp_path / "older", control=True) as older,
+        kvstore.connect(older.path) as client,
+        pytest.raises(UsageError, match="it was put back from an older copy"),
+    ):
+        collection.backup(client)
+
+
+def _rows(batches: Iterable[pa.RecordBatch]) -> dict[bytes, bytes]:
+    columns = [[column.to_pylist() for column in batch.columns] for batch in batches]
+    return {key: value for keys, values in columns for key, value in zip(keys, values, strict=True)}
 
 
 def test_gc_of_the_owner_keeps_what_a_script_backs_up_next(

@@ -19,6 +19,7 @@ from bulk.pushes.pull import Puller
 from kvstore.errors import CorruptionError, FormatVersionError, HistoryGoneError, UsageError
 from kvstore.storage.memory import MemoryBlob
 from kvstore.store import Store
+from kvstore.testing.bounds import bounds
 from tests.pushes.made import build_time, drain, push
 
 
@@ -266,6 +267,74 @@ def test_a_revert_of_a_push_whose_history_a_restored_store_lacks_is_refused(
     [told] = pushes.status(1).stores
     assert told.state == "added"
     assert "revert refused: HistoryGoneError" in told.error
+
+
+@pytest.mark.parametrize("is_lost", [False, True], ids=["kept", "lost"])
+def test_a_restored_store_takes_a_push_back_over_reverts_whose_history_is_gone(
+    pushes: Pushes, tmp_path: Path, is_lost: bool
+) -> None:
+    """GC takes the live value below the first revert, and the row of that revert has the value. It
+    has another one if the row is of a push that was reverted later: then nothing tells the value.
+    """
+
+    def take_back(puller: Puller, number: int) -> str:
+        pushes.revert(number)
+        drain(puller)
+        return str(puller.status["pushes"][str(number)]["error"])
+
+    with kvstore.open(tmp_path / "store") as store:
+        store.put(b"k", b"live")
+        Collection(tmp_path / "backups").backup(store)
+        push(pushes, {b"k": b"1"})
+        push(pushes, {b"k": b"2"})
+        drain(Puller(store, pushes, name="s"))
+        Collection(tmp_path / "backups").backup(store)
+    Collection(tmp_path / "backups").restore(tmp_path / "restored")
+    with kvstore.open(tmp_path / "restored") as store:
+        puller = Puller(store, pushes, name="s")
+        if not is_lost:
+            assert take_back(puller, 1) == ""
+        assert take_back(puller, 2) == ""
+        since = store.upper - 1
+        push(pushes, {}, prefix=b"", mode="replace")
+        drain(puller)
+        if is_lost:
+            assert take_back(puller, 1) == ""
+        store.gc(before=since)
+        assert store.get(b"k") is None
+        error = take_back(puller, 3)
+        if is_lost:
+            assert error.startswith("revert refused: HistoryGoneError: history at ")
+            assert store.get(b"k") is None
+        else:
+            assert [error, store.get(b"k")] == ["", b"live"]
+
+
+def test_a_restored_store_refuses_a_revert_where_it_has_forgotten_a_later_one(
+    pushes: Pushes, tmp_path: Path
+) -> None:
+    """Push 2 is reverted below push 3, and forgotten: its row would look like a live write."""
+    with bounds(PUSHES_TOLD=3):
+        with kvstore.open(tmp_path / "store") as store:
+            for key in (b"other", b"k", b"k"):
+                push(pushes, {key: b"pushed"})
+            Collection(tmp_path / "backups").backup(store)
+            drain(Puller(store, pushes, name="s"))
+            Collection(tmp_path / "backups").backup(store)
+        Collection(tmp_path / "backups").restore(tmp_path / "restored")
+        with kvstore.open(tmp_path / "restored") as store:
+            puller = Puller(store, pushes, name="s")
+            pushes.revert(2)
+            for key in (b"y", b"z"):
+                push(pushes, {key: b"pushed"})
+            for number in (1, 3):
+                pushes.revert(number)
+            drain(puller)
+            told = puller.status["pushes"]
+            assert sorted(told) == ["1", "3", "4", "5"]
+            assert [told["1"]["state"], told["3"]["state"]] == ["refused", "added"]
+            assert "3 pushes were added or reverted since" in told["3"]["error"]
+            assert store.get(b"k") == b"pushed"
 
 
 def test_a_push_whose_history_is_gone_is_refused(pushes: Pushes, store: Store) -> None:

@@ -111,6 +111,32 @@ def test_a_client_builds_an_index_in_chunks_and_is_told_how_far_it_is(
         mine.build_index("gone")
 
 
+def test_a_client_finds_by_an_index_as_of_a_time_before_it_was_dropped(
+    client: Client, store: kvstore.Store, trips: kvstore.Table
+) -> None:
+    remote, then = client.table("trips"), store.upper - 1
+    for change in ({"drop_index": "by_fare"}, {"add_index": {"by_fare": "zone"}}):
+        trips.alter(**change)  # type: ignore[arg-type]
+        for table in (trips, remote, client.table("trips")):
+            (found,) = table.find("by_fare", 7.0, as_of=then)
+            assert found["id"] == 7
+            with pytest.raises(UsageError):
+                table.find("by_fare", 7.0)
+
+
+def test_a_batch_of_a_client_takes_a_column_that_another_process_has_added(
+    client: Client, trips: kvstore.Table
+) -> None:
+    client.table("trips")
+    trips.alter(add={"tip": pa.int64()})
+    with client.batch() as batch:
+        batch.table("trips").put({"id": 1, "fare": 1.0, "tip": 7})
+        batch.table("trips").put({"id": 2, "fare": 2.0})
+        with pytest.raises(UsageError, match="has no column 'top'"):
+            batch.table("trips").put({"id": 3, "top": 7})
+    assert [row["tip"] for row in trips.get_many([(1,), (2,), (3,)])] == [7, None, None]
+
+
 @pytest.mark.parametrize(
     ("step", "told"),
     [

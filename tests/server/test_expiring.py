@@ -130,6 +130,19 @@ def test_a_transaction_conflicts_with_an_expiry(client: Client, clock: ManualClo
         txn.commit()
 
 
+def test_a_transaction_and_a_join_show_no_key_that_has_expired(
+    client: Client, clock: ManualClock
+) -> None:
+    client.put(b"k", b"v", expires=LIFE)
+    clock.advance(HOUR)
+    with client.transaction() as txn:
+        assert [txn.get(b"k"), list(txn.scan())] == [None, []]
+    client.put(b"k", b"v", expires=LIFE)
+    clock.advance(HOUR)
+    joined = client.join(pa.table({"id": [b"k"]}), at=None).read_all()
+    assert joined.column("value").to_pylist() == [None]
+
+
 def test_a_value_of_a_unique_index_is_free_once_its_row_expired(
     client: Client, clock: ManualClock
 ) -> None:

@@ -145,6 +145,33 @@ def test_a_unique_index_holds_among_clients(
     assert len(list(people.rows())) == 1
 
 
+def test_a_unique_value_may_move_to_another_row_in_one_commit(
+    client: Client, people: kvstore.Table
+) -> None:
+    """The server gets the rows of a commit without their order."""
+    people.put_batch([person(1, mail="one@x"), person(2, mail="two@x")])
+    with client.transaction() as txn:
+        table = txn.table("people")
+        table.delete("b", 1)
+        table.put(person(0, mail="one@x"))
+    with client.transaction() as txn:
+        table = txn.table("people")
+        table.update("a", 2, mail=None)
+        table.put(person(0, mail="two@x"), expires="+1h")
+        table.update("a", 2, mail="one@x")
+    assert {row["id"]: row["mail"] for row in people.rows()} == {0: "two@x", 2: "one@x"}
+    with client.batch() as batch:
+        batch.table("people").delete("a", 0)
+        batch.table("people").put(person(4, mail="two@x"))
+    batch = client.batch()
+    batch.table("people").delete("a", 2)
+    batch.table("people").put(person(4, mail="two@x"))
+    batch.table("people").put(person(5, mail="two@x"), expires="+1h")
+    with pytest.raises(NotUniqueError, match="id=4"):
+        batch.__exit__(None, None, None)
+    assert {row["id"]: row["mail"] for row in people.rows()} == {2: "one@x", 4: "two@x"}
+
+
 def test_transactions_and_batches_have_tables(client: Client, people: kvstore.Table) -> None:
     people.put(person(1, mail="one@x"))
     with client.transaction() as txn:

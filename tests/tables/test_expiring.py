@@ -125,6 +125,18 @@ def test_transactions_and_batches_have_rows_that_expire(
     assert len(stored(store)) == 2
 
 
+@pytest.mark.parametrize("is_table", [False, True], ids=["dicts", "arrow"])
+def test_the_last_row_of_a_key_in_a_batch_expires(
+    store: kvstore.Store, clock: kvstore.ManualClock, is_table: bool
+) -> None:
+    plain = store.table("plain", SCHEMA, "id", {"zone": ["zone"]})
+    rows = [row(1, "a@x"), row(1, "b@x", zone="b"), row(1, "c@x", zone="b")]
+    plain.put_batch(pa.Table.from_pylist(rows, SCHEMA) if is_table else rows, expires="+3s")
+    assert list(plain.rows()) == list(plain.find("zone")) == rows[2:]
+    clock.advance(4 * SECOND)
+    assert stored(store) == []
+
+
 def test_a_restored_table_goes_on_to_expire(
     store: kvstore.Store, users: kvstore.Table, clock: kvstore.ManualClock, tmp_path: Path
 ) -> None:

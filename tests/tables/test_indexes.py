@@ -145,6 +145,18 @@ def test_entries_that_imports_leave_behind_find_nothing_and_go(
     assert [row["id"] for row in places.find("by_zone", "new")] == [0, 1, 2, 3, 4]
 
 
+def test_an_entry_of_a_row_that_is_gone_finds_nothing(
+    store: kvstore.Store, places: kvstore.Table, tmp_path: Path
+) -> None:
+    places.alter(add_index={"by_zone": "zone"})
+    places.build_index("by_zone")
+    import_rows(store, places, tmp_path / "rows", "new")
+    for number in range(0, 20, 3):
+        places.delete(number)
+    assert list(places.find("by_zone", "z0")) == []
+    assert places.find("by_zone", "z0").read_all().num_rows == 0
+
+
 def test_an_import_that_is_reverted_gives_the_entries_of_its_rows_back(
     store: kvstore.Store, places: kvstore.Table, tmp_path: Path
 ) -> None:
