@@ -165,7 +165,8 @@ cdef bytes entry_of(
     made = PyBytes_FromStringAndSize(NULL, size + zeros + 2 + TAIL)
     out = PyBytes_AS_STRING(made)
     if zeros == 0:
-        memcpy(out, key, size)
+        if size:
+            memcpy(out, key, size)
         out += size
     else:
         for at in range(size):
