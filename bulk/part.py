@@ -112,7 +112,8 @@ class PartWriter:
         expiring = self._expiring_rows(batch, keys)
         if kinds is not None:
             self._require_once(keys)
-        self._add(keys, partial(self._add_columns, keys, values, kinds))
+        add_rows = self._file.add_rows  # raises in a forked child and changes nothing
+        self._add(keys, partial(_add_pieces, add_rows, keys, values, self._reference, kinds))
         if expiring is not None:
             self._broken = True  # until the records are added
             self._expiries().add(*expiring)
@@ -159,17 +160,6 @@ class PartWriter:
             self.abandon()
         elif not self._closed:
             self.finish()
-
-    def _add_columns(self, keys: pa.Array, values: pa.Array, kinds: bytes | None) -> None:
-        done = 0
-        for piece in pa.Table.from_arrays([keys, values], ["key", "value"]).to_batches():
-            last = done + piece.num_rows
-            mine = None if kinds is None else kinds[done:last]
-            try:
-                self._file.add_rows(piece.column(0), piece.column(1), self._reference, mine)
-            except OutOfOrder as error:
-                raise OutOfOrder(done + error.index) from error
-            done = last
 
     def _add_one(self, key: bytes, kind: bytes, value: bytes) -> None:
         stored = frame(key) + self._reference + kind
@@ -274,6 +264,25 @@ def _columns(batch: pa.RecordBatch) -> tuple[pa.Array, pa.Array, bytes | None]:
     if pc.any(pc.and_(pc.invert(deletes), pc.is_null(values)), min_count=0).as_py():
         raise UsageError("column value has nulls in rows that put", "pass a value")
     return keys, values, kinds_of(pc.invert(deletes))
+
+
+def _add_pieces(
+    add_rows: Callable[[pa.Array, pa.Array, bytes, bytes | None], None],
+    keys: pa.Array,
+    values: pa.Array,
+    reference: bytes,
+    kinds: bytes | None,
+) -> None:
+    """Add columns of one piece, as a batch has them, or of several, as a table may have them."""
+    done = 0
+    for piece in pa.Table.from_arrays([keys, values], ["key", "value"]).to_batches():
+        last = done + piece.num_rows
+        mine = None if kinds is None else kinds[done:last]
+        try:
+            add_rows(piece.column(0), piece.column(1), reference, mine)
+        except OutOfOrder as error:
+            raise OutOfOrder(done + error.index) from error
+        done = last
 
 
 def _binary(batch: pa.RecordBatch, name: str) -> pa.Array:

@@ -176,6 +176,7 @@ def on_others(place: Path, held: ExitStack) -> Calls:
         "journal.append": lambda: journal.append(b"child"),
         "journal.sync": lambda: journal.sync(),
         "writer.put": lambda: writer.put(b"zz", b"v"),
+        "writer.write": lambda: writer.write(pa.record_batch({"key": [b"zz"], "value": [b"v"]})),
         "writer.finish": lambda: writer.finish(),
     }
     return {**calls, **on_collection(place, held)}
