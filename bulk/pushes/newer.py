@@ -14,6 +14,8 @@ Invariants
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -25,14 +27,18 @@ from kvstore.store import Store
 from kvstore.timestamp import TIMESTAMP_MAX, Timestamp
 
 
-class PushStamps(NamedTuple):
+@dataclass(frozen=True)
+class PushStamps:
     """The stamps of the pushes that a store has taken. `standing` has the stamps of pushes that
-    hold; `passed` has the stamps of reverted pushes, and of their reverts. `reverts` has both
-    stamps of each reverted push."""
+    hold; `reverts` has two stamps of each reverted push, when it was added and when reverted."""
 
     standing: frozenset[int] = frozenset()
-    passed: frozenset[int] = frozenset()
     reverts: frozenset[tuple[int, int]] = frozenset()
+
+    @cached_property
+    def passed(self) -> frozenset[int]:
+        """The stamps of reverted pushes, and of their reverts."""
+        return frozenset(chain(*self.reverts))
 
     def has(self, timestamp: int) -> bool:
         """Whether a push was added or reverted then."""
@@ -47,12 +53,11 @@ class PushStamps(NamedTuple):
                 standing.add(each["at"])
             elif each["state"] == "reverted":
                 reverts.add((each.get("added") or each["at"], each["at"]))
-        return cls(frozenset(standing), frozenset(chain(*reverts)), frozenset(reverts))
+        return cls(frozenset(standing), frozenset(reverts))
 
     def without(self, added: int) -> PushStamps:
         """The stamps as they are once the push that was added at `added` is reverted."""
-        reverts = self.reverts | {(added, TIMESTAMP_MAX)}
-        return PushStamps(self.standing - {added}, self.passed | {added}, reverts)
+        return PushStamps(self.standing - {added}, self.reverts | {(added, TIMESTAMP_MAX)})
 
     def last_write(self, store: Store, key: bytes, at: Timestamp) -> LastWrite:
         """The write that made the value of `key` which a reader sees at `at`. O(versions)."""
