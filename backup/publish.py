@@ -262,9 +262,10 @@ def _one_commit(
     with shard.snapshot(at) as snapshot:
         if since is None and not TableRows.has(snapshot, table):
             return None
-        rows = TableRows(snapshot, table, columns, last)
+        is_whole = since is not None and since >= shard.since  # an expiry may run meanwhile
+        rows = TableRows(snapshot, table, columns, last if is_whole else None)
         schema = rows.outside()
-        if since is not None and since >= shard.since and target.has(schema):
+        if since is not None and is_whole and target.has(schema):
             with shard.snapshot(since) as before:
                 changes, flagged = rows.window(since, before), rows.flagged(schema)
                 on = [column.name for column in rows.codec.key.columns]
