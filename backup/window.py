@@ -123,11 +123,11 @@ def back_up(chains: Chains, request: Request) -> BackupInfo:
             done = done or _appended_before(shard, token)
             if done is not None:
                 return info(done)
-            request = _abreast(request, shard.upper, opened)
+            request = _caught_up(request, shard.upper, opened)
             hold = _take_hold(request, record.hold_name, shard)
             try:
                 return _append_windows(shard, request, hold, opened)
-            except (UpperMismatchError, _HoldTaken):  # another script took the window, or our hold
+            except (UpperMismatchError, _Overtaken):  # another script was faster
                 shard.refresh()
     raise LockedError(chains.where, "other scripts that back up at the same time")
 
@@ -181,7 +181,7 @@ def _is_unused(shard: Shard) -> bool:
     return not shard.upper and not witness.seqnos(shard.blob, shard.name)
 
 
-def _abreast(request: Request, upper: int, opened: ExitStack) -> Request:
+def _caught_up(request: Request, upper: int, opened: ExitStack) -> Request:
     """The request. If its handle is of an earlier moment than `upper`, which another script has
     reached, it gets a newer handle beside the owner."""
     if upper <= request.store.upper or (owner := client_of(request.store)) is None:
@@ -248,20 +248,20 @@ def _require_copied(store: Store, shard: Shard, newest: Sequence[ShardPart]) -> 
 # -- appending -------------------------------------------------------------------------------
 
 
-class _HoldTaken(Exception):  # noqa: N818  # a signal to `back_up`, which takes the hold again
-    """Another script has taken the hold of this backup."""
+class _Overtaken(Exception):  # noqa: N818  # a signal to `back_up`, which takes the hold again
+    """Another script has taken the hold of this backup, or has begun the history of the chain."""
 
 
 def _append_windows(shard: Shard, request: Request, hold: Hold, opened: ExitStack) -> BackupInfo:
     """Finish the window that a killed backup began, if there is one, and append the next.
 
-    Raises `UpperMismatchError` or `_HoldTaken` if another script was faster: try again.
+    Raises `UpperMismatchError` or `_Overtaken` if another script was faster: try again.
     """
     chain, done = shard.name, None
     with _undoing(hold):
         has_records, begun = find(shard.blob, chain, shard.upper)
         if begun is not None:
-            request = _abreast(request, begun.upper, opened)
+            request = _caught_up(request, begun.upper, opened)
             _require_commits(request.store, begun.parts)
         upper = int(request.store.sync())
     if begun is not None and _held_at(hold) < begun.upper:
@@ -300,9 +300,9 @@ def _append_window(
     batch = replace(uploaded, parts=(*attempt.parts, *uploaded.parts), meta=meta)
     try:
         if not may_append:
-            raise _HoldTaken
+            raise _Overtaken
         shard.writer().compare_and_append(batch, token=token)
-    except (UpperMismatchError, _HoldTaken):
+    except (UpperMismatchError, _Overtaken):
         own = tuple(part for part in batch.parts if part.name not in attempt.recorded)
         delete_batch(shard.blob, replace(batch, parts=own))
         raise
@@ -324,7 +324,7 @@ def _held_at(hold: Hold) -> int:
     try:
         return int(hold.timestamp)
     except FencedError as error:
-        raise _HoldTaken from error
+        raise _Overtaken from error
 
 
 @contextmanager
