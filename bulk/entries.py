@@ -1,4 +1,4 @@
-"""Entries of versions that carry times of their own: a column of keys, encoded at once.
+"""Entries of `data` in columns: keys, suffixes and kinds, encoded at once.
 
     entry := | framed user key | complemented timestamp u64 | kind u8 | -> value
 

@@ -12,7 +12,7 @@
     rows       columns as the values of a table's rows
     single     keys of single rows, and rows as dicts
     timed      the value of many keys, each at a time of its own
-    writes     puts that a commit collects, and their entries in key order; the rows of an import
+    writes     puts that a commit collects, and their entries in key order; rows that go to a file
 
 The compiled loops spend 50 ns on a row of a scan, and 20 ns on a row that goes to Arrow; the plain
 loops spend 650 ns and more. RocksDB itself spends 200 ns. An installation without a C compiler runs

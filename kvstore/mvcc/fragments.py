@@ -203,8 +203,8 @@ class Fragments:
     # -- writing ----------------------------------------------------------------------------
 
     def adding(self, tombstone: RangeTombstone) -> Fragments:
-        """This map with one more tombstone. The newest one costs O(stretches it covers / 64) beside
-        O(log n); another one O(depth) for each of them."""
+        """This map with one more tombstone. Beside O(log n) it costs a copy of a stack for each
+        leaf that it covers if it is the newest there, else one for each stretch."""
         start, end, timestamp = tombstone
         joins = timestamp <= self.tree.root.newest
         return Fragments(rewrite(self.tree, start, end, _laid(timestamp), joins=joins))

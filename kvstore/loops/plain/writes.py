@@ -1,4 +1,5 @@
-"""Writes: the puts that a commit collects, and the entries that it makes of them."""
+"""Writes: the puts that a commit collects, the entries that it makes of them, and the entries that
+go to a sorted file."""
 
 from __future__ import annotations
 
