@@ -1,7 +1,7 @@
 """Checks that staged files have the rows that the manifest names.
 
-    metadata  bounds, number of rows, import id at both ends, no range deletes. RocksDB tells them
-              without a pass: 0.4 ms a file, and 1.3 ms once per open store. Always checked.
+    metadata  bounds, number of rows, import id at both ends, no deletes of any kind. A file tells
+              them without a pass: 0.1 ms. Always checked.
     rows      each row: its form, its import id, ascending keys. A pass, 0.7 us a row.
     crossing  parts whose spans cross share no key. A pass over these parts, 0.3 us a row.
 
@@ -12,52 +12,29 @@ such rows too.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from pathlib import Path
-from typing import Final, TypeAlias
 
 from bulk.part import Part
 from kvstore.codec.keys import TAIL_BYTES, TOMBSTONE, VALUE, check_data_key, encode_reference
 from kvstore.codec.ordered import frame, unframe
-from kvstore.engine.loose import LooseFile, LooseFiles, told_once
+from kvstore.engine.loose import LooseFiles
+from kvstore.engine.sorted_file import Figures, figures_of
 from kvstore.errors import CorruptionError, KeyOrderError
 from kvstore.limits import KEY_BYTES_MAX, VALUE_BYTES_MAX
 from kvstore.mvcc.expiry import require_record
 
-Tell: TypeAlias = "Callable[[Sequence[Path | str]], list[LooseFile]]"
-"""Reads the figures of sorted files: bounds and entries, by key."""
 
-FILES_AT_ONCE: Final = 16
-"""Files checked together. RocksDB reads the metadata of at most 20 files after an ingest."""
-
-
-def require_told(
-    files: Sequence[tuple[Part, str]], import_id: int, *, tell: Tell = told_once
-) -> None:
-    """Raise `CorruptionError` unless the metadata of each file fits its part.
-
-    Checks at most `FILES_AT_ONCE` files. `tell` reads the metadata, as `Imports.told_files` does.
-    """
-    assert len(files) <= FILES_AT_ONCE
-    where = files[0][0].name
+def require_told(part: Part, path: str, import_id: int) -> None:
+    """Raise `CorruptionError` unless the metadata of a file fits its part."""
     try:
-        told = tell([path for _, path in files])
+        figures = figures_of(path)
     except CorruptionError as error:
-        if len(files) == 1:
-            raise CorruptionError(where, error.problem) from error
-        told = []
-    parts = sorted((part for part, _ in files), key=lambda part: part.smallest)
-    reference = encode_reference(import_id)
-    if len(told) == len(parts):
-        problems = [_untrue(part, file, reference) for part, file in zip(parts, told, strict=True)]
-        if not any(problems):
-            return
-        if len(files) == 1:
-            raise CorruptionError(where, str(problems[0]))
-    for file in files:  # which of the files it is
-        require_told([file], import_id, tell=tell)
-    raise CorruptionError(where, "it changed while it was looked at")
+        raise CorruptionError(part.name, error.problem) from error
+    problem = _untrue(part, figures, encode_reference(import_id))
+    if problem is not None:
+        raise CorruptionError(part.name, problem)
 
 
 def require_rows(part: Part, path: str, import_id: int) -> None:
@@ -100,7 +77,7 @@ def depth(parts: Sequence[Part]) -> int:
     return max(accumulate(-1 if is_end else 1 for _, is_end in sorted(ends)), default=0)
 
 
-def _untrue(part: Part, file: LooseFile, reference: bytes) -> str | None:
+def _untrue(part: Part, file: Figures, reference: bytes) -> str | None:
     """The first difference between the manifest and the file, None if they agree."""
     for end, key, found in (
         ("first", part.smallest, file.first),
@@ -112,8 +89,6 @@ def _untrue(part: Part, file: LooseFile, reference: bytes) -> str | None:
             return f"its {end} row is of another import: {found[-TAIL_BYTES:-1].hex()}"
         if found[:-TAIL_BYTES] != frame(key):
             return f"its {end} key is not the one that was sealed"
-    if file.deletions:
-        return f"it removes {file.deletions} entries of a store: no part does"
     if file.entries != part.rows:
         return f"it has {file.entries} rows, {part.rows} were sealed"
     return None

@@ -10,7 +10,6 @@ from kvstore.changes.index import ChangeIndex
 from kvstore.claims import Pins
 from kvstore.clears import Clears
 from kvstore.commit import Committer
-from kvstore.engine.loose import LOOSE_ONCE, LooseReader
 from kvstore.holds import Holds
 from kvstore.imports import Imports
 from kvstore.meta import INDEX_FLOOR, Meta
@@ -34,18 +33,12 @@ class Parts:
     reserve: Reserve
 
     @classmethod
-    def of(
-        cls,
-        versions: Versions,
-        index: ChangeIndex,
-        committer: Committer,
-        loose: LooseReader = LOOSE_ONCE,
-    ) -> Self:
-        """The parts over an engine, with the records that it has. `loose` is as in `Imports`."""
+    def of(cls, versions: Versions, index: ChangeIndex, committer: Committer) -> Self:
+        """The parts over an engine, with the records that it has."""
         meta = Meta(versions.engine)
         pins, clears = Pins(committer), Clears(meta)
         holds = Holds(meta, committer, pins)
-        imports = Imports(versions, index, committer, loose)
+        imports = Imports(versions, index, committer)
         reads = Reads(committer, pins, clears, index_floor=meta.timestamp(INDEX_FLOOR))
         reserve = Reserve(versions.engine)
         committer.expiries.on_first = reserve.note_expiries

@@ -32,7 +32,7 @@ from bulk.pushes.pushes import import_id_of
 from kvstore.commit import After
 from kvstore.errors import ClosedError, ForkedError, HistoryGoneError, UsageError
 from kvstore.errors.system import storage_errors
-from kvstore.imports import ImportRecord
+from kvstore.imports import FoundKeys, ImportRecord
 from kvstore.limits import PUSHES_TOLD
 from kvstore.mvcc import WriteSet
 from kvstore.reserve import FIRST_ROW
@@ -67,8 +67,10 @@ def revert_rows(
         at = snapshot.as_of
         record, files = _written(store, import_id, added, at, stamps, directory, tell)
         amends = AmendedPush(store, PushMode(built_at=at), PushStamps(), tell)
-        keys = imports.keys_in(record, files) if files and record.is_small else None
-        record, keys, _ = amends.begin(record, keys, at, files, directory)
+        found = FoundKeys(record)
+        for file in files:
+            found.read(file)
+        record, keys, _ = amends.begin(record, found.keys, at, files, directory)
         imports.prepare(record, keys)
         imports.link(files)
         return imports.add(import_id, after=after, amend=amends.linked())

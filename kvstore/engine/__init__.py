@@ -11,7 +11,8 @@ Floors, from the top:
     rocks_merges      fewer files than RocksDB leaves
     memory_opening passes rocks_opening small_files
     state
-    edits editions file_ends homes moment rocks_errors rocks_knobs rocks_options threads wal
+    edits editions file_ends homes moment rocks_errors rocks_knobs rocks_options sorted_file
+    threads wal
     api               the contract
 """
 

@@ -14,10 +14,12 @@ Floors, from the top:
 """
 
 from kvstore.imports.imports import INGEST_DIRECTORY, Imports
+from kvstore.imports.key_lists import FoundKeys
 from kvstore.imports.record import ImportRecord, import_fields, read_import
 from kvstore.imports.stored import Amend, RowChanges
 
 __all__ = [
+    "FoundKeys",
     "INGEST_DIRECTORY",
     "Amend",
     "ImportRecord",

@@ -20,11 +20,8 @@ from typing import Final, TypeAlias
 
 from kvstore.changes.entry import OP_IMPORT, OP_REVERT
 from kvstore.changes.index import ChangeIndex
-from kvstore.codec.keys import TAIL_BYTES
-from kvstore.codec.ordered import unframe_all
 from kvstore.commit import After, Committer, Staged, commit_together
 from kvstore.engine.api import WriteBatch
-from kvstore.engine.loose import LOOSE_ONCE, LooseFile, LooseReader
 from kvstore.errors import CorruptionError, HistoryGoneError, ImportRefusedError, UsageError
 from kvstore.imports.key_lists import KeyLists
 from kvstore.imports.past import PastImports
@@ -53,19 +50,11 @@ files stay there."""
 class Imports:
     """The imports of one store."""
 
-    def __init__(
-        self,
-        versions: Versions,
-        index: ChangeIndex,
-        committer: Committer,
-        loose: LooseReader = LOOSE_ONCE,
-    ) -> None:
-        """`loose` reads sorted files that no store has taken."""
+    def __init__(self, versions: Versions, index: ChangeIndex, committer: Committer) -> None:
         self._versions = versions
         self._engine = versions.engine
         self._index = index
         self._committer = committer
-        self._loose = loose
         self.place_suffix = ""
         """The end of the names of directories in `ingest/`. Two processes must not bring files to
         one directory."""
@@ -214,7 +203,7 @@ class Imports:
     def prepare(self, record: ImportRecord, keys: Collection[bytes] | None = None) -> None:
         """Write down, durably, that an import is about to be added. Raises as `find`.
 
-        `keys` are the keys of its files, if the caller has read them by `keys_in`.
+        `keys` are the keys of its files, if the caller has read them: see `FoundKeys`.
         """
         committer = self._committer
         committer.require_commits()
@@ -228,21 +217,6 @@ class Imports:
 
                 show = partial(self._records.__setitem__, record.import_id, prepared)
                 committer.write_meta(stage, show)
-
-    def told_files(self, files: Sequence[Path | str]) -> list[LooseFile]:
-        """The figures of sorted files that no store has taken, by key: bounds, entries."""
-        self._committer.health.require()
-        return self._loose.told(files)
-
-    def keys_in(self, record: ImportRecord, files: Sequence[Path | str]) -> list[bytes]:
-        """The keys of the rows that an import has in sorted files, ascending. A key that a forged
-        import has twice is given twice. One pass over the files."""
-        self._committer.health.require()
-        reference = record.reference
-        entries = self._loose.entries(files)
-        return unframe_all(
-            [entry[:-TAIL_BYTES] for entry in entries if entry[-TAIL_BYTES:-1] == reference]
-        )
 
     def flush(self) -> None:
         """Write the rows that many commits left in memory to a file. `link` would do it while

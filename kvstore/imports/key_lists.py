@@ -18,13 +18,15 @@ Invariants
 from __future__ import annotations
 
 from collections.abc import Collection
-from itertools import pairwise
+from itertools import islice, pairwise
+from pathlib import Path
 from typing import Final
 
 from kvstore.codec.json import JsonObject
 from kvstore.codec.keys import TAIL_BYTES
-from kvstore.codec.ordered import unframe
+from kvstore.codec.ordered import TERMINATOR, unframe, unframe_all
 from kvstore.engine.api import WriteBatch
+from kvstore.engine.sorted_file import keys_of
 from kvstore.imports.record import ImportRecord
 from kvstore.imports.stored import UNCHANGED, RowChanges
 from kvstore.limits import IMPORT_KEYS_BYTES_MAX
@@ -69,6 +71,32 @@ class KeyLists:
     def stage_delete(self, batch: WriteBatch, import_id: int) -> None:
         """Add the removal of a list to an engine batch."""
         self._meta.stage_delete(batch, keys_name(import_id))
+
+
+class FoundKeys:
+    """The keys of an import, read from its sorted files one after the other."""
+
+    def __init__(self, record: ImportRecord) -> None:
+        self._record = record
+        self._room = 2 * IMPORT_KEYS_BYTES_MAX  # of framed keys, in which a zero takes two bytes
+        self.keys: list[bytes] | None = [] if record.is_small else None
+        """The keys so far; a forged import may have any. None once it is known that the import gets
+        no list."""
+
+    def read(self, file: Path | str) -> None:
+        """Add the keys of a file. A pass over it, unless the import gets no list. Raises
+        `CorruptionError` at damage."""
+        if self.keys is None:
+            return
+        stems = list[bytes]()
+        for stored in islice(keys_of(file), self._record.rows + 1 - len(self.keys)):
+            if stored[-TAIL_BYTES:-1] == self._record.reference:
+                stems.append(stored[:-TAIL_BYTES])
+                self._room -= len(stems[-1]) - len(TERMINATOR)
+            if self._room < 0:
+                self.keys = None
+                return
+        self.keys += unframe_all(stems)
 
 
 def read_keys(record: JsonObject) -> list[bytes]:

@@ -223,13 +223,6 @@ FORK_WAIT_S_MAX = 1.0
 """How long a fork waits for RocksDB's threads to end while no store is open. Idle threads end in
 0.3 ms. Only a compaction of another user of RocksDB takes longer; the fork does not wait for it."""
 
-TOLD_FILES_MAX = 32
-"""Inspected files of imports that stay open in a throw-away database, of 256 descriptors."""
-
-TOLD_ENTRIES_MAX = 512
-"""Entries of other files that a read of keys in such a database may pass over, in 0.2 ms; covering
-them takes 0.4 ms."""
-
 SCAN_WORKERS_MAX = 64
 """Processes of one scan. More processes than cores gain nothing, and each takes 100 MB."""
 
@@ -324,7 +317,7 @@ DUE_ROWS_MAX = 1024
 """Changes that are read ahead at once to find when they expire, in 2 ms."""
 
 SETTLE_ROWS_MAX = 4096
-"""Rows up to which an import settles. Its keys are read when it is added, in 2 ms at most. A larger
+"""Rows up to which an import settles. Its keys are read when it is added, in 4 ms at most. A larger
 import keeps its record: at most one for each 4096 rows that a store has taken."""
 
 SETTLE_BYTES_MAX = 16 << 20

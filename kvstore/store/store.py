@@ -61,7 +61,6 @@ from kvstore.clock import WallClock
 from kvstore.codec.tuples import desc
 from kvstore.commit import Committer, Durability, Expires, require_durability
 from kvstore.engine import Engine, WriteBatch
-from kvstore.engine.loose import LOOSE_ONCE, Teller
 from kvstore.engine.rocks import RocksEngine
 from kvstore.errors import ClosedError
 from kvstore.errors.system import storage_errors
@@ -149,10 +148,7 @@ class Store:
         self.path = path
         self._closed = False
         self._engine, self._versions, self._committer = engine, versions, committer
-        teller = Teller()
-        # A memory engine keeps no RocksDB database open: that would concern forks.
-        loose = teller if isinstance(engine, RocksEngine) else LOOSE_ONCE
-        self._parts = parts = Parts.of(versions, index, committer, loose)
+        self._parts = parts = Parts.of(versions, index, committer)
         self._reads = parts.reads
         self._history = History(parts)
         self._changesets = Changesets(Meta(engine), committer)
@@ -172,7 +168,7 @@ class Store:
         self.requests = Requests(parts, Meta(engine), self._conditional, self._transactions)
         self.upkeep = Upkeep(engine, committer, self._collector, clock)
         self._endings = ExitStack()
-        first = (engine.close, self._scanners.close, teller.close, self._changesets.wake)
+        first = (engine.close, self._scanners.close, self._changesets.wake)
         last = (self.upkeep.stop_gc, self._collector.stop, self._tasks.close)
         for ending in (*first, partial(_finish, committer), *last):
             self._endings.callback(ending)

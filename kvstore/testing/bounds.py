@@ -91,7 +91,6 @@ TINY: Final[Mapping[str, int]] = {
     "COMPACT_PIECES": 2,
     # imports
     "INGEST_FLUSH_BYTES": 1,
-    "TOLD_ENTRIES_MAX": 3,
     "SETTLE_ROWS_MAX": 2,
     "SETTLE_STEP_ROWS": 1,
     "IMPORT_KEYS_BYTES_MAX": 3,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from datetime import timedelta
 from itertools import pairwise
@@ -12,13 +12,13 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from bulk.sst import SstFile
 from kvstore import GcPolicy, ImportRecord, Span
 from kvstore.changesets import Changesets
 from kvstore.clears import Clear
 from kvstore.codec.keys import VALUE
 from kvstore.codec.ordered import frame
 from kvstore.engine.api import DATA
-from kvstore.engine.loose import LooseFile
 from kvstore.errors import (
     ClosedError,
     FencedError,
@@ -29,11 +29,13 @@ from kvstore.errors import (
 from kvstore.feeds import Feeds
 from kvstore.gc import Collector
 from kvstore.history import History
+from kvstore.imports import FoundKeys
 from kvstore.meta import INDEX_FLOOR, Meta
 from kvstore.parts import Parts
 from kvstore.reserve import Reserve
 from kvstore.store import Layout, Replication, SmallExport, Upkeep
 from kvstore.store.tasks import LazyTasks
+from kvstore.testing.bounds import bounds
 from kvstore.timestamp import Timestamp
 from tests.commit.conftest import Bench, writes_of
 
@@ -91,20 +93,35 @@ def test_imports_abort_removes_the_rows(alone: Alone) -> None:
     assert imports.get(7) is None
 
 
-def test_imports_ask_their_reader_of_loose_files(alone: Alone) -> None:
-    figures = LooseFile(b"a", b"z", 10, 3, 0)
-    ours, others = (ImportRecord(number, "", 3, 10, ()) for number in (7, 8))
-
-    class Told:
-        def told(self, files: Sequence[Path | str]) -> list[LooseFile]:
-            return [figures]
-
-        def entries(self, files: Sequence[Path | str]) -> list[bytes]:
-            return [frame(b"k") + ours.reference + VALUE, frame(b"l") + others.reference + VALUE]
-
-    parts = Parts.of(alone.bench.versions, alone.bench.index, alone.parts.committer, Told())
-    assert parts.imports.told_files([Path("a.sst")]) == [figures]
-    assert parts.imports.keys_in(ours, [Path("a.sst")]) == [b"k"]
+@pytest.mark.parametrize(
+    ("limit", "rows", "found"),
+    [
+        (1 << 20, 3, [b"k", b"l\x00", b"m"]),
+        (1 << 20, 2, [b"k", b"l\x00", b"m"]),  # a row more than the import should have
+        (1 << 20, 1, [b"k", b"l\x00"]),
+        (1, 3, None),  # longer keys than a list may have
+        (1 << 20, 1 << 20, None),  # a large import
+    ],
+)
+def test_the_keys_of_a_small_import_are_found_in_its_files(
+    tmp_path: Path, limit: int, rows: int, found: list[bytes] | None
+) -> None:
+    ours, others = (ImportRecord(number, "", rows, 10, ()) for number in (7, 8))
+    files = []
+    for name, keys, record in (
+        ("1.sst", [b"k"], ours),
+        ("2.sst", [b"l\x00", b"m"], ours),
+        ("3.sst", [b"n"], others),
+    ):
+        file = SstFile(tmp_path / name)
+        file.add([frame(key) + record.reference + VALUE for key in keys], [b""] * len(keys))
+        file.finish()
+        files.append(tmp_path / name)
+    with bounds(IMPORT_KEYS_BYTES_MAX=limit):
+        keys_of_ours = FoundKeys(ours)
+        for path in files:
+            keys_of_ours.read(path)
+    assert keys_of_ours.keys == found
 
 
 # -- holds ----------------------------------------------------------------------------------

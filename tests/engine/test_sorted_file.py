@@ -1,0 +1,230 @@
+"""A sorted file tells its figures and its keys, and bytes of a stranger tell that they are none."""
+
+from __future__ import annotations
+
+import os
+import random
+import tempfile
+from itertools import islice
+from pathlib import Path
+
+import pytest
+import rocksdict as rocks
+from hypothesis import given
+from hypothesis import strategies as st
+from xxhash import xxh3_64_intdigest
+
+from bulk.sst import SstFile, writer_options
+from kvstore.codec.varint import read_varint
+from kvstore.engine.sorted_file import Figures, figures_of, keys_of
+from kvstore.errors import AccessDeniedError, CorruptionError, StorageError
+from kvstore.limits import KEY_BYTES_MAX
+
+CODECS = ("lz4", "zstd", "none")
+FOOTER_BYTES = 53
+
+
+def sst(path: Path, rows: dict[bytes, bytes], codec: str = "none") -> Path:
+    file = SstFile(path, compression=codec)
+    file.add(sorted(rows), [rows[key] for key in sorted(rows)])
+    file.finish()
+    return path
+
+
+@given(
+    st.dictionaries(
+        st.binary(max_size=300) | st.binary(max_size=3).map(lambda tail: b"prefix" * 30 + tail),
+        st.binary(max_size=20) | st.integers(0, 20_000).map(bytes),
+        min_size=1,
+        max_size=60,
+    ),
+    st.sampled_from(CODECS),
+)
+def test_a_file_tells_the_rows_that_were_written(rows: dict[bytes, bytes], codec: str) -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        file = sst(Path(directory) / "1.sst", rows, codec)
+        keys = sorted(rows)
+        assert list(keys_of(file)) == keys
+        assert figures_of(file) == Figures(keys[0], keys[-1], len(keys))
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_a_file_of_many_blocks_and_large_rows(tmp_path: Path, codec: str) -> None:
+    rows = {b"key %06d" % number: os.urandom(40) + bytes(60) for number in range(5_000)}
+    rows |= {b"k" * KEY_BYTES_MAX: b"", b"key 000017 large": os.urandom(1 << 20) + bytes(1 << 22)}
+    file = sst(tmp_path / "1.sst", rows, codec)
+    assert list(keys_of(file)) == sorted(rows)
+    assert figures_of(file) == Figures(min(rows), max(rows), len(rows))
+
+
+def test_entries_that_remove_others_are_refused(tmp_path: Path) -> None:
+    writer = rocks.SstFileWriter(writer_options("lz4"))
+    writer.open(str(tmp_path / "1.sst"))
+    writer[b"a"] = b"1"
+    del writer[b"b"]
+    writer[b"c"] = b"3"
+    writer.finish()
+    with pytest.raises(CorruptionError, match="1 of its entries delete or merge"):
+        figures_of(tmp_path / "1.sst")
+    with pytest.raises(CorruptionError, match="no put"):
+        list(keys_of(tmp_path / "1.sst"))
+
+
+def test_a_file_of_a_database_is_refused(tmp_path: Path) -> None:
+    options = writer_options("lz4")
+    options.create_if_missing(True)
+    database = rocks.Rdict(str(tmp_path / "db"), options)
+    database[b"a"] = b"1"
+    database.flush()
+    database.close()
+    (file,) = (tmp_path / "db").glob("*.sst")
+    with pytest.raises(CorruptionError, match="external_sst_file"):
+        figures_of(file)
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"no rows", b"no rows" * 100, bytes(FOOTER_BYTES), b"\xff" * 4096]
+)
+def test_bytes_that_are_no_sorted_file_are_refused(tmp_path: Path, content: bytes) -> None:
+    file = tmp_path / "1.sst"
+    file.write_bytes(content)
+    for read in (figures_of, keys_of):
+        with pytest.raises(CorruptionError):
+            list(read(file))
+
+
+def test_failures_of_the_file_system_are_told(tmp_path: Path) -> None:
+    with pytest.raises(StorageError):
+        figures_of(tmp_path / "1.sst")
+    file = sst(tmp_path / "2.sst", {b"a": b"1"})
+    file.chmod(0)
+    if not os.access(file, os.R_OK):
+        with pytest.raises(AccessDeniedError):
+            figures_of(file)
+
+
+def varint(number: int) -> bytes:
+    found = bytearray()
+    while number > 0x7F:
+        found.append(number & 0x7F | 0x80)
+        number >>= 7
+    return bytes([*found, number])
+
+
+FOOTERS = {
+    "a block of 2**40 bytes": varint(0) + varint(1 << 40),
+    "a block of 2**63 bytes": varint(0) + varint(1 << 63),
+    "a block at 2**63": varint(1 << 63) + varint(8),
+    "a block over the footer": varint(0) + varint(1 << 20),
+    "a number that does not end": b"\xff" * 40,
+    "no index": varint(0) + varint(0) + b"\xff" * 20,
+}
+
+
+@pytest.mark.parametrize("name", FOOTERS)
+@pytest.mark.parametrize("which", ["metaindex", "index"])
+def test_a_footer_is_checked_before_its_sizes_are_allocated(
+    tmp_path: Path, name: str, which: str
+) -> None:
+    """The footer has no checksum of its own, and RocksDB ends the process where an allocation
+    fails."""
+    file = sst(tmp_path / "1.sst", {b"a": b""})
+    content = bytearray(file.read_bytes())
+    handles = FOOTERS[name] if which == "metaindex" else varint(0) + varint(0) + FOOTERS[name]
+    content[-52:-12] = handles[:40].ljust(40, b"\x00")
+    file.write_bytes(content)
+    with pytest.raises(CorruptionError):
+        figures_of(file)
+
+
+def test_each_byte_of_a_block_is_under_its_checksum(tmp_path: Path) -> None:
+    """Some bytes of the file belong to no block that is read: they may change unseen."""
+    rows = {b"key %03d" % number: b"value" for number in range(40)}
+    for codec in CODECS:
+        file = sst(tmp_path / "1.sst", rows, codec)
+        content, told = file.read_bytes(), (figures_of(file), list(keys_of(file)))
+        refused = 0
+        for at in range(0, len(content), 3):
+            file.write_bytes(content[:at] + bytes([content[at] ^ 0x10]) + content[at + 1 :])
+            try:
+                assert (figures_of(file), list(keys_of(file))) == told
+            except CorruptionError:
+                refused += 1
+        assert refused > 0.9 * len(content) / 3 - FOOTER_BYTES
+
+
+def test_a_damaged_block_in_the_middle_is_met_by_a_read_of_the_keys(tmp_path: Path) -> None:
+    file = sst(tmp_path / "1.sst", {b"key %06d" % number: b"v" * 20 for number in range(5000)})
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+    assert figures_of(file).entries == 5000
+    with pytest.raises(CorruptionError, match="checksum"):
+        list(keys_of(file))
+
+
+def blocks(content: bytes) -> list[tuple[int, int]]:
+    """Where the blocks of a file with one block of data lie: data, metaindex, index, properties."""
+    at = len(content) - FOOTER_BYTES + 1
+    handles = []
+    for _ in range(2):
+        offset, at = read_varint(content, at)
+        size, at = read_varint(content, at)
+        handles.append((offset, size))
+    named = content.index(b"rocksdb.properties", handles[0][0]) + len(b"rocksdb.properties")
+    offset, named = read_varint(content, named)
+    size, _ = read_varint(content, named)
+    data_size = min(start for start, _ in [*handles, (offset, size)]) - 5
+    return [(0, data_size), *handles, (offset, size)]
+
+
+def resealed(content: bytes, block: tuple[int, int]) -> bytes:
+    """The file with the checksum that the contents of a block have now."""
+    start, end = block[0], block[0] + block[1]
+    codec = content[end]
+    checksum = (xxh3_64_intdigest(content[start:end]) ^ codec * 0x6B9083D9) & 0xFFFFFFFF
+    return content[: end + 1] + checksum.to_bytes(4, "little") + content[end + 5 :]
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_forged_blocks_with_sound_checksums_are_refused_or_read_within_bounds(
+    tmp_path: Path, codec: str
+) -> None:
+    """A checksum does not prove who wrote a block."""
+    source = random.Random(codec)
+    file = sst(tmp_path / "1.sst", {b"key %03d" % number: b"value" for number in range(40)}, codec)
+    sound = file.read_bytes()
+    refused = 0
+    for _ in range(1_500):
+        block = source.choice(blocks(sound))
+        content = bytearray(sound)
+        for _ in range(source.choice((1, 1, 2, 4))):
+            at = block[0] + source.randrange(block[1] + 1)
+            content[at] = source.choice((0, 1, 4, 7, 0x7F, 0x80, 0xFF, content[at] ^ 1))
+        file.write_bytes(resealed(bytes(content), block))
+        try:
+            figures = figures_of(file)
+            keys = list(islice(keys_of(file), 1_000))
+        except CorruptionError:
+            refused += 1
+        else:
+            assert len(figures.first) + len(figures.last) < 1_000
+            assert keys == sorted(set(keys))
+    assert 300 < refused < 1_500
+
+
+@pytest.mark.parametrize("codec", ["lz4", "zstd"])
+def test_a_packed_block_that_tells_another_size_is_refused(tmp_path: Path, codec: str) -> None:
+    """Room of this size would be taken for it, and the rest of it would stay as memory was."""
+    rows = {b"key %03d" % number: b"value" * 9 for number in range(90)}
+    file = sst(tmp_path / "1.sst", rows, codec)
+    sound = file.read_bytes()
+    block = blocks(sound)[0]
+    size, end = read_varint(sound, 0)
+    assert sound[block[1]], "the block is packed"
+    for told in (size + 1, size - 1, 1 << 14 - 1, (1 << 32) - 1):
+        prefix = varint(told)
+        assert len(prefix) == end or told > 1 << 30, "the block stays whole"
+        file.write_bytes(resealed(prefix + sound[len(prefix) :], block))
+        with pytest.raises(CorruptionError):
+            figures_of(file)
