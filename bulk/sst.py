@@ -12,7 +12,7 @@ Invariants
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from operator import length_hint
 from pathlib import Path
 from typing import BinaryIO, Final, NamedTuple
@@ -20,7 +20,8 @@ from typing import BinaryIO, Final, NamedTuple
 import pyarrow as pa
 import rocksdict as rocks
 
-from kvstore.digest import file_digest
+from kvstore.codec.keys import SUFFIX_BYTES
+from kvstore.digest import RunningDigest, file_digest
 from kvstore.engine.rocks_options import table_options
 from kvstore.errors import KVStoreError, OutOfSpaceError, StorageError, UsageError
 from kvstore.errors.system import storage_errors
@@ -29,6 +30,10 @@ from kvstore.loops import set_rows
 from kvstore.loops.contract import Column
 
 UNFINISHED_SUFFIX: Final = ".tmp"
+_PIECE_BYTES: Final = 1 << 20
+"""Rows that are added before the written bytes are read: RocksDB has not dropped them yet."""
+
+_READ_BYTES: Final = 128 << 10
 _CODECS: Final = {
     "lz4": rocks.DBCompressionType.lz4,
     "zstd": rocks.DBCompressionType.zstd,
@@ -60,19 +65,20 @@ class SstFile:
         self._path = path
         self._unfinished = path.with_name(path.name + UNFINISHED_SUFFIX)
         self._options = writer_options(compression)
-        self._writer: rocks.SstFileWriter | None = None
+        self._opened: _Opened | None = None
         # In a forked child the destructor would write its buffer into the parent's file.
         own(self, str(path), endings=("abandon",))
 
     def add(self, keys: Sequence[bytes], values: Sequence[bytes]) -> None:
         """Add encoded rows. Raises `OutOfOrder` at a key that is not above its predecessor."""
-        writer = self._open()
+        opened = self._open()
         left = iter(keys)
         try:
             for key, value in zip(left, values, strict=True):  # counting takes 20 of 400 ns a row
-                writer[key] = value
+                opened.writer[key] = value
         except Exception as error:
             raise self._refused(error, len(keys) - length_hint(left) - 1) from error
+        opened.followed.follow()
 
     def add_rows(
         self, keys: pa.Array, values: pa.Array, suffixes: bytes, kinds: bytes | None
@@ -80,43 +86,47 @@ class SstFile:
         """Add versions of binary columns: the user keys, and the suffix of all versions, or one for
         each. `kinds` has the kind of each, None where all have values; a delete and a null have an
         empty value. Raises as `add`."""
-        if not len(keys):
-            return
-        columns = _buffers(keys), _buffers(values)
-        done, error = set_rows(self._open(), *columns, len(keys), suffixes, kinds)
-        if error is not None:
-            raise self._refused(error, done) from error
+        added = 0
+        for piece in _pieces(keys, values, suffixes, kinds):
+            opened = self._open()
+            done, error = set_rows(opened.writer, *piece)
+            added += done
+            if error is not None:
+                raise self._refused(error, added) from error
+            opened.followed.follow()
 
     def finish(self) -> Written | None:
         """Write the file to disk under its name. None if it has no rows. Costs one fsync."""
-        if self._writer is None:
+        if self._opened is None:
             return None
-        self._guarded(self._writer.finish)
-        self._writer = None
+        writer, followed = self._opened
+        self._guarded(writer.finish)
+        digest = followed.finish()
+        self._opened = None
         with storage_errors(str(self._unfinished)):
-            with self._unfinished.open("rb") as file:
-                digest = fsync_and_digest(file)
             os.replace(self._unfinished, self._path)
             found = self._path.stat()
         return Written(found.st_size, digest, found.st_mtime_ns, found.st_ino)
 
     def abandon(self) -> None:
         """Remove the unfinished file. Repeatable."""
-        self._writer = None
+        if self._opened is not None:
+            self._opened.followed.close()
+            self._opened = None
         with storage_errors(str(self._unfinished)):
             self._unfinished.unlink(missing_ok=True)
 
     @property
     def size_bytes(self) -> int:
         """Bytes written so far, 0 before the first row."""
-        return 0 if self._writer is None else self._writer.file_size()
+        return 0 if self._opened is None else self._opened.writer.file_size()
 
-    def _open(self) -> rocks.SstFileWriter:
-        if self._writer is None:
+    def _open(self) -> _Opened:
+        if self._opened is None:
             writer = rocks.SstFileWriter(self._options)
             self._guarded(lambda: writer.open(str(self._unfinished)))
-            self._writer = writer
-        return self._writer
+            self._opened = _Opened(writer, _Followed(self._unfinished))
+        return self._opened
 
     def _refused(self, error: Exception, at: int) -> Exception:
         if "ascending order" in str(error):
@@ -130,12 +140,49 @@ class SstFile:
             raise _translated(self._unfinished, error) from error
 
 
-def fsync_and_digest(file: BinaryIO, *, like: str | None = None) -> str:
-    """The digest of a whole file, of the same kind as `like`.
+class _Opened(NamedTuple):
+    """A file to which RocksDB writes, and a reader behind it."""
 
-    RocksDB drops the file from the page cache after writing, and this pass brings it back. A thread
-    that takes the digest during the writing would leave the file cold: see decision 23.
+    writer: rocks.SstFileWriter
+    followed: _Followed
+
+
+class _Followed:
+    """Takes the digest of a file from the bytes that RocksDB has written so far.
+
+    RocksDB writes 1 MB at once, only behind the last byte, and soon drops written bytes from the
+    page cache. A pass over the finished file would read it from the disk: see decision 23.
     """
+
+    def __init__(self, path: Path) -> None:
+        self._where = str(path)
+        self._digest = RunningDigest()
+        self._piece = memoryview(bytearray(_READ_BYTES))
+        with storage_errors(self._where):
+            self._file = path.open("rb", buffering=0)
+
+    def follow(self) -> None:
+        """Take the bytes that have come since the last call."""
+        with storage_errors(self._where):
+            while size := self._file.readinto(self._piece):
+                self._digest.update(self._piece[:size])
+
+    def finish(self) -> str:
+        """The digest of the finished file, which is on disk then."""
+        self.follow()
+        with storage_errors(self._where):
+            os.fsync(self._file.fileno())
+        self.close()
+        return self._digest.text()
+
+    def close(self) -> None:
+        """Stop. Repeatable."""
+        with storage_errors(self._where):
+            self._file.close()
+
+
+def fsync_and_digest(file: BinaryIO, *, like: str | None = None) -> str:
+    """The digest of a whole file, of the same kind as `like`. The file is on disk then."""
     found = file_digest(file, like=like)
     os.fsync(file.fileno())
     return found
@@ -154,6 +201,24 @@ def writer_options(compression: str) -> rocks.Options:
     options.set_compression_type(_CODECS[compression]())
     options.set_block_based_table_factory(table_options())
     return options
+
+
+def _pieces(
+    keys: pa.Array, values: pa.Array, suffixes: bytes, kinds: bytes | None
+) -> Iterator[tuple[Column, Column, int, bytes, bytes | None]]:
+    """Rows in pieces of `_PIECE_BYTES`, as `set_rows` takes them."""
+    count = len(keys)
+    step = max(1, count * _PIECE_BYTES // max(1, keys.nbytes + values.nbytes))
+    each = SUFFIX_BYTES if len(suffixes) == SUFFIX_BYTES * count else 0
+    for first in range(0, count, step):
+        last = min(first + step, count)
+        yield (
+            _buffers(keys[first:last]),
+            _buffers(values[first:last]),
+            last - first,
+            suffixes[first * each : last * each] if each else suffixes,
+            None if kinds is None else kinds[first:last],
+        )
 
 
 def _buffers(column: pa.Array) -> Column:

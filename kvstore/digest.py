@@ -15,6 +15,7 @@ import hashlib
 from typing import BinaryIO, Final, Protocol
 
 from blake3 import blake3
+from typing_extensions import Buffer
 
 _PREFIX = "blake3:"
 DIGEST_BYTES: Final = 16
@@ -52,10 +53,10 @@ def file_digest(file: BinaryIO, *, like: str | None = None) -> str:
 class RunningDigest:
     """The digest of bytes that come piece by piece, of the same kind as `like`."""
 
-    def __init__(self, like: str) -> None:
+    def __init__(self, like: str = _PREFIX) -> None:
         self._hasher = _hasher(like)
 
-    def update(self, data: bytes) -> None:
+    def update(self, data: Buffer) -> None:
         """Add the next bytes."""
         self._hasher.update(data)
 
@@ -65,7 +66,7 @@ class RunningDigest:
 
 
 class _Hasher(Protocol):
-    def update(self, data: bytes, /) -> object: ...
+    def update(self, data: Buffer, /) -> object: ...
 
     def hexdigest(self) -> str: ...
 
