@@ -75,10 +75,15 @@ _OTHER_KINDS: Final = (
 _PROPERTIES: Final = b"rocksdb.properties"
 _EXPECTED: Final = {
     b"rocksdb.external_sst_file.version": (2).to_bytes(4, "little"),
+    b"rocksdb.comparator": b"leveldb.BytewiseComparator",
+    b"rocksdb.column.family.id": b"\xff\xff\xff\xff\x07",
+    b"rocksdb.external_sst_file.global_seqno": bytes(8),
     b"rocksdb.block.based.table.index.type": bytes(4),
+    b"rocksdb.index.key.is.user.key": b"\x01",
     b"rocksdb.index.value.is.delta.encoded": b"\x01",
 }
-"""Properties of a file that was built outside a database, with an index of one level."""
+"""Properties of a file that was built outside a database for any family, with an index of one
+level. RocksDB would refuse another one when it is asked to take it."""
 
 
 class Figures(NamedTuple):
@@ -150,8 +155,8 @@ class _Table:
     def properties(self) -> dict[bytes, bytes]:
         """The properties of the file."""
         blocks = _pairs(self.contents(self._metaindex))
-        if _PROPERTIES not in blocks:
-            raise ValueError("it has no properties")
+        if {*blocks} != {_PROPERTIES}:  # no range deletes, filters or dictionaries
+            raise ValueError(f"its blocks of metadata are {[*blocks][:9]!r}")
         handle, _ = _handle(blocks[_PROPERTIES], 0)
         told = _pairs(self.contents(handle))
         for name, expected in _EXPECTED.items():

@@ -213,6 +213,35 @@ def test_forged_blocks_with_sound_checksums_are_refused_or_read_within_bounds(
     assert 300 < refused < 1_500
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        b"leveldb.BytewiseComparator",
+        b"rocksdb.column.family.id",
+        b"rocksdb.external_sst_file.version",
+        b"rocksdb.external_sst_file.global_seqno",
+        b"rocksdb.index.key.is.user.key",
+        b"rocksdb.num.entries",
+        b"rocksdb.num.range-deletions",
+        b"rocksdb.properties",
+    ],
+)
+def test_metadata_that_rocksdb_would_refuse_is_refused_before(tmp_path: Path, name: bytes) -> None:
+    """RocksDB looks at it after the store has written down that an import is coming."""
+    file = sst(tmp_path / "1.sst", {b"key %03d" % number: b"value" for number in range(40)})
+    sound = file.read_bytes()
+    tail = name[-4:]  # keys of properties are cut where they begin as the one before
+    for block in blocks(sound)[1:]:
+        start, end = block[0], block[0] + block[1]
+        forged = sound[:start] + sound[start:end].replace(tail, b"XXXX") + sound[end:]
+        if forged != sound:
+            file.write_bytes(resealed(forged, block))
+            with pytest.raises(CorruptionError, match=r"propert|metadata"):
+                figures_of(file)
+            return
+    raise AssertionError(f"no block names {name!r}")
+
+
 @pytest.mark.parametrize("codec", ["lz4", "zstd"])
 def test_a_packed_block_that_tells_another_size_is_refused(tmp_path: Path, codec: str) -> None:
     """Room of this size would be taken for it, and the rest of it would stay as memory was."""
