@@ -149,19 +149,23 @@ def version_files(
     file: SstFile | None = None
     path = directory
     count = 0
-    for batch in batches:
-        tombstones.extend(RangeTombstone(*row) for row in range_rows(batch))
-        points = points_of(batch)
-        if len(points.keys):
-            if file is None:
-                path, count = directory / f"{count:06d}.sst", count + 1
-                file = SstFile(path)
-            file.add_rows(*points)
-        if file is not None and file.size_bytes >= RESTORE_FILE_BYTES:
+    try:
+        for batch in batches:
+            tombstones.extend(RangeTombstone(*row) for row in range_rows(batch))
+            points = points_of(batch)
+            if len(points.keys):
+                if file is None:
+                    path, count = directory / f"{count:06d}.sst", count + 1
+                    file = SstFile(path)
+                file.add_rows(*points)
+            if file is not None and file.size_bytes >= RESTORE_FILE_BYTES:
+                yield path, _finished(file)
+                file = None
+        if file is not None:
             yield path, _finished(file)
-            file = None
-    if file is not None:
-        yield path, _finished(file)
+    finally:
+        if file is not None:
+            file.abandon()
 
 
 def _finished(file: SstFile) -> Written:

@@ -13,6 +13,7 @@ such rows too.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import accumulate
 from pathlib import Path
 
@@ -28,13 +29,18 @@ from kvstore.mvcc.expiry import require_record
 
 def require_told(part: Part, path: str, import_id: int) -> None:
     """Raise `CorruptionError` unless the metadata of a file fits its part."""
-    try:
-        figures = figures_of(path)
-    except CorruptionError as error:
-        raise CorruptionError(part.name, error.problem) from error
-    problem = _untrue(part, figures, encode_reference(import_id))
+    problem = _untrue(part, figures_of(path), encode_reference(import_id))
     if problem is not None:
         raise CorruptionError(part.name, problem)
+
+
+@contextmanager
+def damage_of(part: Part) -> Iterator[None]:
+    """Have a `CorruptionError` of the block name the part, and not the path by which it is read."""
+    try:
+        yield
+    except CorruptionError as error:
+        raise CorruptionError(part.name, error.problem) from error
 
 
 def require_rows(part: Part, path: str, import_id: int) -> None:

@@ -35,7 +35,7 @@ from bulk.addresses import Staging, staging_place
 from bulk.amending import Amending
 from bulk.bucket import Bucket, BucketUrl
 from bulk.conflicts import require_no_live_keys
-from bulk.contents import require_disjoint, require_rows, require_told
+from bulk.contents import damage_of, require_disjoint, require_rows, require_told
 from bulk.definitions import require_definitions
 from bulk.fetching import as_fetched, fetch, fetched_to
 from bulk.formats import require_known_rows
@@ -375,10 +375,11 @@ def _checked(
                     found[part.name] = Identity.of(os.fstat(file.fileno()))
                 _advise(file.fileno())
                 opened = opened_path(file, path)
-                require_told(part, opened, manifest.import_id)
-                listed.read(opened)
-                if thorough:
-                    require_rows(part, opened, manifest.import_id)
+                with damage_of(part):
+                    require_told(part, opened, manifest.import_id)
+                    listed.read(opened)
+                    if thorough:
+                        require_rows(part, opened, manifest.import_id)
         if thorough:
             require_disjoint(directory, manifest.parts)
     except CorruptionError as error:

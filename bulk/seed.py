@@ -171,24 +171,28 @@ def seed_files(directory: Path, entries: Iterable[pa.RecordBatch]) -> Iterator[P
     one key and time."""
     last: bytes | None = None
     file, path, count = None, directory, 0
-    for batch in entries:
-        prefixes, values = batch.column("key"), batch.column("value")
-        last = _require_distinct(prefixes, last)
-        keys = with_kinds(prefixes, values.is_valid())
-        values = pc.fill_null(values, pa.scalar(b"", pa.binary()))
-        if file is None:
-            path, count = directory / f"{count:06d}.sst", count + 1
-            file = SstFile(path)
-        for at in range(0, len(keys), SCAN_CHUNK):
-            chunk = slice(at, at + SCAN_CHUNK)
-            file.add(keys[chunk].to_pylist(), values[chunk].to_pylist())
-        if file.size_bytes >= RESTORE_FILE_BYTES:
+    try:
+        for batch in entries:
+            prefixes, values = batch.column("key"), batch.column("value")
+            last = _require_distinct(prefixes, last)
+            keys = with_kinds(prefixes, values.is_valid())
+            values = pc.fill_null(values, pa.scalar(b"", pa.binary()))
+            if file is None:
+                path, count = directory / f"{count:06d}.sst", count + 1
+                file = SstFile(path)
+            for at in range(0, len(keys), SCAN_CHUNK):
+                chunk = slice(at, at + SCAN_CHUNK)
+                file.add(keys[chunk].to_pylist(), values[chunk].to_pylist())
+            if file.size_bytes >= RESTORE_FILE_BYTES:
+                file.finish()
+                file = None
+                yield path
+        if file is not None:
             file.finish()
-            file = None
             yield path
-    if file is not None:
-        file.finish()
-        yield path
+    finally:
+        if file is not None:
+            file.abandon()
 
 
 def _require_distinct(prefixes: pa.Array, last: bytes | None) -> bytes:

@@ -9,7 +9,7 @@
     packed  := size of the contents varint | LZ4 or zstd          where there is a codec
     entries := entry* | restart u32* | count of restarts u32      the contents of each block
     entry   := shared varint | fresh varint | size varint | key, without `shared` bytes | value
-    indexed := shared varint | fresh varint | key | handle, or the change of its size if `shared`
+    indexed := 0 varint | fresh varint | key | handle             an entry of the index
 
     key     := stored key | 1 u8 | 0 u56      a put; files built outside a database have no other
 
@@ -27,12 +27,13 @@ from __future__ import annotations
 
 import os
 import struct
-from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final, NamedTuple, TypeAlias, TypeVar
+from typing import Final, NamedTuple, TypeAlias
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 from xxhash import xxh3_64_intdigest
 
@@ -42,7 +43,6 @@ from kvstore.errors.system import storage_errors
 from kvstore.limits import KEY_BYTES_MAX, VALUE_BYTES_MAX
 from kvstore.loops import lz4_size
 
-_Item = TypeVar("_Item")
 _Handle: TypeAlias = "tuple[int, int]"
 """Offset and size of a block."""
 
@@ -57,14 +57,22 @@ lie."""
 
 _LZ4: Final = 4
 _CODECS: Final = {_LZ4: "lz4_raw", 7: "zstd"}
-_BLOCK_SLACK_BYTES: Final = 1 << 20
-_PACKED_RATIO_MAX: Final = 256
-"""A packed block has a value of the largest size and this many bytes at most. A larger one is an
-index, which packs little."""
+_INDEX_RATIO_MAX: Final = 256
+"""An index of more bytes than a block of data may have packs little: its keys differ."""
+
+_METADATA_BYTES_MAX: Final = 1 << 20
+_METADATA_KEY_BYTES_MAX: Final = 256
+_ENTRIES_BYTES_MAX: Final = 1 << 20
+"""Where the last entry of a block of data begins at most. RocksDB ends a block with the entry that
+reaches `BLOCK_BYTES`."""
+
+_CUT_KEYS_MAX: Final = 16
+"""Keys from one whole key to the next. A cut key is short in the file, and may be long."""
 
 _FRAME_BYTES: Final = 64
 """More than frame, suffix and kind of a stored key take. A zero in a key takes two bytes."""
 
+_SHOWN_BYTES: Final = 64
 _PUT: Final = (1).to_bytes(8, "little")
 _ENTRIES: Final = b"rocksdb.num.entries"
 _OTHER_KINDS: Final = (
@@ -72,6 +80,8 @@ _OTHER_KINDS: Final = (
     b"rocksdb.num.range-deletions",
     b"rocksdb.merge.operands",
 )
+_LARGEST: Final = b"rocksdb.key.largest.seqno"
+_SIZES: Final = (b"rocksdb.raw.key.size", b"rocksdb.raw.value.size")
 _PROPERTIES: Final = b"rocksdb.properties"
 _EXPECTED: Final = {
     b"rocksdb.external_sst_file.version": (2).to_bytes(4, "little"),
@@ -99,19 +109,18 @@ def figures_of(file: Path | str) -> Figures:
     database, or if a block that is read is damaged."""
     with _opened(file) as table:
         told = table.properties()
-        index = table.contents(table.index)
-        first = table.contents(next(_handles(index)))
-        last = table.contents(_last(_handles(index, _last_restart(index))))
-        largest = _last(_keys(last, _last_restart(last)))
-        return Figures(next(_keys(first)), largest, _number(told, _ENTRIES))
+        index = table.index()
+        first, last = (table.ends(_handle_at(index, at)) for at in _ends(index))
+        return Figures(first[0], last[1], _number(told, _ENTRIES))
 
 
 def keys_of(file: Path | str) -> Iterator[bytes]:
     """The stored keys of a sorted file, ascending. Raises as `figures_of`. A pass, 0.7 us a key."""
     with _opened(file) as table:
         before: bytes | None = None
-        for handle in _handles(table.contents(table.index)):
-            for key in _keys(table.contents(handle)):
+        index = table.index()
+        for at in _places(index).tolist():
+            for key in table.keys(_handle_at(index, at)):
                 if before is not None and key <= before:
                     raise ValueError("its keys do not ascend")
                 before = key
@@ -145,82 +154,134 @@ class _Table:
         self._end = os.fstat(descriptor).st_size - _FOOTER.size
         if self._end < 0:
             raise ValueError(f"{self._end + _FOOTER.size} bytes are no sorted file")
-        footer = os.pread(descriptor, _FOOTER.size, self._end)
+        footer = self._read(_FOOTER.size, self._end)
         checksums, handles, found, magic = _FOOTER.unpack(footer)
         if (magic, found, checksums) != (_MAGIC, _FORMAT, _XXH3):
             raise ValueError("it does not end as a sorted file does")
-        self._metaindex, at = self._required(*_handle(handles, 0))
-        self.index, _ = self._required(*_handle(handles, at))
+        self._metaindex, at = _handle(handles, 0)
+        self._index, _ = _handle(handles, at)
+        for handle in (self._metaindex, self._index):
+            self._require(handle)
 
     def properties(self) -> dict[bytes, bytes]:
         """The properties of the file."""
-        blocks = _pairs(self.contents(self._metaindex))
+        blocks = _pairs(self._contents(self._metaindex, _METADATA_BYTES_MAX))
         if {*blocks} != {_PROPERTIES}:  # no range deletes, filters or dictionaries
             raise ValueError(f"its blocks of metadata are {[*blocks][:9]!r}")
         handle, _ = _handle(blocks[_PROPERTIES], 0)
-        told = _pairs(self.contents(handle))
+        told = _pairs(self._contents(handle, _METADATA_BYTES_MAX))
         for name, expected in _EXPECTED.items():
             if told.get(name) != expected:
-                raise ValueError(f"its property {name.decode()} is {told.get(name)!r}")
+                shown = told.get(name, b"")[:_SHOWN_BYTES]
+                raise ValueError(f"its property {name.decode()} is {shown!r}")
+        if told.get(_LARGEST, b"\x00") != b"\x00":
+            raise ValueError("it has entries of a database")
         others = sum(_number(told, name) for name in _OTHER_KINDS)
         if others:
             raise ValueError(
                 f"{others} of its entries delete or merge, and no part has such entries"
             )
+        if not sum(_number(told, name) for name in _SIZES):  # RocksDB divides by it
+            raise ValueError("its properties tell no byte")
         return told
 
-    def contents(self, handle: _Handle) -> bytes:
-        """The contents of a block."""
-        (offset, size), _ = self._required(handle, 0)
-        data = os.pread(self._descriptor, size + _TRAILER.size, offset)
+    def index(self) -> bytes:
+        """The index: an entry for each block of data. Each entry has a restart."""
+        most = max(VALUE_BYTES_MAX + _ENTRIES_BYTES_MAX, _INDEX_RATIO_MAX * self._index[1])
+        return self._contents(self._index, most)
+
+    def keys(self, handle: _Handle) -> Iterator[bytes]:
+        """The stored keys of a block of data, ascending."""
+        return _keys(self._contents(handle, VALUE_BYTES_MAX + _ENTRIES_BYTES_MAX))
+
+    def ends(self, handle: _Handle) -> tuple[bytes, bytes]:
+        """The first and the last key of a block of data, all of whose entries are sound."""
+        keys = self.keys(handle)
+        first = last = next(keys)
+        for last in keys:  # noqa: B007  # the last one is asked for
+            pass
+        return first, last
+
+    def _contents(self, handle: _Handle, most: int) -> bytes:
+        """The contents of a block, at most `most` bytes."""
+        self._require(handle)
+        offset, size = handle
+        data = self._read(size + _TRAILER.size, offset)
         stored = memoryview(data)[:size]
         codec, checksum = _TRAILER.unpack_from(data, size)
         if (xxh3_64_intdigest(stored) ^ codec * _CODEC_PRIME) & 0xFFFFFFFF != checksum:
             raise ValueError(f"the checksum of the block at {offset} differs")
-        return _unpacked(data[:size], codec) if codec else data[:size]
+        contents = _unpacked(data[:size], codec, most) if codec else data[:size]
+        if len(contents) > most:
+            raise ValueError(f"a block has {len(contents)} bytes")
+        return contents
 
-    def _required(self, handle: _Handle, at: int) -> tuple[_Handle, int]:
+    def _require(self, handle: _Handle) -> None:
         offset, size = handle
         if offset + size + _TRAILER.size > self._end:
             raise ValueError(f"a block of {size} bytes at {offset} lies outside of it")
-        return handle, at
+
+    def _read(self, size: int, offset: int) -> bytes:
+        data = os.pread(self._descriptor, size, offset)
+        if len(data) != size:
+            raise ValueError("it became shorter while it was read")
+        return data
 
 
-def _unpacked(packed: bytes, codec: int) -> bytes:
+def _unpacked(packed: bytes, codec: int, most: int) -> bytes:
     size, at = read_varint(packed, 0)
     if codec not in _CODECS:
         raise ValueError(f"a block has the unknown codec {codec}")
-    if size > max(VALUE_BYTES_MAX + _BLOCK_SLACK_BYTES, _PACKED_RATIO_MAX * len(packed)):
+    if size > most:
         raise ValueError(f"a packed block of {len(packed)} bytes tells {size} bytes")
-    block = memoryview(packed)[at:]
+    block, name = memoryview(packed)[at:], _CODECS[codec]
     try:
         # Arrow compares the size of zstd. It would leave the rest of an LZ4 block as memory was.
         if codec == _LZ4 and lz4_size(block) != size:
             raise ValueError(f"a packed block has not the {size} bytes that it tells")
-        name = _CODECS[codec]
         unpacked: bytes = pa.decompress(block, decompressed_size=size, codec=name, asbytes=True)
-    except OSError as error:  # Arrow's, not the disk's
+    except (OSError, MemoryError) as error:  # Arrow's, not the disk's
         raise ValueError(f"a block does not unpack: {error}") from error
     return unpacked
 
 
 def _pairs(contents: bytes) -> dict[bytes, bytes]:
     """The entries of a block of metadata."""
-    return {key: contents[start:end] for key, start, end in _entries(contents, 0)}
+    found: dict[bytes, bytes] = {}
+    before: bytes | None = None
+    for key, start, end in _entries(contents, _METADATA_KEY_BYTES_MAX, len(contents)):
+        if before is not None and key <= before:
+            raise ValueError("names of its metadata do not ascend")
+        found[key] = contents[start:end]
+        before = key
+    return found
 
 
-def _keys(contents: bytes, at: int = 0) -> Iterator[bytes]:
-    """The stored keys of a block of data from the restart `at` on."""
-    for key, _, _ in _entries(contents, at):
-        if key[-len(_PUT) :] != _PUT or len(key) > 2 * KEY_BYTES_MAX + _FRAME_BYTES:
+def _keys(contents: bytes) -> Iterator[bytes]:
+    """The stored keys of a block of data, ascending."""
+    before: bytes | None = None
+    for key, _, _ in _entries(contents, 2 * KEY_BYTES_MAX + _FRAME_BYTES, _CUT_KEYS_MAX):
+        if key[-len(_PUT) :] != _PUT:
             raise ValueError("an entry is no put of a file from outside a database")
-        yield key[: -len(_PUT)]
+        key = key[: -len(_PUT)]
+        if before is not None and key <= before:
+            raise ValueError("its keys do not ascend")
+        before = key
+        yield key
 
 
-def _entries(contents: bytes, at: int) -> Iterator[tuple[bytes, int, int]]:
-    """The entries from the restart `at` on: the key, and where the value begins and ends."""
-    key, end = b"", _entries_end(contents)
+def _entries(contents: bytes, longest: int, most: int) -> Iterator[tuple[bytes, int, int]]:
+    """The entries of a block: the key, and where the value begins and ends. At least one. No key
+    is longer than `longest`, and a whole key comes at least every `most` keys."""
+    key, at, run, end = b"", 0, 0, _entries_end(contents)
+    restarts = struct.unpack(f"<{(len(contents) - end) // 4 - 1}I", contents[end:-4])
+    whole = {*restarts}
+    if restarts[0] or len(whole) != len(restarts) or sorted(restarts) != [*restarts]:
+        raise ValueError("the whole keys of a block do not ascend")
     while at < end:
+        if at > _ENTRIES_BYTES_MAX:
+            raise ValueError("a block has more entries than RocksDB puts into one")
+        first = at
         shared, fresh, size = contents[at : at + 3]
         if (shared | fresh | size) < 128:  # hot: three calls take as long as all else
             at += 3
@@ -229,28 +290,43 @@ def _entries(contents: bytes, at: int) -> Iterator[tuple[bytes, int, int]]:
             fresh, at = read_varint(contents, at)
             size, at = read_varint(contents, at)
         start = at + fresh
-        if shared > len(key) or start + size > end:
+        if shared > len(key) or start + size > end or shared + fresh > longest:
             raise ValueError("an entry does not fit its block")
+        if first in whole:
+            if shared:
+                raise ValueError("a key is cut where a block tells a whole one")
+            whole.remove(first)
+            run = 0
+        run += 1
+        if run > most:
+            raise ValueError("more keys are cut than RocksDB cuts behind a whole one")
         key = key[:shared] + contents[at:start]
         at = start + size
         yield key, start, at
+    if whole:
+        raise ValueError("a block tells a whole key where no entry begins")
 
 
-def _handles(contents: bytes, at: int = 0) -> Iterator[_Handle]:
-    """The blocks of data that an index names from the restart `at` on."""
-    offset, size, end = 0, 0, _entries_end(contents)
-    while at < end:
-        shared, at = read_varint(contents, at)
-        fresh, at = read_varint(contents, at)
-        if shared:
-            change, at = read_varint(contents, at + fresh)
-            offset += size + _TRAILER.size
-            size += change >> 1 ^ -(change & 1)
-        else:
-            (offset, size), at = _handle(contents, at + fresh)
-        if at > end or size < 0:
-            raise ValueError("an entry of the index does not fit")
-        yield offset, size
+def _handle_at(index: bytes, at: int) -> _Handle:
+    """The block of data that the entry at `at` of an index names."""
+    shared, at = read_varint(index, at)
+    fresh, at = read_varint(index, at)
+    handle, at = _handle(index, at + fresh)
+    if shared or at > _entries_end(index):
+        raise ValueError("an entry of the index does not fit")
+    return handle
+
+
+def _ends(index: bytes) -> tuple[int, int]:
+    """Where the first and the last entry of an index begin. The last one ends where the restarts
+    begin."""
+    last = int(_places(index)[-1])
+    _, at = read_varint(index, last)
+    fresh, at = read_varint(index, at)
+    _, at = _handle(index, at + fresh)
+    if at != _entries_end(index):
+        raise ValueError("the last entry of the index does not end it")
+    return 0, last
 
 
 def _handle(data: bytes, at: int) -> tuple[_Handle, int]:
@@ -259,24 +335,22 @@ def _handle(data: bytes, at: int) -> tuple[_Handle, int]:
     return (offset, size), at
 
 
+def _places(index: bytes) -> npt.NDArray[np.uint32]:
+    """Where the entries of an index begin: at 0 first, ascending."""
+    end = _entries_end(index)
+    places = np.frombuffer(index, "<u4", offset=end)[:-1]
+    if places[0] or places[-1] >= end or not (places[:-1] < places[1:]).all():
+        raise ValueError("the entries of the index do not ascend")
+    return places
+
+
 def _entries_end(contents: bytes) -> int:
     """Where the entries of a block end, and its restarts begin."""
-    end = len(contents) - 4 * (int.from_bytes(contents[-4:], "little") + 1)
-    if end <= 0:
+    count = int.from_bytes(contents[-4:], "little")
+    end = len(contents) - 4 * (count + 1)
+    if end <= 0 or not count:
         raise ValueError("a block has no entries")
     return end
-
-
-def _last_restart(contents: bytes) -> int:
-    """Where the last entry with a whole key begins."""
-    return int.from_bytes(contents[-8:-4], "little")
-
-
-def _last(items: Iterator[_Item]) -> _Item:
-    found = deque(items, maxlen=1)
-    if not found:
-        raise ValueError("a block has no entry at its last restart")
-    return found.pop()
 
 
 def _number(told: dict[bytes, bytes], name: bytes) -> int:

@@ -226,10 +226,15 @@ class Imports:
 
     def link(self, files: Sequence[Path]) -> None:
         """Move the files into the engine. Nothing becomes visible. The cost does not depend on
-        their size."""
+        their size. Raises `ImportRefusedError` for files that the engine does not take."""
         self._committer.health.require()
-        if files:
+        if not files:
+            return
+        try:
             self._engine.ingest(files)
+        except CorruptionError as error:
+            where, remedy = str(files[0].parent), "abort the import, and stage it again"
+            raise ImportRefusedError(where, error.problem, remedy) from error
 
     def is_linked(self, record: ImportRecord) -> bool:
         """Whether the files of an import are in the engine: all are, if the first row is."""

@@ -21,9 +21,11 @@ from kvstore.codec.ordered import frame
 from kvstore.engine.api import DATA
 from kvstore.errors import (
     ClosedError,
+    CorruptionError,
     FencedError,
     HistoryGoneError,
     HoldLostError,
+    ImportRefusedError,
     UsageError,
 )
 from kvstore.feeds import Feeds
@@ -122,6 +124,24 @@ def test_the_keys_of_a_small_import_are_found_in_its_files(
         for path in files:
             keys_of_ours.read(path)
     assert keys_of_ours.keys == found
+
+
+def test_a_key_that_is_not_framed_is_refused(tmp_path: Path) -> None:
+    """Its pieces would be taken for keys."""
+    ours = ImportRecord(7, "", 3, 10, ())
+    file = SstFile(tmp_path / "1.sst")
+    file.add([b"k\x00\x01" + b"x\x00\x01" * 9 + ours.reference + VALUE], [b""])
+    file.finish()
+    with pytest.raises(CorruptionError, match="is not a framed key"):
+        FoundKeys(ours).read(tmp_path / "1.sst")
+
+
+def test_a_file_that_the_engine_does_not_take_refuses_the_import(
+    alone: Alone, tmp_path: Path
+) -> None:
+    (tmp_path / "1.sst").write_bytes(b"no rows" * 100)
+    with pytest.raises(ImportRefusedError, match="abort the import"):
+        alone.parts.imports.link([tmp_path / "1.sst"])
 
 
 # -- holds ----------------------------------------------------------------------------------
