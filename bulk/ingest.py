@@ -41,6 +41,7 @@ from bulk.fetching import as_fetched, fetch, fetched_to
 from bulk.formats import require_known_rows
 from bulk.manifest import Manifest
 from bulk.remote import How, OnConflict, ingest_there, require_no_check
+from bulk.sst import bring_back
 from bulk.stages import StageTimes
 from bulk.staging import Identity, open_staged, opened_path, read_manifest, require_unaltered
 from bulk.uniques import required_unique
@@ -373,7 +374,7 @@ def _checked(
                 with storage_errors(str(path)):
                     require_unaltered(directory, file, part, thorough=thorough)
                     found[part.name] = Identity.of(os.fstat(file.fileno()))
-                _advise(file.fileno())
+                bring_back(file.fileno())
                 opened = opened_path(file, path)
                 with damage_of(part):
                     require_told(part, opened, manifest.import_id)
@@ -438,11 +439,3 @@ def _take_away(directory: Path, manifest: Manifest) -> None:
 def _replaced(directory: Path, name: str) -> ImportRefusedError:
     problem = f"{name} was replaced or written to while it was added"
     return ImportRefusedError(str(directory), problem, "stage the import again")
-
-
-def _advise(file: int) -> None:
-    """Have the system read the file into memory: the first gets from a cold file are 15 times as
-    slow. Costs 2.5 us for each MB that is there already."""
-    if hasattr(os, "posix_fadvise"):
-        with suppress(OSError):  # failing advice does no harm
-            os.posix_fadvise(file, 0, 0, os.POSIX_FADV_WILLNEED)
