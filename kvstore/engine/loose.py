@@ -1,8 +1,8 @@
-"""Sorted files that no store has taken, read where they lie.
+"""The rows of sorted files that no store has taken, merged.
 
-rocksdict has no reader of single SST files. So a throw-away database takes links to them. RocksDB
-checks their form as a store would, knows their bounds, and reads them merged. The links are
-symbolic: the files may lie on any file system, and nothing is written beside them.
+rocksdict has no reader of single SST files, and `sorted_file` reads no values. So a throw-away
+database takes links to the files. RocksDB checks their form as a store would, and merges them. The
+links are symbolic: the files may lie on any file system, and nothing is written beside them.
 
 Opening costs 2 ms, and 0.2 ms for each file of any size. Entries are read on demand.
 """
@@ -152,8 +152,16 @@ def _remove_left() -> None:
                 continue  # closing our own lock file would drop the lock
             lock = left / "db" / "LOCK"
             with suppress(OSError):
-                if not lock.exists() and left.stat().st_mtime < oldest:
+                is_old = left.stat().st_mtime < oldest
+                if not is_old and _runs(left.name.removeprefix(_PREFIX).partition("-")[0]):
+                    continue  # RocksDB makes its lock file, and locks it a moment later
+                if not lock.exists() and is_old:
                     shutil.rmtree(left, ignore_errors=True)
                 with lock.open("r+b") as file:
                     fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     shutil.rmtree(left, ignore_errors=True)
+
+
+def _runs(process: str) -> bool:
+    """Whether a process of this id runs here; a container may show another one under the id."""
+    return process.isdecimal() and os.path.exists(f"/proc/{process}")

@@ -113,3 +113,12 @@ def test_a_directory_that_a_killed_process_left_without_a_lock_is_removed_when_i
     os.utime(left, (then, then))
     with LooseFiles([sst(tmp_path / "1.sst", [b"a"])]):
         assert left.exists() == (not age_s)
+
+
+def test_the_unlocked_directory_of_a_running_process_stays(tmp_path: Path, scratch: Path) -> None:
+    """RocksDB makes its lock file first, and locks it then."""
+    left = scratch / f"kvstore-loose-{os.getppid()}-begun"
+    (left / "db").mkdir(parents=True)
+    (left / "db" / "LOCK").touch()
+    with LooseFiles([sst(tmp_path / "1.sst", [b"a"])]):
+        assert left.exists()
