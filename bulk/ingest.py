@@ -41,7 +41,7 @@ from bulk.fetching import as_fetched, fetch, fetched_to
 from bulk.formats import require_known_rows
 from bulk.manifest import Manifest
 from bulk.remote import How, OnConflict, ingest_there, require_no_check
-from bulk.sst import bring_back
+from bulk.sst import prefetch
 from bulk.stages import StageTimes
 from bulk.staging import Identity, open_staged, opened_path, read_manifest, require_unaltered
 from bulk.uniques import required_unique
@@ -374,7 +374,7 @@ def _checked(
                 with storage_errors(str(path)):
                     require_unaltered(directory, file, part, thorough=thorough)
                     found[part.name] = Identity.of(os.fstat(file.fileno()))
-                bring_back(file.fileno())
+                prefetch(file.fileno())
                 opened = opened_path(file, path)
                 with damage_of(part):
                     require_told(part, opened, manifest.import_id)

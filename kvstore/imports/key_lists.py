@@ -24,7 +24,8 @@ from typing import Final
 
 from kvstore.codec.json import JsonObject
 from kvstore.codec.keys import TAIL_BYTES
-from kvstore.codec.ordered import TERMINATOR, check, unframe, unframe_all
+from kvstore.codec.ordered import TERMINATOR, unframe, unframe_all
+from kvstore.codec.ordered import check as check_framed
 from kvstore.engine.api import WriteBatch
 from kvstore.engine.sorted_file import keys_of
 from kvstore.imports.record import ImportRecord
@@ -92,7 +93,7 @@ class FoundKeys:
         for stored in islice(keys_of(file), self._record.rows + 1 - len(self.keys)):
             if stored[-TAIL_BYTES:-1] == self._record.reference:
                 stems.append(stored[:-TAIL_BYTES])
-                check(stems[-1], where=str(file))
+                check_framed(stems[-1], where=str(file))
                 self._room -= len(stems[-1]) - len(TERMINATOR)
             if self._room < 0:
                 self.keys = None
