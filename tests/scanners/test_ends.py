@@ -63,9 +63,12 @@ def test_letting_go_of_it_leaves_nothing(store: kvstore.Store, taken: int) -> No
 
 
 def test_a_worker_that_is_killed_is_an_error_and_leaves_nothing(store: kvstore.Store) -> None:
+    have_started(store, workers=2)
+    store.scan_batches(workers=2).read_all()
     scan = store.scan_batches(batch_rows=100, workers=2)
     scan.read_next_batch()
-    os.kill(crew_at_work(store).workers[0].process.pid, signal.SIGKILL)
+    (worker,) = crew_at_work(store).at_work()  # a scan needs nothing of one that is being started
+    os.kill(worker.process.pid, signal.SIGKILL)
     with pytest.raises(StorageError, match="worker process"):
         scan.read_all()
     assert nothing_is_left(store)
