@@ -26,7 +26,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from datetime import timedelta
 from functools import cached_property, partial
 from itertools import chain, islice
@@ -62,7 +62,7 @@ from kvstore.codec.tuples import desc
 from kvstore.commit import Committer, Durability, Expires, require_durability
 from kvstore.engine import Engine, WriteBatch
 from kvstore.engine.rocks import RocksEngine
-from kvstore.errors import ClosedError
+from kvstore.errors import ClosedError, PoisonedError
 from kvstore.errors.system import storage_errors
 from kvstore.feeds import Feed, Feeds, Position
 from kvstore.forks import own
@@ -1224,7 +1224,7 @@ def _tidy(
 
 
 def _finish(committer: Committer) -> None:
-    with committer.lock:
+    with committer.lock, suppress(PoisonedError):  # the call that poisoned the engine has raised
         committer.finish()
 
 

@@ -21,6 +21,7 @@ import bulk
 import kvstore
 from kvstore import Store
 from kvstore.engine.memory import MemoryEngine
+from kvstore.engine.state import MemoryState
 from kvstore.errors import PoisonedError
 from kvstore.recent import RecentCommits
 from kvstore.testing.bounds import bounds
@@ -39,10 +40,10 @@ STUCK_S = 120
 class Subject:
     """A store with data of every kind, and the arguments of its calls."""
 
-    def __init__(self, place: Path) -> None:
+    def __init__(self, place: Path, engine: str = "") -> None:
         place.mkdir()
         self.place = place
-        self.store = store = kvstore.open(place / "db")
+        self.store = store = kvstore.open(place / "db", engine=engine)
         for number in range(6):
             store.put(b"k%d" % number, b"v%d" % number)
         store.delete_range(b"k4", b"k5")
@@ -368,23 +369,35 @@ def test_a_rollback_that_was_interrupted_is_finished_by_the_finalizer(
     assert parts_of(store).committer.recent.watchers == 0
 
 
-def test_a_hold_that_is_interrupted_inside_a_memory_engine_poisons_the_handle(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def hold_a_time(s: Subject) -> None:
+    s.store.hold("report")
+
+
+def import_rows(s: Subject) -> None:
+    bulk.ingest(s.store, s.waiting.staging)
+
+
+@pytest.mark.parametrize(
+    ("owner", "method", "call"),
+    [(MemoryEngine, "_show", hold_a_time), (MemoryState, "add_rows", import_rows)],
+)
+def test_a_call_that_is_interrupted_inside_a_memory_engine_poisons_the_handle(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    owner: type,
+    method: str,
+    call: Callable[[Subject], object],
 ) -> None:
     """The journal then has the record, and memory lacks it: closing must not require a sound
     handle."""
-    store = kvstore.open(tmp_path / "db", engine="memory")
-    store.put(b"k", b"v")
-
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
+    s = Subject(tmp_path / "subject", engine="memory")
+    before = state(s.store)
     with monkeypatch.context() as patch:
-        patch.setattr(MemoryEngine, "_show", interrupt)
+        patch.setattr(owner, method, interrupt)
         with pytest.raises(KeyboardInterrupt):
-            store.hold("report")
+            call(s)
     with pytest.raises(PoisonedError):
-        store.get(b"k")
-    store.close()
-    with kvstore.open(tmp_path / "db", engine="memory") as again:
-        assert again.get(b"k") == b"v"
+        s.store.get(b"k0")
+    s.store.close()
+    with kvstore.open(s.place / "db", engine="memory") as again:
+        assert state(again) == before
