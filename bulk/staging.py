@@ -117,7 +117,8 @@ def read_manifest(staging: Path) -> Manifest:
         ) from None
     try:
         with open_staged(staging, path) as file, storage_errors(str(path)):
-            content = file.read(JSON_BYTES_MAX + 1)
+            told = os.fstat(file.fileno()).st_size  # a read takes the room that it asks for
+            content = file.read(min(told, JSON_BYTES_MAX) + 1)
         return parse_manifest(content, where=str(path))
     except CorruptionError as error:
         raise ImportRefusedError(

@@ -42,12 +42,11 @@ from kvstore.codec.varint import read_varint
 from kvstore.errors import CorruptionError
 from kvstore.errors.system import storage_errors
 from kvstore.limits import KEY_BYTES_MAX, VALUE_BYTES_MAX
-from kvstore.loops import lz4_size
+from kvstore.loops import BLOCK_KEYS_BYTES_MAX, block_handles, block_keys, lz4_size
 
 _Handle: TypeAlias = "tuple[int, int]"
 """Offset and size of a block."""
 
-_Keys: TypeAlias = "Generator[bytes, None, bytes | None]"
 
 _FOOTER: Final = struct.Struct("<B40sIQ")
 _MAGIC: Final = 0x88E241B785F4CFF7
@@ -65,10 +64,6 @@ _INDEX_RATIO_MAX: Final = 256
 
 _METADATA_BYTES_MAX: Final = 1 << 20
 _METADATA_KEY_BYTES_MAX: Final = 256
-_ENTRIES_BYTES_MAX: Final = 1 << 20
-"""Where the last entry of a block of data begins at most. RocksDB ends a block with the entry that
-reaches `BLOCK_BYTES`."""
-
 _CUT_KEYS_MAX: Final = 16
 """Keys from one whole key to the next. A cut key is short in the file, and may be long."""
 
@@ -77,7 +72,6 @@ _FRAME_BYTES: Final = 64
 
 _SHOWN_BYTES: Final = 64
 _PUT: Final = (1).to_bytes(8, "little")
-_ONE_RESTART: Final = bytes(4) + (1).to_bytes(4, "little")
 _ENTRIES: Final = b"rocksdb.num.entries"
 _OTHER_KINDS: Final = (
     b"rocksdb.deleted.keys",
@@ -114,16 +108,19 @@ def figures_of(file: Path | str) -> Figures:
     with _opened(file) as table:
         told = table.properties()
         index = table.index()
-        first, last = (table.ends(_handle_at(index, at)) for at in _ends(index))
-        return Figures(first[0], last[1], _number(told, _ENTRIES))
+        first, last = map(table.keys, _ends(index))
+        return Figures(first[0], last[-1], _number(told, _ENTRIES))
 
 
-def keys_of(file: Path | str) -> Iterator[bytes]:
-    """The stored keys of a sorted file, ascending. Raises as `figures_of`. A pass, 1 us a key."""
+def key_blocks_of(file: Path | str) -> Generator[list[bytes], None, None]:
+    """The stored keys of a sorted file, ascending, a list for each block of data. Raises as
+    `figures_of`. A pass, 0.1 us a key and 6 us a block."""
     with _opened(file) as table:
-        index, last = table.index(), None
-        for at in _places(index).tolist():
-            last = yield from table.keys(_handle_at(index, at), last)
+        index, before = table.index(), None
+        for offset, size, _ in block_handles(index, _places(index).tolist()):
+            keys = table.keys((offset, size), before)
+            before = keys[-1]
+            yield keys
 
 
 def require_footer(file: Path | str) -> None:
@@ -186,17 +183,16 @@ class _Table:
 
     def index(self) -> bytes:
         """The index: an entry for each block of data. Each entry has a restart."""
-        most = max(VALUE_BYTES_MAX + _ENTRIES_BYTES_MAX, _INDEX_RATIO_MAX * self._index[1])
+        most = max(VALUE_BYTES_MAX + BLOCK_KEYS_BYTES_MAX, _INDEX_RATIO_MAX * self._index[1])
         return self._contents(self._index, most)
 
-    def keys(self, handle: _Handle, before: bytes | None = None) -> _Keys:
-        """The stored keys of a block of data, ascending and above `before`. Ends with the last."""
-        return _keys(self._contents(handle, VALUE_BYTES_MAX + _ENTRIES_BYTES_MAX), before)
-
-    def ends(self, handle: _Handle) -> tuple[bytes, bytes]:
-        """The first and the last key of a block of data, all of whose entries are sound."""
-        keys = [*self.keys(handle)]
-        return keys[0], keys[-1]
+    def keys(self, handle: _Handle, before: bytes | None = None) -> list[bytes]:
+        """The stored keys of a block of data, ascending and above `before`. At least one."""
+        contents = self._contents(handle, VALUE_BYTES_MAX + BLOCK_KEYS_BYTES_MAX)
+        keys = block_keys(contents, _PUT, 2 * KEY_BYTES_MAX + _FRAME_BYTES, _CUT_KEYS_MAX)
+        if before is not None and keys[0] <= before:
+            raise ValueError("its keys do not ascend")
+        return keys
 
     def _contents(self, handle: _Handle, most: int) -> bytes:
         """The contents of a block, at most `most` bytes."""
@@ -242,86 +238,18 @@ def _unpacked(packed: bytes, codec: int, most: int) -> bytes:
 
 def _pairs(contents: bytes) -> dict[bytes, bytes]:
     """The entries of a block of metadata."""
-    found: dict[bytes, bytes] = {}
-    before: bytes | None = None
-    for key, start, end in _entries(contents, _METADATA_KEY_BYTES_MAX, len(contents)):
-        if before is not None and key <= before:
-            raise ValueError("names of its metadata do not ascend")
-        found[key] = contents[start:end]
-        before = key
-    return found
+    values = list[bytes]()
+    keys = block_keys(contents, b"", _METADATA_KEY_BYTES_MAX, len(contents), values)
+    return dict(zip(keys, values, strict=True))
 
 
-def _keys(contents: bytes, before: bytes | None) -> _Keys:
-    for key, _, _ in _entries(contents, 2 * KEY_BYTES_MAX + _FRAME_BYTES, _CUT_KEYS_MAX):
-        if key[-len(_PUT) :] != _PUT:
-            raise ValueError("an entry is no put of a file from outside a database")
-        key = key[: -len(_PUT)]
-        if before is not None and key <= before:
-            raise ValueError("its keys do not ascend")
-        before = key
-        yield key
-    return before
-
-
-def _entries(contents: bytes, longest: int, most: int) -> Iterator[tuple[bytes, int, int]]:
-    """The entries of a block: the key, and where the value begins and ends. At least one. No key
-    is longer than `longest`, and a whole key comes at least every `most` keys."""
-    key, at, run, end = b"", 0, 0, _entries_end(contents)
-    whole = {0}
-    if contents[end:] != _ONE_RESTART:  # hot: a large row has a block of its own
-        restarts = memoryview(contents)[end:-4].cast("I").tolist()
-        whole = {*restarts}
-        if restarts[0] or len(whole) != len(restarts) or restarts != sorted(restarts):
-            raise ValueError("the whole keys of a block do not ascend")
-    while at < end:
-        if at > _ENTRIES_BYTES_MAX:
-            raise ValueError("a block has more entries than RocksDB puts into one")
-        first = at
-        shared, fresh, size = contents[at : at + 3]
-        if (shared | fresh | size) < 128:  # hot: three calls take as long as all else
-            at += 3
-        else:
-            shared, at = read_varint(contents, at)
-            fresh, at = read_varint(contents, at)
-            size, at = read_varint(contents, at)
-        start = at + fresh
-        if shared > len(key) or start + size > end or shared + fresh > longest:
-            raise ValueError("an entry does not fit its block")
-        if first in whole:
-            if shared:
-                raise ValueError("a key is cut where a block tells a whole one")
-            whole.remove(first)
-            run = 0
-        run += 1
-        if run > most:
-            raise ValueError("more keys are cut than RocksDB cuts behind a whole one")
-        key = key[:shared] + contents[at:start]
-        at = start + size
-        yield key, start, at
-    if whole:
-        raise ValueError("a block tells a whole key where no entry begins")
-
-
-def _handle_at(index: bytes, at: int) -> _Handle:
-    """The block of data that the entry at `at` of an index names."""
-    shared, (fresh, at) = index[at], read_varint(index, at + 1)
-    handle, at = _handle(index, at + fresh)
-    if shared or at > _entries_end(index):
-        raise ValueError("an entry of the index does not fit")
-    return handle
-
-
-def _ends(index: bytes) -> tuple[int, int]:
-    """Where the first and the last entry of an index begin. The last one ends where the restarts
-    begin."""
-    last = int(_places(index)[-1])
-    _, at = read_varint(index, last)
-    fresh, at = read_varint(index, at)
-    _, at = _handle(index, at + fresh)
-    if at != _entries_end(index):
+def _ends(index: bytes) -> list[_Handle]:
+    """The blocks of data that the first and the last entry of an index name. The last entry ends
+    where the restarts begin."""
+    first, (offset, size, end) = block_handles(index, [0, int(_places(index)[-1])])
+    if end != _entries_end(index):
         raise ValueError("the last entry of the index does not end it")
-    return 0, last
+    return [first[:2], (offset, size)]
 
 
 def _handle(data: bytes, at: int) -> tuple[_Handle, int]:

@@ -18,19 +18,21 @@ Invariants
 from __future__ import annotations
 
 from collections.abc import Collection
-from itertools import islice, pairwise
+from contextlib import closing
+from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
 from kvstore.codec.json import JsonObject
 from kvstore.codec.keys import TAIL_BYTES
-from kvstore.codec.ordered import TERMINATOR, unframe, unframe_all
-from kvstore.codec.ordered import check as check_framed
+from kvstore.codec.ordered import unframe
 from kvstore.engine.api import WriteBatch
-from kvstore.engine.sorted_file import keys_of
+from kvstore.engine.sorted_file import key_blocks_of
+from kvstore.errors import CorruptionError
 from kvstore.imports.record import ImportRecord
 from kvstore.imports.stored import UNCHANGED, RowChanges
 from kvstore.limits import IMPORT_KEYS_BYTES_MAX
+from kvstore.loops import referring_keys
 from kvstore.meta import Meta
 
 KEYS_PREFIX: Final = "import-keys/"
@@ -78,8 +80,9 @@ class FoundKeys:
     """The keys of an import, read from its sorted files one after the other."""
 
     def __init__(self, record: ImportRecord) -> None:
-        self._record = record
-        self._room = 2 * IMPORT_KEYS_BYTES_MAX  # of framed keys, in which a zero takes two bytes
+        self._reference = record.reference
+        self._rows = record.rows
+        self._room = IMPORT_KEYS_BYTES_MAX
         self.keys: list[bytes] | None = [] if record.is_small else None
         """The keys so far; a forged import may have any. None once it is known that the import gets
         no list."""
@@ -89,16 +92,18 @@ class FoundKeys:
         `CorruptionError` at damage."""
         if self.keys is None:
             return
-        stems = list[bytes]()
-        for stored in islice(keys_of(file), self._record.rows + 1 - len(self.keys)):
-            if stored[-TAIL_BYTES:-1] == self._record.reference:
-                stems.append(stored[:-TAIL_BYTES])
-                check_framed(stems[-1], where=str(file))
-                self._room -= len(stems[-1]) - len(TERMINATOR)
-            if self._room < 0:
-                self.keys = None
-                return
-        self.keys += unframe_all(stems)
+        with closing(key_blocks_of(file)) as blocks:
+            for stored in blocks:
+                try:
+                    found = referring_keys(stored, self._reference)
+                except ValueError as error:
+                    raise CorruptionError(str(file), str(error)) from error
+                self._rows -= len(stored)
+                self._room -= sum(map(len, found))
+                if self._rows < 0 or self._room < 0:
+                    self.keys = None
+                    return
+                self.keys += found
 
 
 def read_keys(record: JsonObject) -> list[bytes]:

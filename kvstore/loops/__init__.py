@@ -3,6 +3,7 @@
     plain/     the loops in Python: read these
     compiled/  the same loops in Cython
 
+    blocks     blocks of sorted files and packed columns: their keys and sizes
     columns    Arrow columns and change entries: join, cut, check, order
     elements   columns as keys that sort as their rows do
     floors     the greatest live key at or below a place
@@ -41,6 +42,8 @@ from kvstore.loops.chosen import (
     RowDicts,
     are_keys,
     arrange,
+    block_handles,
+    block_keys,
     collect,
     cut,
     decode_keys,
@@ -58,6 +61,7 @@ from kvstore.loops.chosen import (
     lz4_size,
     match,
     put_all,
+    referring_keys,
     row_keys,
     set_rows,
     survey,
@@ -65,6 +69,7 @@ from kvstore.loops.chosen import (
 )
 from kvstore.loops.contract import (
     ABSENT,
+    BLOCK_KEYS_BYTES_MAX,
     ENTRY_HEAD,
     RULE_ANY,
     RULE_ID,
@@ -76,6 +81,7 @@ from kvstore.loops.contract import (
 
 __all__ = [
     "ABSENT",
+    "BLOCK_KEYS_BYTES_MAX",
     "COMPILED",
     "ENTRY_HEAD",
     "RULE_ANY",
@@ -97,6 +103,8 @@ __all__ = [
     "RowDicts",
     "are_keys",
     "arrange",
+    "block_handles",
+    "block_keys",
     "collect",
     "cut",
     "decode_keys",
@@ -114,6 +122,7 @@ __all__ = [
     "lz4_size",
     "match",
     "put_all",
+    "referring_keys",
     "row_keys",
     "set_rows",
     "survey",

@@ -13,6 +13,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
 from kvstore.loops.plain import (
+    blocks,
     columns,
     elements,
     floors,
@@ -25,12 +26,13 @@ from kvstore.loops.plain import (
     writes,
 )
 
-REVISION: Final = 28
+REVISION: Final = 29
 """Add one with each change of a name, an argument or a meaning in the loops. `compiled/shared.pxi`
 holds the same number. A checkout that was updated and not compiled again then runs plain loops."""
 
 VARIABLE: Final = "KVSTORE_LOOPS"
 TWINS: Final = (
+    "blocks",
     "columns",
     "elements",
     "floors",
@@ -53,6 +55,7 @@ if not TYPE_CHECKING and os.environ.get(VARIABLE) != "plain":
     else:
         if all(module.REVISION == REVISION for module in _compiled):
             (
+                blocks,
                 columns,
                 elements,
                 floors,
@@ -66,12 +69,16 @@ if not TYPE_CHECKING and os.environ.get(VARIABLE) != "plain":
             ) = _compiled
             COMPILED = True
 
+block_handles = blocks.block_handles
+block_keys = blocks.block_keys
+lz4_size = blocks.lz4_size
+referring_keys = blocks.referring_keys
+
 arrange = columns.arrange
 cut = columns.cut
 gather = columns.gather
 join = columns.join
 join_writes = columns.join_writes
-lz4_size = columns.lz4_size
 survey = columns.survey
 tuples = columns.tuples
 

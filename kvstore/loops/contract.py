@@ -45,6 +45,10 @@ RULE_SPAN: Final = 4
 value; a key of eight bytes and no value; a value above the key. An operation with rule 0 is
 unknown."""
 
+BLOCK_KEYS_BYTES_MAX: Final = 1 << 20
+"""Where the last entry of a sorted file's block begins at most. RocksDB ends a block with the entry
+that reaches `BLOCK_BYTES`."""
+
 ROW_FORMAT: Final = 1
 """The version of the format of rows."""
 

@@ -378,14 +378,17 @@ def import_rows(s: Subject) -> None:
 
 
 @pytest.mark.parametrize(
-    ("owner", "method", "call"),
-    [(MemoryEngine, "_show", hold_a_time), (MemoryState, "add_rows", import_rows)],
+    ("patch_one", "call"),
+    [
+        (lambda patch: patch.setattr(MemoryEngine, "_show", interrupt), hold_a_time),
+        (lambda patch: patch.setattr(MemoryState, "add_rows", interrupt), import_rows),
+    ],
+    ids=["hold", "ingest"],
 )
 def test_a_call_that_is_interrupted_inside_a_memory_engine_poisons_the_handle(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    owner: type,
-    method: str,
+    patch_one: Callable[[pytest.MonkeyPatch], None],
     call: Callable[[Subject], object],
 ) -> None:
     """The journal then has the record, and memory lacks it: closing must not require a sound
@@ -393,7 +396,7 @@ def test_a_call_that_is_interrupted_inside_a_memory_engine_poisons_the_handle(
     s = Subject(tmp_path / "subject", engine="memory")
     before = state(s.store)
     with monkeypatch.context() as patch:
-        patch.setattr(owner, method, interrupt)
+        patch_one(patch)
         with pytest.raises(KeyboardInterrupt):
             call(s)
     with pytest.raises(PoisonedError):

@@ -108,7 +108,7 @@ def test_loops_of_another_revision_are_refused_by_name(monkeypatch: pytest.Monke
     monkeypatch.delenv(chosen.VARIABLE, raising=False)
     monkeypatch.setattr(chosen, "COMPILED", False)
     monkeypatch.setattr(chosen, "REVISION", -1)
-    assert str(problem_here()).startswith("the compiled loops are stale: columns has revision")
+    assert str(problem_here()).startswith("the compiled loops are stale: blocks has revision")
 
 
 @pytest.mark.parametrize("compiler", ["false", "/nonexistent/cc"])

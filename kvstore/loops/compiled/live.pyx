@@ -23,7 +23,6 @@ cdef enum:
     ROOM_BYTES_MIN = 1 << 10
     ROOM_BYTES_MAX = 1 << 22    # allocated before the need is known
 
-cdef unsigned char ESCAPE_MARK = ESCAPED_ZERO[1]
 cdef bytes FIRST_TIMED_SUFFIX = _keys.FIRST_TIMED_SUFFIX
 cdef Py_ssize_t PASSED_MAX
 
@@ -262,7 +261,7 @@ cdef class LiveRows(Live):
         cdef Py_ssize_t size = PyBytes_GET_SIZE(key) - LEAST
         cdef bytes user_key = PyBytes_FromStringAndSize(PyBytes_AS_STRING(key), size)
         if memchr(PyBytes_AS_STRING(key), 0, size) is not NULL:
-            size = _unescape(PyBytes_AS_STRING(user_key), size)
+            size = unescape(PyBytes_AS_STRING(user_key), size)
             if size < 0:
                 refuse_key(key)
             user_key = user_key[:size]
@@ -330,7 +329,7 @@ cdef class _Columns:
         self.key_offsets.reserve(sizeof(int32_t))
         self.value_offsets.reserve(sizeof(int32_t))
         memcpy(key_at, PyBytes_AS_STRING(key), key_size)
-        key_size = _unescape(key_at, key_size)
+        key_size = unescape(key_at, key_size)
         if key_size < 0:
             refuse_key(key)
         # From here on nothing fails.
@@ -389,22 +388,3 @@ cdef _Buffer _buffer_like(_Buffer before):
     if before is None:
         return _Buffer(ROOM_BYTES_MIN)
     return _Buffer(min(max(before.size + before.size // 8, ROOM_BYTES_MIN), ROOM_BYTES_MAX))
-
-
-cdef Py_ssize_t _unescape(char *bytes_, Py_ssize_t size) noexcept:
-    """Replace each escaped zero by a zero, in place. Returns the new length, -1 where a zero is
-    not escaped."""
-    cdef char *read = <char *>memchr(bytes_, 0, size)
-    cdef char *end = bytes_ + size
-    cdef char *write = read
-    if read is NULL:
-        return size
-    while read < end:
-        write[0] = read[0]
-        write += 1
-        if read[0] == 0:
-            if read + 1 == end or <unsigned char>read[1] != ESCAPE_MARK:
-                return -1
-            read += 1
-        read += 1
-    return write - bytes_

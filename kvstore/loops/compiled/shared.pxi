@@ -13,12 +13,13 @@ from kvstore.codec import keys as _keys
 from kvstore.codec import ordered as _ordered
 from kvstore.loops import contract as _contract
 
-REVISION = 28                   # as in kvstore/loops/chosen.py
+REVISION = 29                   # as in kvstore/loops/chosen.py
 
 cdef enum:
     INVISIBLE = -1              # stands for a time, and is older than every time
 
 cdef bytes ZERO = _ordered.ZERO, ESCAPED_ZERO = _ordered.ESCAPED_ZERO
+cdef unsigned char ESCAPE_MARK = ESCAPED_ZERO[1]
 cdef bytes TERMINATOR = _ordered.TERMINATOR, UNLIMITED = _keys.UNLIMITED
 cdef bytes TOMBSTONE = _keys.TOMBSTONE, VALUE = _keys.VALUE
 cdef Py_ssize_t TAIL = _keys.TAIL_BYTES, LEAST = _keys.KEY_BYTES_LEAST
@@ -33,6 +34,25 @@ cdef inline bytes escape(bytes key):
     if memchr(PyBytes_AS_STRING(key), 0, PyBytes_GET_SIZE(key)) is NULL:
         return key
     return key.replace(ZERO, ESCAPED_ZERO)
+
+
+cdef inline Py_ssize_t unescape(char *bytes_, Py_ssize_t size) noexcept:
+    """Replace each escaped zero by a zero, in place. Returns the new length, -1 where a zero is
+    not escaped."""
+    cdef char *read = <char *>memchr(bytes_, 0, size)
+    cdef char *end = bytes_ + size
+    cdef char *write = read
+    if read is NULL:
+        return size
+    while read < end:
+        write[0] = read[0]
+        write += 1
+        if read[0] == 0:
+            if read + 1 == end or <unsigned char>read[1] != ESCAPE_MARK:
+                return -1
+            read += 1
+        read += 1
+    return write - bytes_
 
 
 cdef inline bytes concat(bytes first, bytes second):

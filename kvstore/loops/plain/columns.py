@@ -161,36 +161,3 @@ def _breaks_rule(
         end = value_bytes[values[row] : values[row + 1]]
         wrong[row] = bytes(start) >= bytes(end)
     return wrong
-
-
-def lz4_size(block: Buffer) -> int:
-    """The number of bytes that an LZ4 block decompresses to, added up from the lengths inside it;
-    -1 where the block is cut short.
-
-    A decoder that is told a larger size leaves uninitialized memory at the end of its output.
-    """
-    data = bytes(block)
-    at = size = 0
-    while at < len(data):
-        token = data[at]
-        literals, at = _lz4_length(data, at + 1, token >> 4)
-        at += literals
-        size += literals
-        if at >= len(data):
-            return size if at == len(data) else -1
-        matched, at = _lz4_length(data, at + 2, token & 15)
-        size += matched + 4
-    return -1
-
-
-def _lz4_length(data: bytes, at: int, length: int) -> tuple[int, int]:
-    """A length whose first four bits are `length`, and the place behind it. The place is behind
-    the end of `data` where the length is cut short."""
-    if length < 15:
-        return length, at
-    while at < len(data):
-        length += data[at]
-        at += 1
-        if data[at - 1] != 255:
-            return length, at
-    return length, len(data) + 1
