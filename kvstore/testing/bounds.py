@@ -171,14 +171,14 @@ def some_tiny(seed: int | None = None) -> dict[str, int]:
 def _replace(present: Mapping[str, float], wanted: Mapping[str, float]) -> None:
     """Put the wanted limits where the present ones are. A global that has the name of a limit and
     is not the same object was not imported from `kvstore.limits`: it stays."""
-    modules = _modules()
+    modules = _modules() if wanted else []
     for module in modules:
         names = vars(module)
         for name, value in wanted.items():
             if name in names and names[name] is present[name]:
                 setattr(module, name, value)
     for module in modules:
-        take_bounds = getattr(module, "take_bounds", None)
+        take_bounds = vars(module).get("take_bounds")
         if take_bounds is not None:
             take_bounds()
 
