@@ -8,7 +8,6 @@ from functools import cache
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 from typing_extensions import Buffer
 
 from kvstore.limits import ARROW_BYTES_MAX
@@ -129,6 +128,8 @@ def _bytes(column: pa.Array) -> int:
 
 
 def _lengths(column: pa.Array) -> npt.NDArray[np.int32 | np.int64]:
+    import pyarrow.compute as pc
+
     kind = column.type
     if pa.types.is_null(kind):
         return np.zeros(len(column), np.int32)

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from kvstore.clock import Clock
 from kvstore.errors import UsageError
@@ -203,6 +202,8 @@ def _gathered(views: pa.DataType) -> pa.DataType | None:
 
 
 def _require_short(keys: pa.Array, name: str, first: int) -> None:
+    import pyarrow.compute as pc
+
     if len(keys) and keys.nbytes > KEY_BYTES_MAX:
         lengths = pc.binary_length(keys).to_numpy()
         if lengths.max() > KEY_BYTES_MAX:

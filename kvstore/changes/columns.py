@@ -26,7 +26,6 @@ from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from kvstore.arrow import binary_array
 from kvstore.changes.entry import (
@@ -271,6 +270,8 @@ def _ids(data: bytes, count: int) -> pa.Array:
 
 
 def _within(batch: pa.RecordBatch, span: Span) -> pa.RecordBatch:
+    import pyarrow.compute as pc
+
     keys = batch.column("key")
     mask = pc.greater_equal(keys, pa.scalar(span.start, pa.binary()))
     if span.end is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -19,8 +20,9 @@ from kvstore.errors import (
     HistoryGoneError,
     UsageError,
 )
-from kvstore.limits import LEASE_NS, ROLLUP_EVERY
+from kvstore.limits import LEASE_NS
 from kvstore.storage.file_consensus import FileConsensus
+from kvstore.testing.bounds import bounds
 from tests.backup.histories import (
     Crash,
     live_through,
@@ -29,6 +31,15 @@ from tests.backup.histories import (
 )
 
 pytestmark = [pytest.mark.usefixtures("each_engine"), pytest.mark.tiny_limits]
+
+ROLLUP = 16
+"""Backups from one collection of the state to the next."""
+
+
+@pytest.fixture
+def frequent_rollups() -> Iterator[None]:
+    with bounds(ROLLUP_EVERY=ROLLUP):
+        yield
 
 
 def two_chains(store: kvstore.Store, collection: backup.Collection) -> tuple[int, int]:
@@ -235,6 +246,7 @@ def test_a_killed_restore_of_an_ended_chain_stops_no_expiry(
 
 
 @pytest.mark.usual_limits
+@pytest.mark.usefixtures("frequent_rollups")
 @pytest.mark.parametrize("warm", [True, False])
 def test_many_increments_leave_few_versions_of_the_state(
     store: kvstore.Store, tmp_path: Path, warm: bool
@@ -242,33 +254,35 @@ def test_many_increments_leave_few_versions_of_the_state(
     """An opening reads a bounded log, because backups collect now and then."""
     place = tmp_path / "backups"
     collection = backup.Collection(place)
-    for number in range(4 * ROLLUP_EVERY):
+    for number in range(4 * ROLLUP):
         store.put(b"k%03d" % number, b"v")
         if not warm:
             collection = backup.Collection(place)
         collection.backup(store)
     (chain,) = (path.name for path in (place / "consensus").iterdir() if path.name != "collection")
     assert len(FileConsensus(place / "consensus").scan(chain, start=0, limit=1 << 20)) < (
-        3 * ROLLUP_EVERY
+        3 * ROLLUP
     )
-    assert len(collection.list()) == 4 * ROLLUP_EVERY
+    assert len(collection.list()) == 4 * ROLLUP
     collection.verify()
     collection.restore(tmp_path / "restored")
     with kvstore.open(tmp_path / "restored", create=False) as restored:
-        assert len(list(restored.scan())) == 4 * ROLLUP_EVERY
+        assert len(list(restored.scan())) == 4 * ROLLUP
 
 
+@pytest.mark.usual_limits
+@pytest.mark.usefixtures("frequent_rollups")
 def test_a_backup_a_day_for_months_leaves_few_writers_in_the_state(
     store: kvstore.Store, tmp_path: Path
 ) -> None:
     clock = kvstore.ManualClock(1_700_000_000 * 10**9)
     collection = backup.Collection(tmp_path / "backups", clock=clock)
-    for number in range(3 * ROLLUP_EVERY):
+    for number in range(120):
         clock.advance(86_400 * 10**9)
         store.put(b"k", b"%d" % number)
         collection.backup(store)
     with collection.snapshot(None) as (shard, _):
-        assert len(shard.state.writers) <= ROLLUP_EVERY + 5
+        assert len(shard.state.writers) <= ROLLUP + 5
     collection.compact()
     with collection.snapshot(None) as (shard, _):
         assert len(shard.state.writers) <= 5

@@ -204,7 +204,7 @@ def test_readers_that_race_with_clears_and_gc_are_refused_or_right_never_wrong(
     readers = [threading.Thread(target=read) for _ in range(2)]
     for reader in readers:
         reader.start()
-    for round_ in range(150):
+    for round_ in range(60):
         with store.batch() as batch:
             batch.put(b"a", b"%d" % round_)
             batch.put(b"b", b"%d" % round_)

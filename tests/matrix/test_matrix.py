@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 from spark_connector import releases
+from tests.harness.soak import soaked
 from tests.matrix.scenario import keys, loads, reads
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-@pytest.mark.parametrize("release", ["3.5.9", "4.0.5"])
+@pytest.mark.parametrize("release", ["3.5.9", *soaked("4.0.5")])
 def test_calls_work_or_are_refused_as_their_release_has_the_feature(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, release: str
 ) -> None:

@@ -27,6 +27,7 @@ from kvstore.testing.seeds import seed_of
 from spark_connector import lookup_join, point_in_time_join
 from spark_connector.joins import tasks
 from spark_connector.origins.place import find
+from tests.harness.soak import soaked
 from tests.joins.test_join import known
 from tests.spark.test_origins import KEYS, write_history
 
@@ -74,7 +75,7 @@ def settings(spark: SparkSession, values: Mapping[str, str]) -> Iterator[None]:
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("case", range(3))
+@pytest.mark.parametrize("case", [0, *soaked(1, 2)])
 def test_joins_with_checkpoints_and_collections_equal_a_model(
     spark: SparkSession, tmp_path: Path, case: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

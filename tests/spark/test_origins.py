@@ -35,6 +35,7 @@ from spark_connector.reading.partitions import (
 )
 from spark_connector.reading.query import QueryReader
 from spark_connector.reading.schema import CHANGES, STATE, arrow_schema
+from tests.harness.soak import soaked
 
 KEYS = [bytes([a, b]) for a in (0, 97, 98, 255) for b in (0, 1, 120)] + [b"", b"a", b"aaa"]
 
@@ -126,7 +127,7 @@ def ordered(changes: Sequence[Change]) -> list[Change]:
     return sorted(changes, key=lambda c: (c.timestamp, c.op, c.key, c.end_key or b""))
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", [*range(4), *soaked(*range(4, 8))])
 def test_state_and_changes_from_checkpoint_and_collection_equal_the_stores(
     tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,7 +10,6 @@ from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from typing_extensions import Buffer
 
 from kvstore.codec.keys import TAIL_BYTES, TOMBSTONE, VALUE
@@ -106,6 +105,8 @@ def set_rows(
     `suffixes` has the suffix of all entries, or one for each. `kinds` has a byte for each, `VALUE`
     or `TOMBSTONE`; without it all have values. A tombstone and a null have an empty value.
     """
+    import pyarrow.compute as pc
+
     entries, stored = _varying(keys, count), _varying(values, count)
     each = pa.array(np.frombuffer(VALUE * count if kinds is None else kinds, np.uint8))
     if len(each) != count:
