@@ -262,6 +262,9 @@ class Forged(NamedTuple):
     data: bytes = contents(ROW)
     further_properties: bytes = b""
     further_index: bytes = b""
+    index: bytes = b""
+    """The contents of the index, instead of one entry and the further ones."""
+
     packs: str = ""
     claim: int = 0
     """Added to the size that the packed block of data tells."""
@@ -280,7 +283,8 @@ class Forged(NamedTuple):
             return handle
 
         handle = put(self.data, "data", self.claim)
-        index = put(contents(bytes([0, 1]) + b"b" + handle + self.further_index), "index")
+        entries = bytes([0, 1]) + b"b" + handle + self.further_index
+        index = put(self.index or contents(entries), "index")
         properties = b"".join(entry(0, name, told[name]) for name in sorted(told))
         named = put(contents(properties + self.further_properties), "properties")
         metaindex = put(contents(entry(0, b"rocksdb.properties", named)), "metaindex")
@@ -346,6 +350,25 @@ def test_a_forged_file_costs_no_memory_and_no_time(tmp_path: Path, name: str) ->
     finally:
         tracemalloc.stop()
     assert len(str(error.value)) < 1_000
+    assert peak < 64 << 20
+
+
+def test_an_index_of_many_entries_costs_no_memory(tmp_path: Path) -> None:
+    """Each of its entries names the one block of data."""
+    with_one_row = sst(tmp_path / "1.sst", {b"a": b"1"}).read_bytes()
+    start, size = blocks(with_one_row)[3]
+    told = properties(with_one_row[start : start + size])
+    named = bytes([0, 1]) + b"b" + varint(0) + varint(len(Forged().data))
+    count = 1_000_000
+    index = contents(named * count, range(0, len(named) * count, len(named)))
+    file = Forged(index=index, packs="index").written(tmp_path / "2.sst", told)
+    tracemalloc.start()
+    try:
+        with pytest.raises(CorruptionError, match="ascend"):
+            list(key_blocks_of(file))
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
     assert peak < 64 << 20
 
 
