@@ -128,8 +128,6 @@ def _bytes(column: pa.Array) -> int:
 
 
 def _lengths(column: pa.Array) -> npt.NDArray[np.int32 | np.int64]:
-    import pyarrow.compute as pc
-
     kind = column.type
     if pa.types.is_null(kind):
         return np.zeros(len(column), np.int32)
@@ -138,6 +136,8 @@ def _lengths(column: pa.Array) -> npt.NDArray[np.int32 | np.int64]:
         shown = views[::4][column.offset : column.offset + len(column)]
         # The view of a null has any bytes.
         return np.where(column.is_valid(), shown, 0) if column.null_count else shown
+    import pyarrow.compute as pc
+
     lengths: npt.NDArray[np.int32 | np.int64] = (
         pc.binary_length(column).fill_null(0).to_numpy(zero_copy_only=False)
     )

@@ -202,9 +202,9 @@ def _gathered(views: pa.DataType) -> pa.DataType | None:
 
 
 def _require_short(keys: pa.Array, name: str, first: int) -> None:
-    import pyarrow.compute as pc
-
     if len(keys) and keys.nbytes > KEY_BYTES_MAX:
+        import pyarrow.compute as pc
+
         lengths = pc.binary_length(keys).to_numpy()
         if lengths.max() > KEY_BYTES_MAX:
             at = int(np.argmax(lengths > KEY_BYTES_MAX))

@@ -232,7 +232,7 @@ class Store:
     def close(self) -> None:
         """Make every change durable, and end all work on the store. Repeatable. An open scan gives
         the rows that it has read from the store, and raises `ClosedError` if it has not read all
-        of them."""
+        of them. A store that was poisoned writes nothing more, and closes without an error."""
         if self._closed:
             return
         self._collector.require_outside()

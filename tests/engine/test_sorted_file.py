@@ -27,6 +27,7 @@ from kvstore.engine.sorted_file import Figures, figures_of, key_blocks_of
 from kvstore.errors import AccessDeniedError, CorruptionError, StorageError
 from kvstore.limits import KEY_BYTES_MAX
 from kvstore.testing.seeds import seed_of
+from tests.harness.varints import varint
 
 
 def keys_of(file: Path) -> Iterator[bytes]:
@@ -114,14 +115,6 @@ def test_failures_of_the_file_system_are_told(tmp_path: Path) -> None:
     if not os.access(file, os.R_OK):
         with pytest.raises(AccessDeniedError):
             figures_of(file)
-
-
-def varint(number: int) -> bytes:
-    found = bytearray()
-    while number > 0x7F:
-        found.append(number & 0x7F | 0x80)
-        number >>= 7
-    return bytes([*found, number])
 
 
 FOOTERS = {

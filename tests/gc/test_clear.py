@@ -21,6 +21,7 @@ from kvstore.limits import INLINE_VALUE_BYTES
 from kvstore.mvcc import Fragments
 from kvstore.mvcc.versions import stored_tombstones
 from kvstore.testing.parts import parts_of
+from tests.harness.soak import soaked
 from tests.mvcc.invariants import check_fragments
 
 pytestmark = [pytest.mark.usefixtures("each_engine"), pytest.mark.tiny_limits]
@@ -182,8 +183,9 @@ def test_time_of_a_clear_is_never_taken_again_after_a_reopen(tmp_path: Path) -> 
             store.get(b"c", cleared - 1)
 
 
+@pytest.mark.parametrize("rounds", [60, *soaked(600)])
 def test_readers_that_race_with_clears_and_gc_are_refused_or_right_never_wrong(
-    store: Store,
+    store: Store, rounds: int
 ) -> None:
     """A clear writes `a` and `b` anew each time, in one batch: readers see both or neither."""
     store.put(b"a", b"0")
@@ -204,7 +206,7 @@ def test_readers_that_race_with_clears_and_gc_are_refused_or_right_never_wrong(
     readers = [threading.Thread(target=read) for _ in range(2)]
     for reader in readers:
         reader.start()
-    for round_ in range(60):
+    for round_ in range(rounds):
         with store.batch() as batch:
             batch.put(b"a", b"%d" % round_)
             batch.put(b"b", b"%d" % round_)

@@ -11,18 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstore.codec.keys import TAIL_BYTES
+from tests.harness.varints import varint
 from tests.loops import both, plain, raw, stored_key
 
 SUFFIX = b"\x01\x00"
 LONGEST, MOST = 40, 4
-
-
-def varint(number: int) -> bytes:
-    found = bytearray()
-    while number > 0x7F:
-        found.append(number & 0x7F | 0x80)
-        number >>= 7
-    return bytes([*found, number])
 
 
 def block(rows: dict[bytes, bytes], whole_each: int) -> bytes:
