@@ -158,7 +158,7 @@ class BucketPlace:
         a key."""
         for group in crossing(manifest.parts):
             directory = self.directory()
-            crossed = Manifest(manifest.import_id, tuple(group), manifest.format)
+            crossed = Manifest(manifest.import_id, tuple(group))
             Fetch(self._bucket, directory, lambda _: None).run(crossed)
             require_disjoint(directory, group)
 

@@ -13,7 +13,6 @@ import pytest
 
 import bulk
 import kvstore
-from bulk.staging import MANIFEST_NAME
 from kvstore import ManualClock, Store, Timestamp
 from kvstore.errors import ImportRefusedError, KeyConflictError, UsageError
 from kvstore.limits import KEY_BYTES_MAX
@@ -256,13 +255,6 @@ def test_crafted_records_are_refused(store: Store, tmp_path: Path) -> None:
     plain.seal()
     with pytest.raises(UsageError, match="belong to tables"):
         bulk.ingest(store, plain.staging)
-
-
-def test_an_older_release_refuses_the_manifest(tmp_path: Path) -> None:
-    made = staged(tmp_path / "staged", rows({b"a": START}))
-    assert b'"format": 4' in (made.staging / MANIFEST_NAME).read_bytes()
-    made = staged(tmp_path / "plain", rows({b"a": None}))
-    assert b'"format": 2' in (made.staging / MANIFEST_NAME).read_bytes()
 
 
 def test_put_many_takes_a_column(store: Store, clock: ManualClock) -> None:

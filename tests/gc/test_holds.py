@@ -16,9 +16,8 @@ import pytest
 import kvstore
 from kvstore import GcPolicy, ManualClock, Store
 from kvstore.background import Failures
-from kvstore.claims import FEED, UNKNOWN, HoldRecord, from_fields, to_fields
+from kvstore.claims import FEED, HoldRecord, from_fields, to_fields
 from kvstore.codec.json import read_object
-from kvstore.engine.api import META
 from kvstore.errors import (
     FencedError,
     HistoryHeldError,
@@ -58,22 +57,6 @@ def test_a_hold_says_whose_it_is_also_after_a_restart(tmp_path: Path) -> None:
         (taken,) = store.holds.all()
         assert taken.created_at == record.created_at
         assert (taken.kind, taken.timestamp) == ("user", moved)
-
-
-def test_a_hold_that_an_older_release_wrote_is_read(tmp_path: Path) -> None:
-    with kvstore.open(tmp_path / "db") as store:
-        at = store.put(b"k", b"v")
-        fields = {"v": 1, "timestamp": at, "token": "ab", "max_age_ns": None, "lost": False}
-        batch = parts_of(store).engine.batch()
-        batch.put(b"hold/old", json.dumps(fields).encode(), parts_of(store).engine.families[META])
-        parts_of(store).engine.write(batch)
-    with kvstore.open(tmp_path / "db") as store:
-        assert store.holds.all() == [HoldRecord("old", at, "ab", None)]
-        assert store.holds.all()[0].kind == UNKNOWN
-        assert "hold 'old'" in store.stats()["held_by"][0]
-        store.hold("old", at=at, max_age=HOUR)
-        (record,) = store.holds.all()
-        assert (record.kind, record.timestamp) == ("user", at)
 
 
 def test_fields_of_a_record_come_back_as_they_were() -> None:
