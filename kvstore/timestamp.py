@@ -1,8 +1,17 @@
 """Timestamps: one int64 count of nanoseconds since the epoch, on the one timeline of a store.
 
 A `Timestamp` is an `int`, so keys, Parquet statistics, Arrow columns and Spark longs carry it
-whole. It prints as ISO-8601 UTC with nine digits and parses back without loss. A `datetime`
-has microseconds only: converting to one truncates.
+whole. It prints as ISO-8601 UTC with nine digits and parses back without loss.
+
+Coarser clocks. `datetime`, Spark, Delta and most columns of dates count microseconds. Of one rule:
+
+1. A time that comes in is exact, whatever wrote it: `2026-11-22T00:00:00Z` and
+   `datetime(2026, 11, 22, tzinfo=utc)` are that nanosecond, and nothing after it.
+2. The time of a commit that goes out in a coarser unit is rounded up to that unit, as
+   `microseconds_of` does. So it names the interval that ends with it, as `(since, upto]` does: a
+   read as of it has the commit, changes up to it have the commit, changes since it begin after it.
+3. So the microsecond of the newest commit lies ahead of a store that ends with this commit. Reads
+   take it for the end of the store: see `reached`.
 """
 
 from __future__ import annotations
@@ -87,8 +96,9 @@ class Timestamp(int):
         return cls(value)
 
     def to_datetime(self) -> datetime:
-        """The instant as an aware UTC `datetime`, truncated to microseconds."""
-        return _EPOCH + timedelta(microseconds=self // 1000)
+        """The instant as an aware UTC `datetime`, rounded up to microseconds: a read as of it has
+        the commit of this time. See the rule of coarser clocks above."""
+        return _EPOCH + timedelta(microseconds=microseconds_of(self))
 
     def __str__(self) -> str:
         seconds, fraction = divmod(int(self), NS_PER_SECOND)
@@ -100,6 +110,23 @@ class Timestamp(int):
 
     def __repr__(self) -> str:
         return f"Timestamp({int(self)})"
+
+
+def microseconds_of(timestamp: int) -> int:
+    """The microseconds of a time that goes out: rounded up, so that they come back as a time that
+    has the commit. Only the last microsecond of all is rounded down: nothing above it parses.
+
+    `kvstore.arrow.to_microseconds` does so for a column.
+    """
+    return min(-(-timestamp // 1000), TIMESTAMP_MAX // 1000)
+
+
+def reached(time: int, newest: int) -> int:
+    """`time`, or `newest` where `time` is what `newest` becomes in microseconds.
+
+    Each check that a read is not ahead of a store, a copy or a snapshot asks it first.
+    """
+    return newest if time == microseconds_of(newest) * 1000 else time
 
 
 TimeLike: TypeAlias = "int | datetime | timedelta | str"
