@@ -37,6 +37,10 @@ FEED: Final = "feed"
 BACKUP: Final = "backup"
 REPLICA: Final = "replica"
 READER: Final = "reader"
+FEED_HOLDS: Final = "feed/"
+READER_HOLDS: Final = "reader/"
+"""The holds of feeds and of leases have names that begin so. No other caller takes such a name: it
+would fence the feed."""
 UNKNOWN: Final = "unknown"
 """The kind of a record that an older release wrote."""
 
