@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 
 from bulk.files import FileFormat, compression_of, format_of
 from bulk.json_lines import line_of
-from kvstore.arguments import require_parent
+from kvstore.arguments import require_outside, require_parent
 from kvstore.errors import UsageError, printable
 from kvstore.errors.system import storage_errors
 from kvstore.journal.files import OsFiles
@@ -88,6 +88,7 @@ def export_rows(
     if path.is_dir():
         raise UsageError(f"{path} is a directory", "name a file in it")
     require_parent(path)
+    require_outside(path, name="path")
     kind = format_of(path)
     passing = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     with storage_errors(str(path)):

@@ -34,6 +34,10 @@ FEED: Final = "feed"
 BACKUP: Final = "backup"
 REPLICA: Final = "replica"
 READER: Final = "reader"
+FEED_HOLDS: Final = "feed/"
+READER_HOLDS: Final = "reader/"
+"""The holds of feeds and of leases have names that begin so. No other caller takes such a name: it
+would fence the feed."""
 
 _ADVICE: Final = {
     USER: ("its owner moves or releases it", "its owner's next call raises FencedError"),

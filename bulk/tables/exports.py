@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from kvstore.arguments import require_parent
+from kvstore.arguments import require_outside, require_parent
 from kvstore.errors import UsageError
 from kvstore.errors.system import storage_errors
 from kvstore.journal.files import OsFiles
@@ -65,6 +65,7 @@ def write_parquet(
     if path.is_dir():
         raise UsageError(f"{path} is a directory", "name a file in it")
     require_parent(path)
+    require_outside(path, name="path")
     passing = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     rows = 0
     told = {"kvstore.as_of": str(int(as_of)), "kvstore.table": table}

@@ -81,6 +81,21 @@ def test_texts_of_a_hold_are_one_bounded_line(store: Store) -> None:
             store.hold(name)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("name", ["feed/x", "feed/x/0of2", "feed/", "reader/r"])
+def test_no_hold_fences_a_feed_by_its_name(store: Store, name: str) -> None:
+    """`store.hold("feed/x")` took the hold of the feed `x`, whose consumer then failed."""
+    store.put(b"k", b"v")
+    feed = store.feed("x", start="oldest")
+    with pytest.raises(UsageError, match="one of a feed or of a reader"):
+        store.hold(name)
+    for batch in feed:
+        assert [event.value for event in batch.events] == [b"v"]
+        feed.ack(batch)
+    assert {record.name for record in store.holds.all()} == {"feed/x"}
+    with store.hold("feeds/x"):
+        pass
+
+
 # -- claims that hold GC back
 # -----------------------------------------------------------------------
 
