@@ -41,7 +41,6 @@ from kvstore.cli.options import (
     to_duration,
     to_span,
     to_text,
-    to_time,
 )
 from kvstore.cli.output import counting, print_figures, working
 from kvstore.cli.stores import open_or_create
@@ -269,7 +268,7 @@ def export_keys(
         kind = format_of(name)
         with (
             open_read_only(store) as opened,
-            opened.snapshot(to_time(as_of)) as snapshot,
+            opened.snapshot(as_of) as snapshot,
             packed(sys.stdout.buffer, name) as sink,
         ):
             write_rows(sink, kind, live_rows(opened, snapshot, span), write, lambda rows: None)
@@ -279,7 +278,7 @@ def export_keys(
     with (
         working(f"writing {path}", quiet=as_json) as progress,
         open_read_only(store) as opened,
-        opened.snapshot(to_time(as_of)) as snapshot,
+        opened.snapshot(as_of) as snapshot,
     ):
         total = opened.stats()["data_entries"] if span == Span() else None
         show = counting(progress, "rows", total, is_about=True)
@@ -365,7 +364,7 @@ def seed_(
             value=value,
             at=at,
             op=op,
-            since=to_time(since) or 0,
+            since=since,
             duplicates=twice,
         )
     print_figures({"newest": iso(newest), "rows": rows}, as_json=as_json)

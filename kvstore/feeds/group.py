@@ -29,7 +29,7 @@ from kvstore.holds import Hold
 from kvstore.limits import FEED_BATCH_BYTES, FEED_BATCH_ROWS
 from kvstore.parts import Parts
 from kvstore.span import Span, require_key
-from kvstore.timestamp import NOW, NS_PER_SECOND, OLDEST, TimeLike, Timestamp
+from kvstore.timestamp import NOW, NS_PER_SECOND, OLDEST, TimeLike, Timestamp, is_oldest
 
 _PREFIX = "feed/"
 STATE: Final = "state"
@@ -225,7 +225,7 @@ class Feeds:
             return Position(self._begin(start.timestamp), taken, state_from)
         if start == STATE:
             return Position(Timestamp(self._committer.durable - 1), 0, b"")
-        if start == OLDEST:
+        if is_oldest(start):
             return Position(self._oldest())
         if start == NOW:
             return Position(Timestamp(self._committer.close_upto_now() - 1))
@@ -259,8 +259,8 @@ class Feeds:
         except UsageError as error:
             if not isinstance(start, str):
                 raise
-            remedy = f'pass "now", "oldest", "{STATE}", or a time in ISO-8601 with a zone'
-            raise UsageError(f"start={start!r} is no time", remedy) from error
+            remedy = f'pass "now", "oldest", "{STATE}", or {error.remedy.partition(" ")[2]}'
+            raise UsageError(error.what, remedy) from error
         return Timestamp(committer.readable(time))
 
     def _take(

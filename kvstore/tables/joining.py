@@ -353,7 +353,7 @@ def _event(at: Any, type_: pa.DataType) -> Any:
         moment = to_timestamp(at, name="at")
         if pa.types.is_timestamp(type_) and type_.unit == "ns":
             return moment
-        at = moment.to_datetime()
+        at = Timestamp(moment - moment % 1000).to_datetime()
         if pa.types.is_date32(type_):
             return at.date()
     return at
