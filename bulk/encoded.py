@@ -65,6 +65,4 @@ def key_text(codec: TableCodec, key: bytes) -> str:
     """A key of a row as its columns, for errors."""
     if not key.startswith(codec.key.prefix):
         return printable(key)
-    values = zip(codec.key.columns, codec.key.values(key), strict=True)
-    named = (f"{column.name}={value!r:.100}" for column, value in values)
-    return f"{', '.join(named)} of {codec.definition.where}"
+    return f"{codec.key.named(key)} of {codec.definition.where}"

@@ -42,7 +42,7 @@ Invariants
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from decimal import Decimal
 from typing import Any, Final
 
@@ -108,23 +108,36 @@ def is_held(array: pa.Array, kind: Kind) -> bool:
     return True
 
 
-def first_unheld(array: pa.Array) -> int | None:
-    """The first value that the column of an array's type does not hold; None if it holds all."""
+def unheld(array: pa.Array) -> Iterator[int]:
+    """The places of the values that a column of an array's type does not hold. Costs a search by
+    halves for each."""
     kind = kind_of(array.type)
-    return None if is_held(array, kind) else _first(array, lambda part: is_held(part, kind))
+    first = 0
+    while not is_held(rest := array.slice(first), kind):
+        first += _first(rest, lambda part: is_held(part, kind))
+        yield first
+        first += 1
+
+
+def as_python(array: pa.Array, at: int) -> Any:
+    """A value of Python, whatever the array holds: bytes for what is no text, and a number of days
+    or units for a time that Python does not have."""
+    try:
+        if pa.types.is_time(array.type) and not is_held(array.slice(at, 1), kind_of(array.type)):
+            raise OverflowError  # Arrow gives 24:00 as 00:00
+        return array[at].as_py()
+    except (ValueError, OverflowError):
+        if pa.types.is_temporal(array.type):
+            width = pa.int32() if array.type.bit_width == 32 else pa.int64()
+            return array.view(width)[at].as_py()
+        return as_bytes(array)[at].as_py()
 
 
 def shown(array: pa.Array, at: int) -> str:
-    """A value for an error, whatever it is: bytes for what is no text, and a number of units for a
-    time that Python does not have."""
-    try:
-        return f"{array[at].as_py()!r:.100}"
-    except (ValueError, OverflowError):
-        pass
-    if pa.types.is_temporal(array.type):
-        number = array.view(pa.int32() if array.type.bit_width == 32 else pa.int64())[at].as_py()
-        return f"{number} {getattr(array.type, 'unit', 'days')}"
-    return f"{as_bytes(array)[at].as_py()!r:.100}"
+    """A value for an error, with the unit of a number that stands for a time."""
+    value = as_python(array, at)
+    is_count = pa.types.is_temporal(array.type) and type(value) is int
+    return f"{value!r:.100}{' ' + getattr(array.type, 'unit', 'days') if is_count else ''}"
 
 
 def plain(array: pa.Array, where: str) -> pa.Array:
