@@ -16,7 +16,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql.types import LongType, StructField, StructType, TimestampType
 
 from kvstore.errors import UsageError
-from kvstore.tables.conform import same_values
+from kvstore.tables.exact import same_values
 from kvstore.tables.keys import KeyCodec
 from spark_connector.interfaces import arrow_function
 from spark_connector.joins.answers import fields_named, time_column
