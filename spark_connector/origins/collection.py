@@ -26,7 +26,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from typing_extensions import Self
 
-from backup.instants import covers, gone
+from backup.instants import covers, gone, instant_of
 from backup.shard import OP_DELETE_RANGE, OP_PUT, ShardBatch, ShardPart
 from backup.version_rows import range_rows
 from kvstore.changes import Change
@@ -72,9 +72,10 @@ class CollectionOrigin:
         self._chain = chain
         self._since = int(chain.since)
         if len(covering) == 1 and covering[0] < chain.since and chain.kept:
-            if not covers(chain, covering[0]):
+            kept = instant_of([chain], covering[0])
+            if not covers(chain, kept):
                 raise gone([chain], covering[0])
-            self._since = covering[0]  # a kept instant
+            self._since = kept  # a kept instant
         self._opened: dict[str, list[Group]] = {}
 
     def frontiers(self, reaching: int = 0) -> OriginFrontiers:

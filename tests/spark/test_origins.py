@@ -26,6 +26,7 @@ from kvstore.changes import Revisions
 from kvstore.errors import HistoryGoneError, NotAStoreError, NotYetWrittenError, UsageError
 from kvstore.server import ListenAddress, app, serving
 from kvstore.testing.bounds import bounds
+from kvstore.timestamp import NS_PER_SECOND, Timestamp, microseconds_of
 from spark_connector.options import Mode, read_options
 from spark_connector.origins import collection as collection_module
 from spark_connector.origins.opening import open_origin
@@ -40,6 +41,7 @@ from spark_connector.reading.partitions import (
 )
 from spark_connector.reading.query import QueryReader
 from spark_connector.reading.schema import CHANGES, STATE, arrow_schema
+from spark_connector.reading.stream import StreamReader
 from tests.harness.soak import soaked
 
 KEYS = [bytes([a, b]) for a in (0, 97, 98, 255) for b in (0, 1, 120)] + [b"", b"a", b"aaa"]
@@ -155,6 +157,41 @@ def test_state_and_changes_from_checkpoint_and_collection_equal_the_stores(
                         expected = store.changes(low, upto, span.start, span.end, revisions)
                         found = read(place, span, since=low, upto=upto, revisions=revisions)
                         assert ordered(_changes(found)) == ordered(list(expected))
+
+
+def test_a_time_in_microseconds_comes_back_as_its_commit(tmp_path: Path) -> None:
+    """Each commit is two microseconds behind the one before, and not a whole number of them."""
+    clock = kvstore.ManualClock(1_800_000_000 * NS_PER_SECOND + 1)
+    with kvstore.open(tmp_path / "store", clock=clock) as store:
+        stamps = []
+        for number in range(4):
+            clock.advance(2000)
+            stamps.append(store.put(b"k", b"%d" % number))
+        Collection(tmp_path / "collection").backup(store)
+        store.checkpoint(tmp_path / "checkpoint")
+    told = [Timestamp(microseconds_of(stamp) * 1000) for stamp in stamps]
+    assert all(one < out < one + 1000 for one, out in zip(stamps, told, strict=True))
+    for place in places(tmp_path):
+        for number, at in enumerate(told):
+            assert asked(place, timestampAsOf=at) == [b"%d" % number]
+            changes = {"readChangeFeed": "true", "startingTimestamp": "0"}
+            assert len(asked(place, **changes, endingTimestamp=at)) == number + 1
+            assert len(asked(place, **{**changes, "startingTimestamp": at})) == 3 - number
+        options = {"path": place.path, "readChangeFeed": "true", "startingTimestamp": str(told[-1])}
+        stream = StreamReader(read_options(options, "stream"), CHANGES)
+        assert stream.initialOffset()["timestamp"] == stamps[-1]  # the next commit is not skipped
+        with pytest.raises(NotYetWrittenError):
+            asked(place, timestampAsOf=Timestamp(told[-1] + 1000))
+
+
+def asked(place: Place, **options: object) -> list[bytes]:
+    """The values of a read with these options."""
+    mode: Mode = "changes" if "readChangeFeed" in options else "state"
+    text = {"path": place.path, **{name: str(value) for name, value in options.items()}}
+    schema = CHANGES if mode == "changes" else STATE
+    reader = QueryReader(read_options(text, mode), schema, changes=mode == "changes")
+    batches = [batch for part in reader.partitions() for batch in reader.read(part)]
+    return [value for batch in batches for value in batch.column("value").to_pylist()]
 
 
 def _changes(table: pa.Table) -> list[Change]:
