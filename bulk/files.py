@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 
 from bulk.json_lines import first_fields, read_lines
 from bulk.progress import Reading
-from kvstore.columns import decoded, require_time_type
+from kvstore.columns import decoded, due_column
 from kvstore.errors import StorageError, UsageError
 from kvstore.limits import ARROW_ROWS_MAX
 
@@ -118,7 +118,7 @@ def file_rows(
     if len(set(names)) < len(names):
         raise UsageError(f"columns {', '.join(names)}: one is named twice", "name each column once")
     for path in paths:
-        opener = _opener(path)
+        opener, first = _opener(path), 0
         with _translated(path):
             for read in opener(path, names, _AS_BYTES, reading):
                 batch = read.select(names)
@@ -127,9 +127,10 @@ def file_rows(
                 columns = [_binary(batch, name, path) for name in (key, value)]
                 rows = pa.RecordBatch.from_arrays(columns, schema=_SCHEMA)
                 if expires is not None:
-                    rows = rows.append_column("expires", due_times(batch, expires, path))
+                    rows = rows.append_column("expires", due_times(batch, expires, path, first))
                 if op is not None:
                     rows = rows.append_column("op", _binary(batch, op, path).cast(pa.string()))
+                first += batch.num_rows
                 yield rows
 
 
@@ -176,11 +177,15 @@ def typed_batches(
             yield batch
 
 
-def due_times(batch: pa.RecordBatch, name: str, path: Path) -> pa.Array:
+def due_times(batch: pa.RecordBatch, name: str, path: Path, first: int) -> pa.Array:
     """A column of due times as nanoseconds, null for rows that stay. Text is as in `file_rows`.
-    Raises `UsageError`."""
+    `first` is the number of the first row. Raises `UsageError`."""
     _require_columns(path, batch.schema.names, [name])
-    return _expiries(_times(batch, name, path, has_none=True), path, name)
+    times = _times(batch, name, path, has_none=True)
+    try:
+        return due_column(times, name, first)
+    except UsageError as error:
+        raise UsageError(f"{path}: {error.what}", error.remedy) from None
 
 
 Opener: TypeAlias = (
@@ -386,17 +391,6 @@ def _no_times(text: pa.Array, path: Path, name: str) -> UsageError:
             except pa.ArrowInvalid:
                 return UsageError(f"{path}: column {name}: {each[:100]!r} is no time", remedy)
     return UsageError(f"{path}: column {name} has no times", remedy)
-
-
-def _expiries(times: pa.Array, path: Path, name: str) -> pa.Array:
-    """A column of times as nanoseconds: all batches of all files have one type then."""
-    try:
-        require_time_type(pa.field(name, times.type))
-        if pa.types.is_timestamp(times.type):
-            times = times.cast(pa.timestamp("ns", "UTC"))
-        return times.cast(pa.int64())
-    except UsageError as error:
-        raise UsageError(f"{path}: {error.what}", error.remedy) from None
 
 
 def _binary(batch: pa.RecordBatch, name: str, path: Path) -> pa.Array:

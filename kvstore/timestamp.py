@@ -28,12 +28,14 @@ from kvstore.errors import UsageError
 NS_PER_SECOND = 1_000_000_000
 TIMESTAMP_MAX = (1 << 63) - 1
 """The largest timestamp (year 2262): the sign bit stays free for Arrow and Spark longs."""
-OTHER_UNITS_MAX = 4 * 10**15
+OTHER_UNITS_MAX = 253_402_300_800 * 10**6
 """A plain int above this is taken as nanoseconds. A smaller one may be seconds, milliseconds or
-microseconds since 1970 by mistake."""
+microseconds since 1970 by mistake: this is the end of the year 9999 in microseconds, and a day of
+1978 in nanoseconds."""
 NOW: Final = "now"
 OLDEST: Final = "oldest"
 
+_YEAR_LAST: Final = 2262
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _MICROSECOND = timedelta(microseconds=1)
 _DAY = re.compile(r"\d{4}-\d\d-\d\d", re.ASCII)
@@ -158,7 +160,7 @@ _NUMBER = re.compile(r"\d+", re.ASCII)
 _DIGITS_MAX: Final = 40  # a longer number is out of range as well, and cannot be told
 _OTHER_UNITS: Final = (("seconds", NS_PER_SECOND), ("milliseconds", 10**6), ("microseconds", 1000))
 _TODAY_LEAST_S: Final = 10**9  # September 2001
-_YEAR_10000_S: Final = 253_402_300_800
+_YEAR_10000_S: Final = 253_402_300_800  # 9999 often stands for "never"
 
 
 def to_timestamp(
@@ -300,7 +302,7 @@ def to_instant(value: TimeLike, *, name: str, now: Callable[[], int]) -> Timesta
 def is_other_unit(value: int, now: int) -> str | None:
     """The unit, if a count of nanoseconds is surely one of another unit; else None.
 
-    That is so if `value` names a time from 2001 to 9999 in the other unit, and a day of 1970 in
+    That is so if `value` names a time from 2001 to 9999 in the other unit, and a day before 1979 in
     nanoseconds, while the timeline has passed 2001. The clock of a test usually lies below it.
     """
     if now < _TODAY_LEAST_S * NS_PER_SECOND:
@@ -309,6 +311,25 @@ def is_other_unit(value: int, now: int) -> str | None:
         if _TODAY_LEAST_S <= value * size // NS_PER_SECOND < _YEAR_10000_S:
             return unit
     return None
+
+
+def is_no_due_time(due: int, now: int) -> bool:
+    """Whether a time at which a loaded row is to be deleted is surely a mistake, by which the row
+    would go right after the load: a number of another unit, up to the year 9999, or an instant that
+    was made of one. A time from 1978 on that has passed is taken."""
+    return due <= OTHER_UNITS_MAX and now >= _TODAY_LEAST_S * NS_PER_SECOND
+
+
+def is_beyond(value: object) -> bool:
+    """Whether a time that was refused lies in or behind the last year of a timeline, which ends in
+    April 2262: 9999-12-31 often stands for "never"."""
+    if isinstance(value, str):
+        match = _ISO.fullmatch(value.strip())
+        return match is not None and int(match[1][:4]) >= _YEAR_LAST
+    if isinstance(value, datetime):
+        return value.year >= _YEAR_LAST
+    number = plain_integer(value)
+    return number is not None and number > TIMESTAMP_MAX
 
 
 def ahead_of(value: object) -> int | None:

@@ -2,7 +2,8 @@
 
     {"format": 1, "kind": "push", "push": n, "job": 32 hex, "shards": k, "at": ns, "rows", "bytes",
      "imports": [{"import_id": 16 hex, "checksum": 64 hex, "rows", "bytes"}, ...],
-     "feed": {"position": hex, "batch": n}}       only in a push of a micro-batch
+     "feed": {"position": hex, "batch": n, "origin": text of bulk.micro_batches}}
+                                                  only in a push of a micro-batch
     {"format": 1, "kind": "revert", "push": n, "of": position of the push, "job": 32 hex, "at": ns}
     {"format": 1, "kind": "expire", "push": n, "job": 32 hex, "at": ns}
 
@@ -25,6 +26,7 @@ import secrets
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final, NamedTuple
 
+from bulk.micro_batches import Origin
 from bulk.pushes.modes import PLAIN, PushMode, read_mode
 from bulk.pushes.sharding import SHARDS_MAX
 from kvstore.arguments import require_integer
@@ -54,11 +56,25 @@ class PushImport(NamedTuple):
 
 
 class MicroBatch(NamedTuple):
-    """The place of a micro-batch in a change feed: the name of the feed in this log, and the
-    number of the micro-batch."""
+    """The place of a micro-batch in a change feed: the name of the feed in this log, the number of
+    the micro-batch, and the stream that has planned it."""
 
     position: bytes
     number: int
+    origin: Origin = Origin()
+
+    def require_same_stream(self, last: MicroBatch) -> None:
+        """Raise `UsageError` if this micro-batch is of another stream than `last`, the last one
+        that was written for its feed, or has other rows under the number of `last`."""
+        name = repr(self.position)
+        if self.number == last.number:
+            self.origin.require_repeated(name, self.number, last.origin)
+        self.origin.require_same_query(name, self.number, last.origin, last.number)
+
+    def fields(self) -> dict[str, Any]:
+        """The fields of the object `feed` of an event."""
+        found = {"position": self.position.hex(), "batch": self.number}
+        return {**found, "origin": self.origin.text} if self.origin.text else found
 
 
 class Push(NamedTuple):
@@ -244,7 +260,8 @@ def place_of(
     newest: Iterator[PushEvent], job: str, feed: MicroBatch | None, known: int
 ) -> tuple[int, Push | None]:
     """The next number of a push. With it comes the push that `job`, or this micro-batch, has made
-    already: an earlier attempt whose answer was lost, or another process."""
+    already: an earlier attempt whose answer was lost, or another process. Raises `UsageError` if
+    the feed has a push of another stream."""
     number, has_feed = 1, feed is None
     for event in newest:
         if event.push is not None:
@@ -253,6 +270,8 @@ def place_of(
                 return number, event.push
             if feed is not None and event.push.feed is not None and not has_feed:
                 has_feed = event.push.feed.position == feed.position
+                if has_feed:
+                    feed.require_same_stream(event.push.feed)
                 if has_feed and event.push.feed.number >= feed.number:
                     return number, event.push
         if event.position <= known and has_feed and number > 1:
@@ -261,10 +280,12 @@ def place_of(
 
 
 def last_of_feed(newest: Iterator[PushEvent], batch: MicroBatch) -> Push | None:
-    """The last push of this feed, if it has this micro-batch or a later one."""
+    """The last push of this feed, if it has this micro-batch or a later one. Raises `UsageError`
+    if the last push of the feed is of another stream."""
     pushes = (event.push for event in newest if event.push is not None)
     for push in pushes:
         if push.feed is not None and push.feed.position == batch.position:
+            batch.require_same_stream(push.feed)
             return push if push.feed.number >= batch.number else None
     return None
 
@@ -377,7 +398,8 @@ def _event(position: int, found: JsonObject) -> PushEvent:
 
 
 def _feed(found: JsonObject) -> MicroBatch:
-    return MicroBatch(found.hexed("position"), found.integer("batch"))
+    origin = found.text("origin") if "origin" in found else ""
+    return MicroBatch(found.hexed("position"), found.integer("batch"), Origin.of_text(origin))
 
 
 def _import(found: JsonObject) -> PushImport:

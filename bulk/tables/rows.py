@@ -88,7 +88,7 @@ def file_batches(
         for batch in typed_batches(path, definition.schema, reading):
             dues = None
             if expires is not None:
-                dues = due_times(batch, expires, path)
+                dues = due_times(batch, expires, path, first)
                 batch = batch.drop_columns([expires])  # the rest are its rows
             try:
                 yield TimedRows(conform(definition, batch, first), dues)

@@ -51,6 +51,7 @@ from kvstore.timestamp import (
     Timestamp,
     ahead_of,
     counts_from_now,
+    is_beyond,
     to_timestamp,
 )
 
@@ -68,7 +69,7 @@ def sent_expiry(expires: Expires) -> int:
     nanoseconds from the time at which the store takes it, which a client does not know."""
     ahead = ahead_of(expires)
     if ahead is None and not counts_from_now(expires):
-        return to_timestamp(expires, name="expires")
+        return _time_of(expires, None)
     if ahead is None:
         raise _not_ahead(expires)
     if ahead <= 0:
@@ -248,10 +249,12 @@ class Expiries:
         self._frontiers.note_waiting(awaits_expiry=next_at != NEVER)
 
 
-def _time_of(expires: Expires, now: Callable[[], int]) -> int:
+def _time_of(expires: Expires, now: Callable[[], int] | None) -> int:
     try:
         return to_timestamp(expires, name="expires", now=now)
     except UsageError as error:
+        if is_beyond(expires):
+            raise _behind_the_last(expires) from error
         if not isinstance(expires, str):
             raise
         raise UsageError(error.what, f'write "+1h", or {error.remedy.partition(" ")[2]}') from error
@@ -259,10 +262,14 @@ def _time_of(expires: Expires, now: Callable[[], int]) -> int:
 
 def _require_on_timeline(due: int, expires: Expires) -> None:
     if due >= TIMESTAMP_MAX:
-        raise UsageError(
-            f"expires={expires} lies behind the last time, {Timestamp(TIMESTAMP_MAX - 1)}",
-            "pass an earlier time, or none",
-        )
+        raise _behind_the_last(expires)
+
+
+def _behind_the_last(expires: Expires) -> UsageError:
+    return UsageError(
+        f"expires={expires} lies behind the last time, {Timestamp(TIMESTAMP_MAX - 1)}",
+        "pass an earlier time, or none: then it stays",
+    )
 
 
 def _not_ahead(expires: Expires) -> UsageError:
