@@ -62,6 +62,12 @@ def write_parquet(
     progress: Callable[[int], None],
 ) -> ExportReport:
     """Write batches of rows of `table` as of a time. See `export_parquet`."""
+    for field in schema:
+        if pa.types.is_decimal(field.type) and not 0 <= field.type.scale <= field.type.precision:
+            raise UsageError(
+                f"table {table!r}, column {field.name!r} is {field.type}, which Parquet lacks",
+                "leave the column out: name the other columns in columns=",
+            )
     if path.is_dir():
         raise UsageError(f"{path} is a directory", "name a file in it")
     require_parent(path)

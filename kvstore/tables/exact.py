@@ -68,16 +68,18 @@ def same_values(
     of times and decimals.
     """
     array = plain(given, where)
-    if no_null and array.null_count:
-        row = first + pc.index(array.is_null(), True).as_py()
-        raise UsageError(f"{where} is null in row {row}", no_null)
-    if pa.types.is_null(array.type):
-        return pa.nulls(len(array), type_)
-    if array.type != type_:
+    is_null = pa.types.is_null(array.type)
+    if array.type != type_ and not is_null:
         found, wanted = _family(array.type), _family(type_)
         is_count = found == "integer" and getattr(type_, "unit", "") == "ns"
         if found != wanted and (found, wanted) not in _CROSSINGS and not is_count:
             raise UsageError(f"{where} is {type_}, not {given.type}", "convert it first")
+    if no_null and array.null_count:
+        row = first + pc.index(array.is_null(), True).as_py()
+        raise UsageError(f"{where} is null in row {row}", no_null)
+    if is_null:
+        return pa.nulls(len(array), type_)
+    if array.type != type_:
         array = _converted(array, type_, where, first)
     require_held(array, type_, where, first)
     return array
