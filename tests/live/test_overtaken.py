@@ -164,7 +164,6 @@ NEWEST: Mapping[str, Callable[[Overtaken], object]] = {
     "history": lambda s: [s.reader.history(key) for key in KEYS],
     "ttl": lambda s: s.reader.ttl(b"expires"),
     "get of a table": lambda s: s.rows.get(1),
-    "find": lambda s: list(s.rows.find("by_value", b"1")),
     "history of a table": lambda s: s.rows.history(1),
     "stats": lambda s: s.reader.stats(),
 }
