@@ -1107,9 +1107,9 @@ class Store:
     def verify(self, *, progress: Callable[[int], None] | None = None) -> StoreReport:
         """Walk the whole store and list every broken invariant. Memory is bounded.
 
-        Commits continue meanwhile, and GC waits. Costs one pass over all entries, and a look-up for
-        each change in the index. `progress` is called with the number of versions and changes
-        checked so far.
+        Commits continue meanwhile, and GC waits. A live reader stands still meanwhile. Costs one
+        pass over all entries, and a look-up for each change in the index. `progress` is called with
+        the number of versions and changes checked so far.
         """
         from kvstore.verify import verify
 
