@@ -30,7 +30,7 @@ even if it is strict. DuckDB and Polars, which this package does not need otherw
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from decimal import Decimal, InvalidOperation
 from functools import cached_property
 from typing import Final, Literal, NoReturn, TypeAlias
@@ -57,6 +57,7 @@ _Positions: TypeAlias = npt.NDArray[np.intp]
 
 _LF, _CR, _QUOTE = b'\n\r"'
 _MARK: Final = b"\xef\xbb\xbf"
+_COLUMNS: Final = re.compile(r".*?Row #(\d+): Expected (\d+) columns, got (\d+)", re.DOTALL)
 _CONVERSION: Final = re.compile(r"In CSV column #(\d+): Row #(\d+): (.*)", re.DOTALL)
 _CORRECT: Final = "correct the row; the header is row 1"
 _QUOTE_ALL: Final = (
@@ -205,17 +206,10 @@ class DelimitedFile:
         try:
             return self._arrow(block, kinds)
         except pa.ArrowInvalid as error:
-            self._refuse_columns(block)
-            self._refuse_value(block, kinds)
-            raise UsageError(f"{self._where} cannot be read: {error}", "check the file") from error
+            raise self._refusal(block, kinds) from error
 
     def _arrow(
-        self,
-        block: bytes,
-        kinds: Mapping[str, pa.DataType],
-        *,
-        invalid: Callable[[pa_csv.InvalidRow], str] | None = None,
-        is_numbered: bool = False,
+        self, block: bytes, kinds: Mapping[str, pa.DataType], *, is_numbered: bool = False
     ) -> pa.RecordBatch:
         """A block as Arrow parses it. Arrow numbers rows only where one thread reads."""
         table = pa_csv.read_csv(
@@ -227,7 +221,6 @@ class DelimitedFile:
                 delimiter=self._delimiter,
                 quote_char='"' if self._is_quoted else False,
                 newlines_in_values=self._is_quoted,
-                invalid_row_handler=invalid,
             ),
             pa_csv.ConvertOptions(
                 column_types=kinds,
@@ -240,32 +233,23 @@ class DelimitedFile:
         assert len(batches) <= 1, "a block is one batch"
         return batches[0] if batches else _empty(table.schema)
 
-    def _refuse_columns(self, block: bytes) -> None:
-        """Raise `UsageError` for the first record with more or fewer columns than the header."""
-        wrong: list[pa_csv.InvalidRow] = []
-
-        def refuse(row: pa_csv.InvalidRow) -> str:
-            wrong.append(row)  # an error that a callback raises is printed rather than passed
-            return "skip"
-
-        self._arrow(block, {self.names[0]: pa.binary()}, invalid=refuse, is_numbered=True)
-        if wrong:
-            raise UsageError(
-                f"{self._where}: row {self._before + wrong[0].number} has "
-                f"{wrong[0].actual_columns} columns, and the header has "
-                f"{wrong[0].expected_columns}",
-                _CORRECT,
-            )
-
-    def _refuse_value(self, block: bytes, kinds: Mapping[str, pa.DataType]) -> None:
-        """Raise `UsageError` for the first value that is no text of its column's type."""
+    def _refusal(self, block: bytes, kinds: Mapping[str, pa.DataType]) -> UsageError:
+        """The error for the first record with more or fewer columns than the header, or else for
+        the first value that is no text of its column's type."""
         try:
             self._arrow(block, kinds, is_numbered=True)
         except pa.ArrowInvalid as error:
-            found = _CONVERSION.match(str(error))
-            if found is not None:
-                name = self.names[int(found[1])]
-                raise self._wrong(int(found[2]) - 1, name, found[3]) from error
+            told = str(error)
+            if found := _COLUMNS.match(told):
+                return UsageError(
+                    f"{self._where}: row {self._before + int(found[1])} has {found[3]} columns, "
+                    f"and the header has {found[2]}",
+                    _CORRECT,
+                )
+            if found := _CONVERSION.match(told):
+                return self._wrong(int(found[2]) - 1, self.names[int(found[1])], found[3])
+            return UsageError(f"{self._where} cannot be read: {told}", "check the file")
+        raise AssertionError("Arrow refuses a block with threads, and takes it without")
 
     def _wrong(self, at: int, name: str, problem: str) -> UsageError:
         """The error for the value of a column in the record `at` of the present block."""
