@@ -137,7 +137,8 @@ class DelimitedFile:
                 data, is_marked = data.removeprefix(_MARK), False
             data = data.lstrip(b"\r\n")
             end = self._first_end(data)
-            if end < len(data) or len(data) > TEXT_ROW_BYTES_MAX:
+            is_whole = 0 < end < len(data) and data[end - 1] in b"\r\n"
+            if is_whole or len(data) > TEXT_ROW_BYTES_MAX:
                 break
         header = data[: self._first_end(data)]
         self._end = _CR if header.endswith(b"\r") and len(header) < len(data) else _LF

@@ -322,8 +322,13 @@ def _require_one_parquet(path: Path, metadata: pq.FileMetaData) -> None:
     if spare < 12:  # no Parquet file is shorter
         return
     with pa.memory_map(str(path)) as source:
-        if b"PAR1PAR1" in memoryview(source.read_buffer(spare + 8)).tobytes():
+        head = source.read_buffer(spare + 8).to_pybytes()
+    at = head.find(b"PAR1PAR1")
+    while at >= 0:
+        with suppress(pa.ArrowException, OSError):
+            pq.read_metadata(pa.BufferReader(head[: at + 4]))
             raise _several(path)
+        at = head.find(b"PAR1PAR1", at + 1)
 
 
 def _several(path: Path) -> UsageError:
