@@ -20,7 +20,7 @@ import kvstore
 from kvstore.errors import NotYetWrittenError
 from kvstore.store import Store
 from kvstore.testing.model import state_after
-from kvstore.testing.seeds import seed_of
+from tests.harness.seeds import seed_of
 from tests.harness.writer import KEYS, State, Writer, check, key, recent
 
 STATES = 40

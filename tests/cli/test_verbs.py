@@ -18,7 +18,7 @@ from kvstore.cli.app import app
 from kvstore.cli.completion import names_of
 from kvstore.cli.times import in_words, to_time
 from kvstore.errors import UsageError
-from kvstore.testing.seeds import seeded
+from tests.harness.seeds import seeded
 
 Run = Callable[..., Result]
 

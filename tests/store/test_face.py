@@ -21,7 +21,7 @@ from backup import Collection
 from kvstore import Store
 from kvstore.errors import ClosedError, UsageError
 from kvstore.loops import COMPILED
-from kvstore.testing.parts import parts_of
+from tests.harness.parts import parts_of
 
 FRONTIERS = {
     "path",

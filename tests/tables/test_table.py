@@ -180,7 +180,7 @@ def test_plain_calls_leave_tables_alone(store: kvstore.Store, trips: kvstore.Tab
 
 def test_a_store_of_before_keeps_its_keys_and_says_so(tmp_path: Path) -> None:
     from kvstore.mvcc.write import OpenWriteSet
-    from kvstore.testing.parts import parts_of
+    from tests.harness.parts import parts_of
 
     key = RESERVED + b"old"
     with kvstore.open(tmp_path / "old") as store:
