@@ -25,8 +25,8 @@ from kvstore.errors import (
 )
 from kvstore.storage.address import open_blob
 from kvstore.storage.contract import Blob
-from kvstore.testing.bounds import bounds
 from tests.bulk.staged import ROWS
+from tests.harness.bounds import bounds
 from tests.shard.conftest import s3_bucket, s3_options, s3_server
 
 __all__ = ["s3_bucket", "s3_server"]

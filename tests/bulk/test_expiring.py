@@ -22,9 +22,9 @@ from kvstore.commit import sent_expiry
 from kvstore.errors import ImportRefusedError, KeyConflictError, UsageError
 from kvstore.limits import KEY_BYTES_MAX
 from kvstore.mvcc.expiry import EXPIRY, WAITING, longest_key
-from kvstore.testing.bounds import bounds
 from kvstore.testing.model import state_after
-from kvstore.testing.seeds import seeded
+from tests.harness.bounds import bounds
+from tests.harness.seeds import seeded
 
 pytestmark = pytest.mark.tiny_limits
 

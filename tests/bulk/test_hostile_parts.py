@@ -14,9 +14,9 @@ import kvstore
 from kvstore.codec.keys import TOMBSTONE, VALUE, encode_reference, encode_suffix
 from kvstore.codec.ordered import frame
 from kvstore.limits import KEY_BYTES_MAX
-from kvstore.testing.parts import parts_of
 from tests.bulk.refusal import refused
 from tests.bulk.staged import described, entry, forge, manifest_of, part_of, reseal
+from tests.harness.parts import parts_of
 
 pytestmark = pytest.mark.usefixtures("each_engine")
 

@@ -26,8 +26,8 @@ from kvstore.errors import (
     UsageError,
 )
 from kvstore.limits import HOLD_TEXT_CHARS_MAX
-from kvstore.testing.parts import parts_of
 from tests.gc.garbage import collecting
+from tests.harness.parts import parts_of
 
 pytestmark = pytest.mark.usefixtures("each_engine")
 

@@ -19,7 +19,7 @@ from bulk.pushes.pull import Puller
 from kvstore.errors import CorruptionError, FormatVersionError, HistoryGoneError, UsageError
 from kvstore.storage.memory import MemoryBlob
 from kvstore.store import Store
-from kvstore.testing.bounds import bounds
+from tests.harness.bounds import bounds
 from tests.pushes.made import build_time, drain, push
 
 
