@@ -45,7 +45,15 @@ from kvstore.mvcc.expiry import (
 )
 from kvstore.mvcc.versions import Versions
 from kvstore.mvcc.write import OpenWriteSet, WriteSet
-from kvstore.timestamp import TIMESTAMP_MAX, TimeLike, Timestamp, ahead_of, is_beyond, to_timestamp
+from kvstore.timestamp import (
+    TIMESTAMP_MAX,
+    TimeLike,
+    Timestamp,
+    ahead_of,
+    counts_from_now,
+    is_beyond,
+    to_timestamp,
+)
 
 NEVER: Final = TIMESTAMP_MAX + 1
 
@@ -60,8 +68,10 @@ def sent_expiry(expires: Expires) -> int:
     """An expiry as a client sends it: a time, or a number below zero. Such a number counts
     nanoseconds from the time at which the store takes it, which a client does not know."""
     ahead = ahead_of(expires)
-    if ahead is None:
+    if ahead is None and not counts_from_now(expires):
         return _time_of(expires, None)
+    if ahead is None:
+        raise _not_ahead(expires)
     if ahead <= 0:
         raise _not_ahead(expires)
     _require_on_timeline(ahead, expires)  # the store, which knows its now, looks again
@@ -247,8 +257,7 @@ def _time_of(expires: Expires, now: Callable[[], int] | None) -> int:
             raise _behind_the_last(expires) from error
         if not isinstance(expires, str):
             raise
-        remedy = 'write "+1h", or ISO-8601 with a zone: 2013-01-31T23:59:59Z'
-        raise UsageError(f"expires={expires!r} is no time", remedy) from error
+        raise UsageError(error.what, f'write "+1h", or {error.remedy.partition(" ")[2]}') from error
 
 
 def _require_on_timeline(due: int, expires: Expires) -> None:

@@ -444,7 +444,7 @@ def _event(at: Any, type_: pa.DataType) -> Any:
         moment = to_timestamp(at, name="at")
         if is_time and type_.unit == "ns":
             return moment
-        at = moment.to_datetime()
+        at = Timestamp(moment - moment % 1000).to_datetime()
     if isinstance(at, datetime) and pa.types.is_date32(type_):
         return (at if at.tzinfo is None else at.astimezone(timezone.utc)).date()
     if isinstance(at, datetime) and is_time and type_.unit != "ns":

@@ -1,7 +1,7 @@
 """Labels that ask for rows of a table: their keys, and the typed columns that a join adds.
 
 the columns of the table     null where the label has no row, or one that is too old
-row_timestamp timestamp      the time of the row's version, cut to Spark's microseconds
+row_timestamp timestamp      the time of the row's version in microseconds, rounded up
 row_version bigint           the same in nanoseconds: exact
 """
 

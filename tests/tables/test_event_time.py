@@ -12,8 +12,8 @@ import pytest
 
 import kvstore
 from kvstore.errors import HistoryGoneError, NotYetWrittenError, UsageError
-from kvstore.testing.bounds import bounds
-from kvstore.testing.seeds import seed_of
+from tests.harness.bounds import bounds
+from tests.harness.seeds import seed_of
 
 pytestmark = [pytest.mark.usefixtures("each_engine"), pytest.mark.tiny_limits]
 
