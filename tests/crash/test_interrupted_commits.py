@@ -247,7 +247,7 @@ def put_until_interrupted(path: Path, said: Connection) -> None:
             said.send("works")
 
 
-@pytest.mark.parametrize("count", [12, *soaked(600)])
+@pytest.mark.parametrize("count", [150, *soaked(3000)])
 def test_control_c_in_a_loop_of_puts_leaves_a_store_that_works(
     tmp_path: Path, spawn: Any, count: int
 ) -> None:
