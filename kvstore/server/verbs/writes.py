@@ -2,16 +2,29 @@
 transaction, whose reads come with its writes.
 
 A request with a token is done once: see `kvstore.store.requests`.
+
+Invariants
+1. A request that was done gets its first answer, also where the verb would refuse it by now: its
+   history is gone, its table was altered, its key holds something else. A caller that is refused
+   may therefore write again.
+2. A caller that has no access to a key gets no answer of a request that concerned the key.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 from kvstore.codec.json import read_object
 from kvstore.commit import Durability, Expires, received_expiry
 from kvstore.commit.durability import DURABILITIES
-from kvstore.errors import CorruptionError, UsageError
+from kvstore.errors import (
+    AccessDeniedError,
+    CorruptionError,
+    KVStoreError,
+    StorageError,
+    UsageError,
+)
 from kvstore.limits import BATCH_BYTES_MAX
 from kvstore.mvcc import WriteSet
 from kvstore.protocol import WRITES_SCHEMA, WriteOp, from_json, to_json
@@ -21,6 +34,7 @@ from kvstore.server.invocation import Invocation
 from kvstore.server.verbs.verb import SPAN, Answer, Verb, described
 from kvstore.span import Span
 from kvstore.store.rows import SentRows
+from kvstore.timestamp import Timestamp
 from kvstore.txn import UNCHECKED, ReadSet, Transaction
 
 _OPS: Final = {op.name.lower(): op for op in WriteOp}
@@ -131,6 +145,19 @@ def increment(call: Invocation) -> Answer:
     return {"sum": call.store.requests.increment(call.key(), by, *how)}
 
 
+def _committed(_: Invocation, at: Timestamp) -> Answer:
+    return _at(at)
+
+
+def _popped(call: Invocation, at: Timestamp) -> Answer:
+    value = call.store.requests.popped(call.key(), at)
+    return {"found": value is not None, "value": to_json(value)}
+
+
+def _summed(call: Invocation, at: Timestamp) -> Answer:
+    return {"sum": call.store.requests.summed(call.key(), at)}
+
+
 def persist(call: Invocation) -> Answer:
     """Cancel the expiry of a key. The timestamp is null if the key does not expire."""
     return _at(call.store.requests.persist(call.key(), call.token, durability(call)))
@@ -192,6 +219,32 @@ def operations(call: Invocation) -> list[SentWrite]:
     return found
 
 
+def _once(
+    run: Callable[[Invocation], Answer], again: Callable[[Invocation, Timestamp], Answer]
+) -> Callable[[Invocation], Answer]:
+    """The work of a verb that does a request once. `again` makes the first answer anew."""
+
+    def once(call: Invocation) -> Answer:
+        try:
+            return run(call)
+        except (AccessDeniedError, StorageError):
+            raise
+        except KVStoreError:
+            at = _done_at(call)
+            if at is None:
+                raise
+            return again(call, at)
+
+    return once
+
+
+def _done_at(call: Invocation) -> Timestamp | None:
+    requests = call.store.requests
+    if call.token is None or not requests.is_done(call.token):
+        return None
+    return requests.done_at(call.token, durability(call))
+
+
 _KEY: Final = {"key": "bytes"}
 _CONDITION: Final = {"expected": "bytes", "unchanged_since": "time"}
 
@@ -199,7 +252,7 @@ WRITES: Final = [
     Verb(
         name,
         WRITE,
-        run,
+        _once(run, {pop: _popped, increment: _summed}.get(run, _committed)),
         described(run),
         {**parameters, "durability": "text"},
         rows,
