@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from kvstore.errors import UsageError
+from kvstore.errors import NotFoundError
 from kvstore.server.access import ADMIN, WRITE, Grant
 from kvstore.server.changesets import LentChangesets
 from kvstore.server.invocation import Invocation
@@ -60,10 +60,10 @@ class Service:
         self._turn = threading.Condition()
 
     def verb(self, name: str) -> Verb:
-        """The verb of this name. Raises `UsageError` if there is none."""
+        """The verb of this name. Raises `NotFoundError` if there is none."""
         found = self.verbs.get(name)
         if found is None:
-            raise UsageError(f"no verb {name!r}", "see /v1/openapi.json for all verbs")
+            raise NotFoundError(f"no verb {name!r}", "see /v1/openapi.json for all verbs")
         return found
 
     def run(
@@ -140,12 +140,10 @@ class Service:
         access.require(verb.right)
         if verb.right == ADMIN:
             access.require_whole(verb.name)
-        call = Invocation(self.store, access, fields, table, token if verb.once else None)
-        call.require_names(verb.parameters)
-        return call
+        given = verb.read(fields, has_rows=table is not None)
+        return Invocation(self.store, access, given, table, token if verb.once else None)
 
     def value(self, access: Grant, fields: Mapping[str, Any]) -> bytes | None:
         """The value of one key, as bytes: the verb `get` without its JSON."""
-        call = Invocation(self.store, access, fields)
-        call.require_names(("key", "as_of"))
-        return self.store.get(call.key(), call.time("as_of"))
+        given = self.verbs["get"].read(fields)
+        return self.store.get(access.require_key(given["key"]), given.get("as_of"))
