@@ -23,7 +23,16 @@ from typing import Any, Final
 from kvstore.errors import UsageError
 from kvstore.limits import KEY_BYTES_MAX
 from kvstore.protocol.values import from_json
-from kvstore.timestamp import NOW, OLDEST, TIMESTAMP_MAX, Timestamp, age_of, ahead_of
+from kvstore.timestamp import (
+    ACCEPTED,
+    NOW,
+    OLDEST,
+    TIMESTAMP_MAX,
+    ahead_of,
+    counts_from_now,
+    is_oldest,
+    to_timestamp,
+)
 
 Schema = Mapping[str, Any]
 Read = Callable[[Any, str], Any]
@@ -250,12 +259,16 @@ TIME_FORMAT: Final = "kvstore-time"
 """The format of texts that name times: ISO-8601 with a zone, or a word that counts from now."""
 DUE_FORMAT: Final = "kvstore-due-time"
 """The same, for times that lie ahead."""
-_AGE: Final = "[0-9]{1,18}(us|ms|s|m|h|d|w)"
+_UNIT: Final = "(us|ms|[smhdw]|(microsecond|millisecond|second|minute|hour|day|week)s?)"
+_AGO: Final = f"now|today|yesterday|-[0-9]{{1,18}}(us|ms|[smhdw])|([0-9]{{1,18}}|an?) ?{_UNIT} ago"
+_AHEAD: Final = rf"\+?[0-9]{{1,18}} ?{_UNIT}"
 _DAY: Final = "[0-9]{4}-[0-9]{2}-[0-9]{2}"
 _CLOCK: Final = "[T ][0-9]{2}:[0-9]{2}(:[0-9]{2}([.,][0-9]{1,9})?)?"
-_ZONE: Final = "(Z|[+-][0-9]{2}:?[0-9]{2})"
-_ZONE_OF_TIME: Final = "(Z|[+-][0-9]{2}(:?[0-9]{2})?)"
-_OTHER_UNITS: Final = tuple((10**9 * size, 4 * 10**9 * size - 1) for size in (1, 1000, 10**6))
+_ISO: Final = (
+    rf"{_DAY}((Z|UTC|[+-][0-9]{{2}}:?[0-9]{{2}})?|{_CLOCK}(Z|UTC|[+-][0-9]{{2}}(:?[0-9]{{2}})?))"
+)
+_FEW_DIGITS: Final = "[0-9]{1,9}"
+_OTHER_UNITS: Final = tuple((10**9 * size, 253_402_300_800 * size - 1) for size in (1, 1000, 10**6))
 """Numbers that count seconds, milliseconds or microseconds by mistake: the store refuses them."""
 
 
@@ -270,24 +283,24 @@ def _plain_times() -> list[Schema]:
 
 
 def _time(what: str, words: Sequence[str] = (), *, ahead: bool = False) -> Parameter:
-    forms = "nanoseconds since 1970 (UTC), or ISO-8601 with a zone"
-    counted = ("+1h",) if ahead else (NOW, "-1h")
-    named = ", ".join(f"`{each}`" for each in (*counted, *words))
-    counting = rf"\+{_AGE}" if ahead else f"now|-{_AGE}"
+    pattern = f"^({_AHEAD if ahead else _AGO}|{_ISO}|{_FEW_DIGITS})$"
     form = {
         "type": "string",
         "format": DUE_FORMAT if ahead else TIME_FORMAT,
-        "pattern": f"^({counting}|{_DAY}({_ZONE}|{_CLOCK}{_ZONE_OF_TIME}))$",
+        "pattern": pattern,
     }
     ways: list[Schema] = [*_plain_times(), form]
     if words:
         ways.append({"type": "string", "enum": list(words)})
-    schema = {"description": f"{what}: {forms}, or {named}", "anyOf": ways}
+    accepted = f"{ACCEPTED}{'; +1h counts from now' if ahead else ''}"
+    schema = {"description": ", or ".join([f"{what}: {accepted}", *words]), "anyOf": ways}
 
     def of_text(found: str, name: str) -> str:
-        counts = ahead_of(found) if ahead else age_of(found, name)
-        if counts is None and found not in words:
-            Timestamp.parse(found)  # it says what is wrong
+        is_word = found in words or (
+            ahead_of(found) is not None if ahead else counts_from_now(found)
+        )
+        if not is_word and not (OLDEST in words and is_oldest(found)):
+            to_timestamp(found, name=name)  # the store says whether it is of another unit
         return found
 
     def of_json(found: Any, name: str) -> int | str:

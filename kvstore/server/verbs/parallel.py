@@ -25,7 +25,7 @@ from kvstore.arrow import binary_array
 from kvstore.changes import Change
 from kvstore.changes.columns import changes_schema, version_changes_schema
 from kvstore.changes.entry import OP_DELETE, OP_DELETE_RANGE, OP_PUT
-from kvstore.claims import READER
+from kvstore.claims import READER, READER_HOLDS
 from kvstore.errors import HistoryGoneError, NotYetWrittenError, RetryableError, UsageError
 from kvstore.joins.side import VALUE_FIELDS, Asked, Search
 from kvstore.limits import (
@@ -44,7 +44,6 @@ from kvstore.server.verbs.pieces import in_pieces
 from kvstore.server.verbs.verb import SPAN_APART, Answer, Verb, described
 from kvstore.timestamp import TIMESTAMP_MAX
 
-_LEASE: Final = "reader/"
 _DUE_CHANGES_SCHEMA: Final = version_changes_schema().append(changes_schema().field("expires"))
 _OPS: Final = {"put": OP_PUT, "delete": OP_DELETE, "delete_range": OP_DELETE_RANGE}
 
@@ -56,7 +55,7 @@ def lease(call: Invocation) -> Answer:
     seconds: float = call["seconds"]
     at, name = call.time("at"), _lease_name(call)
     time = call.store.since if at is None else call.store.to_time(at, name="at")
-    leases = [record for record in holds.all() if record.name.startswith(_LEASE)]
+    leases = [record for record in holds.all() if record.name.startswith(READER_HOLDS)]
     ended = [
         record.name
         for record in leases
@@ -228,7 +227,7 @@ PARALLEL: Final = [
 
 
 def _lease_name(call: Invocation) -> str:
-    return f"{_LEASE}{call['name']}"
+    return f"{READER_HOLDS}{call['name']}"
 
 
 def _batches(changes: Iterable[Change], schema: pa.Schema) -> Iterator[pa.RecordBatch]:

@@ -161,7 +161,7 @@ _ALTER: Final = {
     **_TABLE,
     "definition": json_text(DEFINITION_FORMAT, "the definition of the table").required,
 }
-_INDEX: Final = {"index": TEXT.required}
+_INDEX: Final = {"index": TEXT.required.but("pass a name: no index is meant without one")}
 _DEFINED: Final = fields(definition=ANY_OBJECT)
 _TIMES: Final = (HistoryGoneError, NotYetWrittenError)
 _ERRORS: Final = (*_TIMES, NotFoundError, TableAlteredError)
