@@ -22,7 +22,13 @@ from kvstore.changes.entry import OP_IMPORT, OP_REVERT
 from kvstore.changes.index import ChangeIndex
 from kvstore.commit import After, Committer, Staged, commit_together
 from kvstore.engine.api import WriteBatch
-from kvstore.errors import CorruptionError, HistoryGoneError, ImportRefusedError, UsageError
+from kvstore.errors import (
+    CorruptionError,
+    HistoryGoneError,
+    ImportRefusedError,
+    NotFoundError,
+    UsageError,
+)
 from kvstore.imports.key_lists import KeyLists
 from kvstore.imports.past import PastImports
 from kvstore.imports.record import (
@@ -292,7 +298,7 @@ class Imports:
         with committer.lock:
             record = self.get(import_id)
             if record is None or record.added is None:
-                raise UsageError(
+                raise NotFoundError(
                     f"no import {import_id:016x} was added here",
                     "see store.imports.all(); one that was added long ago is forgotten: delete its "
                     "keys instead",
