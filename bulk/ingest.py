@@ -45,7 +45,7 @@ from bulk.sst import prefetch
 from bulk.stages import StageTimes
 from bulk.staging import Identity, open_staged, opened_path, read_manifest, require_unaltered
 from bulk.uniques import required_unique
-from kvstore.arguments import is_there, require_count
+from kvstore.arguments import require_count
 from kvstore.arrivals import NoneCame
 from kvstore.commit import After
 from kvstore.control.scripts import StoreOrClient, as_store, client_of
@@ -208,12 +208,12 @@ def _ingest(
     keys: list[bytes] | None = None
     if not linked:
         with times.stage("check"):
-            checked, keys = _checked(directory, incoming, manifest, thorough=thorough)
+            checked, keys = _checked(directory, manifest, thorough=thorough)
             store.imports.flush()
     with ExitStack() as held:
         further: list[Path] = []
         if on_conflict == "error" or manifest.tables or amends is not None:
-            located = _located(directory, incoming, manifest)
+            located = _located(directory, manifest)
             if not linked:
                 require_known_rows(store, manifest, located)
             # Later commits are checked before the import is added, so GC must keep them.
@@ -350,21 +350,15 @@ def _incoming(store: Store, directory: Path, manifest: Manifest) -> Path:
     return store.path / INGEST_DIRECTORY / name
 
 
-def _located(directory: Path, incoming: Path, manifest: Manifest) -> list[Path]:
+def _located(directory: Path, manifest: Manifest) -> list[Path]:
     """The parts with rows. A key whose expiry was cancelled keeps its records until the due
     time."""
     rows = (part for part in manifest.parts if not part.smallest.startswith(EXPIRY))
-    return [_locate(directory, incoming, part.name) for part in rows]
-
-
-def _locate(directory: Path, incoming: Path, name: str) -> Path:
-    """The path of a part. Earlier releases moved parts to the store before adding them."""
-    staged, moved = directory / name, incoming / name
-    return moved if not os.path.lexists(staged) and is_there(moved) else staged
+    return [directory / part.name for part in rows]
 
 
 def _checked(
-    directory: Path, incoming: Path, manifest: Manifest, *, thorough: bool
+    directory: Path, manifest: Manifest, *, thorough: bool
 ) -> tuple[dict[str, Identity], list[bytes] | None]:
     """The file of each part by name, each checked to be the file that was sealed; and the keys of
     a small import.
@@ -376,7 +370,7 @@ def _checked(
     listed = FoundKeys(record_of(manifest))
     try:
         for part in manifest.parts:
-            path = _locate(directory, incoming, part.name)
+            path = directory / part.name
             with open_staged(directory, path) as file:
                 with storage_errors(str(path)):
                     require_unaltered(directory, file, part, thorough=thorough)

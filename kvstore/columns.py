@@ -69,8 +69,8 @@ def time_column(column: pa.Array, name: str, first: int, now: Callable[[], int])
     if len(times) and times.min() < 0:
         at = int(np.argmax(times < 0))
         raise UsageError(f"column {name!r} has {times[at]} in row {first + at}", _times_are())
-    if pa.types.is_integer(column.type) and len(times) and times.min() <= OTHER_UNITS_MAX:
-        _require_nanoseconds(times, name, first, now())
+    if pa.types.is_integer(column.type):
+        require_nanoseconds(times, name, first, now)
     return times
 
 
@@ -137,9 +137,13 @@ def _some_time(kind: pa.DataType) -> pa.Scalar:
 _YEAR_2100_S: Final = 4_102_444_800
 
 
-def _require_nanoseconds(times: _Longs, name: str, first: int, now: int) -> None:
+def require_nanoseconds(times: _Longs, name: str, first: int, now: Callable[[], int]) -> None:
+    """Raise `UsageError` for the first integer of a column that surely counts another unit."""
+    if not len(times) or times.min() > OTHER_UNITS_MAX:
+        return
+    newest = now()
     for time in np.unique(times[times <= OTHER_UNITS_MAX]).tolist():
-        unit = is_other_unit(time, now)
+        unit = is_other_unit(time, newest)
         if unit is not None:
             row = first + int(np.argmax(times == time))
             raise UsageError(

@@ -7,8 +7,8 @@
     {"format": 1, "kind": "revert", "push": n, "of": position of the push, "job": 32 hex, "at": ns}
     {"format": 1, "kind": "expire", "push": n, "job": 32 hex, "at": ns}
 
-The event of a push that does more than to add its rows has format 2, and the fields of its mode
-(`bulk.pushes.modes`). A release that knows format 1 alone stops at it, and names it.
+The event of a push that does more than to add its rows has the fields of its mode
+(`bulk.pushes.modes`).
 
 Invariants
 1. The number of an event is taken by a put that only one process can make, so all readers see one
@@ -38,7 +38,6 @@ from kvstore.storage.contract import Blob, put_first
 from kvstore.timestamp import Timestamp
 
 FORMAT: Final = 1
-MODES_FORMAT: Final = 2
 PUSH: Final = "push"
 REVERT: Final = "revert"
 EXPIRE: Final = "expire"
@@ -162,7 +161,7 @@ class PushLog:
     def event(self, position: int) -> PushEvent | None:
         """The event of a position; None behind the end. Costs one get. Raises `CorruptionError`,
         and `FormatVersionError` if a newer release wrote it."""
-        found = self._read(_name(position), MODES_FORMAT)
+        found = self._read(_name(position))
         return None if found is None else _event(position, found)
 
     def events(self, start: int = 1) -> Iterator[PushEvent]:
@@ -223,7 +222,7 @@ class PushLog:
             fields = fields_for(self.newest_first(end))
             if fields is None:
                 return None
-            made = {"format": MODES_FORMAT if "mode" in fields else FORMAT, **fields}
+            made = {"format": FORMAT, **fields}
             data = json.dumps(made, sort_keys=True).encode()
             _require_readable(data, f"{self.where}/{_name(end + 1)}")
             if put_first(self._blob, _name(end + 1), data):
@@ -233,16 +232,15 @@ class PushLog:
         size = self._blob.size
         return self._blob.patience.over(lambda: size(_name(position))) is not None
 
-    def _read(self, name: str, newest: int = FORMAT) -> JsonObject | None:
+    def _read(self, name: str) -> JsonObject | None:
         read = self._blob.get_range
         data = self._blob.patience.over(lambda: read(name, start=0, length=JSON_BYTES_MAX + 1))
         if data is None:
             return None
         where = f"{self.where}/{name}"
         found = read_object(data, where=where)
-        supported = tuple(range(FORMAT, newest + 1))
-        if found.get("format") not in supported:
-            raise FormatVersionError(where, found=found.get("format"), supported=supported)
+        if found.get("format") != FORMAT:
+            raise FormatVersionError(where, found=found.get("format"), supported=(FORMAT,))
         return found
 
 
@@ -393,7 +391,7 @@ def _event(position: int, found: JsonObject) -> PushEvent:
     imports = tuple(_import(each) for each in found.objects("imports"))
     if not _JOB.fullmatch(job) or not 0 < len(imports) <= SHARDS_MAX:
         raise found.damaged("it has no job, or no number of shards")
-    how = read_mode(found) if found["format"] == MODES_FORMAT else PLAIN
+    how = read_mode(found) if "mode" in found else PLAIN
     feed = _feed(found.inner("feed")) if "feed" in found else None
     push = Push(number, Timestamp(found.integer("at")), job, imports, how=how, feed=feed)
     return PushEvent(position, kind, number, push)

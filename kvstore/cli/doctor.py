@@ -227,7 +227,6 @@ def _tables(store: Store) -> Iterator[Finding]:
 def _work(store: Store) -> Iterator[Finding]:
     stats = store.stats()
     looks: tuple[tuple[str, str, Callable[[int], bool], str], ...] = (
-        ("reserved_keys_taken", "tables", bool, "it is older than tables, and takes none"),
         ("writes_stopped", "writes", bool, "a compaction or a flush stops them: the disk is slow"),
     )
     for figure, subject, is_wrong, fact in looks:

@@ -41,6 +41,7 @@ PHRASES: Final[Mapping[str, str]] = {
     "pass both: built_at is": "pass both: --built-at is",
     "pass add, drop, widen, add_index or drop_index": "pass --add, --drop, --widen, --add-index, "
     "--unique-index or --drop-index",
+    "or pass overwrite=True": "or pass --overwrite",
     "as_of=": "--as-of ",
     "since=": "--since ",
     "upto=": "--upto ",

@@ -19,7 +19,7 @@ from kvstore.arguments import require_age, require_count, require_span
 from kvstore.changes.event import Expand, Images, require_expand, require_images
 from kvstore.changes.expand import Wanted
 from kvstore.changesets import Changesets
-from kvstore.claims import FEED, HoldRecord
+from kvstore.claims import FEED, FEED_HOLDS, HoldRecord
 from kvstore.errors import HoldLostError, UsageError
 from kvstore.feeds.feed import Feed, FeedBatch, Position, Share, Tail
 from kvstore.feeds.quiescent import QuiescentReader
@@ -31,7 +31,6 @@ from kvstore.parts import Parts
 from kvstore.span import Span, require_key
 from kvstore.timestamp import NOW, NS_PER_SECOND, OLDEST, TimeLike, Timestamp, is_oldest
 
-_PREFIX = "feed/"
 STATE: Final = "state"
 STARTS: Final = (NOW, OLDEST, STATE)
 """The words that a feed can start at, apart from a time."""
@@ -209,7 +208,7 @@ class Feeds:
 
     def _known(self, name: str) -> dict[str, HoldRecord]:
         """All holds of a feed, by name."""
-        whole = _PREFIX + name
+        whole = FEED_HOLDS + name
         return {
             record.name: record
             for record in self._holds.all()
@@ -305,8 +304,8 @@ class Feeds:
 def hold_name(name: str, share: Share) -> str:
     """The name of the hold of one worker of a feed."""
     if share.workers == 1:
-        return _PREFIX + name
-    return f"{_PREFIX}{name}/{share.worker}of{share.workers}"
+        return FEED_HOLDS + name
+    return f"{FEED_HOLDS}{name}/{share.worker}of{share.workers}"
 
 
 def require_name(name: object) -> str:

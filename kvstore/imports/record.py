@@ -67,11 +67,6 @@ class ImportRecord:
         return Lifetime(self.added, self.reverted)
 
     @property
-    def is_spent(self) -> bool:
-        """Whether GC of an earlier release took its last row and cut the record down."""
-        return bool(self.rows) and not self.spans
-
-    @property
     def is_small(self) -> bool:
         """Whether its rows may be written again as plain versions."""
         return self.rows <= SETTLE_ROWS_MAX and self.size_bytes <= SETTLE_BYTES_MAX
@@ -88,7 +83,7 @@ class ImportRecord:
         it stands. A revert that is not yet history needs the record."""
         if self.added is None or self.added > since or self.reverted is not None:
             return False
-        return self.is_small and not self.is_spent
+        return self.is_small
 
 
 def tell_of(event: str, record: ImportRecord, timestamp: Timestamp, where: str) -> None:

@@ -33,8 +33,21 @@ ChangedRow: TypeAlias = tuple[str, int, bytes, bytes]
 
 
 def change_schema(codec: TableCodec, columns: Sequence[str] | None) -> pa.Schema:
-    """The schema of the changes."""
-    return pa.schema([*codec.schema_of(columns), *CHANGE_FIELDS])
+    """The schema of the changes. Raises `UsageError` for a column of an older table that has the
+    name of an added one."""
+    chosen = codec.schema_of(columns)
+    for field in CHANGE_FIELDS:
+        if field.name in chosen.names:
+            raise two_named(codec, field.name)
+    return pa.schema([*chosen, *CHANGE_FIELDS])
+
+
+def two_named(codec: TableCodec, name: str) -> UsageError:
+    """The refusal of a frame with a column of the table and an added one of the same name."""
+    return UsageError(
+        f"{codec.definition.where} has a column {name!r}, which would be there twice",
+        "choose the other columns: columns=[...]",
+    )
 
 
 def require_images(images: object) -> None:

@@ -68,16 +68,18 @@ def same_values(
     of times and decimals.
     """
     array = plain(given, where)
-    if no_null and array.null_count:
-        row = first + pc.index(array.is_null(), True).as_py()
-        raise UsageError(f"{where} is null in row {row}", no_null)
-    if pa.types.is_null(array.type):
-        return pa.nulls(len(array), type_)
-    if array.type != type_:
+    is_null = pa.types.is_null(array.type)
+    if array.type != type_ and not is_null:
         found, wanted = _family(array.type), _family(type_)
         is_count = found == "integer" and getattr(type_, "unit", "") == "ns"
         if found != wanted and (found, wanted) not in _CROSSINGS and not is_count:
             raise UsageError(f"{where} is {type_}, not {given.type}", "convert it first")
+    if no_null and array.null_count:
+        row = first + pc.index(array.is_null(), True).as_py()
+        raise UsageError(f"{where} is null in row {row}", no_null)
+    if is_null:
+        return pa.nulls(len(array), type_)
+    if array.type != type_:
         array = _converted(array, type_, where, first)
     require_held(array, type_, where, first)
     return array
@@ -123,8 +125,10 @@ def as_python(array: pa.Array, at: int) -> Any:
     """A value of Python, whatever the array holds: bytes for what is no text, and a number of days
     or units for a time that Python does not have."""
     try:
-        if pa.types.is_time(array.type) and not is_held(array.slice(at, 1), kind_of(array.type)):
-            raise OverflowError  # Arrow gives 24:00 as 00:00
+        if pa.types.is_time(array.type) and array[at].is_valid:
+            kind = kind_of(array.type)
+            if array.type.unit == "ns" or not is_held(array.slice(at, 1), kind):
+                raise OverflowError  # Arrow gives 24:00 as 00:00, and cuts nanoseconds off
         return array[at].as_py()
     except (ValueError, OverflowError):
         if pa.types.is_temporal(array.type):
@@ -223,6 +227,8 @@ def _by_arrow(array: pa.Array, type_: pa.DataType) -> pa.Array | None:
     """The values in another type by Arrow's cast. None where Arrow refuses one, or would change
     it."""
     try:
+        if pa.types.is_fixed_size_binary(array.type):
+            array = array.cast(pa.binary())  # Arrow casts no null to another width
         if isinstance(type_, pa.BaseExtensionType):
             return pa.ExtensionArray.from_storage(type_, array.cast(type_.storage_type))
         if pa.types.is_integer(array.type):

@@ -15,7 +15,7 @@ In the other direction both sides are counted and summed as hashes of (key, time
 differ, a second pass looks up each version in the index, to name the missing ones.
 
 Commits continue meanwhile, because their versions are newer than the verified ones. GC and clears
-wait.
+wait. A live reader does not follow its writer meanwhile, whose GC does not wait.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
 from functools import lru_cache
 
 from kvstore.changes.entry import (
@@ -79,20 +80,23 @@ def verify(parts: Parts, *, progress: Callable[[int], None] | None = None) -> St
     started = time.perf_counter()
     pins, committer = parts.pins, parts.committer
     pin = pins.new()
+    # Another process sees no pin, so a live reader stands still until its walk has ended.
+    standing = committer.lock if committer.policy.is_live else nullcontext()
     try:
-        with committer.lock:
-            pins.keep(pin, committer.since, kind="verification")
-            walk = _Walk(parts)
-        walk.tell = progress or walk.tell
-        walk.data()
-        walk.index()
-        walk.compare()
-        walk.ranges()
-        walk.epochs()
-        walk.records()
-        check_expiries(walk.findings, committer)
-        if parts.reserve.has_tables:
-            check_tables(walk.findings, parts, walk.upto)
+        with standing:
+            with committer.lock:
+                pins.keep(pin, committer.since, kind="verification")
+                walk = _Walk(parts)
+            walk.tell = progress or walk.tell
+            walk.data()
+            walk.index()
+            walk.compare()
+            walk.ranges()
+            walk.epochs()
+            walk.records()
+            check_expiries(walk.findings, committer)
+            if parts.reserve.has_tables:
+                check_tables(walk.findings, parts, walk.upto)
     finally:
         pins.let_go(pin, None)
     return StoreReport(

@@ -17,15 +17,14 @@ import bulk.tables
 import kvstore
 from bulk.files import file_rows
 from bulk.pushes.rows import PushedRows
-from bulk.staging import MANIFEST_NAME
 from kvstore import ManualClock, Store, Timestamp
 from kvstore.commit import sent_expiry
 from kvstore.errors import ImportRefusedError, KeyConflictError, UsageError
 from kvstore.limits import KEY_BYTES_MAX
 from kvstore.mvcc.expiry import EXPIRY, WAITING, longest_key
-from kvstore.testing.bounds import bounds
 from kvstore.testing.model import state_after
-from kvstore.testing.seeds import seeded
+from tests.harness.bounds import bounds
+from tests.harness.seeds import seeded
 
 pytestmark = pytest.mark.tiny_limits
 
@@ -324,13 +323,6 @@ def test_crafted_records_are_refused(store: Store, tmp_path: Path) -> None:
     plain.seal()
     with pytest.raises(UsageError, match="belong to tables"):
         bulk.ingest(store, plain.staging)
-
-
-def test_an_older_release_refuses_the_manifest(tmp_path: Path) -> None:
-    made = staged(tmp_path / "staged", rows({b"a": START}))
-    assert b'"format": 4' in (made.staging / MANIFEST_NAME).read_bytes()
-    made = staged(tmp_path / "plain", rows({b"a": None}))
-    assert b'"format": 2' in (made.staging / MANIFEST_NAME).read_bytes()
 
 
 def test_put_many_takes_a_column(store: Store, clock: ManualClock) -> None:

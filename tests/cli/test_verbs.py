@@ -17,7 +17,7 @@ import kvstore
 from kvstore.cli.app import app
 from kvstore.cli.completion import names_of
 from kvstore.cli.times import in_words
-from kvstore.testing.seeds import seeded
+from tests.harness.seeds import seeded
 
 Run = Callable[..., Result]
 

@@ -15,9 +15,9 @@ import kvstore
 from backup import Collection
 from kvstore.errors import UsageError
 from kvstore.server import ListenAddress, app, serving
-from kvstore.testing.seeds import seed_of
 from spark_connector import lookup_join, point_in_time_join
 from spark_connector.joins import tasks
+from tests.harness.seeds import seed_of
 from tests.spark.test_typed import expected, rows
 
 if TYPE_CHECKING:

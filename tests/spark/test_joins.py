@@ -23,10 +23,10 @@ from kvstore.errors import (
     NotYetWrittenError,
     UsageError,
 )
-from kvstore.testing.seeds import seed_of
 from spark_connector import lookup_join, point_in_time_join
 from spark_connector.joins import tasks
 from spark_connector.origins.place import find
+from tests.harness.seeds import seed_of
 from tests.harness.soak import soaked
 from tests.joins.test_join import known
 from tests.spark.test_origins import KEYS, write_history

@@ -25,7 +25,6 @@ from kvstore import Change, Span, Store
 from kvstore.changes import Revisions
 from kvstore.errors import HistoryGoneError, NotAStoreError, NotYetWrittenError, UsageError
 from kvstore.server import ListenAddress, app, serving
-from kvstore.testing.bounds import bounds
 from kvstore.timestamp import NS_PER_SECOND, Timestamp, microseconds_of
 from spark_connector.options import Mode, read_options
 from spark_connector.origins import collection as collection_module
@@ -42,6 +41,7 @@ from spark_connector.reading.partitions import (
 from spark_connector.reading.query import QueryReader
 from spark_connector.reading.schema import CHANGES, STATE, arrow_schema
 from spark_connector.reading.stream import StreamReader
+from tests.harness.bounds import bounds
 from tests.harness.soak import soaked
 
 KEYS = [bytes([a, b]) for a in (0, 97, 98, 255) for b in (0, 1, 120)] + [b"", b"a", b"aaa"]
