@@ -210,7 +210,7 @@ def alter_manifest(place: Place) -> None:
 
 
 def newer_manifest(place: Place) -> None:
-    place.rewrite(MANIFEST_NAME, lambda data: data.replace(b'"format": 2', b'"format": 99'))
+    place.rewrite(MANIFEST_NAME, lambda data: data.replace(b'"format": 1', b'"format": 99'))
 
 
 def no_manifest(place: Place) -> None:
