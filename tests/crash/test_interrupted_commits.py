@@ -18,7 +18,7 @@ import pytest
 
 import kvstore
 from kvstore import Store
-from kvstore.testing.kills import run_until_killed
+from tests.harness.kills import run_until_killed
 from tests.harness.soak import soaked
 
 
