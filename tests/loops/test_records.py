@@ -1,4 +1,4 @@
-"""The ends of records, compiled and plain: both read text byte by byte as a table of states says."""
+"""The ends of records, compiled and plain, are those that a table of states finds byte by byte."""
 
 from __future__ import annotations
 
