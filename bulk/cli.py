@@ -43,7 +43,6 @@ from kvstore.cli.options import (
     to_duration,
     to_span,
     to_text,
-    to_time,
 )
 from kvstore.cli.output import counting, print_figures, working
 from kvstore.cli.stores import open_or_create
@@ -287,7 +286,7 @@ def export_keys(
         kind = format_of(name)
         with (
             open_read_only(store) as opened,
-            opened.snapshot(to_time(as_of)) as snapshot,
+            opened.snapshot(as_of) as snapshot,
             packed(sys.stdout.buffer, name) as sink,
         ):
             write_rows(sink, kind, live_rows(opened, snapshot, span), write, lambda rows: None)
@@ -297,7 +296,7 @@ def export_keys(
     with (
         working(f"writing {path}", quiet=as_json) as progress,
         open_read_only(store) as opened,
-        opened.snapshot(to_time(as_of)) as snapshot,
+        opened.snapshot(as_of) as snapshot,
     ):
         total = opened.stats()["data_entries"] if span == Span() else None
         show = counting(progress, "rows", total, is_about=True)
@@ -370,13 +369,13 @@ def seed_(
     quotes = one_of("--quoting", quoting, QUOTINGS)
     require_quoting(sources, quotes)
     rows = 0
-    columns, low = SeedColumns(key, value, at, op), to_time(since) or 0
+    columns = SeedColumns(key, value, at, op)
 
     def events(reads: Reads) -> Iterator[pa.RecordBatch]:
         """The rows of the files, which are checked here, where file and row are known."""
         nonlocal rows
         clock, both = Clock(), Encodings(encoding, encoding)
-        least = int(to_timestamp(low, name="since", now=clock.wall_ns))
+        least = int(to_timestamp(since, name="since", now=clock.wall_ns))
         for source in sources:
             first = first_row(source)
             checks = SeedRows(columns, since=least, upto=clock.wall_ns(), first=first)
@@ -399,7 +398,7 @@ def seed_(
             value=value,
             at=at,
             op=op,
-            since=low,
+            since=since,
             duplicates=twice,
         )
     print_figures({"newest": iso(newest), "rows": rows}, as_json=as_json)

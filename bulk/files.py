@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 from bulk.delimited import DelimitedFile, Quoting
 from bulk.json_lines import first_fields, read_lines
 from bulk.progress import Reading
-from kvstore.columns import decoded, require_time_type
+from kvstore.columns import decoded, due_column
 from kvstore.errors import StorageError, UsageError
 from kvstore.limits import ARROW_ROWS_MAX
 
@@ -199,10 +199,14 @@ def typed_batches(
 
 
 def due_times(batch: pa.RecordBatch, name: str, path: Path, first: int) -> pa.Array:
-    """A column of due times as nanoseconds, null for rows that stay. Text is as in `file_rows`;
+    """A column of due times as nanoseconds, null for rows that stay. Text is as in `file_rows`.
     `first` is the number of the first row. Raises `UsageError`."""
     _require_columns(path, batch.schema.names, [name])
-    return _expiries(_times(batch, name, path, first, has_none=True), path, name)
+    times = _times(batch, name, path, first, has_none=True)
+    try:
+        return due_column(times, name, first)
+    except UsageError as error:
+        raise UsageError(f"{path}: {error.what}", error.remedy) from None
 
 
 Opener: TypeAlias = (
@@ -399,17 +403,6 @@ def _casts(text: str, kind: pa.DataType) -> bool:
     except pa.ArrowInvalid:
         return False
     return True
-
-
-def _expiries(times: pa.Array, path: Path, name: str) -> pa.Array:
-    """A column of times as nanoseconds: all batches of all files have one type then."""
-    try:
-        require_time_type(pa.field(name, times.type))
-        if pa.types.is_timestamp(times.type):
-            times = times.cast(pa.timestamp("ns", "UTC"))
-        return times.cast(pa.int64())
-    except UsageError as error:
-        raise UsageError(f"{path}: {error.what}", error.remedy) from None
 
 
 def _binary(batch: pa.RecordBatch, name: str, path: Path) -> pa.Array:

@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
-from kvstore.arguments import require_absent, require_parent
+from kvstore.arguments import require_absent, require_outside, require_parent
 from kvstore.errors import LockedError, UsageError
 from kvstore.errors.system import storage_errors
 from kvstore.journal import OS_FILES
@@ -43,6 +43,7 @@ def appearing(path: Path, *, task: str, resume: bool = False) -> Iterator[Path]:
     except UsageError:
         _sweep(path)
         raise
+    require_outside(path, name="path")
     with _scratch(path, task, resume=resume) as directory:
         yield directory
         require_absent(path, advice=advice)
@@ -60,6 +61,7 @@ def appearing_file(path: Path, *, overwrite: bool) -> Iterator[Path]:
     if path.is_dir():
         raise UsageError(f"{path} is a directory", "name a file in it")
     require_parent(path)
+    require_outside(path, name="path")
     if not overwrite:
         require_absent(path, advice=advice)
     passing = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")

@@ -26,7 +26,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 from bulk.bucket import BucketUrl
 from kvstore.changes import Revisions
@@ -205,6 +205,9 @@ def column_names(text: str | None) -> tuple[str, ...] | None:
 def read_options(options: Mapping[str, str], mode: Mode) -> ReadOptions:
     """Check the options of a read. A `UsageError` names the option that is at fault."""
     given = honoured(options, mode)
+    as_of = _time(given, "timestampasof", "versionasof")
+    since = _time(given, "startingtimestamp", "startingaftertimestamp")
+    upto = _time(given, "endingtimestamp")
     numbers = tuple(
         (_KNOWN[name], int(text))
         for name, text in given.items()
@@ -223,9 +226,9 @@ def read_options(options: Mapping[str, str], mode: Mode) -> ReadOptions:
         partitions=_count(given, "numpartitions", at_most=PARTITIONS_MAX),
         batch_rows=_count(given, "batchrows", at_most=BATCH_ROWS_MAX) or ARROW_ROWS_MAX,
         batch_bytes=_count(given, "batchbytes", at_most=1 << 30) or ARROW_BYTES_MAX,
-        as_of=_time(given, "timestampasof", "versionasof"),
-        since=_time(given, "startingtimestamp", "startingaftertimestamp"),
-        upto=_time(given, "endingtimestamp"),
+        as_of=as_of,
+        since=since,
+        upto=upto,
         revisions=_revisions(given),
         changes=mode != "state",
         images=_flag(given, "includepreimage", default="table" in given),
@@ -288,21 +291,18 @@ def _count(given: Mapping[str, str], name: str, *, at_most: int = (1 << 63) - 1)
 
 
 def _time(given: Mapping[str, str], *names: str) -> Timestamp | None:
-    """The time that one of several options gives: nanoseconds, or ISO-8601 with a zone."""
+    """The time that one of several options gives, as `kvstore.timestamp.to_timestamp` reads it."""
     present = [name for name in names if name in given]
     if len(present) > 1:
         both = " and ".join(_KNOWN[name] for name in present)
         raise UsageError(f"{both} are both given", "pass one")
     if not present:
         return None
-    text = given[present[0]].strip()
-    value: Any = int(text) if _is_number(text) else text
-    name = _KNOWN[present[0]]
+    text, name = given[present[0]].strip(), _KNOWN[present[0]]
     try:
-        return to_timestamp(value, name=name, now=Clock().wall_ns)
+        return to_timestamp(text, name=name, now=Clock().wall_ns)
     except UsageError as error:
-        what = error.what if error.what.startswith(f"{name}=") else f"{name}: {error.what}"
-        raise UsageError(what, error.remedy if isinstance(value, str) else _NUMBER) from None
+        raise UsageError(error.what, _NUMBER if _is_number(text) else error.remedy) from None
 
 
 def _is_number(text: str) -> bool:

@@ -31,7 +31,6 @@ from kvstore.cli.options import (
     one_of,
     to_bytes,
     to_duration,
-    to_time,
 )
 from kvstore.cli.output import (
     counting,
@@ -198,7 +197,7 @@ def make_(
         mode=one_of("--mode", mode, MODES),
         prefix=None if prefix is None else to_bytes(prefix, encoding),
         keep_newer=keep_newer,
-        built_at=to_time(built_at),
+        built_at=built_at,
     )
     with building, working(f"pushing to {url}", quiet=as_json) as progress:
         reading, notation = Reading(sources), Encodings(encoding, encoding)

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from bulk.places import appearing_file
+from kvstore.errors import UsageError
 from kvstore.errors.system import storage_errors
 from kvstore.timestamp import TimeLike, Timestamp
 
@@ -63,6 +64,12 @@ def write_parquet(
     overwrite: bool = True,
 ) -> ExportReport:
     """Write batches of rows of `table` as of a time. See `export_parquet`."""
+    for field in schema:
+        if pa.types.is_decimal(field.type) and not 0 <= field.type.scale <= field.type.precision:
+            raise UsageError(
+                f"table {table!r}, column {field.name!r} is {field.type}, which Parquet lacks",
+                "leave the column out: name the other columns in columns=",
+            )
     rows = 0
     told = {"kvstore.as_of": str(int(as_of)), "kvstore.table": table}
     schema = schema.with_metadata(told)

@@ -41,7 +41,6 @@ from kvstore.cli.options import (
     iso,
     one_of,
     to_span,
-    to_time,
 )
 from kvstore.cli.output import counting, note, print_figures, print_json, print_line, working
 from kvstore.cli.stores import open_to_write
@@ -297,7 +296,7 @@ def _export_table(
             opened,
             name,
             path,
-            to_time(as_of),
+            as_of,
             columns=names_of(columns),
             overwrite=overwrite,
             progress=counting(progress, "rows"),

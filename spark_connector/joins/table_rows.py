@@ -1,7 +1,7 @@
 """Labels that ask for rows of a table: their keys, and the typed columns that a join adds.
 
 the columns of the table     null where the label has no row, or one that is too old
-row_timestamp timestamp      the time of the row's version, cut to Spark's microseconds
+row_timestamp timestamp      the time of the row's version in microseconds, rounded up
 row_version bigint           the same in nanoseconds: exact
 """
 
@@ -16,7 +16,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql.types import LongType, StructField, StructType, TimestampType
 
 from kvstore.errors import UsageError
-from kvstore.tables.conform import same_values
+from kvstore.tables.exact import same_values
 from kvstore.tables.keys import KeyCodec
 from spark_connector.interfaces import arrow_function
 from spark_connector.joins.answers import fields_named, time_column

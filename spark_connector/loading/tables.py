@@ -18,9 +18,10 @@ from pyspark import TaskContext
 from pyspark.sql import Column, DataFrame
 
 from bulk.definitions import EncodedBy
-from bulk.encoded import due_column, key_text, stored_batches, stored_schema
+from bulk.encoded import key_text, stored_batches, stored_schema
 from bulk.pushes.rows import sharded_batches, sharded_schema
 from bulk.sort import Duplicates
+from kvstore.columns import due_column
 from kvstore.errors import KeyOrderError, UsageError
 from kvstore.tables import Table, TableCodec
 from kvstore.tables.conform import conform

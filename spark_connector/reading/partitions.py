@@ -64,7 +64,8 @@ class ReadPartition(InputPartition):
 
 
 def require_window(since: int, upto: int, *, oldest: int, upper: int, latest: bool) -> None:
-    """Raise unless the origin has all changes in `(since, upto]`."""
+    """Raise unless the origin has all changes in `(since, upto]`. The caller has put each time
+    through `kvstore.timestamp.reached`."""
     if since >= upper:
         raise NotYetWrittenError(as_of=Timestamp(since), upper=upper)
     if since > upto:

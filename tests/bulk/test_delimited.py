@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from bulk.delimited import DelimitedFile, Quoting
 from bulk.files import file_rows, typed_batches
 from kvstore.errors import UsageError
-from kvstore.testing.bounds import bounds
+from tests.harness.bounds import bounds
 
 Rows = list[tuple[bytes, ...]]
 

@@ -26,7 +26,7 @@ from bulk.exports import SpanRows, packed, write_rows
 from bulk.files import PLAIN_READS, Reads, file_rows, format_of
 from kvstore.cli.options import Encoding, Encodings, to_text
 from kvstore.errors import UsageError
-from kvstore.testing.bounds import bounds
+from tests.harness.bounds import bounds
 
 NAMES: Final = (
     *("f.csv", "f.csv.gz", "f.csv.zst", "f.tsv", "f.tsv.gz", "f.tsv.zst"),

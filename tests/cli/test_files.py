@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 
 import kvstore
 from kvstore.cli.app import app
-from kvstore.testing.seeds import seeded
 from tests.cli.installed import Run, told
+from tests.harness.seeds import seeded
 
 NAMES = ["f.jsonl", "f.ndjson.gz", "f.csv", "f.tsv.zst", "f.csv.gz", "f.parquet", "f.arrow"]
 

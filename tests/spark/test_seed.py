@@ -13,8 +13,8 @@ import pytest
 import kvstore
 from backup import Collection
 from kvstore.errors import HistoryGoneError, UsageError
-from kvstore.testing.seeds import seed_of
 from spark_connector import point_in_time_join, seed
+from tests.harness.seeds import seed_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
