@@ -239,7 +239,7 @@ def instant(unit: str, *, is_aware: bool) -> Callable[[Any], int]:
             raise wrong(value, f"{kind}, or None")
         passed = value - (EPOCH if is_aware else _NAIVE_EPOCH)
         found = _scaled(passed // _MICROSECOND, unit, rest=getattr(value, "nanosecond", 0))
-        if least is not None and not least <= found <= most:
+        if least is not None and most is not None and not least <= found <= most:
             raise ValueError(f"{value} lies outside the years 1 to 9999 in UTC")
         return found
 

@@ -125,8 +125,10 @@ def as_python(array: pa.Array, at: int) -> Any:
     """A value of Python, whatever the array holds: bytes for what is no text, and a number of days
     or units for a time that Python does not have."""
     try:
-        if pa.types.is_time(array.type) and not is_held(array.slice(at, 1), kind_of(array.type)):
-            raise OverflowError  # Arrow gives 24:00 as 00:00
+        if pa.types.is_time(array.type) and array[at].is_valid:
+            kind = kind_of(array.type)
+            if array.type.unit == "ns" or not is_held(array.slice(at, 1), kind):
+                raise OverflowError  # Arrow gives 24:00 as 00:00, and cuts nanoseconds off
         return array[at].as_py()
     except (ValueError, OverflowError):
         if pa.types.is_temporal(array.type):
@@ -225,6 +227,8 @@ def _by_arrow(array: pa.Array, type_: pa.DataType) -> pa.Array | None:
     """The values in another type by Arrow's cast. None where Arrow refuses one, or would change
     it."""
     try:
+        if pa.types.is_fixed_size_binary(array.type):
+            array = array.cast(pa.binary())  # Arrow casts no null to another width
         if isinstance(type_, pa.BaseExtensionType):
             return pa.ExtensionArray.from_storage(type_, array.cast(type_.storage_type))
         if pa.types.is_integer(array.type):

@@ -374,7 +374,8 @@ def _event_times(
         given, label_unit = column.cast(pa.date32()).view(pa.int32()).to_numpy(), _DAY_NS
     else:
         given, label_unit = column.view(pa.int64()).to_numpy(), _PER_UNIT[column.type.unit]
-    stored, unit = np.dtype(np.int64), 1
+    stored: np.dtype[Any] = np.dtype(np.int64)
+    unit = 1
     if pa.types.is_date(type_):
         stored, unit = np.dtype(np.int32), _DAY_NS
     elif pa.types.is_timestamp(type_):
