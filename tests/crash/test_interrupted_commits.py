@@ -15,10 +15,10 @@ from types import FrameType
 from typing import Any
 
 import pytest
+from kvstore.testing.kills import run_until_killed
 
 import kvstore
 from kvstore import Store
-from kvstore.testing.kills import run_until_killed
 from tests.harness.soak import soaked
 
 
