@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
-from kvstore.arguments import require_absent, require_outside
+from kvstore.arguments import require_absent, require_outside, require_syncable
 from kvstore.errors import LockedError, UsageError
 from kvstore.errors.system import storage_errors
 from kvstore.journal import OS_FILES
@@ -43,6 +43,7 @@ def appearing(path: Path, *, task: str, resume: bool = False) -> Iterator[Path]:
         _sweep(path)
         raise
     require_outside(path, name="path")
+    require_syncable(path)
     with _scratch(path, task, resume=resume) as directory:
         yield directory
         require_absent(path, advice=advice)

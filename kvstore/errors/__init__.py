@@ -5,6 +5,7 @@
     |   |-- NotAStoreError          the directory holds something else
     |   |-- FormatVersionError      written by a newer or unknown release
     |   |-- AccessDeniedError       the storage refuses: see to permissions or credentials
+    |   |-- NoBucketError           the bucket of an address does not exist: check its name
     |   |-- ForeignPackageError     another package hides our `bulk` or `backup`
     |   |-- ClosedError             the object was closed; open a new one
     |   |-- ForkedError             a handle belongs to the process that opened it
@@ -103,6 +104,7 @@ from kvstore.errors.usage import (
     ImportRefusedError,
     KeyConflictError,
     KeyOrderError,
+    NoBucketError,
     NotAStoreError,
     NotUniqueError,
     UsageError,
@@ -114,6 +116,7 @@ __all__ = [
     "NotAStoreError",
     "FormatVersionError",
     "AccessDeniedError",
+    "NoBucketError",
     "ForeignPackageError",
     "ClosedError",
     "ForkedError",
