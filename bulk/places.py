@@ -20,7 +20,12 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
-from kvstore.arguments import require_absent, require_outside, require_parent
+from kvstore.arguments import (
+    require_absent,
+    require_outside,
+    require_parent,
+    require_syncable,
+)
 from kvstore.errors import LockedError, UsageError
 from kvstore.errors.system import storage_errors
 from kvstore.journal import OS_FILES
@@ -44,6 +49,7 @@ def appearing(path: Path, *, task: str, resume: bool = False) -> Iterator[Path]:
         _sweep(path)
         raise
     require_outside(path, name="path")
+    require_syncable(path)
     with _scratch(path, task, resume=resume) as directory:
         yield directory
         require_absent(path, advice=advice)

@@ -88,9 +88,18 @@ def require_absent(path: Path, *, advice: str) -> None:
 
 
 def require_parent(path: Path) -> None:
-    """Raise `UsageError` unless `path` has a directory that it can be made in."""
+    """Raise `UsageError` unless `path` has a directory that it can be made in, durably: see
+    `require_syncable`."""
     if not stat.S_ISDIR(_mode(path.absolute().parent)):
         raise UsageError(f"there is no directory {path.parent}", "make it first")
+    require_syncable(path)
+
+
+def require_syncable(path: Path) -> None:
+    """Raise `AccessDeniedError` where the directory of `path`, if there is one, cannot be opened:
+    a new name in it could not be made durable, and the error would come when all was written."""
+    with storage_errors(str(path)), suppress(FileNotFoundError, NotADirectoryError):
+        os.close(os.open(path.absolute().parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
 
 
 def require_outside(path: Path, *, name: str) -> None:

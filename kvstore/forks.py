@@ -24,6 +24,7 @@ interpreter would destroy objects that only other threads refer to before it run
 
 from __future__ import annotations
 
+import copyreg
 import ctypes
 import os
 import threading
@@ -32,7 +33,7 @@ from collections.abc import Collection, Iterable
 from contextlib import suppress
 from typing import Any, Final, NamedTuple, Protocol, runtime_checkable
 
-from kvstore.errors import ForkedError
+from kvstore.errors import ForkedError, UsageError
 
 
 @runtime_checkable
@@ -110,10 +111,26 @@ def own(
     `where` names it there. Its methods named in `endings` do nothing in a child. The field named
     `closed` reads True: a `close` that was bound before the fork looks at it first. Costs 1 us.
     """
+    not_copied(type(handle))
     reference = _Handle(handle, _forget)
     reference.key = id(handle)
     reference.fate = _Fate(where, endings, closed, _process, remedy)
     _HANDLES[reference.key] = reference
+
+
+def not_copied(kind: type) -> None:
+    """Have `pickle` and `copy` raise `UsageError` for the objects of a class: a handle is no data.
+    Another process opens its own. `own` says so of each class of handles."""
+    copyreg.dispatch_table.setdefault(kind, _refuse_a_copy)
+
+
+def _refuse_a_copy(handle: object) -> Any:
+    raise UsageError(
+        f"{type(handle).__name__} is a handle of this process, and cannot be pickled or copied",
+        "pass its path or URL, and open it there: kvstore.follow(path) or "
+        "kvstore.open_read_only(path) reads beside the owner, kvstore.connect(path) writes through "
+        "it, and backup.Collection(url) opens a collection",
+    )
 
 
 def undivided() -> threading.RLock:
@@ -197,6 +214,7 @@ def _forked(kind: type) -> type:
     if kind not in _CLASSES:
         names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
         _CLASSES[kind] = type(kind.__name__, (_Forked, kind), names)
+        not_copied(_CLASSES[kind])
     return _CLASSES[kind]
 
 

@@ -5,10 +5,16 @@ answers `--help`, do not wait for RocksDB's and Arrow's bindings. A first use co
 
 import kvstore
 kvstore.server.app(store)
+
+Many verbs of an open store import their module late, too. A process that has no file descriptor
+left cannot read a module: `OwnModules` makes this an error of the project, for all late imports.
 """
 
 from __future__ import annotations
 
+# Python's own imports live there, and it is always loaded: `importlib.machinery` is a file to read.
+import _frozen_importlib_external as external
+import errno
 import sys
 
 TYPE_CHECKING = False
@@ -16,6 +22,51 @@ TYPE_CHECKING = False
 
 if TYPE_CHECKING:
     from typing import Any, Final
+
+_OURS: Final = ("kvstore", "bulk", "backup", "spark_connector")
+_NO_DESCRIPTORS: Final = (errno.EMFILE, errno.ENFILE)
+
+
+class _Loader(external.SourceFileLoader):
+    """Loads a module of ours from its source."""
+
+    def exec_module(self, module: Any) -> None:
+        try:
+            super().exec_module(module)
+        except OSError as error:
+            _raise_told(self.name, error)
+
+
+class OwnModules:
+    """Finds the modules below our packages as Python does, and translates the error of a process
+    that has no file descriptor left to read one. Such an import can be repeated."""
+
+    @staticmethod
+    def find_spec(name: str, path: Any = None, target: Any = None) -> Any:
+        """See `importlib.abc.MetaPathFinder`."""
+        package, dot, _ = name.partition(".")
+        if not dot or package not in _OURS:
+            return None
+        try:
+            spec = external.PathFinder.find_spec(name, path, target)
+        except OSError as error:
+            _raise_told(name, error)
+        if spec is not None and type(spec.loader) is external.SourceFileLoader:
+            spec.loader = _Loader(spec.loader.name, spec.loader.path)
+        return spec
+
+
+def _raise_told(name: str, error: OSError) -> None:
+    errors = sys.modules.get("kvstore.errors")  # nothing can be imported now
+    if errors is None or error.errno not in _NO_DESCRIPTORS:
+        raise error
+    raise errors.DeterminateError(
+        f"the import of {name}",
+        f"{error}: this process has too many files open; close some, or raise `ulimit -n`",
+    ) from error
+
+
+sys.meta_path.insert(0, OwnModules)
 
 _NAMES: Final = {
     "Batch": ("kvstore.batch", "Batch"),

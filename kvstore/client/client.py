@@ -27,6 +27,7 @@ from kvstore.client.upkeep import ServedUpkeep
 from kvstore.client.writes import SentWriteSet
 from kvstore.codec.tuples import desc
 from kvstore.commit import Durability, Expires, sent_expiry
+from kvstore.forks import not_copied
 from kvstore.joins import Join, OnGone
 from kvstore.mapping import MappingCodec, StoreMapping
 from kvstore.metrics import Metric
@@ -52,6 +53,7 @@ class Client(ServedUpkeep):
 
     def __init__(self, pool: Pool) -> None:
         super().__init__(pool)
+        not_copied(type(self))
         self._catalogue = Catalogue(ClientDefinitions(pool))
         self._transactions = RemoteTransactions(pool, self._catalogue)
 

@@ -17,6 +17,7 @@ from typing import Final
 
 import rocksdict as rocks
 
+from kvstore.arguments import require_syncable
 from kvstore.engine.api import FAMILIES
 from kvstore.engine.moment import Moment
 from kvstore.engine.rocks_errors import translated
@@ -82,6 +83,7 @@ def make_store_directory(path: Path) -> None:
             return
         from kvstore.journal.files import OS_FILES  # a store that exists needs no journal
 
+        require_syncable(path)
         OS_FILES.make_directory(str(path))
         OS_FILES.sync_directory(str(path.absolute().parent))
 

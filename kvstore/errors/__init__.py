@@ -5,6 +5,7 @@
     |   |-- NotAStoreError          the directory holds something else
     |   |-- FormatVersionError      written by a newer or unknown release
     |   |-- AccessDeniedError       the storage refuses: see to permissions or credentials
+    |   |-- NoBucketError           the bucket of an address does not exist: check its name
     |   |-- ForeignPackageError     another package hides our `bulk` or `backup`
     |   |-- NotFoundError           the call names a table, a hold or a feed that is not there
     |   |-- NotACounterError        the value of a key is no counter
@@ -105,6 +106,7 @@ from kvstore.errors.usage import (
     ImportRefusedError,
     KeyConflictError,
     KeyOrderError,
+    NoBucketError,
     NotACounterError,
     NotAStoreError,
     NotFoundError,
@@ -120,6 +122,7 @@ __all__ = [
     "NotFoundError",
     "FormatVersionError",
     "AccessDeniedError",
+    "NoBucketError",
     "ForeignPackageError",
     "ClosedError",
     "ForkedError",

@@ -48,6 +48,17 @@ class AccessDeniedError(UsageError):
         self.cause = cause
 
 
+class NoBucketError(UsageError):
+    """The bucket or the container that an address names does not exist. Nothing was done."""
+
+    def __init__(self, where: str, cause: str) -> None:
+        super().__init__(
+            f"{where}: the bucket does not exist ({cause})", "check the bucket's name, or make it"
+        )
+        self.where = where
+        self.cause = cause
+
+
 class ForeignPackageError(UsageError, ImportError):
     """The package `package`, found at `found`, is not the one that comes with this library."""
 

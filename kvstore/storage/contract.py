@@ -42,7 +42,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple, Protocol, runtime_checkable
 
-from kvstore.errors import AccessDeniedError, DeterminateError, StorageError, UsageError
+from kvstore.errors import (
+    AccessDeniedError,
+    DeterminateError,
+    NoBucketError,
+    StorageError,
+    UsageError,
+)
 from kvstore.errors.system import storage_errors
 from kvstore.storage.patience import Patience
 
@@ -52,7 +58,7 @@ SEQNO_MAX = (1 << 63) - 1
 """Sequence numbers fit a signed 64-bit integer, so every storage can hold them."""
 _CONSENSUS_KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=-]{0,126}")
 
-FAILURES: Final = (AccessDeniedError, DeterminateError, StorageError)
+FAILURES: Final = (AccessDeniedError, NoBucketError, DeterminateError, StorageError)
 """Failures of a storage. Callers suppress them where nothing depends on the call."""
 
 
@@ -189,7 +195,7 @@ def put_first(blob: Blob, name: str, data: bytes) -> bool:
     """
     try:
         put_retrying(blob, name, data)
-    except AccessDeniedError:
+    except (AccessDeniedError, NoBucketError):
         raise
     except UsageError:
         if blob.patience.over(lambda: blob.size(name)) is None:

@@ -20,6 +20,7 @@ from kvstore.errors import (
     DeterminateError,
     IndeterminateError,
     KVStoreError,
+    NoBucketError,
     StorageError,
 )
 from kvstore.forks import own
@@ -38,6 +39,7 @@ _PASSING = re.compile(
 )
 """Messages of obstore for failures that may pass: a status, a provider's code inside a status 400,
 or no answer at all."""
+_NO_BUCKET = re.compile(r"NoSuchBucket|ContainerNotFound|The specified bucket does not exist")
 _OS_ERROR = re.compile(r"\(os error (\d+)\)")
 
 
@@ -73,7 +75,7 @@ def unknown(where: str) -> Iterator[None]:
     """Raise `IndeterminateError` for a failed read that would have told the outcome of a put."""
     try:
         yield
-    except (DeterminateError, AccessDeniedError) as error:
+    except (DeterminateError, AccessDeniedError, NoBucketError) as error:
         raise IndeterminateError(where, error.cause) from error
 
 
@@ -91,16 +93,18 @@ def _failure(
     return StorageError(f"{where} failed: {first_line(error)}", remedy)
 
 
-def _refusal(where: str, error: Exception) -> AccessDeniedError | None:
+def _refusal(where: str, error: Exception) -> AccessDeniedError | NoBucketError | None:
     """The error of our tree if another attempt would meet `error` again, else None."""
     text = first_line(error)
     if _METADATA_SERVICE in text:
         return AccessDeniedError(where, f"no credentials were found ({text})", _CREDENTIALS)
+    if _NO_BUCKET.search(str(error)) is not None:
+        return NoBucketError(where, text)
     if isinstance(error, PermissionDeniedError | UnauthenticatedError | PermissionError):
         return AccessDeniedError(where, text, _CREDENTIALS)
     # For an object 404 is no error: it is not there. For a list, the bucket is not there.
-    if "404 Not Found" in text or "NoSuchBucket" in text:
-        return AccessDeniedError(where, text, "check the bucket's name, or make it")
+    if "404 Not Found" in text:
+        return NoBucketError(where, text)
     return None
 
 
