@@ -21,7 +21,7 @@ from kvstore.clears import Clears
 from kvstore.commit import Committer
 from kvstore.errors import HistoryGoneError, KVStoreError, UsageError
 from kvstore.span import Span
-from kvstore.timestamp import OLDEST, TimeLike, Timestamp
+from kvstore.timestamp import TimeLike, Timestamp, is_oldest
 
 T = TypeVar("T")
 
@@ -67,7 +67,7 @@ class Reads:
 
     def window(self, since: TimeLike, upto: TimeLike | None) -> tuple[int, int]:
         """The bounds of `(since, upto]`. Without `upto` an empty window has equal bounds."""
-        if since == OLDEST:
+        if is_oldest(since):
             since = self.whole_since
         low, high = self._committer.to_time(since, name="since"), self.at(upto)
         if low > high and upto is not None:

@@ -22,8 +22,8 @@ from kvstore.engine.moment import Moment
 from kvstore.errors import NotYetWrittenError
 from kvstore.store import Store
 from kvstore.testing.model import state_after
-from kvstore.testing.parts import parts_of
-from kvstore.testing.seeds import seed_of
+from tests.harness.parts import parts_of
+from tests.harness.seeds import seed_of
 from tests.harness.writer import KEYS, State, Writer, check, key, recent
 
 STATES = 40

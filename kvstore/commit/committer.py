@@ -41,7 +41,7 @@ from kvstore.mvcc.fragments import Fragments
 from kvstore.mvcc.versions import Versions, stored_tombstones
 from kvstore.mvcc.write import WriteSet
 from kvstore.recent import RecentCommits
-from kvstore.timestamp import TimeLike, Timestamp, to_timestamp
+from kvstore.timestamp import TimeLike, Timestamp, reached, to_timestamp
 
 Count: TypeAlias = "tuple[Begun, int, int]"
 """A commit that was begun, the events it adds to the change index, and the `upper` above it."""
@@ -345,8 +345,9 @@ class Committer:
                 self.frontiers.advance(begins_at)
         return begins_at
 
-    def close_upto_now(self) -> Timestamp:
-        """Move `upper` to the present, so that the time until now is complete. Returns it.
+    def close_upto_now(self, at_least: int = 0) -> Timestamp:
+        """Move `upper` to the present, so that the time until now is complete. Returns it. It also
+        completes `at_least`, which lies less than a microsecond ahead: see `readable`.
 
         A store whose time does not follow the clock returns its `upper` as it is. The promise is
         written down (unsynced: 10 us), so that it outlives this process.
@@ -356,7 +357,8 @@ class Committer:
         self.catch_up()
         with self.lock:
             self.health.require()
-            if self._timeline.now() >= self.frontiers.upper:
+            if max(self._timeline.now(), at_least) >= self.frontiers.upper:
+                self._timeline.rise_to(at_least - 1)
                 upper = Timestamp(self._next() + 1)
                 stage = partial(self._stage_upper, upper)
                 show = partial(self.frontiers.advance, upper)
@@ -460,10 +462,19 @@ class Committer:
     def readable(self, as_of: int) -> int:
         """`as_of` if it can be read now; an idle store closes the time until now for it.
 
+        The present in microseconds lies ahead of the present (`kvstore.timestamp.reached`). A store
+        that follows the clock completes it, so that a later read at the time finds the same state.
+        Another store reads its newest complete time instead.
+
         Raises `HistoryGoneError` below `since`, `NotYetWrittenError` in the future.
         """
         if as_of >= self.frontiers.upper:
             self.close_upto_now()
+            newest = reached(as_of, self.frontiers.upper - 1)
+            if newest != as_of and self.policy.follows_clock:
+                self.close_upto_now(as_of)
+            else:
+                as_of = newest
         require_readable(as_of, since=self.frontiers.since, upper=self.frontiers.upper)
         return as_of
 

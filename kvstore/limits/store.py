@@ -444,3 +444,11 @@ LAG_COMMITS_MAX = 1000
 APPLY_BYTES_MAX = 16 << 20
 """Bytes of the rows that `kvstore import --sync` and `--op` write as one commit. A commit travels
 to the owner of a store as one request, which has at most `SERVER_BODY_BYTES_MAX` bytes."""
+
+CSV_BLOCK_BYTES = 8 << 20
+"""Bytes of CSV that Arrow parses at a time: enough for its threads, and few beside those of a
+sort."""
+
+TEXT_ROW_BYTES_MAX = 256 << 20
+"""Bytes of a row of CSV or TSV, or of a JSON line. A quote that nobody closes, and a line that does
+not end, are found there. Larger rows go through Parquet and Arrow files."""

@@ -10,6 +10,7 @@
     live       the entries of a pass over `data` that a read sees
     lookup     the value of one key, or of many; the newest values, kept
     matches    the rows of columns that answer labels
+    records    where records of CSV end
     rows       columns as the values of a table's rows
     single     keys of single rows, and rows as dicts
     timed      the value of many keys, each at a time of its own
@@ -63,6 +64,7 @@ from kvstore.loops.chosen import (
     put_all,
     referring_keys,
     row_keys,
+    scan_records,
     set_rows,
     survey,
     tuples,
@@ -124,6 +126,7 @@ __all__ = [
     "put_all",
     "referring_keys",
     "row_keys",
+    "scan_records",
     "set_rows",
     "survey",
     "tuples",

@@ -20,13 +20,14 @@ from kvstore.loops.plain import (
     live,
     lookup,
     matches,
+    records,
     rows,
     single,
     timed,
     writes,
 )
 
-REVISION: Final = 29
+REVISION: Final = 30
 """Add one with each change of a name, an argument or a meaning in the loops. `compiled/shared.pxi`
 holds the same number. A checkout that was updated and not compiled again then runs plain loops."""
 
@@ -39,6 +40,7 @@ TWINS: Final = (
     "live",
     "lookup",
     "matches",
+    "records",
     "rows",
     "single",
     "timed",
@@ -62,6 +64,7 @@ if not TYPE_CHECKING and os.environ.get(VARIABLE) != "plain":
                 live,
                 lookup,
                 matches,
+                records,
                 rows,
                 single,
                 timed,
@@ -102,6 +105,8 @@ find_among = lookup.find_among
 find_many = lookup.find_many
 
 match = matches.match
+
+scan_records = records.scan_records
 
 decode_rows = rows.decode_rows
 encode_rows = rows.encode_rows

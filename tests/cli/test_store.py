@@ -21,7 +21,7 @@ from kvstore.cli.exits import EXIT_CODES, exit_code
 from kvstore.errors import KVStoreError
 from kvstore.journal import Journal
 from kvstore.loops import COMPILED
-from kvstore.testing.parts import parts_of
+from tests.harness.parts import parts_of
 
 pytestmark = pytest.mark.usefixtures("each_engine")
 

@@ -19,7 +19,7 @@ import pytest
 import bulk
 import kvstore
 from kvstore import Store
-from kvstore.testing.kills import run_until_killed
+from tests.harness.kills import run_until_killed
 from tests.harness.soak import soaked
 
 

@@ -17,9 +17,9 @@ from kvstore.codec import keys, ordered, tuples
 from kvstore.codec.json import read_object
 from kvstore.engine.api import CHANGES, DATA, META, RANGES
 from kvstore.errors import CorruptionError, FormatVersionError, KVStoreError
-from kvstore.testing.bounds import bounds
-from kvstore.testing.crafted import FAMILIES, Stored, crafted_store, outcome, outcomes
 from tests.fuzz.driver import Target
+from tests.harness.bounds import bounds
+from tests.harness.crafted import FAMILIES, Stored, crafted_store, outcome, outcomes
 from tests.harness.sound import WHOLE_ROWS, sound_entries
 from tests.loops import compiled, plain
 

@@ -21,8 +21,8 @@ import bulk
 import kvstore
 from kvstore import LiveReader, Store, Timestamp
 from kvstore.errors import KVStoreError
-from kvstore.testing.bounds import bounds
-from kvstore.testing.parts import parts_of
+from tests.harness.bounds import bounds
+from tests.harness.parts import parts_of
 from tests.harness.soak import soaked
 
 KEYS = [b"k%d" % number for number in range(8)]

@@ -17,8 +17,8 @@ from kvstore.codec.ordered import escape, unescape
 from kvstore.errors import CorruptionError
 from kvstore.mvcc.fragments import Fragments, RangeTombstone
 from kvstore.mvcc.version import newest_at, timeline
-from kvstore.testing.bounds import bounds
 from kvstore.timestamp import TIMESTAMP_MAX
+from tests.harness.bounds import bounds
 from tests.loops import both, stored_key
 from tests.mvcc.test_scan import STAMPS, by_history, entries_of, keys, reads, stored
 from tests.mvcc.test_scan import times as moments

@@ -16,7 +16,7 @@ from kvstore.codec.keys import TOMBSTONE, VALUE, encode_reference, encode_suffix
 from kvstore.codec.ordered import frame
 from kvstore.limits import KEY_BYTES_MAX
 from kvstore.opening import ENGINES
-from kvstore.testing.bounds import bounds
+from tests.harness.bounds import bounds
 from tests.loops import both, raw
 from tests.mvcc.test_scan import times
 

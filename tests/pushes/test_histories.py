@@ -17,9 +17,9 @@ from backup import Collection
 from bulk.pushes import Pushes, shard_of
 from bulk.pushes.pull import Puller
 from kvstore.store import Store
-from kvstore.testing.bounds import bounds
-from kvstore.testing.kills import run_until_killed
-from kvstore.testing.seeds import seed_of
+from tests.harness.bounds import bounds
+from tests.harness.kills import run_until_killed
+from tests.harness.seeds import seed_of
 from tests.pushes.made import build_time, push
 from tests.pushes.model import Effect, Made, ModelStore
 from tests.pushes.puller import pull_on

@@ -19,7 +19,7 @@ from bulk.pushes.pull import Puller
 from kvstore.errors import CorruptionError, FormatVersionError, HistoryGoneError, UsageError
 from kvstore.storage.memory import MemoryBlob
 from kvstore.store import Store
-from kvstore.testing.bounds import bounds
+from tests.harness.bounds import bounds
 from tests.pushes.made import build_time, drain, push
 
 
@@ -458,20 +458,12 @@ def test_an_event_with_a_mode_that_no_job_writes_is_damage(fields: dict[str, Any
     push(pushes, {b"a/1": b"v"}, mode="replace", prefix=b"a/")
     name = f"log/{1:020d}.json"
     event = json.loads(blob.get(name) or b"")
-    assert event["format"] == 2
+    assert event["format"] == 1
     blob.delete(name)
     blob.put(name, json.dumps({**event, **fields}).encode())
     with pytest.raises(CorruptionError, match=r"log/0*1\.json"):
         pushes.list()
     blob.delete(name)
-    blob.put(name, json.dumps({**event, "format": 3}).encode())
+    blob.put(name, json.dumps({**event, "format": 2}).encode())
     with pytest.raises(FormatVersionError, match=r"log/0*1\.json"):
         pushes.list()
-
-
-def test_a_push_without_a_mode_is_written_for_older_readers() -> None:
-    blob = MemoryBlob()
-    push(Pushes.over(blob, "older"), {b"a": b"v"})
-    event = json.loads(blob.get(f"log/{1:020d}.json") or b"")
-    assert event["format"] == 1
-    assert "mode" not in event

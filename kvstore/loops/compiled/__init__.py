@@ -2,5 +2,5 @@
 
 Floors, from the top:
 
-    blocks columns elements floors live lookup matches rows single timed writes
+    blocks columns elements floors live lookup matches records rows single timed writes
 """

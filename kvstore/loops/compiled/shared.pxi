@@ -13,7 +13,7 @@ from kvstore.codec import keys as _keys
 from kvstore.codec import ordered as _ordered
 from kvstore.loops import contract as _contract
 
-REVISION = 29                   # as in kvstore/loops/chosen.py
+REVISION = 30                   # as in kvstore/loops/chosen.py
 
 cdef enum:
     INVISIBLE = -1              # stands for a time, and is older than every time

@@ -2,6 +2,6 @@
 
 Floors, from the top:
 
-    blocks elements floors live lookup matches rows single timed writes
+    blocks elements floors live lookup matches records rows single timed writes
     buffers columns deletions labels newest parts
 """
