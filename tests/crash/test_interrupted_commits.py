@@ -7,6 +7,7 @@ import itertools
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Collection, Mapping
 from datetime import timedelta
 from multiprocessing.connection import Connection
@@ -20,6 +21,7 @@ import bulk
 import kvstore
 from kvstore import Store
 from tests.harness.kills import run_until_killed
+from tests.harness.seeds import seeded
 from tests.harness.soak import soaked
 
 
@@ -252,7 +254,7 @@ def test_control_c_in_a_loop_of_puts_leaves_a_store_that_works(
     tmp_path: Path, spawn: Any, count: int
 ) -> None:
     """A real SIGINT, in a process of its own."""
-    works = 0
+    works, pick = 0, seeded("KVSTORE_SIGINT_SEED")
 
     def is_time(said: list[Any]) -> bool:
         nonlocal works
@@ -260,6 +262,9 @@ def test_control_c_in_a_loop_of_puts_leaves_a_store_that_works(
         if works == count:
             return True
         if isinstance(said[-1], int):
+            until = time.monotonic() + pick.random() * 0.005  # the moment is the subject here
+            while time.monotonic() < until:
+                pass
             os.kill(said[-1], signal.SIGINT)
         return False
 
