@@ -184,9 +184,13 @@ def _ingest_fetched(
     return added
 
 
+CONFLICTS: Final = ("overwrite", "error")
+"""What an import does with the live keys that it would cover."""
+
+
 def require_on_conflict(given: str) -> None:
     """Raise `UsageError` on an unknown choice. Callers that build an import ask before."""
-    if given not in ("overwrite", "error"):
+    if given not in CONFLICTS:
         raise UsageError(f"on_conflict={given!r}", 'pass "overwrite" or "error"')
 
 

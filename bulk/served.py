@@ -22,10 +22,11 @@ from typing import Any
 
 from bulk.addresses import staging_place
 from bulk.bucket import BucketUrl
-from bulk.ingest import ingest, require_on_conflict
+from bulk.ingest import CONFLICTS, ingest
 from bulk.remote import NAME
 from bulk.stages import StageTimes
 from kvstore.errors import AccessDeniedError, UsageError
+from kvstore.protocol.parameters import FLAG, TEXT, count, word
 from kvstore.server.access import ADMIN
 from kvstore.server.invocation import Invocation
 from kvstore.server.verbs import Answer, Verb, described, told
@@ -41,9 +42,14 @@ def import_verbs(
     Raises `UsageError` for a place that is neither.
     """
     allowed = [_Allowed(place, options or {}) for place in places]
-    parameters = {"staging": "text", "on_conflict": "text", "move": "flag", "thorough": "flag"}
-    run = partial(_ingest, allowed)
-    return [Verb(NAME, ADMIN, run, described(_ingest), {**parameters, "max_bytes": "count"})]
+    parameters = {
+        "staging": TEXT.required,
+        "on_conflict": word(CONFLICTS),
+        "move": FLAG,
+        "thorough": FLAG,
+        "max_bytes": count(),
+    }
+    return [Verb(NAME, ADMIN, partial(_ingest, allowed), described(_ingest), parameters)]
 
 
 class _Allowed:
@@ -77,9 +83,7 @@ def _ingest(allowed: Sequence[_Allowed], call: Invocation) -> Answer:
     """Fetch the sealed import at `staging`, a URL or a directory below the places that the server
     was started with, and add it. Answers with rows of progress, then the timestamp at which its
     rows became visible, and the seconds of each stage."""
-    given = call.text("staging") or ""
-    on_conflict: Any = call.text("on_conflict") or "overwrite"
-    require_on_conflict(on_conflict)
+    given, on_conflict = call["staging"], call.word("on_conflict", "overwrite")
     place = next((found for each in allowed if (found := each.staging(given))), None)
     if place is None:
         raise AccessDeniedError(

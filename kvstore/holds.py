@@ -43,7 +43,7 @@ from kvstore.claims import (
 )
 from kvstore.commit import Committer
 from kvstore.engine.api import WriteBatch
-from kvstore.errors import FencedError, HoldLostError, UsageError
+from kvstore.errors import FencedError, HoldLostError, NotFoundError, UsageError
 from kvstore.forks import own
 from kvstore.meta import KeptRecords, Meta
 from kvstore.timestamp import NS_PER_SECOND, TIMESTAMP_MAX, TimeLike, Timestamp
@@ -257,13 +257,13 @@ class Holds:
     def drop(self, name: str) -> HoldRecord:
         """Remove a hold whoever owns it: an operator's remedy for one that was abandoned.
 
-        Returns the record that was removed. Raises `UsageError` if there is no such hold.
+        Returns the record that was removed. Raises `NotFoundError` if there is no such hold.
         """
         self._committer.require_writable()
         with self._committer.lock:
             record = self._records.get(name) if isinstance(name, str) else None
             if record is None:
-                raise UsageError(
+                raise NotFoundError(
                     f"no hold {name!r}", "`kvstore holds list` or store.holds.all() names all holds"
                 )
             self._write((), [name])
@@ -344,7 +344,8 @@ class Holds:
             for name in doomed:
                 del self._records[name]
 
-        self._committer.write_meta(stage, show, durable=False)
+        mend = self._committer.mend_by(self.reload)
+        self._committer.write_meta(stage, show, durable=False, mend=mend)
 
 
 def _require_name(name: object) -> None:

@@ -77,6 +77,17 @@ _SECRETS = {
     "account_key",
 }
 """Refused options: Spark writes options to plans, logs and checkpoints of streams."""
+_OF_CATALOG: Final = frozenset(["owner", "provider", "is_managed_location", "external", "location"])
+"""Properties that Spark gives to a table of its catalog. No option of a read has such a name."""
+
+_VIEW_INSTEAD: Final = (
+    "Spark passes no option of such a table to a Python source: "
+    "CREATE TEMPORARY VIEW name USING kvstore OPTIONS (path '...')"
+)
+_PATH_IS: Final = (
+    "pass one to load() or save(); in SQL create a temporary view, because Spark passes no option "
+    "of a table of its catalog to a Python source"
+)
 _WINDOW = {
     "startingtimestamp": "startingTimestamp",
     "startingaftertimestamp": "startingAfterTimestamp",
@@ -180,6 +191,19 @@ def require_nanoseconds(name: str, given: object, upper: int) -> None:
         )
 
 
+def require_readable_options(options: Mapping[str, str]) -> None:
+    """Raise `UsageError` for options that will not reach a read: those of a table of the catalog.
+
+    Spark tells a Python source the properties of the new table when it asks for the columns, and no
+    option when the table is read.
+    """
+    given = _lowered(options)
+    if _OF_CATALOG.intersection(given) or any(name.startswith("option.") for name in given):
+        raise UsageError("CREATE TABLE ... USING kvstore is not offered", _VIEW_INSTEAD)
+    if not given.get("path") and "paths" not in given:
+        raise UsageError("no path is given", _PATH_IS)
+
+
 def reads_changes(options: Mapping[str, str]) -> bool:
     """Whether `readChangeFeed` is true. Raises `UsageError` if it is neither true nor false."""
     return _flag(_lowered(options), "readchangefeed", default=False)
@@ -264,7 +288,7 @@ def honoured(options: Mapping[str, str], mode: Mode) -> dict[str, str]:
                 "remove it" if mode != "state" else 'remove it, or set readChangeFeed to "true"',
             )
     if not given.get("path"):
-        raise UsageError("no path is given", "pass one to load() or save()")
+        raise UsageError("no path is given", _PATH_IS)
     return given
 
 

@@ -96,6 +96,7 @@ def spawn() -> Any:
             "tests.backup.children",
             "tests.crash.children",
             "tests.live.children",
+            "tests.server.cut_off",
         ]
     )
     with pytest.MonkeyPatch.context() as patch:

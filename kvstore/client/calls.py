@@ -62,7 +62,7 @@ class ClientRequest(Generic[T_co]):
     """One request, and the reader of its answer.
 
     The server does a `once` request once, however often it comes. A request that `is_read` changes
-    nothing, or changes nothing when it comes again.
+    nothing, and one that `is_repeatable` changes nothing when it comes again.
     """
 
     method: str
@@ -72,19 +72,19 @@ class ClientRequest(Generic[T_co]):
     kind: str = ""
     is_read: bool = False
     once: bool = False
+    is_repeatable: bool = False
 
 
 def verb(
     name: str,
     fields: Mapping[str, Any],
     read: Callable[[Reply], T],
-    *,
-    is_read: bool = False,
-    once: bool = False,
+    **how: bool,
 ) -> ClientRequest[T]:
-    """A verb with arguments as JSON. Arguments that are None are left out."""
+    """A verb with arguments as JSON. Arguments that are None are left out. `how` is a field of
+    `ClientRequest`."""
     body = arguments_json(fields)
-    return ClientRequest("POST", VERBS_PATH + name, read, body, JSON_TYPE, is_read, once)
+    return ClientRequest("POST", VERBS_PATH + name, read, body, JSON_TYPE, **how)
 
 
 def of_rows(
@@ -214,17 +214,22 @@ def join(
 def lease(name: str, at: TimeLike | None, seconds: float) -> ClientRequest[dict[str, Any]]:
     """Keep history from `at` on for some seconds. The same call again moves the lease."""
     fields = {"name": name, "at": ns(at, "at"), "seconds": seconds}
-    return verb("lease", fields, Reply.json, is_read=True)
+    return verb("lease", fields, Reply.json, is_repeatable=True)
 
 
 def release_lease(name: str) -> ClientRequest[dict[str, Any]]:
     """End a lease. Nothing happens if it has ended."""
-    return verb("release_lease", {"name": name}, Reply.json, is_read=True)
+    return verb("release_lease", {"name": name}, Reply.json, is_repeatable=True)
 
 
 def fields_of(name: str) -> ClientRequest[dict[str, Any]]:
     """A verb without arguments that answers with names and figures."""
     return verb(name, {}, Reply.json, is_read=True)
+
+
+def sync() -> ClientRequest[Timestamp]:
+    """See `Store.sync`."""
+    return verb("sync", {}, lambda r: Timestamp(r.json()["upper"]), is_repeatable=True)
 
 
 def upper() -> ClientRequest[Timestamp]:

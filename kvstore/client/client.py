@@ -77,7 +77,7 @@ class Client(ServedUpkeep):
 
     def sync(self) -> Timestamp:
         """See `Store.sync`."""
-        return Timestamp(self._pool.send(calls.fields_of("sync"))["upper"])
+        return self._pool.send(calls.sync())
 
     def close(self) -> None:
         """Close the connections. The server and its store stay. Repeatable."""

@@ -62,7 +62,7 @@ class ClientFeed:
         position = upto.position if isinstance(upto, FeedBatch) else upto
         if position.is_beyond(self.position):
             raise UsageError(f"{position} was not delivered yet", "ack a delivered position")
-        self._pool.send(calls.verb("ack", self._at(position), Reply.json, is_read=True))
+        self._pool.send(calls.verb("ack", self._at(position), Reply.json, is_repeatable=True))
 
     def close(self) -> None:
         """Close the handle. The position stays. Repeatable."""

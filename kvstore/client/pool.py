@@ -1,12 +1,14 @@
 """Requests over idle connections, and again where that is safe.
 
-A request is sent again if it surely was not done, if it only reads, or if the server does it once
+A request is sent again if it surely was not done, if it only reads, or if it takes effect once
 however often it comes. Every other failure is `IndeterminateError`: the caller must look.
 
 Invariants
 1. A connection serves one request at a time, and no other process: a forked child opens its own.
 2. A connection with an answer that was not read to its end is closed, never used again.
 3. All attempts of a `once` request carry one token; two requests never share one.
+4. Behind an attempt that may have been done, no error tells the caller that nothing was done,
+   unless the store has decided so with the token of the request in hand.
 """
 
 from __future__ import annotations
@@ -16,7 +18,6 @@ import secrets
 import ssl
 import time
 from collections import deque
-from collections.abc import Callable
 from typing import Final, TypeVar
 
 from kvstore.changes.changeset import ambient
@@ -26,10 +27,16 @@ from kvstore.client.endpoint import Endpoint
 from kvstore.client.reply import Reply, ReplyHead, strange, told_at_end
 from kvstore.errors import (
     ClosedError,
+    ConflictError,
     DeterminateError,
     IndeterminateError,
     KVStoreError,
+    NotListeningError,
+    NotUniqueError,
+    PreconditionError,
     RetryableError,
+    TableAlteredError,
+    UsageError,
 )
 from kvstore.limits import CLIENT_CONNECTIONS_MAX, CLIENT_RETRY_S, FEED_POLL_S_MAX
 from kvstore.protocol import ARROW_TYPE
@@ -42,6 +49,11 @@ FROM_CLIENT: Final = (
 """The remedy of a handle that a client has given to another process."""
 
 _ACCEPT = f"Accept: {ARROW_TYPE}\r\n".encode()
+
+
+_DECIDED: Final = (ConflictError, NotUniqueError, PreconditionError, TableAlteredError)
+"""Refusals of a write by the store. It gives none of them to a write that it has done: see
+`kvstore.server.verbs.writes`."""
 
 
 class TokenSource:
@@ -79,45 +91,33 @@ class Pool:
         unknown."""
         writer = self._writer() if request.once else None
         token = self._token(writer)
-        repeats = self.repeats(request)
+        attempts = self.attempts(request)
         try:
             while True:
                 found = self._attempt(request, token)
                 if isinstance(found, Reply):
                     return self._read(request, found)
-                if not repeats(found):
-                    raise found
+                attempts.failed(found)
         finally:
             if writer is not None and len(self._writers) < CLIENT_CONNECTIONS_MAX:
                 self._writers.append(writer)
 
     def open(self, request: ClientRequest[object]) -> tuple[Connection, ReplyHead]:
-        """Send a request that only reads, and return the connection with the head of its answer.
+        """Send a request that is answered with rows, and return the connection with the head of its
+        answer.
 
         The caller reads the body, and gives the connection back or closes it.
         """
-        repeats = self.repeats(request)
+        attempts = self.attempts(request)
         while True:
             try:
                 return self._open(request, b"")
             except KVStoreError as error:  # noqa: PERF203  # a failure is rare
-                if not repeats(error):
-                    raise
+                attempts.failed(error)
 
-    def repeats(self, request: ClientRequest[T]) -> Callable[[KVStoreError], bool]:
-        """Tells whether to send a request again after a failure, and waits before it says so."""
-        ends_at, attempt = time.monotonic() + self._patience, 0
-
-        def repeats(error: KVStoreError) -> bool:
-            nonlocal attempt
-            wait = CLIENT_RETRY_S * 2 ** min(attempt - 1, 6) if attempt else 0.0
-            if time.monotonic() + wait > ends_at or not _may_repeat(error, request):
-                return False
-            time.sleep(wait)
-            attempt += 1
-            return True
-
-        return repeats
+    def attempts(self, request: ClientRequest[object]) -> Attempts:
+        """The attempts at a request, whose time begins now."""
+        return Attempts(request, self.where, self._patience)
 
     def close(self) -> None:
         """Close the idle connections. A connection in use closes when it is given back.
@@ -139,6 +139,7 @@ class Pool:
             raise strange(self.where, f"an answer to another question: {error!r}") from error
 
     def _attempt(self, request: ClientRequest[T], token: bytes) -> Reply | KVStoreError:
+        """The answer to one attempt, or the error of it."""
         try:
             connection, head = self._open(request, token)
         except KVStoreError as error:
@@ -162,7 +163,7 @@ class Pool:
         """Send the request, and read the head of its answer."""
         connection = self._take()
         headers = _ACCEPT + token if request.method == "POST" else token
-        if not request.is_read:
+        if not (request.is_read or request.is_repeatable):
             headers += self._grouped()
         if request.kind:
             headers = b"%sContent-Type: %s\r\n" % (headers, request.kind.encode())
@@ -234,6 +235,54 @@ class Pool:
         return f"Idempotency-Key: {token}\r\n".encode()
 
 
+class Attempts:
+    """The attempts at one request: whether another one follows a failure, and what the caller is
+    told if none does."""
+
+    __slots__ = ("_count", "_ends_at", "_request", "_unknown", "_where")
+
+    def __init__(self, request: ClientRequest[object], where: str, patience: float) -> None:
+        """Attempts begin for `patience` seconds from now."""
+        self._request, self._where = request, where
+        self._ends_at, self._count = time.monotonic() + patience, 0
+        self._unknown: KVStoreError | None = None
+        """The failure of the first attempt that may have been done."""
+
+    def failed(self, error: KVStoreError) -> None:
+        """Return when it is time for the next attempt. Raises the error of the request if this
+        failure is the last one."""
+        wait = CLIENT_RETRY_S * 2 ** min(self._count - 1, 6) if self._count else 0.0
+        if time.monotonic() + wait > self._ends_at or not self._may_repeat(error):
+            raise self._told(error)
+        if isinstance(error, IndeterminateError) and not self._request.is_read:
+            self._unknown = self._unknown or error
+        time.sleep(wait)
+        self._count += 1
+
+    def _may_repeat(self, error: KVStoreError) -> bool:
+        if type(error) in (RetryableError, DeterminateError):
+            return True
+        request = self._request
+        if isinstance(error, IndeterminateError):
+            return request.is_read or request.is_repeatable or request.once
+        # An owner that comes back knows whether it has done the request.
+        return self._unknown is not None and type(error) is NotListeningError
+
+    def _told(self, error: KVStoreError) -> KVStoreError:
+        """The error that the caller gets: this one, unless it says that nothing was done, and an
+        earlier attempt may have been."""
+        unknown = self._unknown
+        denies = isinstance(error, RetryableError | UsageError) and not isinstance(error, _DECIDED)
+        if unknown is None or not denies:
+            return error
+        first = unknown.cause if isinstance(unknown, IndeterminateError) else unknown.what
+        told = IndeterminateError(
+            f"a request to {self._where}", f"{first}; when it was sent again: {error.what}"
+        )
+        told.__cause__ = error
+        return told
+
+
 def _whole(connection: Connection, head: ReplyHead, received: list[bytes]) -> bytes:
     """The body of an answer. Its chunks are added to `received` as they come."""
     if head.length is not None:
@@ -241,9 +290,3 @@ def _whole(connection: Connection, head: ReplyHead, received: list[bytes]) -> by
     for chunk in connection.chunks():
         received.append(chunk)  # noqa: PERF402  # a stream that breaks off leaves its chunks
     return b"".join(received)
-
-
-def _may_repeat(error: KVStoreError, request: ClientRequest[T]) -> bool:
-    if type(error) in (RetryableError, DeterminateError):
-        return True
-    return isinstance(error, IndeterminateError) and (request.is_read or request.once)

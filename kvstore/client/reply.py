@@ -19,7 +19,7 @@ from kvstore.protocol import ARROW_TYPE, ERROR_NAME, JSON_TYPE, failure_of
 
 _PASSED: Final = frozenset(
     {
-        *(b"location", b"set-cookie", b"referrer-policy"),
+        *(b"allow", b"location", b"set-cookie", b"referrer-policy"),
         *(b"content-security-policy", b"x-content-type-options", b"x-frame-options"),
         *(b"cross-origin-opener-policy", b"cross-origin-resource-policy"),
     }
@@ -35,7 +35,7 @@ class ReplyHead(NamedTuple):
     is_last: bool
     """Whether the server closes the connection behind the answer."""
     passed: tuple[tuple[bytes, bytes], ...] = ()
-    """The headers of a page, for a browser behind the caller."""
+    """The headers for whoever is behind the caller: of a page, and of an error."""
 
 
 class Reply(NamedTuple):

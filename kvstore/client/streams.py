@@ -37,16 +37,15 @@ def read_whole(
 ) -> T:
     """The result of `read`, which reads all rows that a request asks for. Where their stream breaks
     off, the request is sent again within the client's patience, and `read` begins again."""
-    repeats = None
+    attempts = None
     while True:
         opened = pool.open(request)  # this waits for an absent server by itself
         try:
             with rows_of(pool, *opened) as reader:
                 return read(reader)
         except KVStoreError as error:  # a failure is rare
-            repeats = repeats or pool.repeats(request)  # patience begins with the first failure
-            if not repeats(error):
-                raise
+            attempts = attempts or pool.attempts(request)  # patience begins with the first failure
+            attempts.failed(error)
 
 
 def _batches(pool: Pool, connection: Connection, head: ReplyHead) -> Iterator[Any]:

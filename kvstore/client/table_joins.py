@@ -104,7 +104,7 @@ def _answered(
         for half in piece.halves():
             yield from _answered(pool, codec, half, question, newest, schema)
         return
-    repeats = None
+    attempts = None
     while piece.rows:
         answered = 0
         opened = pool.open(request)  # this waits for an absent server by itself
@@ -116,11 +116,10 @@ def _answered(
             return
         except KVStoreError as error:
             if answered:
-                piece, repeats = piece.behind(answered), None
+                piece, attempts = piece.behind(answered), None
                 request = _request(codec, piece, question, newest)
-            repeats = repeats or pool.repeats(request)
-            if not repeats(error):
-                raise
+            attempts = attempts or pool.attempts(request)
+            attempts.failed(error)
 
 
 def _request(

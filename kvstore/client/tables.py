@@ -170,7 +170,8 @@ class ClientTable(Table):
         self._catalogue.forget(self.name)
         if as_of is None:
             return self._catalogue.codec(self.name)
-        found = self._pool.send(calls.verb("resolve", {"as_of": ns(as_of)}, Reply.json))
+        resolve = calls.verb("resolve", {"as_of": ns(as_of)}, Reply.json, is_read=True)
+        found = self._pool.send(resolve)
         return self._catalogue.codec(self.name, found["as_of"])
 
     def get(

@@ -6,6 +6,8 @@
     |   |-- FormatVersionError      written by a newer or unknown release
     |   |-- AccessDeniedError       the storage refuses: see to permissions or credentials
     |   |-- ForeignPackageError     another package hides our `bulk` or `backup`
+    |   |-- NotFoundError           the call names a table, a hold or a feed that is not there
+    |   |-- NotACounterError        the value of a key is no counter
     |   |-- ClosedError             the object was closed; open a new one
     |   |-- ForkedError             a handle belongs to the process that opened it
     |   |-- KeyOrderError           keys must come in ascending order, each once
@@ -103,7 +105,9 @@ from kvstore.errors.usage import (
     ImportRefusedError,
     KeyConflictError,
     KeyOrderError,
+    NotACounterError,
     NotAStoreError,
+    NotFoundError,
     NotUniqueError,
     UsageError,
 )
@@ -111,7 +115,9 @@ from kvstore.errors.usage import (
 __all__ = [
     "KVStoreError",
     "UsageError",
+    "NotACounterError",
     "NotAStoreError",
+    "NotFoundError",
     "FormatVersionError",
     "AccessDeniedError",
     "ForeignPackageError",

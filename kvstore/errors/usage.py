@@ -61,6 +61,15 @@ class ForeignPackageError(UsageError, ImportError):
         self.found = found
 
 
+class NotFoundError(UsageError):
+    """The call names something that is not there: a table, an index, a hold, a feed, an import."""
+
+
+class NotACounterError(UsageError):
+    """The value of a key is no counter, or its sum would need more than 64 bits. Nothing was
+    written."""
+
+
 class ClosedError(UsageError):
     """The object was used after it was closed."""
 

@@ -20,7 +20,7 @@ from kvstore.changes.event import Expand, Images, require_expand, require_images
 from kvstore.changes.expand import Wanted
 from kvstore.changesets import Changesets
 from kvstore.claims import FEED, FEED_HOLDS, HoldRecord
-from kvstore.errors import HoldLostError, UsageError
+from kvstore.errors import HoldLostError, NotFoundError, UsageError
 from kvstore.feeds.feed import Feed, FeedBatch, Position, Share, Tail
 from kvstore.feeds.quiescent import QuiescentReader
 from kvstore.feeds.state import StateReader
@@ -160,7 +160,7 @@ class Feeds:
         with self._committer.lock:
             known = self._known(name)
             if not known:
-                raise UsageError(
+                raise NotFoundError(
                     f"no feed {name!r}", "`kvstore holds list` or store.holds.all() names all feeds"
                 )
             self._holds.take_all({}, max_age=None, dropping=list(known))
@@ -232,7 +232,7 @@ class Feeds:
             return Position(self._begin(start))
         known = self._known(name)
         if not known:
-            raise UsageError(
+            raise NotFoundError(
                 f"no feed {name!r}", 'pass start= to begin one: "state", "oldest", "now" or a time'
             )
         mine = known.get(hold_name(name, share))

@@ -22,7 +22,13 @@ from kvstore.changes.entry import OP_IMPORT, OP_REVERT
 from kvstore.changes.index import ChangeIndex
 from kvstore.commit import After, Committer, Staged, commit_together
 from kvstore.engine.api import WriteBatch
-from kvstore.errors import CorruptionError, HistoryGoneError, ImportRefusedError, UsageError
+from kvstore.errors import (
+    CorruptionError,
+    HistoryGoneError,
+    ImportRefusedError,
+    NotFoundError,
+    UsageError,
+)
 from kvstore.imports.key_lists import KeyLists
 from kvstore.imports.past import PastImports
 from kvstore.imports.record import (
@@ -213,7 +219,7 @@ class Imports:
                     self._lists.stage(batch, prepared, keys)
 
                 show = partial(self._records.__setitem__, record.import_id, prepared)
-                committer.write_meta(stage, show)
+                committer.write_meta(stage, show, mend=committer.mend_by(self.reload))
 
     def flush(self) -> None:
         """Write the rows that many commits left in memory to a file. `link` would do it while
@@ -292,7 +298,7 @@ class Imports:
         with committer.lock:
             record = self.get(import_id)
             if record is None or record.added is None:
-                raise UsageError(
+                raise NotFoundError(
                     f"no import {import_id:016x} was added here",
                     "see store.imports.all(); one that was added long ago is forgotten: delete its "
                     "keys instead",
@@ -341,15 +347,19 @@ class Imports:
                 for record in gone:
                     self._stage_delete(record.import_id, batch)
 
-            self._committer.write_meta(stage, durable=False)
-            if gone:
+            def show() -> None:
+                if not gone:
+                    return
                 self.past.take(turn)
                 shown = dict(self._versions.view.stamps)
                 for record in gone:
                     shown.pop(record.reference, None)
                 self._versions.publish_stamps(shown)
-                for record in gone:  # last: an interrupt before it is made good by the next run
+                for record in gone:
                     self._records.pop(record.import_id, None)
+
+            mend = self._committer.mend_by(self.reload)
+            self._committer.write_meta(stage, show, durable=False, mend=mend)
 
     # -- inside -----------------------------------------------------------------------------
 
@@ -411,7 +421,8 @@ class Imports:
             self.stored.remove(record, self._lists.of(import_id))
             with committer.lock:
                 forget = partial(self._records.pop, import_id)
-                committer.write_meta(partial(self._stage_delete, import_id), forget)
+                stage = partial(self._stage_delete, import_id)
+                committer.write_meta(stage, forget, mend=committer.mend_by(self.reload))
         finally:
             self._aborting.discard(import_id)
         return True

@@ -270,6 +270,10 @@ GROUP_COMMIT_WAIT_S_MAX = 60.0
 COMMIT_YIELDS_MAX = 16
 """How often a transaction yields before it blocks on the commit lock: longer than a commit."""
 
+MEND_WAIT_S = 10.0
+"""How long a call waits for the commit lock to look what an interrupted commit has stored. The
+caller may hold a lock that the owner of the commit lock waits for, so it does not wait for ever."""
+
 STREAMS_MAX = 1024
 """Streams of one generation. A reader of all streams holds a chunk of each."""
 

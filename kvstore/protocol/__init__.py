@@ -8,7 +8,8 @@ of it.
 
 Floors, from the top:
 
-    failures           errors as JSON
+    failures results   errors as JSON; the answers of verbs
+    parameters         the arguments of verbs
     values columns     bytes as JSON; operations of a batch as Arrow columns
 """
 

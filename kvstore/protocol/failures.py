@@ -17,7 +17,13 @@ from __future__ import annotations
 from typing import Any, Final
 
 from kvstore import errors
-from kvstore.errors import KVStoreError, RetryableError, StorageError, UsageError
+from kvstore.errors import (
+    IndeterminateError,
+    KVStoreError,
+    RetryableError,
+    StorageError,
+    UsageError,
+)
 from kvstore.protocol.values import from_json, to_json
 
 _CLASSES: Final[dict[str, type[KVStoreError]]] = {
@@ -57,14 +63,22 @@ def failure_of(fields: object, *, status: int, where: str) -> KVStoreError:
 
 
 def _foreign(status: int, where: str) -> KVStoreError:
-    what = f"{where} answered with status {status} and no error of ours"
-    return _by_status(status)(what, "check the address, and the proxies on the way")
+    """The error for an answer of something before the server, such as a proxy. A proxy also answers
+    with 503 when the server has gone in the middle of a request that it had taken."""
+    what, remedy = f"status {status} and no error of ours", "check the address, and the proxies"
+    if status >= 500:
+        return IndeterminateError(f"a request to {where}", f"{what}: {remedy} on the way")
+    kind = RetryableError if status == _TOO_MANY_REQUESTS else UsageError
+    return kind(f"{where} answered with {what}", f"{remedy} on the way")
 
 
 def _by_status(status: int) -> type[KVStoreError]:
-    if status in (429, 503):
+    if status in (_TOO_MANY_REQUESTS, 503):
         return RetryableError
     return StorageError if status >= 500 else UsageError
+
+
+_TOO_MANY_REQUESTS: Final = 429
 
 
 def _to_fact(value: object, depth: int = 0) -> Any:

@@ -9,10 +9,10 @@ Floors, from the top:
     readers sharing        the reader processes, seen from the server; a socket that they share
     app forwarding guarded
     exchange openapi service page
-    verbs
+    status verbs
     changesets
     invocation
-    access added extra head metrics outbox status streams syncs
+    access added extra head metrics outbox streams syncs
 """
 
 from kvstore.server.access import Token, read_tokens

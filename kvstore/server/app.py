@@ -32,11 +32,7 @@ import pyarrow as pa
 
 from kvstore import opening
 from kvstore.arguments import require_path
-from kvstore.errors import (
-    KVStoreError,
-    RetryableError,
-    UsageError,
-)
+from kvstore.errors import KVStoreError, NotFoundError, RetryableError, UsageError
 from kvstore.forks import own
 from kvstore.limits import (
     SERVER_BODY_BYTES_MAX,
@@ -65,6 +61,8 @@ from kvstore.server.exchange import (
     parsed_bytes,
     read_body,
     read_form,
+    require_method,
+    send_bare,
     send_error,
     send_json,
     send_part,
@@ -76,6 +74,7 @@ from kvstore.server.metrics import METRICS_PATH, METRICS_TYPE, exposition
 from kvstore.server.openapi import openapi
 from kvstore.server.page import Page, PageAnswer, Section, is_of_page, require_templates
 from kvstore.server.service import Service
+from kvstore.server.status import RequestError
 from kvstore.server.streams import DEFECT, BrokenStreamError, arrow_parts, json_rows
 from kvstore.server.syncs import Syncs
 from kvstore.server.verbs import Answer, Verb
@@ -88,6 +87,9 @@ _KEYS: Final = KEYS_PATH.encode()
 _VERBS: Final = VERBS_PATH.encode()
 _OPENAPI: Final = _VERBS + b"openapi.json"
 _KEY_VERBS: Final = {"GET": "get", "HEAD": "get", "PUT": "put", "DELETE": "delete"}
+_KEY_METHODS: Final = tuple(_KEY_VERBS)
+_READING: Final = ("GET", "HEAD")
+_DOCUMENT: Final = (*_READING, "POST")  # by which clients call any name
 _LOGGER: Final = logging.getLogger("kvstore.server")
 
 
@@ -185,9 +187,12 @@ class App:
     # -- one request ------------------------------------------------------------------------
 
     async def _serve(self, head: Head, receive: Receive, send: Send) -> None:
+        if head.method == "HEAD":
+            send = partial(send_bare, send)
         taken, status = 0, 0
         try:
             if head.path == b"/healthz":
+                require_method(head, _READING)
                 await send_json(send, {"ok": True})
                 return
             if is_of_page(head.path):
@@ -199,9 +204,10 @@ class App:
             length = head.length
             if length is None or length > SERVER_BODY_BYTES_MAX:
                 if length is not None:
-                    raise UsageError(
+                    raise RequestError(
                         f"a request of {length} bytes, at most {SERVER_BODY_BYTES_MAX} are taken",
                         "send smaller batches, or import the data",
+                        status=413,
                     )
                 length = SERVER_BODY_BYTES_MAX
             self._require_room(length)
@@ -240,8 +246,7 @@ class App:
         """Answer a request of the page, by a thread."""
         body = await read_form(head, receive)
         answer = await self._in_thread(partial(self._page_answer, head, body))
-        found = b"" if head.method == "HEAD" else answer.body
-        await send_whole(send, answer.status, answer.kind, found, answer.headers)
+        await send_whole(send, answer.status, answer.kind, answer.body, answer.headers)
 
     def _page_answer(self, head: Head, body: bytes) -> PageAnswer:
         if self._page is None:
@@ -264,14 +269,16 @@ class App:
             await self._answer_key(service, head, access, body, receive, send)
             return
         if path == METRICS_PATH:
+            require_method(head, _READING)
             access.require(READ)
             access.require_whole("metrics")
             text = await self._in_thread(partial(exposition, service.store))
             await send_whole(send, 200, METRICS_TYPE, text)
             return
         if not path.startswith(_VERBS):
-            raise UsageError("no such path", "see /v1/openapi.json")
+            raise NotFoundError("no such path", "see /v1/openapi.json")
         if path == _OPENAPI:
+            require_method(head, _DOCUMENT)
             await send_json(send, openapi(service.verbs.values()))
             return
         verb = service.verb(path[len(_VERBS) :].decode("utf-8", "replace"))
@@ -342,9 +349,8 @@ class App:
         receive: Receive,
         send: Send,
     ) -> None:
-        name = _KEY_VERBS.get(head.method)
-        if name is None:
-            raise UsageError(f"method {head.method} of a key", "use GET, PUT or DELETE")
+        require_method(head, _KEY_METHODS)
+        name = _KEY_VERBS[head.method]
         verb = service.verb(name)
         key = unquoted(head.path[len(_KEYS) :])
         fields = fields_of(head.query) if head.query else {}

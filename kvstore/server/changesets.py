@@ -30,6 +30,13 @@ from kvstore.store import RequestToken, Store
 T = TypeVar("T")
 
 
+class UnknownChangesetError(ClosedError):
+    """No changeset has this name, or none any more. For clients it is a `ClosedError`."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"changeset {name[:8]!r}")
+
+
 @dataclass(slots=True)
 class _Lent:
     """An open changeset, the context inside its block, and the changeset around it."""
@@ -68,8 +75,8 @@ class LentChangesets:
 
     def open(self, outer: str | None) -> tuple[str, Changeset]:
         """A new changeset, inside the one named `outer`, and its name. Waits while quiescence is
-        being forced. Raises `ClosedError` if `outer` has ended, `RetryableError` if too many are
-        open."""
+        being forced. Raises `UnknownChangesetError` if `outer` has ended, `RetryableError` if too
+        many are open."""
         with self._turn:
             if len(self._open) >= SERVER_CHANGESETS_MAX:
                 raise RetryableError(f"callers have {len(self._open)} changesets", "try again")
@@ -89,8 +96,8 @@ class LentChangesets:
         return name, lent.changeset
 
     def within(self, name: str, token: RequestToken | None, write: Callable[[], T]) -> T:
-        """Do a write that belongs to the changeset `name`. Raises `ClosedError`, with nothing done,
-        if the changeset has ended."""
+        """Do a write that belongs to the changeset `name`. Raises `UnknownChangesetError`, with
+        nothing done, if the changeset has ended."""
         with self._turn:
             lent = self._open.get(name)
             if lent is not None:
@@ -99,7 +106,7 @@ class LentChangesets:
         if lent is None:
             if token is not None and self._store.requests.is_done(token):
                 return write()
-            raise ClosedError(f"changeset {name[:8]!r}")
+            raise UnknownChangesetError(name)
         try:
             return lent.context.copy().run(write)  # one context cannot be entered twice
         finally:
@@ -110,12 +117,13 @@ class LentChangesets:
                     self._is_over.notify_all()
 
     def end(self, name: str) -> Changeset:
-        """End a changeset, behind the writes under way. Raises `ClosedError` if it has ended."""
+        """End a changeset, behind the writes under way. Raises `UnknownChangesetError` if it has
+        ended."""
         with self._turn:
             lent = self._known(name)
             self._turn.wait_for(lambda: not lent.writes)
             if self._open.pop(name, None) is None:
-                raise ClosedError(f"changeset {name[:8]!r}")
+                raise UnknownChangesetError(name)
             self._turn.notify_all()
             if not self._open:
                 self._is_over.notify_all()
@@ -138,7 +146,7 @@ class LentChangesets:
     def _known(self, name: str) -> _Lent:
         lent = self._open.get(name)
         if lent is None:
-            raise ClosedError(f"changeset {name[:8]!r}")
+            raise UnknownChangesetError(name)
         return lent
 
     def _finish(self, lent: _Lent) -> None:

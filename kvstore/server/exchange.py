@@ -29,7 +29,7 @@ from kvstore.limits import (
 )
 from kvstore.protocol import ARROW_TYPE, JSON_TYPE, failure_fields
 from kvstore.server.head import Head, fields_of
-from kvstore.server.status import status_of
+from kvstore.server.status import RequestError, status_of
 from kvstore.server.verbs import Verb
 
 Message: TypeAlias = "MutableMapping[str, Any]"
@@ -44,26 +44,38 @@ class CallerGoneError(ConnectionResetError):
 
 def arguments_of(head: Head, verb: Verb, body: bytes) -> tuple[dict[str, Any], pa.Table | None]:
     """The arguments of a verb, from the query and the body. Raises `UsageError`."""
+    require_method(head, verb.methods)
     fields = fields_of(head.query)
-    if head.method in ("GET", "HEAD"):
-        if not verb.is_read:
-            raise UsageError(f"{verb.name} by {head.method}", "use POST")
-        return fields, None
     if head.method != "POST":
-        raise UsageError(f"{verb.name} by {head.method}", "use POST")
+        return fields, None
     kind = content_type(head)
     if kind == ARROW_TYPE:
         if verb.rows is None:
-            raise UsageError(f"{verb.name} takes no rows", f"send {JSON_TYPE}")
+            raise RequestError(f"{verb.name} takes no rows", f"send {JSON_TYPE}", status=415)
         return fields, _table(body, verb.rows)
     if kind == JSON_TYPE:
         try:
-            return {**fields, **read_object(body or b"{}", where="the request")}, None
+            found = read_object(body or b"{}", where="the request")
         except CorruptionError as error:
             raise UsageError(f"the request: {error.problem}", "send a JSON object") from error
+        for name in found if fields else ():
+            if name in fields:
+                raise UsageError(
+                    f"argument {name!r} is in the query and in the body", "pass it once"
+                )
+        return {**fields, **found}, None
     if body:
-        raise UsageError(f"content-type {kind[:100]!r}", f"send {JSON_TYPE} or {ARROW_TYPE}")
+        named = f"send {JSON_TYPE} or {ARROW_TYPE}"
+        raise RequestError(f"content-type {kind[:100]!r}", named, status=415)
     return fields, None
+
+
+def require_method(head: Head, methods: tuple[str, ...]) -> None:
+    """Raise `RequestError` for a request by another method."""
+    if head.method not in methods:
+        allow = ", ".join(methods)
+        what = f"{head.path[:100].decode('latin-1')} by {head.method[:20]}"
+        raise RequestError(what, f"use {allow}", status=405, allow=allow)
 
 
 def _table(body: bytes, schema: pa.Schema) -> pa.Table:
@@ -123,7 +135,8 @@ async def read_body(receive: Receive, most: int) -> bytes:
         part = message.get("body", b"")
         size += len(part)
         if size > most:
-            raise UsageError(f"a request of more than {most} bytes", "send smaller batches")
+            what = f"a request of more than {most} bytes"
+            raise RequestError(what, "send smaller batches", status=413)
         parts.append(part)
         if not message.get("more_body"):
             return parts[0] if len(parts) == 1 else b"".join(parts)
@@ -133,7 +146,8 @@ async def read_form(head: Head, receive: Receive) -> bytes:
     """The body of a request of the page. Raises `UsageError` for a long one."""
     length = head.length
     if length is None or length > PAGE_FORM_BYTES_MAX:
-        raise UsageError("a form that is too long", f"send {PAGE_FORM_BYTES_MAX} bytes at most")
+        remedy = f"send {PAGE_FORM_BYTES_MAX} bytes at most"
+        raise RequestError("a form that is too long", remedy, status=413)
     return await read_body(receive, length) if length else b""
 
 
@@ -212,6 +226,13 @@ async def _until_gone(receive: Receive) -> None:
         pass
 
 
+async def send_bare(send: Send, message: MutableMapping[str, Any]) -> None:
+    """Send a message without its body: the answer to HEAD."""
+    if message["type"] == "http.response.body":
+        message["body"] = b""
+    await send(message)
+
+
 async def send_json(send: Send, answer: Any, status: int = 200) -> None:
     """Answer with JSON."""
     await send_whole(send, status, JSON_TYPE, json.dumps(answer).encode())
@@ -222,6 +243,8 @@ async def send_error(send: Send, error: KVStoreError, status: int = 0) -> None:
     status = status or status_of(error)
     body = json.dumps(failure_fields(error)).encode()
     extra = ((b"www-authenticate", b"Bearer"),) if status == 401 else ()
+    if isinstance(error, RequestError) and error.allow:
+        extra = ((b"allow", error.allow.encode()),)
     await send_whole(send, status, JSON_TYPE, body, extra)
 
 

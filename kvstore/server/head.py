@@ -18,8 +18,11 @@ from kvstore.errors import AccessDeniedError, UsageError
 from kvstore.protocol import JSON_TYPE, unquoted
 from kvstore.store import RequestToken
 
-_TOKEN: Final = re.compile(rb"([A-Za-z0-9_-]{1,64})(?:\.(\d{1,18})(?:\.(\d{1,18}|[0-8]\d{18}))?)?")
+TOKEN_PATTERN: Final = (
+    r"([A-Za-z0-9_-]{1,64})(?:\.([0-9]{1,18})(?:\.([0-9]{1,18}|[0-8][0-9]{18}))?)?"
+)
 """A writer, the number of its request, and a time before it was first sent."""
+_TOKEN: Final = re.compile(TOKEN_PATTERN.encode())
 _LOCAL_HOSTS: Final = frozenset({b"127.0.0.1", b"localhost", b"[::1]", b"kvstore"})
 _LOCAL_CLIENTS: Final = ("127.", "::1", "::ffff:127.")
 _BROWSERS: Final = frozenset({b"origin", b"sec-fetch-site", b"referer"})

@@ -1,38 +1,26 @@
-"""The OpenAPI document of a server, made from its table of verbs."""
+"""The OpenAPI document of a server, made from the declarations by which it checks requests."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from kvstore.protocol import ARROW_TYPE, JSON_TYPE, KEYS_PATH, OCTETS_TYPE, VERBS_PATH
+from kvstore.errors import (
+    AccessDeniedError,
+    OutOfSpaceError,
+    RetryableError,
+    StorageError,
+    UsageError,
+)
+from kvstore.protocol import ARROW_TYPE, JSON_TYPE, KEYS_PATH, OCTETS_TYPE, VERBS_PATH, results
+from kvstore.protocol.parameters import TIME, VALUE, Parameter, Schema
+from kvstore.server.access import READ, WRITE
+from kvstore.server.changesets import UnknownChangesetError
+from kvstore.server.head import TOKEN_PATTERN
+from kvstore.server.status import status_of_class
 from kvstore.server.verbs import Verb
 from kvstore.version import __version__
 
-_BYTES: Final = {
-    "description": "bytes: text where they are UTF-8, else base64",
-    "oneOf": [
-        {"type": "string"},
-        {
-            "type": "object",
-            "properties": {"base64": {"type": "string", "contentEncoding": "base64"}},
-            "required": ["base64"],
-        },
-    ],
-}
-_TIME: Final = {
-    "description": "nanoseconds since 1970 (UTC), or ISO-8601 with a zone",
-    "oneOf": [{"type": "integer", "format": "int64"}, {"type": "string", "format": "date-time"}],
-}
-_TYPES: Final[dict[str, dict[str, Any]]] = {
-    "bytes": {"$ref": "#/components/schemas/Bytes"},
-    "time": {"$ref": "#/components/schemas/Time"},
-    "count": {"type": "integer", "minimum": 0},
-    "integer": {"type": "integer"},
-    "seconds": {"type": "number", "minimum": 0},
-    "flag": {"type": "boolean"},
-    "text": {"type": "string"},
-}
 _ERROR: Final = {
     "type": "object",
     "required": ["error", "what", "remedy", "fields"],
@@ -42,12 +30,39 @@ _ERROR: Final = {
         "remedy": {"type": "string"},
         "fields": {"type": "object"},
     },
+    "additionalProperties": False,
 }
 _TOKEN: Final = {
     "name": "Idempotency-Key",
     "in": "header",
     "description": "writer, or writer.number: the server does the request once",
-    "schema": {"type": "string", "pattern": r"^[A-Za-z0-9_-]{1,64}(\.\d{1,18}(\.\d{1,19})?)?$"},
+    "schema": {"type": "string", "pattern": f"^{TOKEN_PATTERN}$"},
+}
+_CHANGESET: Final = {
+    "name": "Kvstore-Changeset",
+    "in": "header",
+    "description": "the name of an open changeset, which the write belongs to",
+    "schema": {"type": "string", "pattern": "^[0-9a-f]{32}$"},
+}
+_ROWS: Final = results.fields(
+    rows={"type": "array", "items": {"type": "object"}}, whole={"type": "boolean"}
+)
+_OF_ALL: Final = (UsageError, AccessDeniedError, RetryableError, StorageError)
+"""Errors that any verb may raise: the request is wrong, or is refused, or comes at a bad moment."""
+_MEANINGS: Final = {
+    400: "the request is not as this document describes it",
+    401: "a caller without a token that the server knows",
+    403: "the caller has no right to it",
+    404: "the request names something that is not there",
+    409: "the state of the store refuses the request; nothing was done",
+    410: "the history of this time is gone",
+    412: "the condition does not hold; nothing was done",
+    413: "the request is too large",
+    415: "a body of another type",
+    425: "the time was not written yet",
+    500: "the storage has failed, or the server has a defect",
+    503: "surely not done: try again",
+    507: "the disk is full",
 }
 
 
@@ -59,36 +74,48 @@ def openapi(verbs: Iterable[Verb]) -> dict[str, Any]:
         paths[VERBS_PATH + verb.name] = _of_verb(verb)
     return {
         "openapi": "3.1.0",
-        "info": {"title": "kvstore", "version": __version__},
+        "info": {
+            "title": "kvstore",
+            "version": __version__,
+            "description": "Arguments of a POST may also be in its query, each in one place. A "
+            "path that takes GET takes HEAD as well. Every other method is answered with 405.",
+        },
         "security": [{}, {"token": []}],
         "paths": paths,
         "components": {
-            "schemas": {"Bytes": _BYTES, "Time": _TIME, "Error": _ERROR},
+            "schemas": {"Error": _ERROR, "Bytes": VALUE.schema, "Time": TIME.schema},
             "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
         },
     }
 
 
 def _of_keys(verbs: dict[str, Verb]) -> dict[str, Any]:
-    key = {
-        "name": "key",
-        "in": "path",
-        "required": True,
-        "description": "the bytes of the key, percent-encoded",
-        "schema": {"type": "string"},
-    }
     octets = {OCTETS_TYPE: {"schema": {"type": "string", "format": "binary"}}}
-    found: dict[str, Any] = {"parameters": [key]}
+    found: dict[str, Any] = {}
     for method, name in (("get", "get"), ("put", "put"), ("delete", "delete")):
         verb = verbs[name]
+        key = {
+            "name": "key",
+            "in": "path",
+            "required": True,
+            "description": "the bytes of the key, percent-encoded",
+            "schema": verb.parameters["key"].query_schema,
+        }
         query = {name: kind for name, kind in verb.parameters.items() if name not in _OF_PATH}
-        operation = _operation(verb, octets if name == "get" else {JSON_TYPE: {}})
+        answer: dict[str, Any] = {JSON_TYPE: {"schema": verb.result}}
+        operation = _operation(verb, octets | answer if name == "get" else answer)
         operation["operationId"] = f"{name}_key"
-        operation["parameters"] = _query(query) + ([_TOKEN] if verb.once else [])
+        operation["parameters"] = [key, *_query(query), *_headers(verb)]
         if name == "put":
-            operation["requestBody"] = {"required": True, "content": octets}
+            # A request without a body sets the empty value.
+            operation["requestBody"] = {"required": False, "content": octets}
+            operation["responses"]["413"] = _failure(413)
         if name == "get":
-            operation["responses"]["404"] = {"description": "the key is absent"}
+            absent = results.fields(found={"const": False})
+            operation["responses"]["404"] = {
+                "description": "the key is absent",
+                "content": {JSON_TYPE: {"schema": absent}},
+            }
         found[method] = operation
     return found
 
@@ -97,48 +124,102 @@ _OF_PATH: Final = ("key", "value")
 
 
 def _of_verb(verb: Verb) -> dict[str, Any]:
-    posted = _operation(verb, {JSON_TYPE: {}, ARROW_TYPE: {}})
-    posted["parameters"] = [_TOKEN] if verb.once else []
-    properties = {name: _type(kind) for name, kind in verb.parameters.items()}
-    schema = {"type": "object", "properties": properties, "additionalProperties": False}
-    content: dict[str, Any] = {JSON_TYPE: {"schema": schema}}
+    answer: dict[str, Any] = {}
+    if verb.result is None or verb.rows is not None:
+        answer[ARROW_TYPE] = {}
+    shown = [verb.result] if verb.result is not None else []
+    if ARROW_TYPE in answer:
+        shown.append(_ROWS)
+    answer[JSON_TYPE] = {"schema": shown[0] if len(shown) == 1 else {"oneOf": shown}}
+    posted = _operation(verb, answer)
+    posted["parameters"] = _headers(verb)
+    content: dict[str, Any] = {}
+    takes_json = verb.rows is None or any(kind.is_rows for kind in verb.parameters.values())
+    schema = _arguments(verb)
+    if takes_json:
+        content[JSON_TYPE] = {"schema": schema}
     if verb.rows is not None:
-        columns = ", ".join(f"{field.name}: {field.type}" for field in verb.rows)
-        content[ARROW_TYPE] = {"schema": {"description": f"an Arrow IPC stream of {columns}"}}
-    posted["requestBody"] = {"content": content}
+        columns = ", ".join(f"{field.name}: {field.type}" for field in verb.rows) or "any columns"
+        described = f"an Arrow IPC stream of {columns}; other arguments are in the query"
+        content[ARROW_TYPE] = {"schema": {"description": described}}
+    if verb.rows is not None and not takes_json:
+        posted["parameters"] += _query(verb.parameters)
+    is_required = bool(schema.get("required")) or not takes_json
+    posted["requestBody"] = {"required": is_required, "content": content}
+    for status in (413, 415):
+        posted["responses"][str(status)] = _failure(status)
     found = {"post": posted}
     if verb.is_read:
-        read = _operation(verb, {JSON_TYPE: {}, ARROW_TYPE: {}})
+        read = _operation(verb, answer)
         read["operationId"] = f"{verb.name}_by_query"
-        read["parameters"] = _query(dict(verb.parameters))
+        read["parameters"] = _query(verb.parameters)
         found["get"] = read
     return found
 
 
+def _arguments(verb: Verb) -> dict[str, Any]:
+    """The schema of the JSON object of a call: the rules of `Verb.read`."""
+    schema: dict[str, Any] = {
+        "type": "object",
+        "properties": {name: _schema(kind) for name, kind in verb.parameters.items()},
+        "additionalProperties": False,
+    }
+    required = [name for name, kind in verb.parameters.items() if kind.is_required]
+    if required:
+        schema["required"] = required
+    if verb.one_of:
+        schema["anyOf"] = [{"required": [name]} for name in verb.one_of]
+    if verb.apart:
+        schema["allOf"] = [{"not": {"required": list(pair)}} for pair in verb.apart]
+    if verb.needs:
+        schema["dependentRequired"] = {one: [other] for one, other in verb.needs}
+    return schema
+
+
 def _operation(verb: Verb, content: dict[str, Any]) -> dict[str, Any]:
-    error = {"$ref": "#/components/schemas/Error"}
+    statuses = {401, *map(status_of_class, (*_OF_ALL, *verb.errors))}
+    if verb.right != READ:
+        statuses.add(status_of_class(OutOfSpaceError))
+    if _is_grouped(verb):
+        statuses.add(status_of_class(UnknownChangesetError))
     return {
         "operationId": verb.name,
         "description": f"{verb.text} Needs the right `{verb.right}`.",
         "responses": {
             "200": {"description": "done", "content": content},
-            "default": {
-                "description": "an error of kvstore.errors",
-                "content": {JSON_TYPE: {"schema": error}},
-            },
+            **{str(status): _failure(status) for status in sorted(statuses)},
         },
     }
 
 
-def _query(parameters: dict[str, str]) -> list[dict[str, Any]]:
-    return [
-        {"name": name, "in": "query", "schema": _type(kind)} for name, kind in parameters.items()
-    ]
+def _failure(status: int) -> dict[str, Any]:
+    error = {"$ref": "#/components/schemas/Error"}
+    return {"description": _MEANINGS[status], "content": {JSON_TYPE: {"schema": error}}}
 
 
-def _type(kind: str) -> dict[str, Any]:
-    """The schema of an argument, from the words that `Verb.parameters` uses."""
-    first = kind.partition(",")[0]
-    if first.startswith("list of "):
-        return {"type": "array", "items": _TYPES.get(first.removeprefix("list of "), {})}
-    return _TYPES.get(first, {})
+def _headers(verb: Verb) -> list[dict[str, Any]]:
+    return [_TOKEN] * verb.once + [_CHANGESET] * _is_grouped(verb)
+
+
+def _is_grouped(verb: Verb) -> bool:
+    """Whether a changeset may have the verb's writes."""
+    return verb.right == WRITE and UnknownChangesetError not in verb.errors
+
+
+def _schema(kind: Parameter) -> Schema:
+    """The schema of an argument in JSON. The commonest ones have names."""
+    for name, named in (("Bytes", VALUE), ("Time", TIME)):
+        if kind.schema is named.schema and not kind.is_nullable:
+            return {"$ref": f"#/components/schemas/{name}"}
+    return kind.json_schema
+
+
+def _query(parameters: Mapping[str, Parameter]) -> list[dict[str, Any]]:
+    found = []
+    for name, kind in parameters.items():
+        schema = _schema(kind) if kind.query_schema is None else kind.query_schema
+        if schema:
+            found.append(
+                {"name": name, "in": "query", "required": kind.is_required, "schema": schema}
+            )
+    return found

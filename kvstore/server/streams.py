@@ -8,6 +8,7 @@ stream breaks off.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -60,8 +61,10 @@ def json_rows(reader: pa.RecordBatchReader) -> tuple[list[dict[str, Any]], bool]
         if size >= JSON_ANSWER_BYTES_MAX and batch.num_rows:
             return rows, False
         size += batch.nbytes
-        found = batch.slice(0, JSON_ROWS_MAX - len(rows)).to_pylist()
-        rows.extend({name: _cell(cell) for name, cell in row.items()} for row in found)
+        part = batch.slice(0, JSON_ROWS_MAX - len(rows))
+        cells = [_cells(column) for column in part.columns]
+        names = part.schema.names
+        rows.extend(dict(zip(names, row, strict=True)) for row in zip(*cells, strict=True))
         if len(rows) == JSON_ROWS_MAX:
             return rows, False
     return rows, True
@@ -74,8 +77,31 @@ def _batches(reader: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:
         raise VerbFailedError from error
 
 
+def _cells(column: pa.Array) -> list[Any]:
+    """The cells of a column as JSON has them. Python's times have no nanoseconds."""
+    if pa.types.is_timestamp(column.type):
+        texts = column.cast(pa.string()).to_pylist()
+        return [None if text is None else text.replace(" ", "T", 1) for text in texts]
+    return [_cell(cell) for cell in column.to_pylist()]
+
+
 def _cell(cell: Any) -> Any:
-    return to_json(cell) if isinstance(cell, bytes) else cell
+    """A cell as JSON: bytes as everywhere, and a text for what JSON has no form for."""
+    if cell is None or isinstance(cell, bool | int | str):
+        return cell
+    if isinstance(cell, bytes):
+        return to_json(cell)
+    if isinstance(cell, float):
+        return cell if math.isfinite(cell) else _NUMBERS[str(cell)]
+    if isinstance(cell, dict):
+        return {name: _cell(each) for name, each in cell.items()}
+    if isinstance(cell, list | tuple):
+        return [_cell(each) for each in cell]
+    return cell.isoformat() if hasattr(cell, "isoformat") else str(cell)
+
+
+_NUMBERS: Final = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
+"""Numbers that JSON does not have, as texts."""
 
 
 def _broken(schema: pa.Schema, error: KVStoreError) -> bytes:

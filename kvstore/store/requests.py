@@ -13,7 +13,8 @@ note is gone; otherwise nobody can tell, and it is refused.
 
 Invariants
 1. A note and the writes it tells of are in one engine batch: neither is there without the other.
-2. A request that was done is never done again. A request that may have been done is refused.
+2. A request that was done is never done again, and gets its first answer, whatever would refuse it
+   by now. A request that may have been done is refused.
 3. A request is answered when the commit that did it is durable, even if that was an earlier one.
 """
 
@@ -29,7 +30,7 @@ from typing import NamedTuple, TypeVar
 from kvstore.arguments import is_many
 from kvstore.commit import Durability, Expires
 from kvstore.engine import WriteBatch
-from kvstore.errors import IndeterminateError, UsageError
+from kvstore.errors import HistoryGoneError, IndeterminateError, UsageError
 from kvstore.limits import REQUEST_WRITERS_MAX
 from kvstore.meta import Meta, timestamp_of
 from kvstore.mvcc import WriteSet
@@ -157,10 +158,11 @@ class Requests:
     ) -> bytes | None:
         """See `Store.pop`. A repetition looks up the value that the first one has found."""
         found = self._once(partial(self._conditional.pop, key, durability=durability), token, None)
-        if isinstance(found, Timestamp):
-            read = partial(self._versions.get, key)
-            return self._reads.read(Timestamp(found - 1), Span.of_key(key), read)
-        return found
+        return self.popped(key, found) if isinstance(found, Timestamp) else found
+
+    def popped(self, key: bytes, at: Timestamp) -> bytes | None:
+        """The value that the pop at the time `at` has found."""
+        return self._found(key, at, before=True)
 
     def persist(
         self, key: bytes, token: RequestToken | None, durability: Durability | None
@@ -172,6 +174,16 @@ class Requests:
         """Whether the store has the note of this request: it was done."""
         done = self._notes().get(token.writer)
         return done is not None and done.serial == token.serial
+
+    def done_at(self, token: RequestToken, durability: Durability | None) -> Timestamp | None:
+        """The time of the commit that did this request, once it is as durable as the request asks
+        for; None if no commit has done it."""
+        done = self._notes().get(token.writer)
+        if done is None or done.serial != token.serial:
+            return None
+        if durability != "async":
+            self.wait_durable(done.timestamp + 1)
+        return done.timestamp
 
     def due(self, expires: Expires, token: RequestToken | None) -> int:
         """The time at which a key of a request expires. Raises `UsageError` for a time that has
@@ -195,10 +207,11 @@ class Requests:
         due = None if expires is None else self.due(expires, token)
         add = partial(self.updates.increment, key, by, due=due, durability=durability)
         found = self._once(add, token, None)
-        if isinstance(found, Timestamp):
-            read = partial(self._versions.get, key)
-            return counted(key, self._reads.read(found, Span.of_key(key), read))
-        return found
+        return self.summed(key, found) if isinstance(found, Timestamp) else found
+
+    def summed(self, key: bytes, at: Timestamp) -> int:
+        """The sum that the increment at the time `at` has made."""
+        return counted(key, self._found(key, at))
 
     def commit_reads(
         self,
@@ -368,6 +381,16 @@ class Requests:
             if durability != "async":
                 self.wait_durable(repeated.timestamp + 1)
             return repeated.timestamp
+
+    def _found(self, key: bytes, at: Timestamp, *, before: bool = False) -> bytes | None:
+        """The value of a key at the time of a request that was done, or right before it."""
+        read = partial(self._versions.get, key)
+        try:
+            return self._reads.read(Timestamp(at - before), Span.of_key(key), read)
+        except HistoryGoneError as error:
+            raise IndeterminateError(
+                f"a request that was done at {at}", f"the history of its result is gone: {error}"
+            ) from error
 
     def _notes(self) -> dict[str, _Done]:
         """The notes, oldest first. They are read at the first request that has a token."""

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from kvstore.codec.tuples import desc
-from kvstore.errors import ConflictError, TableAlteredError, UsageError
+from kvstore.errors import ConflictError, NotFoundError, TableAlteredError, UsageError
 from kvstore.mvcc import Version
 from kvstore.parts import Parts
 from kvstore.reserve import CATALOGUE
@@ -111,7 +111,7 @@ class Catalogue:
         try:
             versions = self._known.get(name)
         except TypeError as error:  # a list
-            raise UsageError(f"there is no table {name!r}", self._hint()) from error
+            raise NotFoundError(f"there is no table {name!r}", self._hint()) from error
         if versions is None or self._changing or self._moves():
             versions = self._load(name)
         found: TableCodec | None = None
@@ -120,7 +120,7 @@ class Catalogue:
             if as_of is None or at <= as_of:
                 break
         if found is None:
-            raise UsageError(f"there is no table {name!r}", self._hint())
+            raise NotFoundError(f"there is no table {name!r}", self._hint())
         return found
 
     def number_free(self, stored: Iterable[tuple[bytes, bytes]]) -> int:

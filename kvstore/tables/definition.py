@@ -32,7 +32,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from kvstore.codec.json import JsonObject, read_object
-from kvstore.errors import CorruptionError, FormatVersionError, UsageError
+from kvstore.errors import CorruptionError, FormatVersionError, NotFoundError, UsageError
 from kvstore.tables.kinds import Kind, kind_of, parse_type
 from kvstore.tables.space import INDEX_NUMBER_MAX, TABLE_NUMBER_MAX
 
@@ -135,21 +135,21 @@ class Definition:
         return f"table {self.name!r}"
 
     def column(self, name: object) -> Column:
-        """The column `name`. Raises `UsageError` where there is none."""
+        """The column `name`. Raises `NotFoundError` where there is none."""
         found = self.by_name.get(name) if isinstance(name, str) else None
         if found is None:
-            raise UsageError(
+            raise NotFoundError(
                 f"{self.where} has no column {name!r}", f"it has {', '.join(self.by_name)}"
             )
         return found
 
     def index(self, name: object) -> Index:
-        """The index `name`. Raises `UsageError` where there is none."""
+        """The index `name`. Raises `NotFoundError` where there is none."""
         for index in self.indexes:
             if index.name == name:
                 return index
         named = ", ".join(index.name for index in self.indexes) or "none"
-        raise UsageError(f"{self.where} has no index {name!r}", f"its indexes: {named}")
+        raise NotFoundError(f"{self.where} has no index {name!r}", f"its indexes: {named}")
 
     def parts_named(self, parts: Sequence[KeyPart]) -> list[str]:
         """The columns of a key or an index by name."""

@@ -20,7 +20,7 @@ from typing import Final, TypeAlias
 
 from kvstore.arguments import require_integer
 from kvstore.commit import CommitNote, Durability
-from kvstore.errors import UsageError, printable
+from kvstore.errors import NotACounterError, UsageError, printable
 from kvstore.mvcc.write import WriteSet
 from kvstore.parts import Parts
 from kvstore.span import RESERVED, require_key
@@ -115,12 +115,12 @@ def adding(key: bytes, by: int) -> Updating:
 
 
 def counted(key: bytes, value: bytes | None) -> int:
-    """The number of the counter at `key`. Raises `UsageError` for a value that is no counter."""
+    """The number of the counter at `key`. Raises `NotACounterError`."""
     if value is None:
         return 0
     digits = value[1:] if value[:1] == b"-" else value
     if not digits.isdigit() or len(digits) > _DIGITS_MAX:
-        raise UsageError(
+        raise NotACounterError(
             f"the value of {printable(key)} is no counter: {printable(value)}",
             "counters are integers in decimal text; use update for other values",
         )
@@ -130,7 +130,7 @@ def counted(key: bytes, value: bytes | None) -> int:
 def _added(key: bytes, by: int, value: bytes | None) -> bytes:
     total = counted(key, value) + by
     if not -COUNTER_MAX - 1 <= total <= COUNTER_MAX:
-        raise UsageError(
+        raise NotACounterError(
             f"the counter {printable(key)} would be {total}, which needs more than 64 bits",
             "count in several keys",
         )

@@ -57,6 +57,12 @@ def row_fields(
         columns = [*names, TIMESTAMP]
     if isinstance(columns, str):
         raise UsageError(f"columns={columns!r}", "pass a list of names")
+    own = [name for name in columns if name in TIMES and name in table.codec.definition.by_name]
+    if own:
+        raise UsageError(
+            f"{table.where} has a column {own[0]!r}, and so has the answer of a join",
+            "name other columns in columns",
+        )
     typed = table.offered(changes=False, columns=[n for n in columns if n not in TIMES])
     offered = {field.name: StructField(field.name, field.dataType) for field in typed} | TIMES
     return fields_named([offered[name] for name in columns], labels, prefix)

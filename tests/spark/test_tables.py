@@ -71,6 +71,11 @@ def test_rows_and_entries_come_typed_at_one_time(spark: SparkSession, store: Sto
         ("SELECT ARRAY(1) AS zone, 1 AS id", "column 'zone' is string, not list"),
         ("SELECT IF(id = 2, NULL, id) AS id FROM range(0, 4, 1, 1)", "'id' is null in row 2 of "),
         ("SELECT id + 2147483646 AS id FROM range(0, 4, 1, 1)", "does not hold 2147483648 of row"),
+        (
+            "SELECT id, IF(id = 3, CAST(X'636166e9' AS STRING), 'é') AS zone"
+            " FROM range(0, 5, 1, 1)",
+            "column 'zone' is string, which does not hold b'caf\\xe9' of row 3 of partition 0",
+        ),
         ("SELECT 1 AS id FROM range(2)", "the row id=1 of table 'trips' came twice"),
     ],
 )
@@ -86,6 +91,30 @@ def test_a_refusal_is_one_line_and_adds_nothing(
     assert store.upper == before
     assert store.imports.all() == []
     assert not any((store.path / "ingest").glob("*"))  # type: ignore[operator]
+
+
+def test_a_type_that_no_column_has_is_refused_by_column_before_a_task(
+    spark: SparkSession, store: Store
+) -> None:
+    trips = store.table("trips", SCHEMA, "id")
+    before = store.upper
+    for of_spark in (
+        "MAP('a', 1)",
+        "NAMED_STRUCT('a', 1)",
+        "ARRAY(ARRAY('a'))",
+        "INTERVAL '1' DAY",
+        "INTERVAL '1' YEAR",
+        "MAKE_INTERVAL(1)",
+        "PARSE_JSON('1')",
+        "DATE '2026-01-31'",
+        "TIMESTAMP_NTZ '2026-01-31 12:00:00'",
+        "CAST(1 AS DECIMAL(38, 2))",
+        "1.5D",
+    ):
+        with pytest.raises(UsageError, match="column 'zone'") as refusal:
+            bulk_import(spark.sql(f"SELECT 1 AS id, {of_spark} AS zone"), trips)
+        assert "\n" not in str(refusal.value)
+    assert store.upper == before
 
 
 def test_a_load_into_a_table_takes_no_key_and_checks_unique_indexes(
@@ -136,8 +165,12 @@ def test_rows_expire_with_their_entries(spark: SparkSession, tmp_path: Path) -> 
         for expires, told in (("then", "then"), ("zone", "is string, and no time")):
             with pytest.raises(UsageError, match=told):
                 bulk_import(frame, trips, expires=expires)
-        with pytest.raises(UsageError, match="'id' has 1700000000 in row 0, which looks"):
-            bulk_import(spark.sql("SELECT 1700000000 AS id"), trips, expires="id")
+        for due in (1_700_000_000, 253_402_214_400):  # 9999 in seconds is 1970 in nanoseconds
+            frame = spark.sql(f"SELECT {due}L AS id")
+            with pytest.raises(UsageError, match=f"'id' has {due} in row 0, which"):
+                bulk_import(frame, trips, expires="id")
+            with pytest.raises(UsageError, match=f"'expires' has {due} in row 0, which"):
+                bulk_import(frame.selectExpr("'k' AS k", "id"), store, "k", "k", expires="id")
         assert store.upper == before
 
 

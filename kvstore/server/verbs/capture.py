@@ -11,29 +11,29 @@ from kvstore.changes.columns import changes_schema, from_events
 from kvstore.changes.epoch import Epoch
 from kvstore.changes.event import EXPAND, IMAGES, Event
 from kvstore.changes.generation import Generation
-from kvstore.errors import UsageError
-from kvstore.limits import ARROW_BYTES_MAX, FEED_POLL_S_MAX, SERVER_STREAM_ROWS
-from kvstore.protocol import EPOCHS_SCHEMA
+from kvstore.errors import HistoryGoneError, NotYetWrittenError
+from kvstore.limits import ARROW_BYTES_MAX, FEED_POLL_S_MAX, SERVER_STREAM_ROWS, STREAMS_MAX
+from kvstore.protocol import EPOCHS_SCHEMA, results
+from kvstore.protocol.parameters import SPAN, START, TIME, count, seconds, word
+from kvstore.protocol.results import TIMESTAMP, fields, items, or_null
 from kvstore.server.access import ADMIN, READ
 from kvstore.server.invocation import Invocation
 from kvstore.server.verbs.progress import told
-from kvstore.server.verbs.verb import SPAN, Answer, Verb, described
+from kvstore.server.verbs.verb import SPAN_APART, Answer, Verb, described
 from kvstore.span import Span
+from kvstore.timestamp import TIMESTAMP_MAX
 
 
 def events(call: Invocation) -> Answer:
     """The changes of the window (since, upto] as `changes` gives them, each commit in the order of
     its changes."""
-    since = call.time("since")
-    if since is None:
-        raise UsageError("argument 'since' is missing", "pass a time; 0 for all changes")
     span = call.span()
     found = call.store.events(
-        since,
+        call["since"],
         call.time("upto"),
         span=None if span == Span() else span,
-        images=call.words("images", IMAGES, "delta"),
-        expand=call.words("expand", EXPAND, "imports"),
+        images=call.word("images", "delta"),
+        expand=call.word("expand", "imports"),
     )
     return pa.RecordBatchReader.from_batches(changes_schema(), _event_batches(found))
 
@@ -41,10 +41,7 @@ def events(call: Invocation) -> Answer:
 def wait_beyond(call: Invocation) -> Answer:
     """Wait until `upper` of the store is above the argument, for `wait` seconds at most. The answer
     has the `upper` of the store then."""
-    upper = call.count("upper")
-    if upper is None:
-        raise UsageError("argument 'upper' is missing", "pass the timestamp of a commit")
-    call.store.wait_beyond(upper, timeout=min(call.seconds("wait") or 0.0, FEED_POLL_S_MAX))
+    call.store.wait_beyond(call["upper"], timeout=min(call.seconds("wait") or 0.0, FEED_POLL_S_MAX))
     return {"upper": int(call.store.upper)}
 
 
@@ -62,8 +59,7 @@ def generations(call: Invocation) -> Answer:
 
 def reshard(call: Invocation) -> Answer:
     """Split the change index over `streams` streams from now on. Returns the new generation."""
-    streams: Any = call.count("streams")
-    return _generation(call.store.reshard(streams))
+    return _generation(call.store.reshard(call["streams"]))
 
 
 def force_quiescence(call: Invocation) -> Answer:
@@ -73,27 +69,67 @@ def force_quiescence(call: Invocation) -> Answer:
     return told(lambda tell: {"timestamp": int(store.force_quiescence(after, timeout=timeout))})
 
 
-_WINDOW: Final = {"since": "time", "upto": "time", "images": "text", "expand": "text"}
+_WINDOW: Final = {"since": START.required, "upto": TIME}
+_GENERATION: Final = fields(
+    opened_at=TIMESTAMP, closed_at=or_null(TIMESTAMP), streams=items(results.TEXT)
+)
+_TIMES: Final = (HistoryGoneError, NotYetWrittenError)
 
 CAPTURE: Final = [
-    Verb(events.__name__, READ, events, described(events), {**_WINDOW, **SPAN}, is_read=True),
+    Verb(
+        events.__name__,
+        READ,
+        events,
+        described(events),
+        {**_WINDOW, **SPAN, "images": word(IMAGES), "expand": word(EXPAND)},
+        is_read=True,
+        errors=_TIMES,
+        apart=SPAN_APART,
+    ),
     Verb(
         wait_beyond.__name__,
         READ,
         wait_beyond,
         described(wait_beyond),
-        {"upper": "count", "wait": "seconds"},
+        {
+            "upper": count(0, TIMESTAMP_MAX).required.but("pass the timestamp of a commit"),
+            "wait": seconds(),
+        },
         waits=True,
+        result=fields(upper=TIMESTAMP),
     ),
-    Verb(epochs.__name__, READ, epochs, described(epochs), {"since": "time"}, is_read=True),
-    Verb(generations.__name__, READ, generations, described(generations), {}, is_read=True),
-    Verb(reshard.__name__, ADMIN, reshard, described(reshard), {"streams": "count"}),
+    Verb(
+        epochs.__name__,
+        READ,
+        epochs,
+        described(epochs),
+        {"since": TIME},
+        is_read=True,
+        errors=_TIMES,
+    ),
+    Verb(
+        generations.__name__,
+        READ,
+        generations,
+        described(generations),
+        {},
+        is_read=True,
+        result=fields(generations=items(_GENERATION)),
+    ),
+    Verb(
+        reshard.__name__,
+        ADMIN,
+        reshard,
+        described(reshard),
+        {"streams": count(1, STREAMS_MAX).required},
+        result=_GENERATION,
+    ),
     Verb(
         force_quiescence.__name__,
         ADMIN,
         force_quiescence,
         described(force_quiescence),
-        {"after": "seconds", "timeout": "seconds"},
+        {"after": seconds(), "timeout": seconds()},
     ),
 ]
 

@@ -18,14 +18,26 @@ import pyarrow as pa
 
 from kvstore.changes.columns import changes_schema
 from kvstore.changes.event import EXPAND, IMAGES
-from kvstore.errors import HistoryGoneError, UsageError
-from kvstore.feeds import Feed, FeedBatch, Position, require_name
-from kvstore.limits import FEED_BATCH_BYTES, FEED_BATCH_ROWS, FEED_POLL_S_MAX
-from kvstore.protocol import POSITION_NAME, quoted
+from kvstore.errors import FencedError, HistoryGoneError, NotFoundError, NotYetWrittenError
+from kvstore.feeds import STARTS, Feed, FeedBatch, Position, require_name
+from kvstore.limits import FEED_BATCH_BYTES, FEED_BATCH_ROWS, FEED_POLL_S_MAX, STREAMS_MAX
+from kvstore.protocol import POSITION_NAME, quoted, results
+from kvstore.protocol.parameters import (
+    KEY,
+    SPAN,
+    TEXT,
+    TIME,
+    count,
+    seconds,
+    text,
+    time_or,
+    word,
+)
+from kvstore.protocol.results import BYTES, COUNT, TIMESTAMP, fields, or_null
 from kvstore.protocol.values import to_json
 from kvstore.server.access import WRITE
 from kvstore.server.invocation import Invocation
-from kvstore.server.verbs.verb import SPAN, Answer, Verb, described
+from kvstore.server.verbs.verb import SPAN_APART, Answer, Verb, described
 from kvstore.span import Span
 
 
@@ -75,39 +87,75 @@ def drop_feed(call: Invocation) -> Answer:
     return {}
 
 
-_SHARE: Final = {"name": "text", "worker": "count", "workers": "count"}
-_WANTED: Final = {
+_NAME: Final = text(
+    1, pattern=r"[^/\x00-\x1f\x7f-\x9f]*", hint="pass a printable name without a slash"
+)
+_FEED: Final = {
+    "name": _NAME.required,
+    "worker": count(0, STREAMS_MAX - 1),
+    "workers": count(1, STREAMS_MAX),
     **SPAN,
-    "images": "text",
-    "expand": "text",
-    "batch_rows": "count",
-    "batch_bytes": "count",
+    "images": word(IMAGES),
+    "expand": word(EXPAND),
+    "batch_rows": count(1),
+    "batch_bytes": count(1),
 }
 _PLACE: Final = {
-    "token": "text",
-    "timestamp": "time",
-    "taken": "count",
-    "state_from": "bytes",
+    "token": TEXT.required,
+    "timestamp": TIME.required.but("pass the position of the last batch"),
+    "taken": count(),
+    "state_from": KEY,
 }
+_POSITION: Final = {"timestamp": TIMESTAMP, "taken": COUNT, "state_from": or_null(BYTES)}
+_ERRORS: Final = (HistoryGoneError, NotYetWrittenError, FencedError, NotFoundError)
+_RULES: Final[dict[str, Any]] = {"apart": SPAN_APART, "needs": (("worker", "workers"),)}
 
 FEEDS: Final = [
-    Verb(run.__name__, WRITE, run, described(run), parameters, waits=run is fetch)
-    for run, parameters in (
-        (
-            open_feed,
-            {
-                **_SHARE,
-                **_WANTED,
-                "since": "time",
-                "taken": "count",
-                "state_from": "bytes",
-                "max_age": "seconds",
-            },
-        ),
-        (fetch, {**_SHARE, **_WANTED, **_PLACE, "wait": "seconds"}),
-        (ack, {**_SHARE, **_WANTED, **_PLACE}),
-        (drop_feed, {"name": "text"}),
-    )
+    Verb(
+        open_feed.__name__,
+        WRITE,
+        open_feed,
+        described(open_feed),
+        {
+            **_FEED,
+            "since": time_or(*STARTS),
+            "taken": count(),
+            "state_from": KEY,
+            "max_age": seconds(),
+        },
+        result=fields(token=results.TEXT, **_POSITION),
+        errors=_ERRORS,
+        **_RULES,
+    ),
+    Verb(
+        fetch.__name__,
+        WRITE,
+        fetch,
+        described(fetch),
+        {**_FEED, **_PLACE, "wait": seconds()},
+        waits=True,
+        errors=_ERRORS,
+        **_RULES,
+    ),
+    Verb(
+        ack.__name__,
+        WRITE,
+        ack,
+        described(ack),
+        {**_FEED, **_PLACE},
+        result=fields(acked=TIMESTAMP),
+        errors=_ERRORS,
+        **_RULES,
+    ),
+    Verb(
+        drop_feed.__name__,
+        WRITE,
+        drop_feed,
+        described(drop_feed),
+        {"name": _NAME.required},
+        result=fields(),
+        errors=(NotFoundError,),
+    ),
 ]
 
 
@@ -117,20 +165,17 @@ def _told(position: Position) -> dict[str, Any]:
 
 
 def _resumed(call: Invocation) -> Feed:
-    at = call.time("timestamp")
-    if at is None:
-        raise UsageError("argument 'timestamp' is missing", "pass the position of the last batch")
-    at, taken = call.store.to_time(at, name="timestamp"), call.count("taken") or 0
+    at, taken = call.store.to_time(call["timestamp"], name="timestamp"), call.count("taken") or 0
     position = Position(at, taken, call.value("state_from"))
-    token = call.text("token") or ""
-    return call.store.feeds.resume(_name(call), token, position, _streams(call), **_wanted(call))
+    streams = _streams(call)
+    return call.store.feeds.resume(_name(call), call["token"], position, streams, **_wanted(call))
 
 
 def _wanted(call: Invocation) -> dict[str, Any]:
     span = call.span()
     return {
-        "images": call.words("images", IMAGES, "delta"),
-        "expand": call.words("expand", EXPAND, "imports"),
+        "images": call.word("images", "delta"),
+        "expand": call.word("expand", "imports"),
         "span": None if span == Span() else span,
         "batch_rows": min(call.count("batch_rows") or FEED_BATCH_ROWS, FEED_BATCH_ROWS),
         "batch_bytes": min(call.count("batch_bytes") or FEED_BATCH_BYTES, FEED_BATCH_BYTES),
@@ -145,5 +190,5 @@ def _streams(call: Invocation) -> tuple[int, int] | None:
 def _name(call: Invocation) -> str:
     """The name of a feed in the store. The feeds of a token with a prefix have it in their names,
     so the token takes over no other consumer. A percent-encoded prefix has no colon."""
-    name, prefix = call.text("name") or "", call.access.prefix
+    name, prefix = call["name"], call.access.prefix
     return f"{quoted(prefix)}:{require_name(name)}" if prefix else name

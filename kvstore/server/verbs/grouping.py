@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from kvstore.protocol.parameters import NAME
+from kvstore.protocol.results import COUNT, INTEGER, TEXT, fields
 from kvstore.server.access import WRITE
-from kvstore.server.changesets import LentChangesets
+from kvstore.server.changesets import LentChangesets, UnknownChangesetError
 from kvstore.server.invocation import Invocation
 from kvstore.server.verbs.verb import Answer, Verb, described
 
@@ -21,12 +23,27 @@ def changeset_verbs(changesets: LentChangesets) -> list[Verb]:
 
     def end_changeset(call: Invocation) -> Answer:
         """End a changeset. Returns the number of its changes."""
-        return {"events": changesets.end(call.text("name") or "").events}
+        return {"events": changesets.end(call["name"]).events}
 
     return [
-        Verb(run.__name__, WRITE, run, described(run), parameters, waits=True)
-        for run, parameters in (
-            (open_changeset, {"outer": "text"}),
-            (end_changeset, {"name": "text"}),
-        )
+        Verb(
+            open_changeset.__name__,
+            WRITE,
+            open_changeset,
+            described(open_changeset),
+            {"outer": NAME},
+            waits=True,
+            result=fields(name=TEXT, domain=INTEGER, serial=INTEGER),
+            errors=(UnknownChangesetError,),
+        ),
+        Verb(
+            end_changeset.__name__,
+            WRITE,
+            end_changeset,
+            described(end_changeset),
+            {"name": NAME.required},
+            waits=True,
+            result=fields(events=COUNT),
+            errors=(UnknownChangesetError,),
+        ),
     ]

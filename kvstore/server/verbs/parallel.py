@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from datetime import timedelta
 from itertools import chain
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
@@ -26,7 +26,7 @@ from kvstore.changes import Change
 from kvstore.changes.columns import changes_schema, version_changes_schema
 from kvstore.changes.entry import OP_DELETE, OP_DELETE_RANGE, OP_PUT
 from kvstore.claims import READER, READER_HOLDS
-from kvstore.errors import RetryableError, UsageError
+from kvstore.errors import HistoryGoneError, NotYetWrittenError, RetryableError, UsageError
 from kvstore.joins.side import VALUE_FIELDS, Asked, Search
 from kvstore.limits import (
     ARROW_BYTES_MAX,
@@ -34,12 +34,15 @@ from kvstore.limits import (
     READER_LEASES_MAX,
     SERVER_STREAM_ROWS,
 )
-from kvstore.protocol import LABELS_SCHEMA, to_json
+from kvstore.protocol import LABELS_SCHEMA, results, to_json
+from kvstore.protocol.parameters import FLAG, SPAN, START, TIME, count, text, word
+from kvstore.protocol.parameters import seconds as seconds_of
+from kvstore.protocol.results import BYTES, COUNT, TIMESTAMP, fields, items
 from kvstore.server.access import READ
 from kvstore.server.invocation import Invocation
 from kvstore.server.verbs.pieces import in_pieces
-from kvstore.server.verbs.verb import SPAN, Answer, Verb, described
-from kvstore.timestamp import TIMESTAMP_MAX, to_timestamp
+from kvstore.server.verbs.verb import SPAN_APART, Answer, Verb, described
+from kvstore.timestamp import TIMESTAMP_MAX
 
 _DUE_CHANGES_SCHEMA: Final = version_changes_schema().append(changes_schema().field("expires"))
 _OPS: Final = {"put": OP_PUT, "delete": OP_DELETE, "delete_range": OP_DELETE_RANGE}
@@ -49,11 +52,9 @@ def lease(call: Invocation) -> Answer:
     """Keep history from `at` on (default: the whole kept history) for `seconds`, under a name that
     the reader chooses. The same call again moves the lease, or makes it longer."""
     holds, now = call.store.holds, int(call.store.now())
-    seconds = call.seconds("seconds")
-    if not seconds or seconds > READER_LEASE_S_MAX:
-        raise UsageError(f"seconds={seconds}", f"pass at most {READER_LEASE_S_MAX:g} seconds")
+    seconds: float = call["seconds"]
     at, name = call.time("at"), _lease_name(call)
-    time = call.store.since if at is None else to_timestamp(at, name="at")
+    time = call.store.since if at is None else call.store.to_time(at, name="at")
     leases = [record for record in holds.all() if record.name.startswith(READER_HOLDS)]
     ended = [
         record.name
@@ -104,12 +105,8 @@ def versions(call: Invocation) -> Answer:
     """The puts and deletes of the window (since, upto], by key, oldest first. With `ranges` its
     range deletes alone, each cut to the span. With `order`, which is `key` or `time`, all changes
     in this order, range deletes and due times included. `revisions` is `all` or `latest`."""
-    since, upto = call.time("since"), call.time("upto")
-    if since is None:
-        raise UsageError("argument 'since' is missing", "pass a time; 0 for all changes")
-    span = call.span()
-    revisions: Any = call.words("revisions", ("all", "latest"), "all")
-    order: Any = call.words("order", ("key", "time"), "")
+    since, upto, span = call["since"], call.time("upto"), call.span()
+    revisions, order = call.word("revisions", "all"), call.word("order", "")
     store = call.store
     changes: Iterable[Change]
     if call.flag("ranges"):
@@ -127,10 +124,7 @@ def count_changes(call: Invocation) -> Answer:
     """The number of changes in the window (since, upto], rows of imports included. Costs a bounded
     number of entries of the change index; where there are more, the number is an estimate."""
     call.access.require_whole("count_changes")
-    since = call.time("since")
-    if since is None:
-        raise UsageError("argument 'since' is missing", "pass a time; 0 for all changes")
-    found = call.store.browsing.count_changes(since, call.time("upto"))
+    found = call.store.browsing.count_changes(call["since"], call.time("upto"))
     return {"changes": found.changes, "is_exact": found.is_exact}
 
 
@@ -155,37 +149,85 @@ def join(call: Invocation) -> Answer:
     return pa.RecordBatchReader.from_batches(schema, chain([first], answers))
 
 
-_WINDOW: Final = {
-    "since": "time",
-    "upto": "time",
-    "revisions": "text",
-    "order": "text",
-    "ranges": "flag",
-}
+_NAME: Final = text(1, 100, hint="pass a random text of 1 to 100 characters: the name of a lease")
+_WINDOW: Final = {"since": START.required, "upto": TIME}
+_TIMES: Final = (HistoryGoneError, NotYetWrittenError)
 
 PARALLEL: Final = [
-    Verb(run.__name__, READ, run, described(run), parameters, rows, is_read=is_read)
-    for run, parameters, rows, is_read in (
-        (lease, {"name": "text", "at": "time", "seconds": "seconds"}, None, False),
-        (release_lease, {"name": "text"}, None, False),
-        (files, SPAN, None, True),
-        (count_changes, {"since": "time", "upto": "time"}, None, True),
-        (versions, {**_WINDOW, **SPAN}, None, True),
-        (
-            join,
-            {"max_age": "seconds", "null_if_gone": "flag", "first": "count"},
-            LABELS_SCHEMA,
-            False,
+    Verb(
+        lease.__name__,
+        READ,
+        lease,
+        described(lease),
+        {
+            "name": _NAME.required,
+            "at": TIME,
+            "seconds": seconds_of(READER_LEASE_S_MAX, above=0).required,
+        },
+        result=fields(at=TIMESTAMP, is_new=results.FLAG),
+        errors=_TIMES,
+    ),
+    Verb(
+        release_lease.__name__,
+        READ,
+        release_lease,
+        described(release_lease),
+        {"name": _NAME.required},
+        result=fields(released=results.FLAG),
+    ),
+    Verb(
+        files.__name__,
+        READ,
+        files,
+        described(files),
+        SPAN,
+        is_read=True,
+        result=fields(
+            files=items(fields(first=BYTES, last=BYTES, size_bytes=COUNT)),
+            hides_reserved=results.FLAG,
         ),
-    )
+        apart=SPAN_APART,
+    ),
+    Verb(
+        count_changes.__name__,
+        READ,
+        count_changes,
+        described(count_changes),
+        _WINDOW,
+        is_read=True,
+        result=fields(changes=COUNT, is_exact=results.FLAG),
+        errors=_TIMES,
+    ),
+    Verb(
+        versions.__name__,
+        READ,
+        versions,
+        described(versions),
+        {
+            **_WINDOW,
+            "revisions": word(("all", "latest")),
+            "order": word(("key", "time")),
+            "ranges": FLAG,
+            **SPAN,
+        },
+        is_read=True,
+        errors=_TIMES,
+        apart=SPAN_APART,
+    ),
+    Verb(
+        join.__name__,
+        READ,
+        join,
+        described(join),
+        {"max_age": seconds_of(), "null_if_gone": FLAG, "first": count()},
+        LABELS_SCHEMA,
+        errors=_TIMES,
+    ),
 ]
 
 
 def _lease_name(call: Invocation) -> str:
-    name = call.text("name")
-    if not name or len(name) > 100:
-        raise UsageError(f"name {name!r} of a lease", "pass a random text of 1 to 100 characters")
-    return READER_HOLDS + name
+    return f"{READER_HOLDS}{call['name']}"
 
 
 def _batches(changes: Iterable[Change], schema: pa.Schema) -> Iterator[pa.RecordBatch]:

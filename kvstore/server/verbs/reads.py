@@ -12,20 +12,36 @@ import pyarrow as pa
 
 from kvstore.arrow import binary_array
 from kvstore.changes.event import EXPAND, IMAGES
-from kvstore.errors import UsageError
+from kvstore.errors import HistoryGoneError, NotYetWrittenError, UsageError
 from kvstore.joins.labels import times_given
-from kvstore.limits import ARROW_BYTES_MAX, JOIN_VALUE_BYTES_MAX, SERVER_STREAM_ROWS
+from kvstore.limits import (
+    ARROW_BYTES_MAX,
+    JOIN_VALUE_BYTES_MAX,
+    SCAN_PIECES_MAX,
+    SERVER_STREAM_ROWS,
+)
 from kvstore.metrics import Distribution
-from kvstore.protocol import KEYS_SCHEMA, READ_SCHEMA, VALUES_SCHEMA, to_json
+from kvstore.protocol import KEYS_SCHEMA, READ_SCHEMA, VALUES_SCHEMA, results, to_json
+from kvstore.protocol.parameters import FLAG, KEY, SPAN, START, TIME, list_of, one_or_many, word
+from kvstore.protocol.parameters import count as count_of
+from kvstore.protocol.results import (
+    ANY_OBJECT,
+    BYTES,
+    NUMBER,
+    TEXT,
+    TIMESTAMP,
+    fields,
+    items,
+    or_null,
+)
 from kvstore.server.access import READ
 from kvstore.server.invocation import Invocation
 from kvstore.server.verbs.pieces import in_pieces
-from kvstore.server.verbs.verb import SPAN, Answer, Verb, described
+from kvstore.server.verbs.verb import SPAN_APART, Answer, Verb, described
 from kvstore.span import Span
 from kvstore.store import Store
 from kvstore.timestamp import NS_PER_SECOND, TimeLike
 
-_WINDOW: Final = {"since": "time", "upto": "time"}
 _FLOORS_SCHEMA: Final = pa.schema([("key", pa.binary()), ("value", pa.binary())])
 _Times: TypeAlias = "TimeLike | list[TimeLike] | None"
 T = TypeVar("T")
@@ -126,16 +142,13 @@ def history(call: Invocation) -> Answer:
 
 def changes(call: Invocation) -> Answer:
     """The changes of the window (since, upto], in time order, with their images."""
-    since = call.time("since")
-    if since is None:
-        raise UsageError("argument 'since' is missing", "pass a time; 0 for all changes")
     span = call.span()
     return call.store.changes_batches(
-        since,
+        call["since"],
         call.time("upto"),
         span=None if span == Span() else span,
-        images=call.words("images", IMAGES, "delta"),
-        expand=call.words("expand", EXPAND, "imports"),
+        images=call.word("images", "delta"),
+        expand=call.word("expand", "imports"),
     )
 
 
@@ -182,38 +195,143 @@ def resolve(call: Invocation) -> Answer:
         return {"as_of": int(snapshot.as_of)}
 
 
-_MANY: Final = {"keys": "list of bytes", "as_of": "time, or list of times"}
+_SPAN_AT: Final = {**SPAN, "as_of": TIME}
+_MANY: Final = {"keys": list_of(KEY).or_rows, "as_of": one_or_many(TIME)}
+_WINDOW: Final = {"since": START.required, "upto": TIME}
+_PIECE: Final = {"start": BYTES, "end": or_null(BYTES)}
+_FOUND: Final = fields(found=results.FLAG, value=or_null(BYTES))
+_TIMES: Final = (HistoryGoneError, NotYetWrittenError)
+"""The errors of a read at a time."""
 
 READS: Final = [
-    Verb(name, READ, run, described(run), parameters, rows, is_read=is_read)
-    for name, run, parameters, rows, is_read in (
-        ("get", get, {"key": "bytes", "as_of": "time"}, None, True),
-        ("get_many", get_many, _MANY, READ_SCHEMA, False),
-        ("floor", floor, {**_MANY, "below": "bytes"}, READ_SCHEMA, False),
-        (
-            "scan",
-            scan,
-            {**SPAN, "as_of": "time", "reverse": "flag", "limit": "count", "batch_rows": "count"},
-            None,
-            True,
+    Verb(
+        get.__name__,
+        READ,
+        get,
+        described(get),
+        {"key": KEY.required, "as_of": TIME},
+        is_read=True,
+        result=_FOUND,
+        errors=_TIMES,
+    ),
+    Verb(
+        get_many.__name__,
+        READ,
+        get_many,
+        described(get_many),
+        _MANY,
+        READ_SCHEMA,
+        result=fields(values=items(or_null(BYTES))),
+        errors=_TIMES,
+    ),
+    Verb(
+        floor.__name__,
+        READ,
+        floor,
+        described(floor),
+        {**_MANY, "below": KEY},
+        READ_SCHEMA,
+        result=fields(floors=items(fields(key=or_null(BYTES), value=or_null(BYTES)))),
+        errors=_TIMES,
+    ),
+    Verb(
+        scan.__name__,
+        READ,
+        scan,
+        described(scan),
+        {**_SPAN_AT, "reverse": FLAG, "limit": count_of(), "batch_rows": count_of(1)},
+        is_read=True,
+        errors=_TIMES,
+        apart=SPAN_APART,
+    ),
+    Verb(
+        keys.__name__,
+        READ,
+        keys,
+        described(keys),
+        {**_SPAN_AT, "reverse": FLAG, "limit": count_of()},
+        is_read=True,
+        errors=_TIMES,
+        apart=SPAN_APART,
+    ),
+    Verb(
+        count.__name__,
+        READ,
+        count,
+        described(count),
+        _SPAN_AT,
+        is_read=True,
+        result=fields(count=results.COUNT),
+        errors=_TIMES,
+        apart=SPAN_APART,
+    ),
+    Verb(
+        ttl.__name__,
+        READ,
+        ttl,
+        described(ttl),
+        {"key": KEY.required},
+        is_read=True,
+        result=fields(seconds=or_null(NUMBER), expires=or_null(TIMESTAMP)),
+    ),
+    Verb(
+        history.__name__,
+        READ,
+        history,
+        described(history),
+        {"key": KEY.required},
+        is_read=True,
+        result=fields(versions=items(fields(timestamp=TIMESTAMP, value=or_null(BYTES)))),
+    ),
+    Verb(
+        changes.__name__,
+        READ,
+        changes,
+        described(changes),
+        {**_WINDOW, **SPAN, "images": word(IMAGES), "expand": word(EXPAND)},
+        is_read=True,
+        errors=_TIMES,
+        apart=SPAN_APART,
+    ),
+    Verb(
+        splits.__name__,
+        READ,
+        splits,
+        described(splits),
+        {**SPAN, "count": count_of(1, SCAN_PIECES_MAX)},
+        is_read=True,
+        result=fields(splits=items(fields(**_PIECE))),
+        apart=SPAN_APART,
+    ),
+    Verb(stats.__name__, READ, stats, described(stats), {}, is_read=True, result=ANY_OBJECT),
+    Verb(metrics.__name__, READ, metrics, described(metrics), {}, is_read=True, result=ANY_OBJECT),
+    Verb(
+        times.__name__,
+        READ,
+        times,
+        described(times),
+        {},
+        is_read=True,
+        result=fields(
+            since=TIMESTAMP,
+            upper=TIMESTAMP,
+            durable=TIMESTAMP,
+            whole_since=TIMESTAMP,
+            indexed_since=TIMESTAMP,
+            now=TIMESTAMP,
+            store_id=TEXT,
         ),
-        (
-            "keys",
-            keys,
-            {**SPAN, "as_of": "time", "reverse": "flag", "limit": "count"},
-            None,
-            True,
-        ),
-        ("count", count, {**SPAN, "as_of": "time"}, None, True),
-        ("ttl", ttl, {"key": "bytes"}, None, True),
-        ("history", history, {"key": "bytes"}, None, True),
-        ("changes", changes, {**_WINDOW, **SPAN, "images": "text", "expand": "text"}, None, True),
-        ("splits", splits, {**SPAN, "count": "count"}, None, True),
-        ("stats", stats, {}, None, True),
-        ("metrics", metrics, {}, None, True),
-        ("times", times, {}, None, True),
-        ("resolve", resolve, {"as_of": "time"}, None, True),
-    )
+    ),
+    Verb(
+        resolve.__name__,
+        READ,
+        resolve,
+        described(resolve),
+        {"as_of": TIME},
+        is_read=True,
+        result=fields(as_of=TIMESTAMP),
+        errors=_TIMES,
+    ),
 ]
 
 
@@ -221,10 +339,8 @@ def _times(call: Invocation, count: int) -> _Times:
     """The times of a read of many keys: one for all, or the times in the table or in the list."""
     if call.table is not None and "as_of" in call.table.column_names:
         return times_given([_whole(time) for time in call.column("as_of")], count)
-    if not call.is_list("as_of"):
-        return call.time("as_of")
-    given = [time if isinstance(time, str) else _whole(time) for time in call.items("as_of")]
-    return times_given(given, count)
+    given: Any = call.time("as_of")
+    return times_given(given, count) if isinstance(given, list) else given
 
 
 def _whole(time: object) -> int:

@@ -7,15 +7,36 @@ store. The verb `batch` writes rows.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 import pyarrow as pa
 
-from kvstore.arguments import require_limit
 from kvstore.codec.json import read_object
-from kvstore.errors import CorruptionError, TableAlteredError, UsageError
-from kvstore.limits import SERVER_STREAM_ROWS
+from kvstore.errors import (
+    CorruptionError,
+    HistoryGoneError,
+    NotFoundError,
+    NotYetWrittenError,
+    TableAlteredError,
+    UsageError,
+)
+from kvstore.limits import SERVER_STREAM_ROWS, TABLE_NAME_BYTES_MAX
+from kvstore.protocol.parameters import (
+    BOUND,
+    DEFINITION_FORMAT,
+    FLAG,
+    START,
+    TEXT,
+    TIME,
+    count,
+    json_text,
+    list_of,
+    seconds,
+    word,
+)
+from kvstore.protocol.parameters import text as text_of
+from kvstore.protocol.results import ANY_OBJECT, fields
 from kvstore.server.access import ADMIN, READ, WRITE
 from kvstore.server.invocation import Invocation
 from kvstore.server.verbs.progress import told
@@ -30,7 +51,7 @@ from kvstore.tables.finding import found_batches, whole_index
 def table_scan(call: Invocation) -> Answer:
     """Rows of a table at one time, typed, in key order. `start` and `end` are keys as the table
     encodes them; all rows by default."""
-    reverse, limit = call.flag("reverse"), require_limit(call.count("limit"))
+    reverse, limit = call.flag("reverse"), call.count("limit")
     rows = SentRows(call.store).held(call.time("as_of"))
     codec, columns = rows.codec(_name(call)), _columns(call)
     span = _span(call, codec.key.prefix)
@@ -46,10 +67,10 @@ def table_scan(call: Invocation) -> Answer:
 def table_find(call: Invocation) -> Answer:
     """Rows of a table whose entries in an index lie from `start` to below `end`, in the order of
     the index. The bounds are keys as the index encodes them."""
-    reverse, limit = call.flag("reverse"), require_limit(call.count("limit"))
+    reverse, limit = call.flag("reverse"), call.count("limit")
     rows = SentRows(call.store).held(call.time("as_of"))
     codec, columns = rows.codec(_name(call)), _columns(call)
-    index = whole_index(codec, call.text("index"))
+    index = whole_index(codec, call["index"])
     span = _span(call, codec.index_codec(index).prefix)
     how: dict[str, Any] = {"columns": columns, "reverse": reverse, "limit": limit}
 
@@ -63,12 +84,9 @@ def table_find(call: Invocation) -> Answer:
 def table_changes(call: Invocation) -> Answer:
     """The changes of rows in the window (since, upto], typed, with the names of Delta's change
     feed."""
-    since = call.time("since")
-    if since is None:
-        raise UsageError("argument 'since' is missing", "pass a time; 0 for all changes")
-    images = call.words("images", ("pre+post", "post", "pre"), "pre+post")
+    images = call.word("images", "pre+post")
     reader = call.store.table(_name(call)).changes(
-        since, call.time("upto"), images=images, columns=_columns(call)
+        call["since"], call.time("upto"), images=images, columns=_columns(call)
     )
     return _typed(reader.schema, reader)
 
@@ -111,69 +129,119 @@ def alter_table(call: Invocation) -> Answer:
 
 def build_index(call: Invocation) -> Answer:
     """Make the entries of a new index for the rows that are there."""
-    table, index = call.store.table(_name(call)), call.text("index") or ""
+    table, index = call.store.table(_name(call)), call["index"]
     return told(lambda tell: {"timestamp": table.build_index(index, progress=tell)})
 
 
-_ROWS: Final[Mapping[str, str]] = {
-    "table": "text",
-    "start": "bytes",
-    "end": "bytes",
-    "as_of": "time",
-    "columns": "list of texts",
-    "reverse": "flag",
-    "limit": "count",
+_TABLE: Final = {"table": text_of(1, TABLE_NAME_BYTES_MAX, pattern=r"[^\x00]*").required}
+_COLUMNS: Final = {"columns": list_of(TEXT)}
+_ROWS: Final = {
+    **_TABLE,
+    "start": BOUND,
+    "end": BOUND,
+    "as_of": TIME,
+    **_COLUMNS,
+    "reverse": FLAG,
+    "limit": count(),
 }
-_JOIN: Final[Mapping[str, str]] = {
-    "table": "text",
-    "question": "text",
-    "max_age": "seconds",
-    "first": "count",
+_JOIN: Final = {
+    **_TABLE,
+    "question": json_text("kvstore-question", "the question of a join").required,
+    "max_age": seconds(),
+    "first": count(),
 }
-_CHANGES: Final[Mapping[str, str]] = {
-    "table": "text",
-    "since": "time",
-    "upto": "time",
-    "images": "text",
-    "columns": "list of texts",
+_CHANGES: Final = {
+    **_TABLE,
+    "since": START.required,
+    "upto": TIME,
+    "images": word(("pre+post", "post", "pre")),
+    **_COLUMNS,
 }
-_ALTER: Final[Mapping[str, str]] = {"table": "text", "definition": "text"}
-_BUILD: Final[Mapping[str, str]] = {"table": "text", "index": "text"}
+_ALTER: Final = {
+    **_TABLE,
+    "definition": json_text(DEFINITION_FORMAT, "the definition of the table").required,
+}
+_INDEX: Final = {"index": TEXT.required.but("pass a name: no index is meant without one")}
+_DEFINED: Final = fields(definition=ANY_OBJECT)
+_TIMES: Final = (HistoryGoneError, NotYetWrittenError)
+_ERRORS: Final = (*_TIMES, NotFoundError, TableAlteredError)
 
 TABLES: Final = [
-    Verb("table_scan", READ, table_scan, described(table_scan), _ROWS, is_read=True),
     Verb(
-        "table_find",
+        table_scan.__name__,
+        READ,
+        table_scan,
+        described(table_scan),
+        _ROWS,
+        is_read=True,
+        errors=_ERRORS,
+    ),
+    Verb(
+        table_find.__name__,
         READ,
         table_find,
         described(table_find),
-        {**_ROWS, "index": "text"},
+        {**_ROWS, **_INDEX},
         is_read=True,
+        errors=_ERRORS,
     ),
-    Verb("table_changes", READ, table_changes, described(table_changes), _CHANGES, is_read=True),
-    Verb("table_join", READ, table_join, described(table_join), _JOIN, ANY_COLUMNS),
     Verb(
-        "make_table",
+        table_changes.__name__,
+        READ,
+        table_changes,
+        described(table_changes),
+        _CHANGES,
+        is_read=True,
+        errors=_ERRORS,
+    ),
+    Verb(
+        table_join.__name__,
+        READ,
+        table_join,
+        described(table_join),
+        _JOIN,
+        ANY_COLUMNS,
+        errors=_ERRORS,
+    ),
+    Verb(
+        make_table.__name__,
         WRITE,
         make_table,
         described(make_table),
-        {**_ALTER, "has_indexes": "flag"},
+        {**_ALTER, "has_indexes": FLAG},
+        result=_DEFINED,
+        errors=(TableAlteredError,),
     ),
-    Verb("alter_table", ADMIN, alter_table, described(alter_table), _ALTER),
-    Verb("build_index", ADMIN, build_index, described(build_index), _BUILD),
+    Verb(
+        alter_table.__name__,
+        ADMIN,
+        alter_table,
+        described(alter_table),
+        _ALTER,
+        result=_DEFINED,
+        errors=(NotFoundError, TableAlteredError),
+    ),
+    Verb(
+        build_index.__name__,
+        ADMIN,
+        build_index,
+        described(build_index),
+        {**_TABLE, **_INDEX},
+        errors=(NotFoundError,),
+    ),
 ]
 
 
 def _name(call: Invocation) -> str:
     call.access.require_whole("a call of a table")
-    return require_name(call.text("table"))
+    return require_name(call["table"])
 
 
 def _definition(call: Invocation) -> Definition:
     """The definition of a table that a caller has made."""
-    name, text = _name(call), call.text("definition")
+    name, text = _name(call), call["definition"]
     try:
-        return Definition.from_bytes(name, (text or "").encode())
+        return Definition.from_bytes(name, text.encode())
     except CorruptionError as error:
         raise UsageError(
             f"the definition of table {name!r}: {error.problem}", "send it whole"
@@ -182,7 +250,7 @@ def _definition(call: Invocation) -> Definition:
 
 def _question(call: Invocation) -> dict[str, Any]:
     try:
-        found = read_object((call.text("question") or "").encode(), where="question")
+        found = read_object(call["question"].encode(), where="question")
         given = {name: found[name] for name in ("on", "at", "known_at", "columns")}
         on, columns = given["on"], given["columns"]
         is_sound = all(

@@ -8,7 +8,6 @@ A verb of long work answers with rows of progress: see `kvstore.server.verbs.pro
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -16,15 +15,43 @@ from typing import Any, Final
 from kvstore.arrivals import NoneCame
 from kvstore.claims import USER, to_fields
 from kvstore.codec.json import read_object
-from kvstore.errors import CorruptionError, UsageError
+from kvstore.errors import (
+    CorruptionError,
+    DependencyError,
+    FencedError,
+    HistoryGoneError,
+    KeyConflictError,
+    KVStoreError,
+    NotFoundError,
+    NotYetWrittenError,
+    UsageError,
+)
 from kvstore.imports import INGEST_DIRECTORY, ImportRecord, import_fields, read_import
-from kvstore.protocol import from_json
+from kvstore.limits import TASK_NAME_BYTES_MAX
+from kvstore.protocol import results
+from kvstore.protocol.parameters import (
+    BOUND,
+    FLAG,
+    KEY,
+    NAME,
+    TEXT,
+    TIME,
+    VALUE,
+    Parameter,
+    Schema,
+    count,
+    json_text,
+    list_of,
+    seconds,
+    text,
+)
+from kvstore.protocol.results import ANY_OBJECT, COUNT, TIMESTAMP, fields, items, or_null
 from kvstore.server.access import ADMIN
 from kvstore.server.invocation import Invocation
 from kvstore.server.verbs.progress import told
 from kvstore.server.verbs.verb import Answer, Verb, described
 from kvstore.store import Store
-from kvstore.timestamp import Timestamp
+from kvstore.timestamp import TIMESTAMP_MAX, Timestamp
 
 TASK_FIELDS: Final = ("id", "version", "queue", "available_at", "created_at", "changed_at")
 
@@ -40,7 +67,7 @@ def holds(call: Invocation) -> Answer:
 def hold(call: Invocation) -> Answer:
     """Take a hold for a new owner, and fence the one before."""
     taken = call.store.holds.take(
-        _name(call),
+        call["name"],
         call.time("at"),
         call.age("max_age"),
         durable=call.flag("durable"),
@@ -52,19 +79,16 @@ def hold(call: Invocation) -> Answer:
 
 def held(call: Invocation) -> Answer:
     """The record of a hold that the caller owns."""
-    record = call.store.holds.require_owned(_name(call), call.text("token") or "")
+    record = call.store.holds.require_owned(call["name"], call["token"])
     return {"name": record.name, **to_fields(record)}
 
 
 def move_hold(call: Invocation) -> Answer:
     """Move a hold that the caller owns."""
-    to = call.time("to")
-    if to is None:
-        raise UsageError("argument 'to' is missing", "pass a time")
     call.store.holds.move(
-        _name(call),
-        call.text("token") or "",
-        to,
+        call["name"],
+        call["token"],
+        call["to"],
         durable=call.flag("durable"),
         reached=call.time("reached"),
     )
@@ -73,13 +97,13 @@ def move_hold(call: Invocation) -> Answer:
 
 def release_hold(call: Invocation) -> Answer:
     """Give up a hold that the caller owns."""
-    call.store.holds.release(_name(call), call.text("token") or "")
+    call.store.holds.release(call["name"], call["token"])
     return {}
 
 
 def drop_hold(call: Invocation) -> Answer:
     """Remove a hold, whoever owns it."""
-    record = call.store.holds.drop(_name(call))
+    record = call.store.holds.drop(call["name"])
     return {"name": record.name, **to_fields(record)}
 
 
@@ -106,7 +130,7 @@ def prepare_import(call: Invocation) -> Answer:
     """Write down that an import is about to be added."""
     keys = None
     if call.has("keys"):
-        keys = {from_json(key, name="keys") for key in call.items("keys")}
+        keys = set(call.items("keys"))
     call.store.imports.prepare(_record(call), keys)
     return {}
 
@@ -115,8 +139,11 @@ def add_import(call: Invocation) -> Answer:
     """Take the files of an import from a directory in the store's `ingest/`, and make its rows
     visible at one time. With `none_since`, only if no live key came in its way after that time."""
     store, record = call.store, _record(call)
-    files = [_brought(store.path, name) for name in call.items("files")]
-    since = call.count("none_since")
+    if store.path is None:
+        raise UsageError("files of an import for a store in memory", "ingest it in its process")
+    files = [store.path / INGEST_DIRECTORY / name for name in call["files"]]
+    at = call.time("none_since")
+    since = None if at is None else int(store.to_time(at, name="none_since"))
     return told(lambda tell: {"timestamp": int(_add(store, record, files, since))})
 
 
@@ -154,8 +181,10 @@ def revert_import(call: Invocation) -> Answer:
 
 def gc(call: Invocation) -> Answer:
     """Give up history below `before`, or older than `keep` seconds."""
-    before, keep, compact = call.time("before"), call.age("keep"), call.flag("compact")
-    store = call.store
+    store, before = call.store, call.time("before")
+    keep, compact = call.age("keep"), call.flag("compact")
+    if before is not None:
+        before = store.to_time(before, name="before")  # here, because errors of the work come late
 
     def work(tell: Callable[[int], None]) -> Mapping[str, Any]:
         report = store.gc(before, keep, compact=compact, progress=tell)
@@ -170,20 +199,16 @@ def gc(call: Invocation) -> Answer:
 
 def checkpoint(call: Invocation) -> Answer:
     """Make a copy of the store, which shares its files by links."""
-    path = Path(call.text("path") or "")
-    if not path.is_absolute():
-        raise UsageError(f"path {str(path)!r}", "pass an absolute path")
+    path = Path(call["path"])
     return told(lambda tell: {"timestamp": int(call.store.checkpoint(path))})
 
 
 def clear_range(call: Invocation) -> Answer:
     """Destroy the history of a span."""
-    span, compact = call.span(), call.flag("compact")
-    if span.end is None:
-        raise UsageError("argument 'end' is missing", "pass the least key that is to be kept")
-    end = span.end
+    start, end = call.value("start") or b"", call["end"]
+    compact = call.flag("compact")
     return told(
-        lambda tell: {"timestamp": int(call.store.clear_range(span.start, end, compact=compact))}
+        lambda tell: {"timestamp": int(call.store.clear_range(start, end, compact=compact))}
     )
 
 
@@ -202,7 +227,7 @@ def submit_task(call: Invocation) -> Answer:
     """Add a task to the queue of the store."""
     value = call.value()
     task = call.store.tasks.insert(
-        call.text("queue") or "",
+        call["queue"],
         b"" if value is None else value,
         available_at=call.count("available_at"),
         id=call.text("id"),
@@ -218,9 +243,6 @@ VERIFY_COUNTS: Final = (
     "change_entries",
     "seconds",
 )
-_INGESTED: Final = re.compile(r"[\w-]+/part-[\w.-]+\.sst")
-_RECORD: Final = {"import_id": "text", "record": "text"}
-_OWNED: Final = {"name": "text", "token": "text"}
 _GC_COUNTS: Final = (
     "since",
     "previous",
@@ -233,51 +255,116 @@ _GC_COUNTS: Final = (
     "seconds",
 )
 
+_FILE: Final = text(
+    pattern=r"[A-Za-z0-9_-]+/part-[A-Za-z0-9_.-]+\.sst",
+    hint="pass <directory>/<file> of an import in ingest/",
+)
+_IMPORT_ID: Final = text(
+    1, 16, pattern="0*[1-9a-fA-F][0-9a-fA-F]*", hint="pass 16 hex digits, not all 0"
+)
+_IMPORT: Final = {"import_id": _IMPORT_ID.required}
+_RECORD: Final = {
+    **_IMPORT,
+    "record": json_text("kvstore-import", "the record of an import").required,
+}
+_HOLD: Final = {"name": NAME.required.but("pass the name of a hold")}
+_OWNED: Final = {**_HOLD, "token": TEXT.required}
+_TASK_NAME: Final = text(1, TASK_NAME_BYTES_MAX)
+_HELD: Final = fields(
+    name=results.TEXT,
+    timestamp=TIMESTAMP,
+    token=results.TEXT,
+    max_age_ns=or_null(COUNT),
+    lost=results.FLAG,
+    kind=results.TEXT,
+    address=results.TEXT,
+    owner=results.TEXT,
+    created_at=or_null(COUNT),
+    moved_at=or_null(COUNT),
+    reached=or_null(COUNT),
+    state_from=or_null(results.TEXT),
+)
+_TASK: Final = fields(
+    id=results.TEXT,
+    version=COUNT,
+    queue=results.TEXT,
+    available_at=COUNT,
+    created_at=COUNT,
+    changed_at=COUNT,
+)
+_TIMES: Final = (HistoryGoneError, NotYetWrittenError)
+_OF_HOLD: Final = (NotFoundError, FencedError, *_TIMES)
+
+
+def _upkeep(
+    run: Callable[[Invocation], Answer],
+    parameters: Mapping[str, Parameter],
+    result: Schema | None = None,
+    errors: tuple[type[KVStoreError], ...] = (),
+) -> Verb:
+    """A verb of upkeep. One without a `result` tells its progress."""
+    return Verb(run.__name__, ADMIN, run, described(run), parameters, result=result, errors=errors)
+
+
 UPKEEP: Final = [
-    Verb(run.__name__, ADMIN, run, described(run), parameters)
-    for run, parameters in (
-        (holds, {}),
-        (
-            hold,
-            {
-                "name": "text",
-                "at": "time",
-                "max_age": "seconds",
-                "durable": "flag",
-                "kind": "text",
-                "address": "text",
-            },
-        ),
-        (held, _OWNED),
-        (move_hold, {**_OWNED, "to": "time", "durable": "flag", "reached": "time"}),
-        (release_hold, _OWNED),
-        (drop_hold, {"name": "text"}),
-        (imports, {}),
-        (known_import, {"import_id": "text"}),
-        (prepare_import, {**_RECORD, "keys": "list of bytes"}),
-        (add_import, {**_RECORD, "files": "list of text", "none_since": "time"}),
-        (abort_import, {"import_id": "text"}),
-        (revert_import, {"import_id": "text"}),
-        (gc, {"before": "time", "keep": "seconds", "compact": "flag"}),
-        (checkpoint, {"path": "text"}),
-        (verify, {}),
-        (clear_range, {"start": "bytes", "end": "bytes", "compact": "flag"}),
-        (
-            submit_task,
-            {"queue": "text", "value": "bytes", "available_at": "time", "id": "text"},
-        ),
-    )
+    _upkeep(holds, {}, fields(holds=items(_HELD))),
+    _upkeep(
+        hold,
+        {
+            **_HOLD,
+            "at": TIME,
+            "max_age": seconds(),
+            "durable": FLAG,
+            "kind": NAME,
+            "address": TEXT,
+        },
+        fields(token=results.TEXT, is_new=results.FLAG),
+        _TIMES,
+    ),
+    _upkeep(held, _OWNED, _HELD, _OF_HOLD),
+    _upkeep(
+        move_hold,
+        {**_OWNED, "to": TIME.required, "durable": FLAG, "reached": TIME},
+        fields(),
+        _OF_HOLD,
+    ),
+    _upkeep(release_hold, _OWNED, fields(), _OF_HOLD),
+    _upkeep(drop_hold, _HOLD, _HELD, (NotFoundError,)),
+    _upkeep(imports, {}, fields(imports=items(ANY_OBJECT))),
+    _upkeep(known_import, _IMPORT, fields(**{"import": or_null(ANY_OBJECT)})),
+    _upkeep(prepare_import, {**_RECORD, "keys": list_of(KEY)}, fields(), (KeyConflictError,)),
+    _upkeep(add_import, {**_RECORD, "files": list_of(_FILE).required, "none_since": TIME}),
+    _upkeep(abort_import, _IMPORT),
+    _upkeep(revert_import, _IMPORT, fields(timestamp=TIMESTAMP), (NotFoundError, HistoryGoneError)),
+    _upkeep(gc, {"before": TIME, "keep": seconds(), "compact": FLAG}, errors=_TIMES),
+    _upkeep(
+        checkpoint,
+        {"path": text(1, pattern="/[^\\x00]*", hint="pass an absolute path").required},
+    ),
+    _upkeep(verify, {}),
+    _upkeep(
+        clear_range,
+        {
+            "start": BOUND,
+            "end": BOUND.required.but("pass the least key that is to be kept"),
+            "compact": FLAG,
+        },
+    ),
+    _upkeep(
+        submit_task,
+        {
+            "queue": _TASK_NAME.required,
+            "value": VALUE,
+            "available_at": count(0, TIMESTAMP_MAX),
+            "id": _TASK_NAME,
+        },
+        fields(task=_TASK),
+        (DependencyError,),
+    ),
 ]
 
 
 # -- inside ----------------------------------------------------------------------------------
-
-
-def _name(call: Invocation) -> str:
-    name = call.text("name")
-    if not name:
-        raise UsageError("argument 'name' is missing", "pass the name of a hold")
-    return name
 
 
 def _claim(record: Any) -> Mapping[str, Any]:
@@ -286,24 +373,12 @@ def _claim(record: Any) -> Mapping[str, Any]:
 
 def _import_id(call: Invocation) -> int:
     """The id of an import, 16 hex digits: JSON readers round numbers above 2**53."""
-    text = call.text("import_id") or ""
-    try:
-        return int(text, 16)
-    except ValueError:
-        raise UsageError(f"import_id={text!r}", "pass 16 hex digits") from None
+    return int(call["import_id"], 16)
 
 
 def _record(call: Invocation) -> ImportRecord:
-    text = call.text("record") or ""
     try:
-        return read_import(_import_id(call), read_object(text.encode(), where="the request"))
+        stored = read_object(call["record"].encode(), where="the request")
+        return read_import(_import_id(call), stored)
     except CorruptionError as error:
         raise UsageError(f"record: {error.problem}", "pass the record of an import") from error
-
-
-def _brought(store: Path | None, name: Any) -> Path:
-    """The path of a file of an import. Raises `UsageError` unless it lies in the store's
-    `ingest/`."""
-    if store is None or type(name) is not str or not _INGESTED.fullmatch(name):
-        raise UsageError(f"file {name!r} of an import", "pass <directory>/<file> in ingest/")
-    return store / INGEST_DIRECTORY / name

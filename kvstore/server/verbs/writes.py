@@ -2,26 +2,64 @@
 transaction, whose reads come with its writes.
 
 A request with a token is done once: see `kvstore.store.requests`.
+
+Invariants
+1. A request that was done gets its first answer, also where the verb would refuse it by now: its
+   history is gone, its table was altered, its key holds something else. A caller that is refused
+   may therefore write again.
+2. A caller that has no access to a key gets no answer of a request that concerned the key.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
 from kvstore.codec.json import read_object
 from kvstore.commit import Durability, Expires, received_expiry
 from kvstore.commit.durability import DURABILITIES
-from kvstore.errors import CorruptionError, UsageError
+from kvstore.errors import (
+    AccessDeniedError,
+    ConflictError,
+    CorruptionError,
+    HistoryGoneError,
+    KVStoreError,
+    NotACounterError,
+    NotFoundError,
+    NotYetWrittenError,
+    PreconditionError,
+    StorageError,
+    UsageError,
+)
 from kvstore.limits import BATCH_BYTES_MAX
 from kvstore.mvcc import WriteSet
-from kvstore.protocol import WRITES_SCHEMA, WriteOp, from_json, to_json
+from kvstore.protocol import WRITES_SCHEMA, WriteOp, results, to_json
+from kvstore.protocol.parameters import (
+    BOUND,
+    EXPIRY,
+    FLAG,
+    KEY,
+    SPAN,
+    TIME,
+    VALUE,
+    Parameter,
+    Schema,
+    integer,
+    json_text,
+    list_of,
+    object_of,
+    word,
+)
+from kvstore.protocol.results import BYTES, TIMESTAMP, fields, or_null
 from kvstore.reserve import FIRST_ROW
 from kvstore.server.access import WRITE
 from kvstore.server.invocation import Invocation
-from kvstore.server.verbs.verb import SPAN, Answer, Verb, described
+from kvstore.server.verbs.verb import SPAN_APART, Answer, Verb, described
 from kvstore.span import Span
 from kvstore.store.rows import SentRows
+from kvstore.timestamp import Timestamp
 from kvstore.txn import UNCHECKED, ReadSet, Transaction
+from kvstore.txn.updates import COUNTER_MAX
 
 _OPS: Final = {op.name.lower(): op for op in WriteOp}
 _CODES: Final = frozenset(int(op) for op in WriteOp)
@@ -49,7 +87,7 @@ def delete_range(call: Invocation) -> Answer:
     """Delete all keys from `start` to below `end`; with `idempotent` only if one is alive."""
     span, writes = call.span(), call.store.requests.write_set()
     if span.end is None:
-        raise UsageError("argument 'end' is missing", "pass the least key that is to be kept")
+        raise UsageError("a range without an end", "pass `end`: the least key that is to be kept")
     writes.delete_range(span.start, span.end)
     if not call.flag("idempotent"):
         return _commit(call, writes)
@@ -131,6 +169,19 @@ def increment(call: Invocation) -> Answer:
     return {"sum": call.store.requests.increment(call.key(), by, *how)}
 
 
+def _committed(_: Invocation, at: Timestamp) -> Answer:
+    return _at(at)
+
+
+def _popped(call: Invocation, at: Timestamp) -> Answer:
+    value = call.store.requests.popped(call.key(), at)
+    return {"found": value is not None, "value": to_json(value)}
+
+
+def _summed(call: Invocation, at: Timestamp) -> Answer:
+    return {"sum": call.store.requests.summed(call.key(), at)}
+
+
 def persist(call: Invocation) -> Answer:
     """Cancel the expiry of a key. The timestamp is null if the key does not expire."""
     return _at(call.store.requests.persist(call.key(), call.token, durability(call)))
@@ -139,10 +190,8 @@ def persist(call: Invocation) -> Answer:
 def revert_range(call: Invocation) -> Answer:
     """Restore the state of a span at the time `to` by new versions. The timestamp is null if no key
     differs."""
-    span, to = call.span(), call.time("to")
-    if to is None:
-        raise UsageError("argument 'to' is missing", "pass the time of the state to restore")
-    return _at(call.store.revert_range(span.start, span.end, to))
+    span = call.span()
+    return _at(call.store.revert_range(span.start, span.end, call["to"]))
 
 
 def sync(call: Invocation) -> Answer:
@@ -152,7 +201,7 @@ def sync(call: Invocation) -> Answer:
 
 def durability(call: Invocation) -> Durability | None:
     """The durability of the commit: the argument, unless the server waits for the disk itself."""
-    found: Durability | None = call.words("durability", DURABILITIES, "") or None
+    found: Durability | None = call.word("durability", "") or None
     if call.waits is None:
         return found
     call.waits = (found or call.store.requests.durability) != "async"
@@ -169,6 +218,61 @@ class SentWrite(NamedTuple):
     expires: Expires | None
 
 
+def _sent(op: WriteOp, *required: str, **optional: Parameter) -> Schema:
+    """The schema of an operation as JSON."""
+    named = {"op": {"const": op.name.lower()}}
+    kinds = {**{name: _REQUIRED_FIELDS[name] for name in required}, **optional}
+    return {
+        "type": "object",
+        "properties": {**named, **{name: kind.json_schema for name, kind in kinds.items()}},
+        "required": ["op", *required],
+        "additionalProperties": False,
+    }
+
+
+def _operation(item: Any, name: str) -> SentWrite:
+    """An operation as JSON. Raises `UsageError` for one that `OPERATION` excludes."""
+    if type(item) is not dict or not item.keys() <= {"op", *_OPERATION_FIELDS}:
+        raise UsageError(name, 'pass {"op": ..., "key": ..., "end": ..., "value": ...}')
+    word = item.get("op")
+    op = _OPS.get(word) if isinstance(word, str) else None
+    if op is None:
+        raise UsageError(f"{name}: op {word!r}", f"pass one of {', '.join(_OPS)}")
+    if "key" not in item or not item.keys() - {"op"} <= _MAY_HAVE[op]:
+        named = ", ".join(sorted(_MAY_HAVE[op]))
+        raise UsageError(f"{name} is a {word} with other fields", f"pass some of {named}")
+    found = {
+        each: _OPERATION_FIELDS[each].read(value, f"{name}.{each}")
+        for each, value in item.items()
+        if each != "op"
+    }
+    return SentWrite(op, found["key"], found.get("end"), found.get("value"), found.get("expires"))
+
+
+_REQUIRED_FIELDS: Final = {"key": KEY, "end": BOUND, "value": VALUE}
+_OPERATION_FIELDS: Final = {"key": KEY, "end": BOUND.or_null, "value": VALUE, "expires": EXPIRY}
+_MAY_HAVE: Final = {
+    WriteOp.PUT: {"key", "value", "expires"},
+    WriteOp.DELETE: {"key"},
+    WriteOp.DELETE_RANGE: {"key", "end"},
+    WriteOp.READ: {"key"},
+    WriteOp.READ_RANGE: {"key", "end"},
+}
+OPERATION: Final = object_of(
+    {
+        "oneOf": [
+            _sent(WriteOp.PUT, "key", "value", expires=EXPIRY),
+            _sent(WriteOp.DELETE, "key"),
+            _sent(WriteOp.DELETE_RANGE, "key", "end"),
+            _sent(WriteOp.READ, "key"),
+            _sent(WriteOp.READ_RANGE, "key", end=BOUND.or_null),
+        ]
+    },
+    _operation,
+)
+"""An operation of a batch, as JSON."""
+
+
 def operations(call: Invocation) -> list[SentWrite]:
     """The operations of a batch. Raises `UsageError` for a wrong row."""
     if call.table is not None:
@@ -179,7 +283,7 @@ def operations(call: Invocation) -> list[SentWrite]:
             for row in rows
         ]
     else:
-        found = [_operation(item, n) for n, item in enumerate(call.items("ops"))]
+        found = call.items("ops")
     for number, (op, _, end, value, expires) in enumerate(found):
         if op not in _CODES:
             raise UsageError(f"operation {number} has the code {op}", _CODE_RULE)
@@ -192,41 +296,118 @@ def operations(call: Invocation) -> list[SentWrite]:
     return found
 
 
-_KEY: Final = {"key": "bytes"}
-_CONDITION: Final = {"expected": "bytes", "unchanged_since": "time"}
+def _once(
+    run: Callable[[Invocation], Answer], again: Callable[[Invocation, Timestamp], Answer]
+) -> Callable[[Invocation], Answer]:
+    """The work of a verb that does a request once. `again` makes the first answer anew."""
 
-WRITES: Final = [
-    Verb(
-        name,
+    def once(call: Invocation) -> Answer:
+        try:
+            return run(call)
+        except (AccessDeniedError, StorageError):
+            raise
+        except KVStoreError:
+            at = _done_at(call)
+            if at is None:
+                raise
+            return again(call, at)
+
+    return once
+
+
+def _done_at(call: Invocation) -> Timestamp | None:
+    requests = call.store.requests
+    if call.token is None or not requests.is_done(call.token):
+        return None
+    return requests.done_at(call.token, durability(call))
+
+
+_KEY: Final = {"key": KEY.required}
+_PUT: Final = {**_KEY, "value": VALUE.required, "expires": EXPIRY}
+_CONDITION: Final = {"expected": VALUE.or_null, "unchanged_since": TIME}
+_ALWAYS: Final = fields(timestamp=TIMESTAMP)
+_PERHAPS: Final = fields(timestamp=or_null(TIMESTAMP))
+_TIMES: Final = (HistoryGoneError, NotYetWrittenError)
+
+
+def _writing(
+    run: Callable[[Invocation], Answer],
+    parameters: Mapping[str, Parameter],
+    result: Schema,
+    again: Callable[[Invocation, Timestamp], Answer] = _committed,
+    **more: Any,
+) -> Verb:
+    """A verb whose request is done once."""
+    return Verb(
+        run.__name__,
         WRITE,
-        run,
+        _once(run, again),
         described(run),
-        {**parameters, "durability": "text"},
-        rows,
+        {**parameters, "durability": word(DURABILITIES)},
         once=True,
         is_short=run is not delete_range,
+        result=result,
+        **more,
     )
-    for name, run, parameters, rows in (
-        ("put", put, {**_KEY, "value": "bytes", "expires": "time"}, None),
-        ("delete", delete, _KEY, None),
-        ("delete_range", delete_range, {**SPAN, "idempotent": "flag"}, None),
-        (
-            "batch",
-            batch,
-            {"ops": "list of operations", "read_at": "time", "definitions": "text", "rows": "flag"},
-            WRITES_SCHEMA,
-        ),
-        ("put_if", put_if, {**_KEY, "value": "bytes", **_CONDITION, "expires": "time"}, None),
-        ("delete_if", delete_if, {**_KEY, **_CONDITION}, None),
-        ("pop", pop, _KEY, None),
-        ("persist", persist, _KEY, None),
-        ("increment", increment, {**_KEY, "by": "integer", "expires": "time"}, None),
-    )
+
+
+WRITES: Final = [
+    _writing(put, _PUT, _ALWAYS),
+    _writing(delete, _KEY, _ALWAYS),
+    _writing(
+        delete_range,
+        {**SPAN, "idempotent": FLAG},
+        _PERHAPS,
+        one_of=("end", "prefix"),
+        apart=SPAN_APART,
+    ),
+    _writing(
+        batch,
+        {
+            "ops": list_of(OPERATION).or_rows,
+            "read_at": TIME,
+            "definitions": json_text("kvstore-digests", "the digests of definitions, by table"),
+            "rows": FLAG,
+        },
+        _PERHAPS,
+        rows=WRITES_SCHEMA,
+        errors=(*_TIMES, ConflictError, NotFoundError),
+    ),
+    _writing(
+        put_if,
+        {**_PUT, **_CONDITION},
+        _ALWAYS,
+        one_of=tuple(_CONDITION),
+        errors=(*_TIMES, PreconditionError),
+    ),
+    _writing(
+        delete_if,
+        {**_KEY, **_CONDITION},
+        _ALWAYS,
+        one_of=tuple(_CONDITION),
+        errors=(*_TIMES, PreconditionError),
+    ),
+    _writing(pop, _KEY, fields(found=results.FLAG, value=or_null(BYTES)), _popped),
+    _writing(persist, _KEY, _PERHAPS),
+    _writing(
+        increment,
+        {**_KEY, "by": integer(-COUNTER_MAX - 1, COUNTER_MAX), "expires": EXPIRY},
+        fields(sum=results.INTEGER),
+        _summed,
+        errors=(NotACounterError,),
+    ),
+    Verb(
+        revert_range.__name__,
+        WRITE,
+        revert_range,
+        described(revert_range),
+        {**SPAN, "to": TIME.required.but("pass the time of the state to restore")},
+        result=_PERHAPS,
+        errors=_TIMES,
+        apart=SPAN_APART,
+    ),
+    Verb(sync.__name__, WRITE, sync, described(sync), {}, result=fields(upper=TIMESTAMP)),
 ]
-WRITES.append(
-    Verb("revert_range", WRITE, revert_range, described(revert_range), {**SPAN, "to": "time"})
-)
-WRITES.append(Verb("sync", WRITE, sync, described(sync), {}))
 
 
 def _is_row(each: SentWrite) -> bool:
@@ -286,36 +467,11 @@ def _commit_if(call: Invocation, writes: WriteSet) -> Answer:
 def _put(call: Invocation) -> WriteSet:
     writes, expires = call.store.requests.write_set(), call.expiry()
     if expires is None:
-        writes.put(call.key(), _value(call))
+        writes.put(call.key(), call["value"])
     else:
         due = call.store.requests.due(expires, call.token)
-        writes.put_expiring(call.key(), _value(call), due)
+        writes.put_expiring(call.key(), call["value"], due)
     return writes
-
-
-def _value(call: Invocation) -> bytes:
-    value = call.value()
-    if value is None:
-        raise UsageError("argument 'value' is missing", "pass the value, or delete the key")
-    return value
-
-
-def _operation(item: Any, number: int) -> SentWrite:
-    if type(item) is not dict or not item.keys() <= set(SentWrite._fields):
-        raise UsageError(f"ops[{number}]", 'pass {"op": ..., "key": ..., "end": ..., "value": ...}')
-    name = item.get("op")
-    op = _OPS.get(name) if isinstance(name, str) else None
-    if op is None:
-        raise UsageError(f"ops[{number}]: op {name!r}", f"pass one of {', '.join(_OPS)}")
-
-    def read(name: str) -> bytes | None:
-        found = item.get(name)
-        return None if found is None else from_json(found, name=f"ops[{number}].{name}")
-
-    expires = item.get("expires")
-    if expires is not None and type(expires) not in (int, str):
-        raise UsageError(f"ops[{number}].expires={expires!r}", "pass a time, or `+1h`")
-    return SentWrite(op, read("key") or b"", read("end"), read("value"), expires)
 
 
 def _at(timestamp: int | None) -> Answer:
