@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -128,7 +129,7 @@ def python_value(array: pa.Array, at: int) -> Any:
         plain = array.dictionary.take(array.indices)
     if arrays.family(kind) in ("instant", "timestamp", "date", "time", "duration"):
         value = as_python(plain, at) if kind != pa.date64() else NOTHING
-        return NOTHING if type(value) is int else value
+        return NOTHING if type(value) is int or value is pd.NaT else value
     if arrays.family(kind) in ("text", "decimal"):
         try:
             return plain[at].as_py()
