@@ -13,7 +13,7 @@ from backup.chains import Chain, Chains
 from backup.instants import labels_of, time_or_label
 from backup.place import CollectionPlace, find_place
 from backup.sealed import Secret
-from backup.shard import VERSIONS, Shard, ShardBatch, ShardPart, ShardSnapshot, Storage
+from backup.shard import Shard, ShardBatch, ShardPart, ShardSnapshot, Storage
 from backup.shard.rows.part_reader import fault_of, open_part
 from kvstore.clock import Clock, WallClock
 from kvstore.forks import own
@@ -102,14 +102,14 @@ class CollectionContents:
 
     def check_part(self, part: ShardPart) -> str | None:
         """Read a part of one of the chains; returns its fault, None if its bytes are as written."""
-        return fault_of(self._place.blob, part, VERSIONS)
+        return fault_of(self._place.blob, part)
 
     def open_part(self, part: ShardPart) -> pq.ParquetFile:
         """Open a part of one of the `batches`, to be read piece by piece, each page checked.
 
         Raises `MissingPartError` if compaction has replaced the part: look at the batches again.
         """
-        return open_part(self._place.blob, part, VERSIONS)
+        return open_part(self._place.blob, part)
 
     def snapshot(
         self, as_of: TimeLike | None

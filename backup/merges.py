@@ -20,8 +20,7 @@ import pyarrow as pa
 
 from backup.shard import Shard
 from backup.shard.compact import merge_slot
-from backup.shard.state.merging import Slot, part_of_slot
-from backup.shard.state.state import ShardBatch
+from backup.shard.state.trace import ShardBatch, Slot, part_of_slot
 from kvstore.limits import SMALL_MERGE_BYTES_MAX, SMALL_MERGE_ROWS_MAX
 
 _NOWHERE: Final = (0, 0)

@@ -192,7 +192,7 @@ def build_pieces(
         PieceTask(
             number,
             source.place,
-            Split(snapshot.rule, snapshot.as_of, span, snapshot.batches),
+            Split(snapshot.as_of, span, snapshot.batches),
             view,
             since,
             plan.span,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -17,13 +18,13 @@ from bulk.applying import RowsApplied, apply_rows, sync_rows
 from bulk.decoding import decoded, decoded_files
 from bulk.delimited import QUOTINGS
 from bulk.exports import export_rows, live_rows, packed, write_rows
-from bulk.files import Reads, file_events, format_of, require_quoting
+from bulk.files import Reads, file_events, first_row, format_of, require_quoting
 from bulk.ingest import ingest
 from bulk.loading import import_rows
 from bulk.manifest import Manifest
 from bulk.progress import Reading
 from bulk.remote import OnConflict
-from bulk.seed import seed
+from bulk.seed import SeedColumns, SeedRows, seed
 from bulk.sort import DUPLICATES
 from bulk.stagings import expire_stagings, staged_manifest
 from kvstore.arguments import is_url
@@ -45,10 +46,11 @@ from kvstore.cli.options import (
 )
 from kvstore.cli.output import counting, print_figures, working
 from kvstore.cli.stores import open_or_create
+from kvstore.clock import Clock
 from kvstore.errors import UsageError
 from kvstore.opening import open_read_only
 from kvstore.span import Span
-from kvstore.timestamp import Timestamp
+from kvstore.timestamp import Timestamp, to_timestamp
 
 ON_CONFLICT: Final[tuple[OnConflict, ...]] = ("overwrite", "error")
 
@@ -367,21 +369,31 @@ def seed_(
     quotes = one_of("--quoting", quoting, QUOTINGS)
     require_quoting(sources, quotes)
     rows = 0
+    columns = SeedColumns(key, value, at, op)
 
-    def counted(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def events(reads: Reads) -> Iterator[pa.RecordBatch]:
+        """The rows of the files, which are checked here, where file and row are known."""
         nonlocal rows
-        for batch in batches:
-            yield batch
-            rows += batch.num_rows
+        clock, both = Clock(), Encodings(encoding, encoding)
+        least = int(to_timestamp(since, name="since", now=clock.wall_ns))
+        for source in sources:
+            first = first_row(source)
+            checks = SeedRows(columns, since=least, upto=clock.wall_ns(), first=first)
+            found = file_events([source], key=key, value=value, at=at, op=op, reads=reads)
+            for batch in decoded(found, both, str(source), first=first):
+                try:
+                    deque(checks.checked([batch]), maxlen=0)
+                except UsageError as error:
+                    raise UsageError(f"{source}: {error.what}", error.remedy) from error
+                yield batch
+                rows += batch.num_rows
 
     with working(f"seeding {store}", quiet=as_json) as progress:
         reading = Reading(sources)
-        reads = Reads(reading, quotes)
-        events = file_events(sources, key=key, value=value, at=at, op=op, reads=reads)
-        both, show = Encodings(encoding, encoding), counting(progress, "rows read")
+        found = events(Reads(reading, quotes))
         newest = seed(
             store,
-            counted(reading.over(decoded(events, both, str(store)), show)),
+            reading.over(found, counting(progress, "rows read")),
             key=key,
             value=value,
             at=at,

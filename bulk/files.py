@@ -10,6 +10,7 @@ columns; a CSV file is read with these types.
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -43,6 +44,7 @@ COMPRESSIONS: Final = {".gz": "gzip", ".zst": "zstd"}
 """The compression of a file of text, by the last ending of its name."""
 _AS_BYTES: Final = None
 """The types of columns that are read as bytes."""
+_NUMBER: Final = re.compile(r"-?\d+\Z")
 _ARROW: Final = b"ARROW1"
 _SCHEMA: Final = pa.schema([("key", pa.binary()), ("value", pa.binary())])
 
@@ -108,7 +110,7 @@ def column_names(path: Path, reads: Reads = PLAIN_READS) -> list[str]:
         if kind == "parquet":
             return list(pq.read_schema(path).names)
         if kind == "arrow":
-            return next((list(batch.schema.names) for batch in _arrow(path, None, None, reads)), [])
+            return _arrow_names(path)
         with _unpacked(path) as source:
             if kind == "jsonl":
                 return first_fields(io.BufferedReader(source), str(path))
@@ -233,10 +235,12 @@ def _json_lines(
 
 
 def _parquet(
-    path: Path, wanted: list[str] | None, _: object, reads: Reads
+    path: Path, wanted: list[str] | None, types: pa.Schema | None, reads: Reads
 ) -> Iterator[pa.RecordBatch]:
     with pq.ParquetFile(path) as file:
         _require_columns(path, file.schema_arrow.names, wanted)
+        if types is not None:
+            _require_no_index(path, file.schema_arrow, types)
         _require_one_parquet(path, file.metadata)
         batches = file.iter_batches(batch_size=ARROW_ROWS_MAX, columns=wanted)
         yield from _counted(path, batches, file.metadata.num_rows, reads.reading)
@@ -271,7 +275,7 @@ def _delimiter(path: Path) -> str:
 
 
 def _arrow(
-    path: Path, wanted: list[str] | None, _: object, reads: Reads
+    path: Path, wanted: list[str] | None, types: pa.Schema | None, reads: Reads
 ) -> Iterator[pa.RecordBatch]:
     with pa.memory_map(str(path)) as source:
         size, reading = source.size(), reads.reading
@@ -287,12 +291,22 @@ def _arrow(
         _require_one_arrow(path, source)
         file = pa.ipc.open_file(source)
         _require_columns(path, file.schema.names, wanted)
+        if types is not None:
+            _require_no_index(path, file.schema, types)
         last = 0
         if reading is not None:
             reading.follow(path, lambda: last / max(file.num_record_batches, 1))
         for number in range(file.num_record_batches):
             last = number + 1
             yield file.get_batch(number)
+
+
+def _arrow_names(path: Path) -> list[str]:
+    with pa.memory_map(str(path)) as source:
+        is_file = source.read(len(_ARROW)) == _ARROW
+        source.seek(0)
+        opened = pa.ipc.open_file(source) if is_file else pa.ipc.open_stream(source)
+        return list(opened.schema.names)
 
 
 def _require_one_arrow(path: Path, source: pa.MemoryMappedFile) -> None:
@@ -307,6 +321,17 @@ def _require_one_arrow(path: Path, source: pa.MemoryMappedFile) -> None:
     rest = source.read()
     if b"ARROW1ARROW1" in rest and behind > 8:
         raise _several(path)
+
+
+def _require_no_index(path: Path, schema: pa.Schema, types: pa.Schema) -> None:
+    """Raise `UsageError` for the index of a pandas frame that has no name: pandas writes it as a
+    column if it is more than a count of rows, and a table has no such column."""
+    for name in set(schema.names) - set(types.names):
+        if re.fullmatch(r"__index_level_\d+__", name) and b"pandas" in (schema.metadata or {}):
+            raise UsageError(
+                f"{path}: column {name!r} is the index of a pandas frame",
+                "write the frame with index=False, or give the index the name of a column",
+            )
 
 
 def _require_one_parquet(path: Path, metadata: pq.FileMetaData) -> None:
@@ -360,16 +385,24 @@ def _times(
 
 
 def _no_times(text: pa.Array, path: Path, name: str, first: int) -> UsageError:
-    """Names the first value that is no time."""
+    """Names the first value that is no time; in a column that begins with nanoseconds, the first
+    that is no number."""
     remedy = "write ISO-8601 with a zone, or nanoseconds in all rows"
-    for row, each in enumerate(text.to_pylist(), first):
-        if each is not None:
-            try:
-                pa.scalar(each).cast(pa.timestamp("ns", "UTC"))
-            except pa.ArrowInvalid:
-                problem = f"{each[:100]!r} is no time"
-                return UsageError(f"{path}: row {row}, column {name!r}: {problem}", remedy)
+    given = [(row, each) for row, each in enumerate(text.to_pylist(), first) if each is not None]
+    kind = pa.int64() if given and _NUMBER.match(given[0][1]) else pa.timestamp("ns", "UTC")
+    for row, each in given:
+        if not _casts(each, kind):
+            problem = f"{each[:100]!r} is no time"
+            return UsageError(f"{path}: row {row}, column {name!r}: {problem}", remedy)
     return UsageError(f"{path}: column {name!r} has no times", remedy)
+
+
+def _casts(text: str, kind: pa.DataType) -> bool:
+    try:
+        pa.scalar(text).cast(kind)
+    except pa.ArrowInvalid:
+        return False
+    return True
 
 
 def _binary(batch: pa.RecordBatch, name: str, path: Path) -> pa.Array:

@@ -108,11 +108,11 @@ class CheckedRows(NamedTuple):
 class SeedRows:
     """Reads rows as entries to be sorted, and notes the newest time."""
 
-    def __init__(self, columns: SeedColumns, *, since: int, upto: int) -> None:
-        """Rows have times in `[since, upto]`."""
+    def __init__(self, columns: SeedColumns, *, since: int, upto: int, first: int = 0) -> None:
+        """Rows have times in `[since, upto]`. `first` is the number of the first one in errors."""
         self._columns = columns
         self._since, self._upto = since, upto
-        self._rows = 0
+        self._rows = first
         self.newest = since
 
     def entries(self, batches: Iterable[pa.RecordBatch] | object) -> Iterator[pa.RecordBatch]:

@@ -7,7 +7,7 @@ Invariants
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from itertools import repeat
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
@@ -189,7 +189,9 @@ def _arrow_puts(rows: Any) -> Iterator[tuple[bytes, bytes, int | None]]:
     for name in ("key", "value"):
         if name not in reader.schema.names:
             raise UsageError(f"no column {name!r}", "name the columns key and value")
+        require_once(name, reader.schema.names)
         require_bytes_type(reader.schema.field(name), noun=f"{name}s")
+    require_once("expires", reader.schema.names)
     first = 0
     for batch in reader:
         keys, values = batch.column("key"), batch.column("value")
@@ -207,6 +209,13 @@ def _dues(column: pa.Array, first: int) -> list[int | None]:
     is_set, times = expiry_column(column, "expires", first, Clock().wall_ns)
     given = iter(times.tolist())
     return [next(given) if each else None for each in is_set.to_pylist()]
+
+
+def require_once(name: str, names: Sequence[str]) -> None:
+    """Raise `UsageError` if there are two columns `name`: Arrow finds neither of them."""
+    count = list(names).count(name)
+    if count > 1:
+        raise UsageError(f"{count} columns {name!r}", "rename one")
 
 
 def require_bytes_type(field: pa.Field, *, noun: str = "keys") -> None:

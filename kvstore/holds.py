@@ -344,7 +344,8 @@ class Holds:
             for name in doomed:
                 del self._records[name]
 
-        self._committer.write_meta(stage, show, durable=False)
+        mend = self._committer.mend_by(self.reload)
+        self._committer.write_meta(stage, show, durable=False, mend=mend)
 
 
 def _require_name(name: object) -> None:

@@ -20,7 +20,7 @@ TESTING = "testing"
 """Users and tests call packages of this name. Models in them have the names of the modelled
 classes."""
 
-LIBRARIES = (Path("kvstore/journal"), Path("kvstore/tasks"), Path("backup/shard"))
+LIBRARIES = (Path("kvstore/journal"), Path("kvstore/tasks"))
 """Libraries that are kept whole, although the packages above call only a part of them: see decision
 56."""
 

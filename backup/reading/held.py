@@ -14,7 +14,7 @@ from contextlib import suppress
 from backup.chains import RETENTION, Chains
 from backup.reading.rows import plain_span
 from backup.shard import EMPTY, ReadLease, Shard
-from backup.shard.read_lease import snapshot_unheld
+from backup.shard.snapshot import snapshot_unheld
 from kvstore.errors import (
     AccessDeniedError,
     HistoryGoneError,

@@ -36,7 +36,7 @@ from backup.reading.held import Held, hold_chains
 from backup.reading.labels import CollectionAnswers
 from backup.reading.rows import changes_of, rows_of, versions_of
 from backup.reading.sides import ReaderSide
-from backup.shard import VERSIONS, ShardPart
+from backup.shard import ShardPart
 from backup.shard.rows.part_bytes import MissingPartError
 from backup.shard.rows.part_reader import OpenedPart
 from kvstore.arguments import VALUE_COLUMNS, is_many, key_list, require_limit
@@ -349,7 +349,7 @@ class CollectionReader:
         """A part, opened by blocks; the last ones stay open."""
         found = self._opened.get(part.name)
         if found is None or found.part != part:
-            found = OpenedPart(self._chains.blob, part, VERSIONS, by_block=True)
+            found = OpenedPart(self._chains.blob, part, by_block=True)
             self._opened[part.name] = found
             if len(self._opened) > READER_PARTS_MAX:
                 self._opened.popitem(last=False)

@@ -13,23 +13,23 @@ surely refused; otherwise `scrub` lists them. An output with an unknown fate is 
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Protocol
 
 from backup.shard.rows.batch_reader import read_batches
 from backup.shard.rows.batch_writer import BatchDesc, delete_batch, part_names, write_batch
 from backup.shard.rows.part_bytes import MissingPartError
-from backup.shard.rows.rules import RULES, Compact
+from backup.shard.rows.rules import Compact
 from backup.shard.rows.tally import OnProgress, Tally
-from backup.shard.state.commands import ApplyMerge, MergeOutcome, RequestMerge
 from backup.shard.state.log import StateLog
-from backup.shard.state.merging import Slot, input_names
-from backup.shard.state.state import ShardBatch
+from backup.shard.state.state import MergeOutcome
+from backup.shard.state.trace import ShardBatch, Slot, batches_of, input_names
 from kvstore.timestamp import TIMESTAMP_MAX
 
 
 def request_all(log: StateLog) -> None:
     """Ask for one slot over all batches, unless a merge would gain nothing."""
-    log.apply(RequestMerge(0, log.refresh().upper))
+    upper = log.refresh().upper
+    log.apply(lambda state: state.request_merge(0, upper))
 
 
 class Merge(Protocol):
@@ -50,14 +50,11 @@ def merge_here(
     log: StateLog, inputs: tuple[ShardBatch, ...], since: int, tally: Tally
 ) -> ShardBatch:
     """Merge in this process. Streams: memory is bounded."""
-    rule = RULES[log.state.rule]
     lower, upper = inputs[0].lower, inputs[-1].upper
-    rows = read_batches(
-        log.blob, inputs, rule=rule, view=Compact(lower, since, log.state.kept_below(since))
-    )
+    view = Compact(lower, since, log.state.kept_below(since))
+    rows = tally.over(read_batches(log.blob, inputs, view=view))
     desc = BatchDesc(lower, upper, since)
-    rows = tally.over(rows)
-    return write_batch(log.blob, desc, rows, rule=rule, names=part_names(log.shard, log.clock))
+    return write_batch(log.blob, desc, rows, names=part_names(log.shard, log.clock))
 
 
 def merge_slot(
@@ -65,9 +62,8 @@ def merge_slot(
 ) -> MergeOutcome:
     """Merge the batches of `slot` and put the result in place."""
     state = log.refresh()
-    lower, upper = slot
-    inputs = tuple(b for b in state.batches if lower <= b.lower and b.upper <= upper)
-    if not inputs or (inputs[0].lower, inputs[-1].upper) != slot:
+    inputs = batches_of(state.batches, slot)
+    if not inputs:
         return MergeOutcome.NO_MATCH
     since = min(state.since, TIMESTAMP_MAX)
     try:
@@ -76,12 +72,10 @@ def merge_slot(
         if inputs_in_place(log.refresh().batches, inputs):
             raise
         return MergeOutcome.NO_MATCH  # merged by another and collected, while we read
-    outcome: Any
-    outcome, _, unsure = log.apply(ApplyMerge(output, input_names(inputs)))
-    if not outcome.applied and not unsure:
+    applied = log.apply(lambda state: state.apply_merge(output, input_names(inputs)))
+    if not applied.outcome.applied and not applied.unsure:
         delete_batch(log.blob, output)
-    assert isinstance(outcome, MergeOutcome)
-    return outcome
+    return applied.outcome
 
 
 def merge_pending(

@@ -22,7 +22,6 @@ from dataclasses import dataclass
 from functools import partial
 
 from backup.shard.state import codec, witness
-from backup.shard.state.commands import ExpireIdleWriters, ExpireLapsed, RemoveRollups, RequestGc
 from backup.shard.state.log import StateLog
 from kvstore.limits import ROLLUP_EVERY, WRITER_IDLE_NS
 
@@ -42,7 +41,7 @@ def collect_if_due(log: StateLog) -> Collected:
     if log.state.gc_target is None:
         return Collected()  # by the state of this handle, which costs nothing
     expire_idle_writers(log)
-    target = log.apply(RequestGc()).outcome.seqno
+    target = log.apply(lambda state: state.request_gc()).outcome
     return Collected() if target is None else collect(log, to=target)
 
 
@@ -50,14 +49,14 @@ def expire_lapsed(log: StateLog) -> None:
     """Forget the readers whose lease has run out: a crashed one would keep all it held."""
     now_ns = log.clock.wall_ns()
     if log.state.lapsed_readers(now_ns):
-        log.apply(ExpireLapsed(now_ns))
+        log.apply(lambda state: state.expire_lapsed(now_ns))
 
 
 def expire_idle_writers(log: StateLog) -> None:
     """Forget writers that nobody comes back to: every backup uses a new writer."""
     before_ns = log.clock.wall_ns() - WRITER_IDLE_NS
     if log.state.idle_writers(before_ns):
-        log.apply(ExpireIdleWriters(before_ns))
+        log.apply(lambda state: state.expire_idle_writers(before_ns))
 
 
 def prepare(log: StateLog) -> None:
@@ -94,6 +93,6 @@ def collect(log: StateLog, *, to: int | None = None) -> Collected:
     if earliest < rollup:
         log.retrying(lambda: log.consensus.truncate(log.shard, rollup))
         witness.remove(log.blob, log.shard, below=rollup)
-    older = tuple((seqno, name) for seqno, name in state.rollups.items() if seqno < rollup)
-    removed = log.apply(RemoveRollups(older)).outcome.seqnos if older else ()
+    older = {seqno: name for seqno, name in state.rollups.items() if seqno < rollup}
+    removed = log.apply(lambda state: state.remove_rollups(older)).outcome if older else ()
     return Collected(blobs, rollup - earliest, len(removed))

@@ -15,11 +15,10 @@ from functools import partial
 
 from backup.shard.rows.part_bytes import MissingPartError
 from backup.shard.rows.part_reader import require_part
-from backup.shard.rows.rules import RULES
 from backup.shard.rows.tally import Tally
 from backup.shard.state import codec
 from backup.shard.state.log import StateLog
-from backup.shard.state.state import ShardPart
+from backup.shard.state.trace import ShardPart
 from backup.shard.state.witness import is_witness
 from kvstore.errors import CorruptionError
 
@@ -82,7 +81,7 @@ def _altered(log: StateLog, parts: Sequence[ShardPart], gone: set[str], tally: T
     for part in parts:
         try:
             if part.name not in gone:
-                require_part(log.blob, part, RULES[log.state.rule])
+                require_part(log.blob, part)
         except MissingPartError:
             gone.add(part.name)
         except CorruptionError:

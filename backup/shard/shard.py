@@ -1,6 +1,6 @@
 """Shard: a durable collection of updates over time, on any blob and consensus.
 
-    with Shard.open(blob, consensus, "orders", rule=VERSIONS) as shard:
+    with Shard.open(blob, consensus, "orders") as shard:
         batch = shard.write_batch(BatchDesc(shard.upper, t), record_batches)
         shard.writer("backup").compare_and_append(batch, token=token)
         with shard.snapshot(t - 1) as snapshot:
@@ -8,8 +8,16 @@
 
 Any number of processes may use one shard; each makes its own handle. A handle is for one thread.
 
-The handle adds three things to the machine of the state: it waits and tries again, it holds the
-history that its readers use, and it turns outcomes into errors sorted by what the caller should do.
+The handles add three things to the commands of the state: they wait and try again, they hold the
+history that their readers use, and they turn answers into errors sorted by what the caller should
+do.
+
+* `Writer` appends. The outcome of an append is always known, except where a newer append of the
+  same writer hides it: then the caller gets `IndeterminateError`, and nothing is guessed.
+* `Critical` keeps history for an owner that may be away for long, and never expires. It carries an
+  8-byte token of its present owner. Moving it is compare-and-set on this token, so an owner that
+  was replaced while it slept cannot move it any more.
+* `ReadLease` (in `snapshot`) holds history that is being read.
 """
 
 from __future__ import annotations
@@ -20,19 +28,32 @@ from collections.abc import Iterable, Mapping, Set
 import pyarrow as pa
 
 from backup.shard import compact, gc, scrub
-from backup.shard.critical import Critical
-from backup.shard.read_lease import ReadLease, snapshot_unheld
 from backup.shard.rows.batch_writer import BatchDesc, OnFull, part_names, write_batch
-from backup.shard.rows.rules import VERSIONS, Rule
 from backup.shard.rows.tally import OnProgress, Tally
-from backup.shard.snapshot import ShardSnapshot
-from backup.shard.state import commands as c
+from backup.shard.snapshot import ReadLease, ShardSnapshot, snapshot_unheld
 from backup.shard.state import witness
 from backup.shard.state.log import StateLog
-from backup.shard.state.state import ShardBatch, ShardState, frontier_text
-from backup.shard.writer import Writer
+from backup.shard.state.state import (
+    AlreadyCommitted,
+    Appended,
+    Kept,
+    MergeOutcome,
+    OpaqueMismatch,
+    ShardState,
+    UpperMismatch,
+    frontier_text,
+    require_frontier,
+)
+from backup.shard.state.trace import ShardBatch
 from kvstore.clock import Clock, WallClock
-from kvstore.errors import AccessDeniedError, OutOfSpaceError, UsageError
+from kvstore.errors import (
+    AccessDeniedError,
+    IndeterminateError,
+    OpaqueMismatchError,
+    OutOfSpaceError,
+    UpperMismatchError,
+    UsageError,
+)
 from kvstore.limits import LEASE_NS
 from kvstore.storage.contract import Blob, Consensus
 from kvstore.storage.patience import Patience
@@ -41,10 +62,8 @@ from kvstore.storage.patience import Patience
 class Shard:
     """A handle on one shard. See the module."""
 
-    def __init__(self, log: StateLog, rule: Rule, *, inline_bytes_max: int) -> None:
+    def __init__(self, log: StateLog) -> None:
         self.log = log
-        self.rule = rule
-        self._inline_bytes_max = inline_bytes_max
 
     @classmethod
     def open(
@@ -53,23 +72,20 @@ class Shard:
         consensus: Consensus,
         shard: str,
         *,
-        rule: Rule = VERSIONS,
         create: bool = True,
         clock: WallClock | None = None,
         patience: Patience | None = None,
-        inline_bytes_max: int = 0,
         known: ShardState | None = None,
     ) -> Shard:
         """Open `shard`, creating it if need be. With a `known` state only newer versions are read.
 
-        `patience` is the blob's unless it is given. Parts of at most `inline_bytes_max` bytes are
-        kept in the state: that saves a blob each, but hides them from other programs. Raises
-        `UsageError` if the shard has another rule, or if it is missing and `create` is false.
+        `patience` is the blob's unless it is given. Raises `MissingShardError` if the shard is
+        missing and `create` is false.
         """
         time = clock or Clock()
         log = StateLog(blob, consensus, shard, clock=time, patience=patience, known=known)
-        log.open(rule=rule.name, create=create)
-        return cls(log, rule, inline_bytes_max=inline_bytes_max)
+        log.open(create=create)
+        return cls(log)
 
     def __enter__(self) -> Shard:
         return self
@@ -128,9 +144,7 @@ class Shard:
             self.blob,
             desc,
             batches,
-            rule=self.rule,
             names=part_names(self.log.shard, self.log.clock),
-            inline_bytes_max=self._inline_bytes_max,
             on_full=on_full,
         )
 
@@ -143,16 +157,12 @@ class Shard:
 
     # -- reading and holding -----------------------------------------------------------------
 
-    def reader(self, *, lease_ns: int | None = None, from_critical: bool = False) -> ReadLease:
+    def reader(self, *, lease_ns: int | None = None) -> ReadLease:
         """Register a leased reader, for a `with` statement.
 
         The lease must be renewed within `lease_ns`; reading the rows of its snapshots does that.
         """
-        lease_ns = LEASE_NS if lease_ns is None else lease_ns
-        name = f"r-{secrets.token_hex(8)}"
-        now_ns = self.log.clock.wall_ns()
-        command = c.RegisterLeasedReader(name, now_ns, lease_ns, from_critical)
-        return ReadLease(self.log, name, self.log.apply(command).outcome, lease_ns=lease_ns)
+        return ReadLease(self.log, lease_ns=LEASE_NS if lease_ns is None else lease_ns)
 
     def snapshot(self, as_of: int) -> ShardSnapshot:
         """The shard at `as_of`, held by a lease of its own until the snapshot is closed.
@@ -176,23 +186,22 @@ class Shard:
 
         Write `name` down durably before: a hold that nobody remembers keeps history for ever.
         """
-        registered = self.log.apply(c.RegisterCritical(name)).outcome
-        return Critical(self.log, name, since=registered.since, opaque=registered.opaque)
+        hold = self.log.apply(lambda state: state.register_critical(name)).outcome
+        return Critical(self.log, name, since=hold.since, opaque=hold.opaque)
 
     def keep_instants(self, instants: Iterable[int]) -> None:
         """Keep these instants readable when `since` passes them, and the labelled ones; give up the
         others that were kept. Instants that are not readable are left out."""
-        self.log.apply(c.KeepInstants(tuple(sorted({int(instant) for instant in instants}))))
+        chosen = tuple(sorted({int(instant) for instant in instants}))
+        self.log.apply(lambda state: state.keep_instants(chosen))
 
-    def label(self, label: str, instant: int) -> c.Kept:
+    def label(self, label: str, instant: int) -> Kept:
         """Keep `instant`, and give it a label, which one instant of the shard has."""
-        found: c.Kept = self.log.apply(c.LabelInstant(label, int(instant))).outcome
-        return found
+        return self.log.apply(lambda state: state.label_instant(label, int(instant))).outcome
 
-    def drop_label(self, label: str) -> c.Kept:
+    def drop_label(self, label: str) -> Kept:
         """Take a label away. Its instant is kept until `keep_instants` chooses others."""
-        found: c.Kept = self.log.apply(c.DropLabel(label)).outcome
-        return found
+        return self.log.apply(lambda state: state.drop_label(label)).outcome
 
     # -- maintenance -------------------------------------------------------------------------
 
@@ -202,7 +211,7 @@ class Shard:
         full: bool = False,
         merge: compact.Merge = compact.merge_here,
         progress: OnProgress | None = None,
-    ) -> list[c.MergeOutcome]:
+    ) -> list[MergeOutcome]:
         """Do the pending merges; with `full`, merge everything into one batch.
 
         A full merge removes all history that `since` has passed from the newest version; `gc` then
@@ -227,12 +236,6 @@ class Shard:
         state = self.state
         if state.gc_target is not None or state.lapsed_readers(self.log.clock.wall_ns()):
             gc.collect_if_due(self.log)
-
-    def maintain(self) -> None:
-        """Expire, merge and collect as far as due. Every user should call this now and then."""
-        gc.expire_lapsed(self.log)
-        compact.merge_pending(self.log)
-        gc.collect_if_due(self.log)
 
     def scrub(
         self,
@@ -265,7 +268,7 @@ class Shard:
         Raises `UsageError` if they are not. Safe to call again after a crash.
         """
         while True:
-            outcome = self.log.apply(c.Finalise()).outcome
+            outcome = self.log.apply(lambda state: state.finalise()).outcome
             if outcome.done:
                 break
             if outcome.left is None:
@@ -277,3 +280,100 @@ class Shard:
         self.log.write_rollup()
         gc.collect(self.log)
         witness.remove(self.blob, self.log.shard)
+
+
+class Writer:
+    """Appends batches under one name, which the shard remembers with the last token."""
+
+    def __init__(self, log: StateLog, name: str) -> None:
+        self.name = name
+        self._log = log
+
+    def compare_and_append(
+        self,
+        batch: ShardBatch,
+        *,
+        token: str | None = None,
+        expected_upper: int | None = None,
+        retrying: bool = False,
+    ) -> Appended:
+        """Append `batch` if the shard's upper is its lower (`expected_upper`, if given, says so).
+
+        `token` names this append. After a crash, repeat it with the same token and `retrying=True`:
+        it is done once. If an earlier attempt has succeeded, the result is the shard's current
+        upper. Raises `UpperMismatchError` (surely not appended: another writer was faster),
+        `IndeterminateError` (the outcome cannot be told any more), `UsageError` for bounds that
+        make no sense or a token that was used before.
+        """
+        if expected_upper is not None and expected_upper != batch.lower:
+            raise UsageError(
+                f"the batch begins at {batch.lower}, not at {expected_upper}",
+                "build the batch from the expected upper on",
+            )
+        token = token or secrets.token_hex(16)
+        now_ns = self._log.clock.wall_ns()
+        applied = self._log.apply(
+            lambda state: state.compare_and_append(
+                batch, writer=self.name, token=token, now_ns=now_ns
+            )
+        )
+        is_retried = applied.unsure or retrying
+        match applied.outcome:
+            case Appended():
+                return applied.outcome
+            case AlreadyCommitted(upper) if is_retried:
+                return Appended(upper)
+            case AlreadyCommitted():
+                raise UsageError(
+                    f"writer {self.name} used the token of its last append again",
+                    "name each append by a token of its own",
+                )
+            case UpperMismatch(upper, writer_upper):
+                if is_retried and writer_upper is not None and writer_upper >= batch.upper:
+                    raise IndeterminateError(
+                        f"the append of [{batch.lower}, {batch.upper})",
+                        f"the shard is at {frontier_text(upper)}, this writer's newer appends too",
+                    )
+                raise UpperMismatchError(
+                    expected=batch.lower, upper=upper, writer_upper=writer_upper
+                )
+
+    def progress(self, upper: int) -> Appended:
+        """Say that nothing was written in `[shard.upper, upper)`."""
+        require_frontier(upper, name="upper")
+        return self.compare_and_append(ShardBatch(self._log.state.upper, upper))
+
+
+class Critical:
+    """A hold that never expires. Moving it takes its token."""
+
+    def __init__(self, log: StateLog, name: str, *, since: int, opaque: bytes) -> None:
+        self.name = name
+        self.since = since
+        self.opaque = opaque
+        self._log = log
+
+    def downgrade(self, since: int, *, opaque: bytes | None = None) -> int:
+        """Give up history below `since`, and put the token `opaque` (default: the same) on the
+        hold.
+
+        Returns the hold's `since`.
+
+        Raises `OpaqueMismatchError` if another owner has put its own token: step down.
+        """
+        require_frontier(since, name="since")
+        new = self.opaque if opaque is None else opaque
+        applied = self._log.apply(
+            lambda state: state.compare_and_downgrade(
+                self.name, since, expected=self.opaque, opaque=new
+            )
+        )
+        after = applied.outcome
+        if isinstance(after, OpaqueMismatch):
+            # With our own token: an attempt whose reply was lost has moved the hold.
+            if not (applied.unsure and after.opaque == new and after.since >= since):
+                raise OpaqueMismatchError(self.name, opaque=after.opaque, since=after.since)
+            after = after.since
+        self.since = after
+        self.opaque = new
+        return self.since

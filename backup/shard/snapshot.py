@@ -1,19 +1,25 @@
-"""Reading a shard: snapshots at a time, splits of them for other processes, and listening.
+"""Reading a shard: snapshots at a time, the leases that hold them, and splits for other processes.
 
 A snapshot is a list of batches and a time. Its parts stay readable while a lease holds its version,
 so it is used inside `with` and released. Where the lease was lost, a missing part is reported as
 `LeaseExpiredError`, not as damage.
+
+A lease holds two things until its reader stops renewing it: `since`, so that compaction keeps the
+history that the reader wants, and the version of its oldest open snapshot, so that collection keeps
+the parts. Every downgrade renews the lease, and so does taking the rows of a snapshot, now and
+then. Calls after the lease has run out raise `LeaseExpiredError`.
 """
 
 from __future__ import annotations
 
 import json
+import secrets
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import pyarrow as pa
 
@@ -22,17 +28,19 @@ from backup.shard.rows.found import FindBounds, Found, find_versions
 from backup.shard.rows.part_bytes import MissingPartError
 from backup.shard.rows.part_reader import OpenedPart, open_part
 from backup.shard.rows.ranges import range_tombstones
-from backup.shard.rows.rules import RULES, VERSIONS, AsOf, View, Window
+from backup.shard.rows.rules import AsOf, View, Window
 from backup.shard.state import codec
-from backup.shard.state.state import ShardBatch, ShardPart
+from backup.shard.state.log import StateLog
+from backup.shard.state.state import EMPTY, require_frontier
+from backup.shard.state.trace import ShardBatch, ShardPart
 from kvstore.codec.json import read_object
+from kvstore.errors import ForkedError, LeaseExpiredError
 from kvstore.forks import own
 from kvstore.joins.order import OrderedLabels
 from kvstore.limits import STATE_BYTES_MAX
 from kvstore.mvcc import RangeTombstone
 from kvstore.span import Span
-from kvstore.storage.contract import Blob
-from kvstore.timestamp import TIMESTAMP_MAX
+from kvstore.storage.contract import FAILURES, Blob
 
 _SPLIT_FORMAT = 1
 _T = TypeVar("_T")
@@ -45,7 +53,6 @@ class Split:
     A process that can read the blob can read it, as long as the snapshot is held.
     """
 
-    rule: str
     as_of: int
     span: Span
     batches: tuple[ShardBatch, ...]
@@ -58,15 +65,13 @@ class Split:
         `whole` is the span that was cut: given it, each range tombstone comes with one split.
         """
         view = view or AsOf(self.as_of)
-        rule = RULES[self.rule]
-        return read_batches(blob, self.batches, rule=rule, view=view, span=self.span, whole=whole)
+        return read_batches(blob, self.batches, view=view, span=self.span, whole=whole)
 
     def to_json(self) -> str:
         """The split as text; `from_json` reads it back."""
         end = None if self.span.end is None else self.span.end.hex()
         body = {
             "format": _SPLIT_FORMAT,
-            "rule": self.rule,
             "as_of": self.as_of,
             "span": [self.span.start.hex(), end],
             "batches": [codec.encode_batch(batch) for batch in self.batches],
@@ -77,8 +82,8 @@ class Split:
     def from_json(cls, text: str) -> Split:
         """The split in a text of `to_json`. Raises `CorruptionError` for any other text."""
         body = read_object(text.encode(), where="a split of a snapshot", bytes_max=STATE_BYTES_MAX)
-        if body.integer("format") != _SPLIT_FORMAT or body.text("rule") not in RULES:
-            raise body.damaged("its format or rule is of another release")
+        if body.integer("format") != _SPLIT_FORMAT:
+            raise body.damaged("its format is of another release")
         bounds = body.field("span", list)
         if len(bounds) != 2:
             raise body.damaged("its span has no two ends")
@@ -86,7 +91,7 @@ class Split:
         if start is None or (end is not None and start >= end):
             raise body.damaged("its span is empty")
         batches = tuple(codec.decode_batch(batch) for batch in body.objects("batches"))
-        return cls(body["rule"], body.integer("as_of"), Span(start, end), batches)
+        return cls(body.integer("as_of"), Span(start, end), batches)
 
 
 class ShardSnapshot:
@@ -96,7 +101,6 @@ class ShardSnapshot:
         self,
         blob: Blob,
         *,
-        rule: str,
         as_of: int,
         batches: tuple[ShardBatch, ...],
         explain: Callable[[MissingPartError], Exception],
@@ -104,7 +108,6 @@ class ShardSnapshot:
         renew: Callable[[], None] = lambda: None,
     ) -> None:
         self.as_of = as_of
-        self.rule = rule
         self.batches = batches
         self._blob = blob
         self._explain = explain
@@ -141,10 +144,8 @@ class ShardSnapshot:
 
         The lease is renewed while rows are taken, however long that lasts.
         """
-        rule = RULES[self.rule]
-        for rows in explained(
-            read_batches(self._blob, self.batches, rule=rule, view=view, span=span), self._explain
-        ):
+        rows_of = read_batches(self._blob, self.batches, view=view, span=span)
+        for rows in _explained(rows_of, self._explain):
             yield rows
             self._renew()
 
@@ -175,8 +176,8 @@ class ShardSnapshot:
 
         Raises `LeaseExpiredError` if the lease was lost and parts are gone.
         """
-        open_one = opened or partial(OpenedPart, self._blob, rule=VERSIONS, by_block=True)
-        return explained(range_tombstones(self.batches, view, span, open_one), self._explain)
+        open_one = opened or partial(OpenedPart, self._blob, by_block=True)
+        return _explained(range_tombstones(self.batches, view, span, open_one), self._explain)
 
     @contextmanager
     def explaining(self) -> Iterator[None]:
@@ -192,22 +193,134 @@ class ShardSnapshot:
 
         Where there are too few parts to cut between, the footers of the largest parts are read.
         """
-        spans = split_batches(self._blob, self.batches, count, rule=self.rule, span=span)
-        return [Split(self.rule, self.as_of, each, self.batches) for each in spans]
+        spans = split_batches(self._blob, self.batches, count, span=span)
+        return [Split(self.as_of, each, self.batches) for each in spans]
+
+
+class ReadLease:
+    """A lease: it holds `since`, and the versions of its open snapshots. For a `with` statement."""
+
+    def __init__(self, log: StateLog, *, lease_ns: int) -> None:
+        """Register it. It must be renewed within `lease_ns`."""
+        name = self.name = f"r-{secrets.token_hex(8)}"
+        now_ns = log.clock.wall_ns()
+        registered = log.apply(
+            lambda state: state.register_leased(name, now_ns=now_ns, lease_ns=lease_ns)
+        )
+        self.since = registered.outcome.since
+        self._log = log
+        self._in_use: list[int] = []
+        self._lease_ns = lease_ns
+        self._renewed_ns = log.clock.wall_ns()
+
+    def __enter__(self) -> ReadLease:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with suppress(ForkedError):  # the lease is the parent's
+            self.expire()
+
+    def snapshot(
+        self, as_of: int, *, on_release: Callable[[], None] | None = None
+    ) -> ShardSnapshot:
+        """The shard at `as_of`, readable until it is closed. Raises as `Shard.snapshot`."""
+        state = self._log.refresh()
+        batches = state.snapshot(as_of)
+        self._in_use.append(state.seqno)
+        open_ = [True]
+
+        def release() -> None:
+            if open_:
+                open_.clear()
+                self._in_use.remove(state.seqno)
+                if on_release is not None:
+                    on_release()
+
+        return ShardSnapshot(
+            self._log.blob,
+            as_of=as_of,
+            batches=batches,
+            explain=self._explain,
+            release=release,
+            renew=self.renew_if_due,
+        )
+
+    def downgrade_since(self, since: int) -> int:
+        """Give up history below `since` and renew the lease; returns the `since` of this lease.
+
+        Raises `LeaseExpiredError` if the shard has forgotten it.
+        """
+        require_frontier(since, name="since")
+        outstanding = min(self._in_use, default=None)
+        now_ns = self._log.clock.wall_ns()
+        after = self._log.apply(
+            lambda state: state.downgrade_since(
+                self.name, since, outstanding=outstanding, now_ns=now_ns
+            )
+        ).outcome
+        if after == EMPTY and since != EMPTY and self.since != EMPTY:
+            raise LeaseExpiredError(self.name)
+        self.since = after
+        return after
+
+    def heartbeat(self) -> None:
+        """Renew the lease. Raises `LeaseExpiredError`."""
+        self.downgrade_since(self.since)
+
+    def renew_if_due(self) -> None:
+        """Renew the lease once a third of it has passed.
+
+        A failure is tried again later: reading works until the parts are gone.
+        """
+        now_ns = self._log.clock.wall_ns()
+        if now_ns - self._renewed_ns < self._lease_ns // 3:
+            return
+        self._renewed_ns = now_ns
+        with suppress(*FAILURES, LeaseExpiredError):
+            self.heartbeat()
+
+    def expire(self) -> None:
+        """End the lease. Ending it twice does nothing more."""
+        self._log.apply(lambda state: state.expire_leased(self.name))
+
+    def leave(self) -> None:
+        """End the lease if the storage takes the write; otherwise it runs out by itself.
+
+        Does nothing in a forked child.
+        """
+        with suppress(*FAILURES, ForkedError):
+            self.expire()
+
+    def _explain(self, error: MissingPartError) -> Exception:
+        """The error for a missing part: damage, unless this lease has run out."""
+        if self.name in self._log.refresh().leased:
+            return error
+        return LeaseExpiredError(self.name)
+
+
+def snapshot_unheld(log: StateLog, as_of: int) -> ShardSnapshot:
+    """The shard at `as_of`, held by nobody. Raises as `Shard.snapshot`."""
+    return ShardSnapshot(
+        log.blob,
+        as_of=as_of,
+        batches=log.refresh().snapshot(as_of),
+        explain=lambda error: error,
+        release=lambda: None,
+    )
 
 
 def split_batches(
-    blob: Blob, batches: Sequence[ShardBatch], count: int, *, rule: str, span: Span | None = None
+    blob: Blob, batches: Sequence[ShardBatch], count: int, *, span: Span | None = None
 ) -> list[Span]:
     """Cut `span` into at most `count` spans in which batches have about equal rows, in order."""
     span = span or Span()
-    cuts = _cuts(_fences(blob, batches, count, rule, span), count)
+    cuts = _cuts(_fences(blob, batches, count, span), count)
     bounds = [span.start, *(cut for cut in cuts if cut > span.start and cut in span), span.end]
     return [Span(low or b"", high) for low, high in pairwise(bounds)]
 
 
 def _fences(
-    blob: Blob, batches: Sequence[ShardBatch], count: int, rule: str, span: Span
+    blob: Blob, batches: Sequence[ShardBatch], count: int, span: Span
 ) -> list[tuple[bytes, int]]:
     """Keys where parts or their row groups begin, each with the rows that follow it."""
     parts = [part for batch in batches for part in batch.parts]
@@ -217,7 +330,7 @@ def _fences(
         if part.rows <= share:
             fences.append((part.key_min, part.rows))
             continue
-        metadata = open_part(blob, part, RULES[rule]).metadata
+        metadata = open_part(blob, part).metadata
         for group in (metadata.row_group(i) for i in range(metadata.num_row_groups)):
             statistics = group.column(0).statistics
             known = statistics is not None and statistics.has_min_max
@@ -238,22 +351,11 @@ def _cuts(fences: list[tuple[bytes, int]], count: int) -> list[bytes]:
     return cuts
 
 
-def explained(rows: Iterator[_T], explain: Callable[[MissingPartError], Exception]) -> Iterator[_T]:
+def _explained(
+    rows: Iterator[_T], explain: Callable[[MissingPartError], Exception]
+) -> Iterator[_T]:
     """Pass rows on. For a missing part, raise the error that `explain` returns."""
     try:
         yield from rows
     except MissingPartError as error:
         raise explain(error) from error
-
-
-class ListenBatch(NamedTuple):
-    """The updates in `[lower, upper)`; `rows` may be read once, before the next poll."""
-
-    lower: int
-    upper: int
-    rows: Iterator[pa.RecordBatch]
-
-
-def listen_window(batch: ShardBatch, frontier: int) -> Window:
-    """The part of `batch`, which may be merged, that a listener at `frontier` has not seen."""
-    return Window(frontier - 1, min(batch.upper - 1, TIMESTAMP_MAX))

@@ -163,10 +163,14 @@ class Generations:
         self._all = (*older, *_closed([current, opened]))
 
     def stage_trim(self, batch: WriteBatch, since: int) -> None:
-        """Add the removal of the generations that ended at or below `since`, and drop them."""
+        """Add the removal of the generations that ended at or below `since`. `forget` drops them
+        once the batch is written."""
         for found in self._all:
             if found.last <= since:
                 self._meta.stage_delete(batch, _name(found.opened_at))
+
+    def forget(self, since: int) -> None:
+        """Drop the generations that `stage_trim` has removed."""
         self._all = tuple(found for found in self._all if found.last > since)
 
 

@@ -218,8 +218,14 @@ class Committer:
             self.health.interrupted(error, mend)
             raise
 
-    def _mend(self) -> bool:
-        """Bring memory to what is stored, after an interrupt of a commit that may be there or not.
+    def mend_by(self, reload: Callable[[], None]) -> Mend:
+        """The mend of records that are beside the timeline, which `reload` takes as they are
+        stored. It is called under the lock."""
+        return partial(self._mend, reload)
+
+    def _mend(self, reload: Callable[[], None] | None = None) -> bool:
+        """Bring memory to what is stored, after an interrupt of a commit that may be there or not,
+        or of records that `reload` takes as they are stored.
 
         All that such a commit changes in memory is made anew from the engine: `upper` and the range
         tombstones, and the cache and the table of recent commits begin empty. The domain of
@@ -233,7 +239,8 @@ class Committer:
         try:
             if not self.health.is_torn:
                 return not self.health.poison
-            if self.capture.open or not self._engine.look_again():
+            is_commit = reload is None
+            if (is_commit and self.capture.open) or not self._engine.look_again():
                 self.health.give_up()
                 return False
             versions, frontiers = self._writes.versions, self.frontiers
@@ -241,9 +248,12 @@ class Committer:
             upper = Timestamp(max(frontiers.upper, stored))
             versions.publish_fragments(Fragments.of(stored_tombstones(self._engine)))
             self.recent.forget(upper)
-            self.capture.begin_anew(
-                self._engine, self._writes.index, since=frontiers.since, upper=upper
-            )
+            if reload is not None:
+                reload()
+            else:
+                self.capture.begin_anew(
+                    self._engine, self._writes.index, since=frontiers.since, upper=upper
+                )
             if upper > frontiers.upper:
                 frontiers.advance(upper)
             self.expiries.look()
@@ -309,11 +319,14 @@ class Committer:
         self.frontiers.wake()
 
     def announce(
-        self, stage_records: Callable[[WriteBatch, Timestamp], Callable[[], None]]
+        self,
+        stage_records: Callable[[WriteBatch, Timestamp], Callable[[], None]],
+        reload: Callable[[], None] | None = None,
     ) -> Timestamp:
         """Write records that hold from a new time on, above `upper`; then move `upper` there.
 
-        `stage_records` returns what publishes them. They are durable before anybody sees them:
+        `stage_records` returns what publishes them, and `reload` takes them as they are stored,
+        after an interrupt. They are durable before anybody sees them:
         every earlier commit lies below that time, and every later commit at or above it.
         """
         self.catch_up()
@@ -325,7 +338,7 @@ class Committer:
             batch = self._engine.batch()
             publish = stage_records(batch, begins_at)
             self._meta.stage_timestamp(batch, UPPER, begins_at)
-            with self.health.poisoning():
+            with self.health.poisoning(None if reload is None else self.mend_by(reload)):
                 self.health.guarded(self._engine.write, batch)
                 self.syncs.sync()
                 publish()
@@ -487,6 +500,7 @@ class Committer:
                 lambda batch: self._meta.stage_timestamp(batch, SINCE, since),
                 partial(self.frontiers.move_since, since),
                 durable=False,
+                mend=self.mend_by(lambda: self.frontiers.move_since(self._meta.timestamp(SINCE))),
             )
 
     # -- durability and health --------------------------------------------------------------

@@ -168,9 +168,11 @@ def opened_at_once(path: Path, cache: rocks.Cache) -> tuple[rocks.Rdict, Moment]
                 return database, moment
         except BaseException as error:
             moment.close()
-            if not isinstance(error, KVStoreError) or not moment.is_past():
+            if not isinstance(error, KVStoreError):
                 raise
             if not (isinstance(error, CorruptionError) or lacks_a_file(error)):
+                raise
+            if not moment.is_past():
                 raise
             found = error
     if found is not None and not lacks_a_file(found):

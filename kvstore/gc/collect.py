@@ -55,7 +55,7 @@ from kvstore.limits import (
     GC_SPANS_PER_STEP,
     STALE_IMPORT_S,
 )
-from kvstore.meta import COLLECTED, INDEX_FLOOR, Meta
+from kvstore.meta import COLLECTED, INDEX_FLOOR, Meta, nothing
 from kvstore.notices import notice
 from kvstore.parts import Parts
 from kvstore.span import Span, merge_spans
@@ -396,7 +396,9 @@ class Collector:
                     batch.delete(key, self._engine.families[RANGES])
 
             kept = versions.view.fragments.forgetting(since, [span])
-            committer.write_meta(stage, partial(versions.publish_fragments, kept), durable=False)
+            show = partial(versions.publish_fragments, kept)
+            mend = committer.mend_by(nothing)  # it reads the range tombstones anyway
+            committer.write_meta(stage, show, durable=False, mend=mend)
         tally.ranges += len(doomed)
         self.at_step("ranges")
 
@@ -412,9 +414,18 @@ class Collector:
             if tally.versions or tally.ranges:
                 stage_collection(self._meta, batch, run)
 
-        with self._committer.lock:
+        def show() -> None:
+            self._index.generations.forget(since)
+            self._clears.forget(since)
+
+        def reload() -> None:
+            self._index.generations.reload()
+            self._clears.reload()
+
+        committer = self._committer
+        with committer.lock:
             self.require_running()
-            self._committer.write_meta(stage, partial(self._clears.forget, since), durable=False)
+            committer.write_meta(stage, show, durable=False, mend=committer.mend_by(reload))
         self.at_step("index")
 
     def _settle(self, since: int, tally: _Tally) -> None:

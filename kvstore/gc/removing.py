@@ -20,6 +20,7 @@ from kvstore.clears import Clear
 from kvstore.engine.api import DATA, WriteBatch
 from kvstore.gc.search import Move, Removal
 from kvstore.limits import SCAN_CHUNK_BYTES, SETTLE_STEP_ROWS
+from kvstore.meta import nothing
 from kvstore.parts import Parts
 
 
@@ -89,5 +90,6 @@ class Removing:
                 moved = [
                     each for each in moved if self._engine.get(DATA, each.move.stored) is not None
                 ]
-            self._committer.write_meta(stage, durable=False)
+            mend = self._committer.mend_by(nothing)
+            self._committer.write_meta(stage, durable=False, mend=mend)
         return [*batch.entries, *chain.from_iterable(each.move for each in batch.moved)]

@@ -219,7 +219,7 @@ class Imports:
                     self._lists.stage(batch, prepared, keys)
 
                 show = partial(self._records.__setitem__, record.import_id, prepared)
-                committer.write_meta(stage, show)
+                committer.write_meta(stage, show, mend=committer.mend_by(self.reload))
 
     def flush(self) -> None:
         """Write the rows that many commits left in memory to a file. `link` would do it while
@@ -347,15 +347,19 @@ class Imports:
                 for record in gone:
                     self._stage_delete(record.import_id, batch)
 
-            self._committer.write_meta(stage, durable=False)
-            if gone:
+            def show() -> None:
+                if not gone:
+                    return
                 self.past.take(turn)
                 shown = dict(self._versions.view.stamps)
                 for record in gone:
                     shown.pop(record.reference, None)
                 self._versions.publish_stamps(shown)
-                for record in gone:  # last: an interrupt before it is made good by the next run
+                for record in gone:
                     self._records.pop(record.import_id, None)
+
+            mend = self._committer.mend_by(self.reload)
+            self._committer.write_meta(stage, show, durable=False, mend=mend)
 
     # -- inside -----------------------------------------------------------------------------
 
@@ -417,7 +421,8 @@ class Imports:
             self.stored.remove(record, self._lists.of(import_id))
             with committer.lock:
                 forget = partial(self._records.pop, import_id)
-                committer.write_meta(partial(self._stage_delete, import_id), forget)
+                stage = partial(self._stage_delete, import_id)
+                committer.write_meta(stage, forget, mend=committer.mend_by(self.reload))
         finally:
             self._aborting.discard(import_id)
         return True

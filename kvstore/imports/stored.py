@@ -19,6 +19,7 @@ from kvstore.commit import Committer
 from kvstore.engine.api import DATA, Engine, WriteBatch, chunks
 from kvstore.imports.record import ImportRecord
 from kvstore.limits import SCAN_CHUNK
+from kvstore.meta import nothing
 from kvstore.mvcc.imported import ImportedRow, imported_entries
 
 
@@ -81,4 +82,5 @@ class StoredRows:
     def _remove(self, record: ImportRecord, stored: Sequence[bytes]) -> None:
         if stored:
             stage = partial(self.stage, record=record, changes=RowChanges(stored))
-            self._committer.write_meta(stage, durable=False)
+            mend = self._committer.mend_by(nothing)
+            self._committer.write_meta(stage, durable=False, mend=mend)

@@ -82,9 +82,6 @@ PART_TEXT_BYTES_MAX = 1 << 20
 PAGE_HEADER_BYTES_MAX = 256 << 10
 """Bytes of a page header. Its statistics hold two keys; pages of older releases hold four."""
 
-INLINE_BYTES_MAX = 256 << 10
-"""Bytes of parts that a shard's state contains, so that rollups stay small; others are blobs."""
-
 BOUND_BYTES_MAX = 64
 """Bytes of a part's bound in the state; a longer key is rounded outwards."""
 

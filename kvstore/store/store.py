@@ -1004,7 +1004,7 @@ class Store:
             opened.append(generations.stage_next(batch, opened_at, count=streams))
             return lambda: generations.publish(opened[0])
 
-        self._committer.announce(stage)
+        self._committer.announce(stage, generations.reload)
         return opened[0]
 
     def generations(self) -> list[Generation]:

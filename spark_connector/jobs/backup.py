@@ -26,7 +26,7 @@ if not __package__:
 from pyspark.sql import SparkSession
 
 from backup.export import RowPosition, exported
-from backup.shard import VERSIONS, BatchDesc, OnProgress, Shard, ShardBatch, part_names, write_batch
+from backup.shard import BatchDesc, OnProgress, Shard, ShardBatch, part_names, write_batch
 from backup.uploads import Attempt, Uploaded, upload_window
 from backup.window import BackupInfo
 from kvstore import Store
@@ -113,7 +113,7 @@ def write_parts(task: BackupTask) -> ShardBatch:
     with open_read_only(task.copy) as copy:
         window = exported(copy, since=task.since, upto=task.upto, after=task.after, span=task.span)
         names = part_names(task.chain)
-        return write_batch(blob, task.desc, window.rows, rule=VERSIONS, names=names, beside=False)
+        return write_batch(blob, task.desc, window.rows, names=names, beside=False)
 
 
 def backup(

@@ -20,7 +20,6 @@ from pyspark.sql import SparkSession
 
 from backup.chains import no_backup
 from backup.shard import (
-    VERSIONS,
     BatchDesc,
     Compact,
     ShardBatch,
@@ -62,7 +61,7 @@ class SparkMerge:
     ) -> ShardBatch:
         count = task_count(self.spark, sum(batch.size for batch in inputs), self.tasks)
         kept = log.state.kept_below(since)
-        spans = split_batches(log.blob, inputs, count, rule=log.state.rule)
+        spans = split_batches(log.blob, inputs, count)
         work = [CompactTask(self.access, log.shard, span, inputs, since, kept) for span in spans]
         merged = run_tasks(
             self.spark,
@@ -83,14 +82,13 @@ def merge_parts(task: CompactTask) -> ShardBatch:
     rows = read_batches(
         blob,
         task.inputs,
-        rule=VERSIONS,
         view=Compact(lower, task.since, task.kept),
         span=task.span,
         whole=Span(),
     )
     desc = BatchDesc(lower, upper, task.since)
     names = part_names(task.chain)
-    return write_batch(blob, desc, rows, rule=VERSIONS, names=names, beside=False)
+    return write_batch(blob, desc, rows, names=names, beside=False)
 
 
 def compact(spark: SparkSession, access: Address, *, tasks: int | None = None) -> None:

@@ -15,7 +15,9 @@ from typing import Final
 
 import pyarrow as pa
 from pyspark import TaskContext
+from pyspark.errors import PySparkTypeError
 from pyspark.sql import Column, DataFrame
+from pyspark.sql.types import StructType
 
 from bulk.definitions import EncodedBy
 from bulk.encoded import key_text, stored_batches, stored_schema
@@ -136,8 +138,18 @@ def _numbered(
 
 
 def _require_columns(df: DataFrame, definition: Definition, names: Sequence[str]) -> None:
-    fields = list(utc_schema(df.schema))[: len(names)]
-    empty = pa.RecordBatch.from_arrays([pa.array([], each.type) for each in fields], list(names))
+    arrays = []
+    for name, field in zip(names, df.schema.fields, strict=False):  # the due times have no name
+        try:
+            [found] = utc_schema(StructType([field]))
+        except PySparkTypeError as error:
+            where = f"{definition.where}, column {definition.column(name).name!r}"
+            told = field.dataType.simpleString()
+            raise UsageError(
+                f"{where}: Arrow has no type for {told}", "convert it first"
+            ) from error
+        arrays.append(pa.array([], found.type))
+    empty = pa.RecordBatch.from_arrays(arrays, list(names))
     conform(definition, _with_times(definition, empty))
 
 

@@ -183,7 +183,7 @@ class CollectionOrigin:
         rows, is_exact = 0, True
         for batch in self.batches:
             whole = since < batch.lower and batch.upper <= upto + 1
-            if whole and span == Span() and not any(part.drop_below for part in batch.parts):
+            if whole and span == Span():
                 rows += batch.rows
                 continue
             for group in self._groups_in(batch, span, since=since, upto=upto):
@@ -276,7 +276,7 @@ class CollectionOrigin:
         for group in groups:
             plain = (
                 group.op_min == group.op_max == OP_PUT
-                and max(since, group.drop_below - 1) < group.oldest
+                and since < group.oldest
                 and group.newest <= upto
                 and not cover.starts
             )
@@ -324,7 +324,6 @@ class CollectionOrigin:
                         RangeTombstone(*row)
                         for row in range_rows(batch)
                         if row[1] > span.start and since < row[2] <= upto
-                        if row[2] >= group.drop_below
                     ]
         return Fragments.of(found)
 

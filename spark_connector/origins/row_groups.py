@@ -39,7 +39,6 @@ class Group(NamedTuple):
     """Before this time each version of the group is the newest of its key in the part."""
     rows: int
     size_bytes: int
-    drop_below: int
 
     def may_hold(self, span: Span) -> bool:
         """Whether a key of `span` can be in it."""
@@ -69,7 +68,7 @@ class Group(NamedTuple):
     def times(self, since: int, upto: int) -> npt.NDArray[np.int64]:
         """The times of the rows in the window `(since, upto]`, in no order."""
         found: npt.NDArray[np.int64] = self.read(["timestamp"])["timestamp"].to_numpy()
-        return found[(found > max(since, self.drop_below - 1)) & (found <= upto)]
+        return found[(found > since) & (found <= upto)]
 
 
 def row_group(part: ShardPart, file: pq.ParquetFile, index: int) -> Group:
@@ -86,7 +85,6 @@ def row_group(part: ShardPart, file: pq.ParquetFile, index: int) -> Group:
     return Group(
         part=part,
         file=file,
-        drop_below=part.drop_below,
         number=index,
         first=keys.min if has_keys else None,
         last=keys.max if has_keys else None,
@@ -117,8 +115,7 @@ def points(group: Group, columns: Sequence[str], span: Span, *, since: int, upto
     """The puts and deletes of the window and the span in a row group."""
     table = group.read(columns)
     keys, times = table["key"], table["timestamp"]
-    after = max(since, group.drop_below - 1)
-    keep = pc.and_(pc.greater(times, after), pc.less_equal(times, upto))
+    keep = pc.and_(pc.greater(times, since), pc.less_equal(times, upto))
     keep = pc.and_(keep, pc.not_equal(table["op"], OP_DELETE_RANGE))
     if span.start:
         keep = pc.and_(keep, pc.greater_equal(keys, pa.scalar(span.start, pa.binary())))

@@ -173,8 +173,6 @@ def _unfit_base(parts: Sequence[ShardPart], origin: CollectionOrigin) -> str | N
     """The reason why the filter would not give the state of these parts, if there is one."""
     bounds: list[tuple[bytes, bytes]] = []
     for part in parts:
-        if part.inline is not None or part.drop_below:
-            return "a part is not a file of its own, or some of its rows do not count"
         groups = origin.groups(part)
         if UNTIL.name not in groups[0].file.schema_arrow.names:
             return "a part is of an older format"

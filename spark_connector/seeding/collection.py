@@ -16,7 +16,6 @@ from pyspark.sql import DataFrame
 from backup.shard import (
     OP_DELETE,
     OP_PUT,
-    VERSIONS,
     VERSIONS_SCHEMA,
     BatchDesc,
     ShardBatch,
@@ -60,7 +59,7 @@ def writer(access: Access, chain: str, times: SeedTimes) -> _Task:
             desc = BatchDesc(0, times.upto + 1)
             names = part_names(chain)
             try:
-                return [write_batch(blob, desc, versions, rule=VERSIONS, names=names, beside=False)]
+                return [write_batch(blob, desc, versions, names=names, beside=False)]
             except KeyOrderError as error:
                 raise UsageError(
                     f"key {printable(error.key)} has two versions at one time",

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import backup
 import kvstore
-from backup.shard import VERSIONS, AsOf, Compact
+from backup.shard import AsOf, Compact
 from backup.thinning import Thinning
 from kvstore.clock import ManualClock
 from kvstore.errors import HistoryGoneError, NotYetWrittenError, UsageError
@@ -44,7 +44,7 @@ POLICY: Any = {"keep_within": timedelta(hours=30), "hourly": 40, "daily": 5, "we
 def test_compaction_leaves_the_state_at_each_kept_instant(
     rows: list[Row], cuts: list[int], since: int, chosen: set[int], data: st.DataObject
 ) -> None:
-    store = Batches(VERSIONS)
+    store = Batches()
     kept = tuple(sorted(at for at in chosen if at < since))
     batches = store.cut(rows, cuts)
     first = data.draw(st.integers(0, len(batches) - 1))

@@ -8,6 +8,7 @@ import random
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from typer.testing import CliRunner
 
@@ -253,3 +254,60 @@ def test_options_that_contradict_each_other_are_refused(
     assert not (tmp_path / "s").exists()
     (tmp_path / "staged").mkdir()
     run("import", tmp_path / "s", tmp_path / "staged", "--create", "--sync", code=2)
+
+
+@pytest.mark.parametrize("name", ["f.csv", "f.tsv.gz", "f.csv.zst"])
+def test_a_quote_that_nobody_closed_is_refused_by_its_row_and_nothing_is_written(
+    run: Run, tmp_path: Path, name: str
+) -> None:
+    """Nine rows were swallowed by the quote of the first one, and --sync deleted their keys."""
+    sign = "\t" if ".tsv" in name else ","
+    rows = [("key", "value"), ("k0", '"v0')] + [(f"k{at}", "v") for at in range(1, 10)]
+    text = "".join(f"{key}{sign}{value}\n" for key, value in rows)
+    sink = pa.output_stream(str(tmp_path / name))  # packs by the ending of the name
+    with sink:
+        sink.write(text.encode())
+    with kvstore.open(tmp_path / "s") as store:
+        store.put_many({b"k%d" % at: b"old" for at in range(10)})
+        before = store.upper
+    words = ["import", tmp_path / "s", tmp_path / name]
+    for more in ([], ["--sync"], ["--value", "value", "--duplicates", "last"]):
+        refused = run(*words, *more, code=2)
+        assert f"{name}: row 2: a quote is not closed before the file ends" in refused.stderr
+    with kvstore.open_read_only(tmp_path / "s") as store:
+        assert store.upper == before
+    run(*words, "--quoting", "none")
+    with kvstore.open_read_only(tmp_path / "s") as store:
+        assert dict(store.scan())[b"k0"] == b'"v0'
+    refused = run("import", tmp_path / "s", tmp_path / "f.jsonl", "--quoting", "none", code=2)
+    assert "--quoting is for CSV and TSV" in refused.stderr
+
+
+def test_an_operation_that_is_refused_late_leaves_the_store_as_it_was(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rows before it were committed already."""
+    monkeypatch.setattr("bulk.applying.APPLY_BYTES_MAX", 500)
+    run("put", tmp_path / "s", "b", "1", "--create")
+    good = "".join(f"a{at},1,put\n" for at in range(50))
+    long = "k" * 70_000
+    for bad, problem in [
+        ("b,,delte", "row 52: its operation is unknown"),
+        (f"{long},1,put", "row 52: its key is too long"),
+        ('b,"1"1,put', "row 52: text stands behind a quote"),
+    ]:
+        (tmp_path / "f.csv").write_text(f"key,value,op\n{good}{bad}\n")
+        refused = run("import", tmp_path / "s", tmp_path / "f.csv", "--op", "op", code=2)
+        assert f"f.csv: {problem}" in refused.stderr
+    with kvstore.open_read_only(tmp_path / "s") as store:
+        assert dict(store.scan()) == {b"b": b"1"}
+
+
+def test_a_row_of_an_export_may_be_larger_than_a_block(run: Run, tmp_path: Path) -> None:
+    value = b'"\r\n' * (3 << 20)
+    with kvstore.open(tmp_path / "s") as store:
+        store.put_many({b"a": b"1", b"b": value, b"c": b"\r\n"})
+    run("export", tmp_path / "s", tmp_path / "f.csv")
+    run("import", tmp_path / "copy", tmp_path / "f.csv", "--create")
+    with kvstore.open_read_only(tmp_path / "copy") as store:
+        assert dict(store.scan()) == {b"a": b"1", b"b": value, b"c": b"\r\n"}

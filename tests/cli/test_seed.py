@@ -80,6 +80,9 @@ def test_a_seed_that_is_refused_leaves_nothing(run: Run, tmp_path: Path) -> None
     assert "column 'ts': " in refused("key,value,ts\na,1,2026-01-01T00:00:00\n")
     assert "ISO-8601 with a zone" in refused("key,value,ts\na,1,\n")
     assert "column 'ts': " in refused("key,value,ts\na,1,99999999999999999999\n")
+    assert "f.csv: row 3, column 'ts': '' is no time" in refused("key,value,ts\nb,2,6\na,1,\n")
+    early = refused("key,value,ts\nb,2,6\na,1,5\n", "--since", 6)
+    assert "f.csv: column 'ts' has 1970-01-01T00:00:00.000000005Z in row 3, below since" in early
     assert "looks like" in refused("key,value,ts\na,1,1700000000\n")
     assert "below since" in refused("key,value,ts\na,1,5\n", "--since", 6)
     assert "--duplicates last" in refused("key,value,ts\na,1,5\na,2,5\n")

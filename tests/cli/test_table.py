@@ -9,6 +9,7 @@ from pathlib import Path
 from uuid import UUID
 
 import duckdb
+import pandas
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -155,6 +156,13 @@ def test_bad_files_are_refused_by_column_and_row_and_add_nothing(
     )
     twice = pa.table({"vendor": ["C", "C"], "trip_id": [1, 1]})
     assert "key vendor='C', trip_id=1 of table 'trips' came twice" in refusal(twice)
+    rows = pandas.DataFrame({"vendor": ["C", "D"], "trip_id": [1, 2]})
+    rows[rows.trip_id > 1].to_parquet(tmp_path / "f.parquet")
+    index = run("table", "import", path, "trips", tmp_path / "f.parquet", code=2).stderr
+    assert "'__index_level_0__' is the index of a pandas frame; write the frame with" in index
+    fare = "f.csv: row 3, column 'fare': double does not hold '9007199254740993' exactly"
+    (tmp_path / "f.csv").write_text("vendor,trip_id,fare\nC,1,1e23\nC,2,9007199254740993\n")
+    assert fare in run("table", "import", path, "trips", tmp_path / "f.csv", code=2).stderr
     (tmp_path / "f.csv").write_text("vendor,trip_id\nC,1\nC,one\n")
     word = run("table", "import", path, "trips", tmp_path / "f.csv", code=2).stderr
     assert "f.csv: row 3, column 'trip_id': " in word

@@ -189,7 +189,7 @@ def test_a_file_of_a_part_is_read_in_one_thread(
         return plain(file, number, **options)
 
     monkeypatch.setattr(pq.ParquetFile, "read_row_group", noted)
-    with bounds(ROW_GROUP_ROWS_MAX=3, INLINE_BYTES_MAX=0, PART_WHOLE_BYTES_MAX=whole_bytes_max):
+    with bounds(ROW_GROUP_ROWS_MAX=3, PART_WHOLE_BYTES_MAX=whole_bytes_max):
         collection.backup(store)
         joined = collection.join(table([(b"%02d" % number, at) for number in range(count)]))
         assert [value for value, _ in pairs(joined)] == [b"v%d" % n for n in range(count)]
@@ -243,8 +243,7 @@ def test_several_sources_stand_side_by_side(
 
 def test_a_damaged_part_is_named(store: Store, collection: backup.Collection) -> None:
     at = store.put(b"a", b"1" * 1000)
-    with bounds(INLINE_BYTES_MAX=0):
-        collection.backup(store)
+    collection.backup(store)
     (part,) = (part for batch in collection.batches() for part in batch.parts)
     (file,) = Path(collection.url).rglob(part.name.rpartition("/")[2] + "*")
     data = bytearray(file.read_bytes())

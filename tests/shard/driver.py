@@ -1,16 +1,21 @@
-"""A driver of the machine that checks the invariants of every command, and values for commands."""
+"""A driver of commands that checks the invariants of each, and values for commands.
+
+shard(do("register_critical", "h"))     # a method of `ShardState`, with its arguments
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from operator import methodcaller as do
+from typing import Any, TypeAlias
 
-from backup.shard.state import commands as c
-from backup.shard.state import machine
-from backup.shard.state.holding import OPAQUE_INITIAL
-from backup.shard.state.state import EMPTY, ShardBatch, ShardPart, ShardState
+from backup.shard.state.state import EMPTY, OPAQUE_INITIAL, LeasedReader, ShardState
+from backup.shard.state.trace import ShardBatch, ShardPart
 
 SECOND = 1_000_000_000
+
+Command: TypeAlias = Callable[[ShardState], Any]
 
 
 def part(name: str, **changes: Any) -> ShardPart:
@@ -27,7 +32,7 @@ def batch(lower: int, upper: int, *names: str, **changes: Any) -> ShardBatch:
 
 
 def new_shard(**changes: Any) -> ShardState:
-    return replace(ShardState("s", "versions", seqno=1, rollups={1: "r1"}), **changes)
+    return replace(ShardState("s", seqno=1, rollups={1: "r1"}), **changes)
 
 
 class Driver:
@@ -36,34 +41,50 @@ class Driver:
     def __init__(self, state: ShardState | None = None) -> None:
         self.state = state or new_shard()
 
-    def __call__(self, command: c.Command, *, commits: bool = True) -> Any:
+    def __call__(self, command: Command, *, commits: bool = True) -> Any:
         before = self.state
-        self.state, outcome = machine.apply(before, command)
+        self.state, outcome = command(before)
         assert (self.state is not before) == commits, (command, outcome)
         assert self.state.seqno == before.seqno + commits
         assert self.state.since >= before.since
         assert self.state.upper >= before.upper
         assert self.state.seqno_since >= before.seqno_since
-        self.state.check()
+        assert self.state.problem() is None
         return outcome
 
     def write(self, lower: int, upper: int, *names: str, token: str = "") -> Any:
         token = token or f"t{lower}-{upper}"
-        return self(c.CompareAndAppend(batch(lower, upper, *names), "w", token, SECOND))
+        return self(caa(lower, upper, *names, token=token))
 
     def finished(self) -> Driver:
         """Move `since` and `upper` to the empty frontier."""
         self.write(self.state.upper, EMPTY, "last")
-        self(c.RegisterCritical("end"))
-        self(c.CompareAndDowngrade("end", OPAQUE_INITIAL, OPAQUE_INITIAL, EMPTY))
+        self(do("register_critical", "end"))
+        self(downgrade_critical("end", EMPTY))
         return self
 
 
-def caa(lower: int, upper: int, *names: str, token: str = "t", writer: str = "w") -> c.Command:
-    return c.CompareAndAppend(batch(lower, upper, *names), writer, token, SECOND)
+def caa(lower: int, upper: int, *names: str, token: str = "t", writer: str = "w") -> Command:
+    return append(batch(lower, upper, *names), token=token, writer=writer)
 
 
-def register(shard: Driver, name: str, now_ns: int = 0, **kwargs: Any) -> c.ReaderRegistered:
-    outcome = shard(c.RegisterLeasedReader(name, now_ns, 10 * SECOND, **kwargs))
-    assert isinstance(outcome, c.ReaderRegistered)
+def append(
+    appended: ShardBatch, *, token: str = "t", writer: str = "w", now_ns: int = SECOND
+) -> Command:
+    return do("compare_and_append", appended, writer=writer, token=token, now_ns=now_ns)
+
+
+def downgrade(name: str, since: int, *, outstanding: int | None = None, now_ns: int = 0) -> Command:
+    return do("downgrade_since", name, since, outstanding=outstanding, now_ns=now_ns)
+
+
+def downgrade_critical(
+    name: str, since: int, *, expected: bytes = OPAQUE_INITIAL, opaque: bytes = OPAQUE_INITIAL
+) -> Command:
+    return do("compare_and_downgrade", name, since, expected=expected, opaque=opaque)
+
+
+def register(shard: Driver, name: str, now_ns: int = 0) -> LeasedReader:
+    outcome = shard(do("register_leased", name, now_ns=now_ns, lease_ns=10 * SECOND))
+    assert isinstance(outcome, LeasedReader)
     return outcome

@@ -21,8 +21,8 @@ from backup.shard.rows.batch_reader import read_batches
 from backup.shard.rows.batch_writer import BatchDesc, part_names, write_batch
 from backup.shard.rows.found import FindBounds, find_versions
 from backup.shard.rows.part_reader import open_part, require_part, translated
-from backup.shard.rows.rules import OP_DELETE_RANGE, OP_PUT, VERSIONS, VERSIONS_SCHEMA, Window
-from backup.shard.state.state import ShardBatch, ShardPart
+from backup.shard.rows.rules import OP_DELETE_RANGE, OP_PUT, VERSIONS_SCHEMA, Window
+from backup.shard.state.trace import ShardBatch, ShardPart
 from kvstore.digest import digest
 from kvstore.errors import CorruptionError, FormatVersionError
 from kvstore.joins.order import in_order
@@ -56,9 +56,7 @@ def written(count: int, *, width: int = 20) -> tuple[bytes, ShardPart]:
     """A sound part; with more than 65,536 rows it has more than one row group."""
     blob = MemoryBlob()
     names = part_names("s")
-    batch = write_batch(
-        blob, BatchDesc(0, 100), rows(count, width=width), rule=VERSIONS, names=names
-    )
+    batch = write_batch(blob, BatchDesc(0, 100), rows(count, width=width), names=names)
     (part,) = batch.parts
     data = blob.get(part.name)
     assert data is not None
@@ -70,14 +68,14 @@ def read(data: bytes, part: ShardPart) -> pa.Table:
     blob = MemoryBlob()
     part = replace(part, size=len(data), checksum=digest(data))
     blob.put(part.name, data)
-    require_part(blob, part, VERSIONS)
-    file = open_part(blob, part, VERSIONS)
+    require_part(blob, part)
+    file = open_part(blob, part)
     for number in range(file.num_row_groups):
         with translated(part):
             file.read_row_group(number)
     window = Window(-1, TIMESTAMP_MAX)
     batch = ShardBatch(0, 100, parts=(part,))
-    batches = list(read_batches(blob, [batch], rule=VERSIONS, view=window))
+    batches = list(read_batches(blob, [batch], view=window))
     return pa.Table.from_batches(batches, VERSIONS_SCHEMA)
 
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import pyarrow as pa
 
 from backup.shard.rows.rules import (
-    DIFFS_SCHEMA,
     OP_DELETE,
     OP_DELETE_RANGE,
     OP_PUT,
@@ -25,15 +23,6 @@ class Row(NamedTuple):
     op: int = OP_PUT
     value: bytes | None = None
     end_key: bytes | None = None
-
-
-class Diff(NamedTuple):
-    """One row of a `diffs` shard."""
-
-    key: bytes
-    value: bytes
-    time: int
-    diff: int
 
 
 def put(key: bytes, timestamp: int, value: bytes = b"v") -> Row:
@@ -57,11 +46,6 @@ def versions(rows: Iterable[Row], *, size: int = 1 << 30) -> list[pa.RecordBatch
     return _batches(in_order(rows), VERSIONS_SCHEMA, size)
 
 
-def diffs(rows: Iterable[Diff], *, size: int = 1 << 30) -> list[pa.RecordBatch]:
-    """The rows, sorted, as record batches."""
-    return _batches(sorted(rows), DIFFS_SCHEMA, size)
-
-
 def _batches(
     rows: Sequence[tuple[object, ...]], schema: pa.Schema, size: int
 ) -> list[pa.RecordBatch]:
@@ -76,14 +60,6 @@ def _batches(
 def rows_of(batches: Iterable[pa.RecordBatch]) -> list[Row]:
     return [
         Row(*values)
-        for batch in batches
-        for values in zip(*(column.to_pylist() for column in batch.columns), strict=True)
-    ]
-
-
-def diffs_of(batches: Iterable[pa.RecordBatch]) -> list[Diff]:
-    return [
-        Diff(*values)
         for batch in batches
         for values in zip(*(column.to_pylist() for column in batch.columns), strict=True)
     ]
@@ -110,11 +86,3 @@ def model_state(rows: Iterable[Row], as_of: int) -> dict[bytes, bytes | None]:
             for key in [k for k in state if row.key <= k < row.end_key]:
                 del state[key]
     return dict(sorted(state.items()))
-
-
-def model_multiset(rows: Iterable[Diff], as_of: int) -> dict[tuple[bytes, bytes], int]:
-    counts: Counter[tuple[bytes, bytes]] = Counter()
-    for row in rows:
-        if row.time <= as_of:
-            counts[row.key, row.value] += row.diff
-    return {pair: count for pair, count in sorted(counts.items()) if count}

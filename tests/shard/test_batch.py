@@ -7,7 +7,6 @@ import os
 import random
 import tracemalloc
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import duckdb
@@ -20,8 +19,8 @@ from backup.shard.rows.batch_reader import read_batches
 from backup.shard.rows.batch_writer import BatchDesc, delete_batch, part_names, write_batch
 from backup.shard.rows.part_bytes import MissingPartError
 from backup.shard.rows.part_reader import open_part, read_part
-from backup.shard.rows.rules import DIFFS, VERSIONS, AsOf, Window
-from backup.shard.state.state import ShardBatch, ShardPart
+from backup.shard.rows.rules import AsOf, Window
+from backup.shard.state.trace import ShardBatch, ShardPart
 from kvstore.clock import ManualClock
 from kvstore.digest import digest
 from kvstore.errors import CorruptionError, FormatVersionError, KeyOrderError, UsageError
@@ -32,11 +31,9 @@ from kvstore.storage.memory import MemoryBlob
 from tests.harness.bounds import bounds
 from tests.harness.storage_faults import FaultRates, FaultyBlob, Weather
 from tests.shard.rows import (
-    Diff,
     Row,
     delete,
     delete_range,
-    diffs,
     put,
     rows_of,
     state_of,
@@ -79,7 +76,7 @@ def write(
     size: int = 1000,
 ) -> ShardBatch:
     desc = BatchDesc(lower, upper)
-    return write_batch(blob, desc, versions(rows, size=size), rule=VERSIONS, names=part_names("s"))
+    return write_batch(blob, desc, versions(rows, size=size), names=part_names("s"))
 
 
 def numbered(count: int) -> list[Row]:
@@ -113,7 +110,7 @@ def test_rows_out_of_order_or_twice_are_refused_and_leave_nothing(
     single = [versions([row])[0] for row in rows]
     batches = [pa.concat_batches(single)] if together else single
     with pytest.raises(KeyOrderError):
-        write_batch(blob, BatchDesc(0, 9), batches, rule=VERSIONS, names=part_names("s"))
+        write_batch(blob, BatchDesc(0, 9), batches, names=part_names("s"))
     assert list(blob.list()) == []
 
 
@@ -129,15 +126,9 @@ def test_times_outside_the_bounds_are_refused(timestamp: int) -> None:
 
 
 def test_another_schema_is_refused() -> None:
-    rows = diffs([Diff(b"a", b"v", 1, 1)])
+    rows = [versions([put(b"a", 1)])[0].select(["key", "timestamp", "op"])]
     with pytest.raises(UsageError, match="schema"):
-        write_batch(MemoryBlob(), BatchDesc(0, 9), rows, rule=VERSIONS, names=part_names("s"))
-
-
-def test_diffs_must_be_sorted_by_value_too() -> None:
-    rows = [diffs([Diff(b"a", b"w", 1, 1)])[0], diffs([Diff(b"a", b"v", 1, 1)])[0]]
-    with pytest.raises(KeyOrderError):
-        write_batch(MemoryBlob(), BatchDesc(0, 9), rows, rule=DIFFS, names=part_names("s"))
+        write_batch(MemoryBlob(), BatchDesc(0, 9), rows, names=part_names("s"))
 
 
 def test_no_rows_make_a_batch_without_parts() -> None:
@@ -154,7 +145,7 @@ def test_a_failing_source_leaves_no_parts(monkeypatch: pytest.MonkeyPatch) -> No
         raise RuntimeError("the store went away")
 
     with pytest.raises(RuntimeError):
-        write_batch(blob, BatchDesc(0, 9), failing(), rule=VERSIONS, names=part_names("s"))
+        write_batch(blob, BatchDesc(0, 9), failing(), names=part_names("s"))
     assert list(blob.list()) == []
 
 
@@ -166,8 +157,8 @@ def test_a_part_has_no_larger_footer_than_a_reader_believes() -> None:
     blob = MemoryBlob()
     rows = versions([put(b"%04d" % number * 1000, 1) for number in range(300)])
     with bounds(ROW_GROUP_ROWS_MAX=1):
-        batch = write_batch(blob, BatchDesc(0, 9), rows, rule=VERSIONS, names=part_names("s"))
-    found = read_batches(blob, [batch], rule=VERSIONS, view=AsOf(5))
+        batch = write_batch(blob, BatchDesc(0, 9), rows, names=part_names("s"))
+    found = read_batches(blob, [batch], view=AsOf(5))
     assert sum(each.num_rows for each in found) == 300
     assert len(batch.parts) == 3
 
@@ -181,7 +172,7 @@ def test_an_interrupt_leaves_no_parts() -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        write_batch(blob, BatchDesc(0, 2), rows(), rule=VERSIONS, names=part_names("s"))
+        write_batch(blob, BatchDesc(0, 2), rows(), names=part_names("s"))
     assert list(blob.list()) == []
 
 
@@ -194,12 +185,12 @@ def test_a_large_batch_is_cut_into_parts_and_row_groups_in_order(
     batch = write(blob, rows, size=10_000)
     assert len(batch.parts) > 1
     assert [p.key_min for p in batch.parts] == sorted(p.key_min for p in batch.parts)
-    groups = open_part(blob, batch.parts[0], VERSIONS).metadata
+    groups = open_part(blob, batch.parts[0]).metadata
     assert groups.num_row_groups > 1
     assert max(groups.row_group(i).num_rows for i in range(groups.num_row_groups)) <= (
         ROW_GROUP_ROWS_MAX
     )
-    found = read_batches(blob, [batch], rule=VERSIONS, view=AsOf(5))
+    found = read_batches(blob, [batch], view=AsOf(5))
     assert sum(b.num_rows for b in found) == len(rows)
 
 
@@ -207,9 +198,9 @@ def test_large_values_make_small_row_groups() -> None:
     blob = MemoryBlob()
     rows = [put(f"{i:03}".encode(), 1, bytes([i]) * (1 << 20)) for i in range(40)]
     batch = write(blob, rows, size=7)
-    groups = open_part(blob, batch.parts[0], VERSIONS).metadata
+    groups = open_part(blob, batch.parts[0]).metadata
     assert groups.num_row_groups >= 3
-    largest = max(b.nbytes for b in read_batches(blob, [batch], rule=VERSIONS, view=AsOf(5)))
+    largest = max(b.nbytes for b in read_batches(blob, [batch], view=AsOf(5)))
     assert largest < 40 << 20
 
 
@@ -222,9 +213,7 @@ def test_a_pass_over_a_large_part_keeps_the_bytes_of_few_row_groups() -> None:
     tracemalloc.start()
     try:
         with bounds(ROW_GROUP_BYTES_MAX=1 << 18):
-            found = read_part(
-                blob, part, VERSIONS, span=Span(), batch_rows=20, batch_bytes=PART_BYTES_MAX
-            )
+            found = read_part(blob, part, span=Span(), batch_rows=20, batch_bytes=PART_BYTES_MAX)
             count = sum(batch.num_rows for batch in found)
         _, peak = tracemalloc.get_traced_memory()
     finally:
@@ -249,7 +238,7 @@ def test_part_bounds_are_rounded_outwards_and_cover_range_ends() -> None:
 def test_a_span_fetches_only_the_parts_it_touches() -> None:
     blob = CountingBlob()
     batches = [write(blob, [put(f"{p}{i}".encode(), 1) for i in range(5)]) for p in "abc"]
-    found = read_batches(blob, batches, rule=VERSIONS, view=AsOf(5), span=Span(b"b", b"c"))
+    found = read_batches(blob, batches, view=AsOf(5), span=Span(b"b", b"c"))
     assert list(state_of(found)) == [b"b0", b"b1", b"b2", b"b3", b"b4"]
     assert blob.fetched == [batches[1].parts[0].name]
 
@@ -258,11 +247,9 @@ def test_a_time_fetches_only_the_parts_that_reach_into_it() -> None:
     blob = CountingBlob()
     old = write(blob, [put(b"a", 1)], lower=0, upper=5)
     new = write(blob, [put(b"a", 7)], lower=5, upper=9)
-    assert rows_of(read_batches(blob, [old, new], rule=VERSIONS, view=Window(4, 8))) == [
-        put(b"a", 7)
-    ]
+    assert rows_of(read_batches(blob, [old, new], view=Window(4, 8))) == [put(b"a", 7)]
     assert blob.fetched == [new.parts[0].name]
-    list(read_batches(blob, [old, new], rule=VERSIONS, view=AsOf(3)))
+    list(read_batches(blob, [old, new], view=AsOf(3)))
     assert blob.fetched[1:] == [old.parts[0].name]
 
 
@@ -271,13 +258,11 @@ def test_of_a_large_part_a_span_fetches_only_some_row_groups() -> None:
     names = part_names("s")
     values = noise(ROW_GROUP_ROWS_MAX * 3)
     rows = [put(f"{i:08}".encode(), 1, value) for i, value in enumerate(values)]
-    batch = write_batch(
-        blob, BatchDesc(0, 9), versions(rows, size=60_000), rule=VERSIONS, names=names
-    )
+    batch = write_batch(blob, BatchDesc(0, 9), versions(rows, size=60_000), names=names)
     (part,) = batch.parts
     assert part.size > 1 << 20
     span = Span(b"00000010", b"00000020")
-    found = read_batches(blob, [batch], rule=VERSIONS, view=AsOf(5), span=span)
+    found = read_batches(blob, [batch], view=AsOf(5), span=span)
     assert len(state_of(found)) == 10
     assert blob.fetched == []
     assert 0 < blob.bytes < part.size // 2
@@ -309,14 +294,6 @@ def test_a_large_part_is_about_as_small_as_level_1_of_zstd_makes_it(kind: str) -
     assert part.size < 1.05 * len(sink.getvalue())
 
 
-def test_rows_before_drop_below_do_not_count() -> None:
-    blob = MemoryBlob()
-    batch = write(blob, [put(b"a", 3), put(b"b", 6)])
-    (part,) = batch.parts
-    cut = replace(batch, parts=(replace(part, drop_below=5),))
-    assert rows_of(read_batches(blob, [cut], rule=VERSIONS, view=Window(-1, 9))) == [put(b"b", 6)]
-
-
 def test_names_are_never_twice_the_same_and_carry_their_time() -> None:
     clock = ManualClock(wall_ns=1_700_000_000_000_000_000)
     names = part_names("s", clock)
@@ -329,9 +306,7 @@ def test_an_upload_goes_through_faults_and_stays_one_part() -> None:
     blob = MemoryBlob()
     rates = FaultRates(refused=0.2, lost_reply=0.2, torn=0.1, delayed=0.0)
     faulty = FaultyBlob(blob, Weather(3, rates))
-    batch = write_batch(
-        faulty, BatchDesc(0, 9), versions(numbered(10)), rule=VERSIONS, names=part_names("s")
-    )
+    batch = write_batch(faulty, BatchDesc(0, 9), versions(numbered(10)), names=part_names("s"))
     assert [info.name for info in blob.list()] == [p.name for p in batch.parts]
 
 
@@ -383,7 +358,7 @@ def test_a_flipped_bit_in_a_page_of_a_large_part_is_noticed() -> None:
 
 
 def read_all(blob: MemoryBlob, batch: ShardBatch) -> None:
-    for _ in read_batches(blob, [batch], rule=VERSIONS, view=AsOf(5)):
+    for _ in read_batches(blob, [batch], view=AsOf(5)):
         pass
 
 
@@ -396,8 +371,10 @@ def test_a_foreign_parquet_file_and_a_newer_format_are_refused() -> None:
         table = pa.Table.from_batches(versions([put(b"a", 1)])).replace_schema_metadata(metadata)
         pq.write_table(table, sink)
         data = sink.getvalue()
-        part = ShardPart("x", 1, len(data), digest(data), b"a", b"a", 1, 1, inline=data)
-        rows = read_part(MemoryBlob(), part, VERSIONS, span=Span(), batch_rows=10, batch_bytes=100)
+        part = ShardPart("x", 1, len(data), digest(data), b"a", b"a", 1, 1)
+        blob = MemoryBlob()
+        blob.put("x", data)
+        rows = read_part(blob, part, span=Span(), batch_rows=10, batch_bytes=100)
         with pytest.raises(error):
             list(rows)
 
@@ -408,9 +385,11 @@ def test_a_foreign_parquet_file_and_a_newer_format_are_refused() -> None:
 @pytest.mark.parametrize("name", ["part-v1.parquet", "part-v2.parquet", "part-v3.parquet"])
 def test_the_golden_part_of_each_format_still_reads(name: str) -> None:
     data = (GOLDEN / name).read_bytes()
-    part = ShardPart("g", 5, len(data), digest(data), b"", None, 0, 9, ranges=1, inline=data)
+    part = ShardPart("g", 5, len(data), digest(data), b"", None, 0, 9, ranges=1)
+    blob = MemoryBlob()
+    blob.put("g", data)
     batch = ShardBatch(0, 10, parts=(part,))
-    found = rows_of(read_batches(MemoryBlob(), [batch], rule=VERSIONS, view=Window(-1, 99)))
+    found = rows_of(read_batches(blob, [batch], view=Window(-1, 99)))
     assert found == GOLDEN_ROWS
 
 

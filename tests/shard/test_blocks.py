@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from backup.shard import OP_PUT, VERSIONS, VERSIONS_SCHEMA, BatchDesc, MemoryBlob, part_names
+from backup.shard import OP_PUT, VERSIONS_SCHEMA, BatchDesc, MemoryBlob, part_names
 from backup.shard import ShardBatch as Batch
 from backup.shard import write_batch as write
 from backup.shard.rows.filters import may_have, xxh64
@@ -18,7 +18,7 @@ from backup.shard.rows.found import FindBounds, Found, find_versions
 from backup.shard.rows.pages import TAIL_BYTES, footer_bytes
 from backup.shard.rows.part_reader import OpenedPart
 from backup.shard.rows.trailer import bytes_before, read_trailer
-from backup.shard.state.state import ShardPart
+from backup.shard.state.trace import ShardPart
 from kvstore.errors import CorruptionError
 from kvstore.joins.order import in_order
 from kvstore.timestamp import TIMESTAMP_MAX
@@ -62,9 +62,7 @@ def a_part(blob: MemoryBlob, *, lower: int = 1) -> Batch:
         schema=VERSIONS_SCHEMA,
     )
     with bounds(PART_BLOCK_BYTES=64 << 10):
-        return write(
-            blob, BatchDesc(lower, 10_000), [rows], rule=VERSIONS, names=part_names("chain")
-        )
+        return write(blob, BatchDesc(lower, 10_000), [rows], names=part_names("chain"))
 
 
 def found_in(blob: MemoryBlob, batch: Batch, keys: list[bytes]) -> Found:
@@ -74,7 +72,7 @@ def found_in(blob: MemoryBlob, batch: Batch, keys: list[bytes]) -> Found:
         [batch],
         labels,
         FindBounds(TIMESTAMP_MAX, TIMESTAMP_MAX),
-        opened=lambda part: OpenedPart(blob, part, VERSIONS, by_block=True),
+        opened=lambda part: OpenedPart(blob, part, by_block=True),
     )
     assert found is not None
     return found
@@ -93,7 +91,7 @@ def test_xxh64_gives_the_numbers_of_its_specification() -> None:
 def test_a_filter_has_every_key_of_its_row_group_and_few_others() -> None:
     blob = MemoryBlob()
     (part,) = a_part(blob).parts
-    opened = OpenedPart(blob, part, VERSIONS, by_block=True)
+    opened = OpenedPart(blob, part, by_block=True)
     misses = 0
     for group in range(opened.file.num_row_groups):
         keys = opened.file.read_row_group(group, columns=["key"])["key"].to_pylist()
@@ -126,7 +124,7 @@ def test_one_key_costs_the_tail_and_one_block_and_an_absent_one_the_tail() -> No
 def test_the_lowest_part_has_no_filters() -> None:
     blob = MemoryBlob()
     (part,) = a_part(blob, lower=0).parts
-    opened = OpenedPart(blob, part, VERSIONS, by_block=True)
+    opened = OpenedPart(blob, part, by_block=True)
     assert opened.may_have(0, b"no key")
 
 

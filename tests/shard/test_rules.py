@@ -15,20 +15,16 @@ from hypothesis import strategies as st
 from backup.shard.rows.batch_reader import read_batches
 from backup.shard.rows.batch_writer import BatchDesc, concat_batches, part_names, write_batch
 from backup.shard.rows.merge import ONE_ROW, merge_sorted
-from backup.shard.rows.rules import DIFFS, VERSIONS, AsOf, Compact, Rule, View, Window
-from backup.shard.state.state import ShardBatch
+from backup.shard.rows.rules import AsOf, Compact, View, Window
+from backup.shard.state.trace import ShardBatch
 from kvstore.arrow import key_words
 from kvstore.span import Span
 from kvstore.storage.memory import MemoryBlob
 from tests.shard.rows import (
-    Diff,
     Row,
     delete,
     delete_range,
-    diffs,
-    diffs_of,
     in_order,
-    model_multiset,
     model_state,
     put,
     rows_of,
@@ -69,16 +65,15 @@ def histories(draw: st.DrawFn) -> list[Row]:
 class Store:
     """Batches of a history cut at times, in one memory blob."""
 
-    def __init__(self, rule: Rule) -> None:
+    def __init__(self) -> None:
         self.blob = MemoryBlob()
-        self.rule = rule
         self.names = part_names("s")
 
     def batch(
         self, lower: int, upper: int, batches: list[pa.RecordBatch], since: int = 0
     ) -> ShardBatch:
         desc = BatchDesc(lower, upper, since)
-        return write_batch(self.blob, desc, batches, rule=self.rule, names=self.names)
+        return write_batch(self.blob, desc, batches, names=self.names)
 
     def cut(self, rows: list[Row], edges: list[int], *, size: int = 3) -> list[ShardBatch]:
         bounds = [0, *sorted(set(edges) - {0, UPPER}), UPPER]
@@ -92,7 +87,7 @@ class Store:
     def read(
         self, batches: list[ShardBatch], view: View, span: Span | None = None
     ) -> list[pa.RecordBatch]:
-        return list(read_batches(self.blob, batches, rule=self.rule, view=view, span=span))
+        return list(read_batches(self.blob, batches, view=view, span=span))
 
     def compacted(self, batches: list[ShardBatch], since: int) -> ShardBatch:
         lower, upper = batches[0].lower, batches[-1].upper
@@ -107,7 +102,7 @@ edges = st.lists(times, max_size=4)
 def test_the_state_of_merged_batches_is_the_models(
     rows: list[Row], cuts: list[int], at: int
 ) -> None:
-    store = Store(VERSIONS)
+    store = Store()
     batches = store.cut(rows, cuts)
     assert state_of(store.read(batches, AsOf(at))) == model_state(rows, at)
 
@@ -117,7 +112,7 @@ def test_the_state_of_merged_batches_is_the_models(
 def test_a_window_gives_every_version_in_it_once_in_order(
     rows: list[Row], cuts: list[int], since: int, upto: int
 ) -> None:
-    store = Store(VERSIONS)
+    store = Store()
     found = rows_of(store.read(store.cut(rows, cuts), Window(since, upto)))
     wanted = in_order(row for row in rows if since < row.timestamp <= upto)
     assert sorted(found) == sorted(wanted)
@@ -130,7 +125,7 @@ def test_a_window_gives_every_version_in_it_once_in_order(
 def test_compaction_changes_no_reader_at_or_after_since(
     rows: list[Row], cuts: list[int], since: int, data: st.DataObject | None
 ) -> None:
-    store = Store(VERSIONS)
+    store = Store()
     batches = store.cut(rows, cuts)
     first = 0 if data is None else data.draw(st.integers(0, len(batches) - 1))
     last = len(batches) if data is None else data.draw(st.integers(first + 1, len(batches)))
@@ -148,7 +143,7 @@ def test_compaction_changes_no_reader_at_or_after_since(
 def test_a_full_compaction_keeps_only_what_can_be_seen(
     rows: list[Row], cuts: list[int], since: int
 ) -> None:
-    store = Store(VERSIONS)
+    store = Store()
     found = rows_of(store.read([store.compacted(store.cut(rows, cuts), since)], Window(-1, UPPER)))
     old = [row for row in found if row.timestamp <= since]
     assert {row.key: row.value for row in old} == model_state(rows, since)
@@ -163,7 +158,7 @@ def test_a_span_reads_what_lies_in_it_range_tombstones_cut_to_it(
     if end is not None and start >= end:
         return
     span = Span(start, end)
-    store = Store(VERSIONS)
+    store = Store()
     batches = store.cut(rows, cuts)
     wanted = {k: v for k, v in model_state(rows, at).items() if k in span}
     assert state_of(store.read(batches, AsOf(at), span)) == wanted
@@ -174,7 +169,7 @@ def test_a_span_reads_what_lies_in_it_range_tombstones_cut_to_it(
 
 
 def test_at_equal_times_the_version_wins_over_the_range() -> None:
-    store = Store(VERSIONS)
+    store = Store()
     batches = [store.batch(0, UPPER, versions([put(b"a", 5), delete_range(b"a", b"b", 5)]))]
     assert state_of(store.read(batches, AsOf(5))) == {b"a": b"v"}
     compacted = store.compacted(batches, 7)
@@ -182,7 +177,7 @@ def test_at_equal_times_the_version_wins_over_the_range() -> None:
 
 
 def test_above_the_first_batch_tombstones_survive_compaction() -> None:
-    store = Store(VERSIONS)
+    store = Store()
     base = store.batch(0, 5, versions([put(b"a", 1), put(b"b", 1)]))
     later = store.batch(5, UPPER, versions([delete(b"a", 6), delete_range(b"b", b"c", 7)]))
     compacted = store.compacted([later], 9)
@@ -191,39 +186,12 @@ def test_above_the_first_batch_tombstones_survive_compaction() -> None:
 
 
 def test_a_range_tombstone_reaches_over_many_windows() -> None:
-    store = Store(VERSIONS)
+    store = Store()
     numbered = [f"{i:05}".encode() for i in range(5000)]
     base = store.batch(0, 5, versions([put(k, 1) for k in numbered], size=100))
     cut = store.batch(5, 9, versions([delete_range(b"00010", b"04990", 6), put(b"02000", 7)]))
     left = state_of(store.read([base, cut], AsOf(8)))
     assert list(left) == [*numbered[:10], b"02000", *numbered[4990:]]
-
-
-counted = st.lists(
-    st.builds(Diff, keys, st.sampled_from([b"", b"x", b"y"]), times, st.integers(-2, 2)),
-    max_size=40,
-)
-
-
-@settings(deadline=None, max_examples=150)
-@given(counted, edges, times, times)
-def test_diffs_add_up_and_compaction_keeps_the_sums(
-    rows: list[Diff], cuts: list[int], since: int, at: int
-) -> None:
-    store = Store(DIFFS)
-    bounds = [0, *sorted(set(cuts) - {0}), UPPER]
-    batches = [
-        store.batch(low, high, diffs([r for r in rows if low <= r.time < high], size=4))
-        for low, high in itertools.pairwise(bounds)
-    ]
-    found = diffs_of(store.read(batches, AsOf(at)))
-    assert {(r.key, r.value): r.diff for r in found} == model_multiset(rows, at)
-    assert all(r.time == at for r in found)
-    output = store.compacted(batches, since)
-    assert output.diff_sum == sum(r.diff for r in rows)
-    for as_of in range(since, UPPER):
-        again = diffs_of(store.read([output], AsOf(as_of)))
-        assert {(r.key, r.value): r.diff for r in again} == model_multiset(rows, as_of)
 
 
 # -- merging ---------------------------------------------------------------------------------
@@ -251,9 +219,7 @@ def test_windows_hold_whole_keys_and_all_rows_in_order() -> None:
     rng = random.Random(7)
     rows = [put(f"k{rng.randrange(300):03}".encode(), t) for t in range(2000)]
     sources = [versions(rows[i::5], size=rng.randrange(1, 60)) for i in range(5)]
-    windows = [
-        w.whole() for w in merge_sorted([(iter(source), ONE_ROW) for source in sources], VERSIONS)
-    ]
+    windows = [w.whole() for w in merge_sorted([(iter(source), ONE_ROW) for source in sources])]
     assert rows_of(windows) == in_order(rows)
     ends = [(w.column(0)[0].as_py(), w.column(0)[-1].as_py()) for w in windows]
     assert all(before[1] < after[0] for before, after in itertools.pairwise(ends))
@@ -272,7 +238,7 @@ def test_a_merge_buffers_a_few_batches_of_each_source_however_long_they_are() ->
     rows = [put(f"{i * 7919 % 20_000:05}".encode(), i) for i in range(20_000)]
     sources = [(counted(versions(rows[i::10], size=50)), ONE_ROW) for i in range(10)]
     passed = most = 0
-    for window in merge_sorted(sources, VERSIONS):
+    for window in merge_sorted(sources):
         most = max(most, pulled - passed)
         passed += window.whole().num_rows
     assert passed == 20_000
@@ -282,15 +248,15 @@ def test_a_merge_buffers_a_few_batches_of_each_source_however_long_they_are() ->
 def test_small_runs_beside_a_large_one_do_not_make_windows_small() -> None:
     blob, names = MemoryBlob(), part_names("s")
     rows = [put(b"%06d" % i, 1) for i in range(30_000)]
-    batches = [write_batch(blob, BatchDesc(0, 2), versions(rows), rule=VERSIONS, names=names)]
+    batches = [write_batch(blob, BatchDesc(0, 2), versions(rows), names=names)]
     for number in range(2, 22):
         few = [put(b"%06d" % i, number) for i in range(number, 30_000, 300)]
         desc = BatchDesc(number, number + 1)
-        batches.append(write_batch(blob, desc, versions(few), rule=VERSIONS, names=names))
+        batches.append(write_batch(blob, desc, versions(few), names=names))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("backup.shard.rows.batch_reader.MERGE_ROWS_MAX", 16_000)
         patch.setattr("backup.shard.rows.batch_reader.MERGE_SOURCE_ROWS_MIN", 1)
-        found = [w.num_rows for w in read_batches(blob, batches, rule=VERSIONS, view=Window(0, 99))]
+        found = [w.num_rows for w in read_batches(blob, batches, view=Window(0, 99))]
     assert sum(found) == 32_000
     assert len(found) < 10
 
@@ -306,9 +272,9 @@ def test_a_merge_of_large_values_buffers_a_bounded_number_of_bytes(
     for number in range(4):
         rows = [put(b"%06d" % i, number + 1, value) for i in range(number, 200, 4)]
         desc = BatchDesc(number + 1, number + 2)
-        batches.append(write_batch(blob, desc, versions(rows, size=4), rule=VERSIONS, names=names))
+        batches.append(write_batch(blob, desc, versions(rows, size=4), names=names))
     before, most, found = pa.total_allocated_bytes(), 0, 0
-    for window in read_batches(blob, batches, rule=VERSIONS, view=Window(0, 99)):
+    for window in read_batches(blob, batches, view=Window(0, 99)):
         most = max(most, pa.total_allocated_bytes() - before)
         found += window.num_rows
     assert found == 200
@@ -320,21 +286,18 @@ def test_a_merge_of_large_values_buffers_a_bounded_number_of_bytes(
 def test_one_key_with_more_versions_than_a_batch_stays_in_one_window() -> None:
     rows = [put(b"hot", t) for t in range(1000)] + [put(b"z", 1)]
     sources = [versions(rows[i::3], size=10) for i in range(3)]
-    windows = [
-        w.whole() for w in merge_sorted([(iter(source), ONE_ROW) for source in sources], VERSIONS)
-    ]
+    windows = [w.whole() for w in merge_sorted([(iter(source), ONE_ROW) for source in sources])]
     assert rows_of(windows) == in_order(rows)
     assert windows[0].num_rows == 1000
 
 
 def test_runs_of_several_writers_read_as_one_batch() -> None:
-    store = Store(VERSIONS)
+    store = Store()
     even = store.batch(0, 5, versions([put(b"a", 1), put(b"c", 1)]))
     odd = store.batch(0, 5, versions([put(b"b", 1), put(b"d", 1)]))
     both = concat_batches([even, odd])
     assert list(state_of(store.read([both], AsOf(4)))) == [b"a", b"b", b"c", b"d"]
 
 
-@pytest.mark.parametrize("rule", [VERSIONS, DIFFS])
-def test_no_batches_read_as_nothing(rule: Rule) -> None:
-    assert list(read_batches(MemoryBlob(), [], rule=rule, view=AsOf(5))) == []
+def test_no_batches_read_as_nothing() -> None:
+    assert list(read_batches(MemoryBlob(), [], view=AsOf(5))) == []

@@ -16,7 +16,6 @@ from itertools import pairwise
 import pytest
 
 from backup.shard.rows.batch_writer import BatchDesc
-from backup.shard.rows.rules import DIFFS, VERSIONS, AsOf, Rule
 from backup.shard.shard import Shard
 from backup.shard.state.state import EMPTY
 from kvstore.clock import ManualClock
@@ -31,16 +30,11 @@ from kvstore.storage.memory import MemoryBlob, MemoryConsensus
 from kvstore.storage.patience import Patience
 from tests.harness.storage_faults import FaultRates, FaultyBlob, FaultyConsensus, Weather
 from tests.shard.rows import (
-    Diff,
     Row,
     delete,
     delete_range,
-    diffs,
-    diffs_of,
-    model_multiset,
     model_state,
     put,
-    rows_of,
     state_of,
     versions,
 )
@@ -71,7 +65,6 @@ class World:
     seed: int
     crash_rate: float = 0.0
     rates: FaultRates = field(default_factory=FaultRates)
-    rule: Rule = VERSIONS
     attempts: dict[bytes, Attempt] = field(default_factory=dict)
     snapshots: int = 0
     collected: int = 0
@@ -91,9 +84,7 @@ class World:
             FaultyBlob(self.blob, self.weather),
             FaultyConsensus(self.consensus, self.weather),
             "s",
-            rule=self.rule,
             clock=self.clock,
-            inline_bytes_max=self.seed % 2 * 4096,
         )
 
     def surviving(self, work: Callable[[Shard], None], rounds: int) -> Callable[[], None]:
@@ -225,7 +216,7 @@ def assert_whole(world: World) -> None:
     for name in shard.state.leased:  # readers that crashed
         world.clock.set(1 << 62)
         assert name
-    shard.maintain()
+    shard.expire_lapsed()
     shard.compact(full=True)
     shard.gc()
     shard.gc()
@@ -259,65 +250,6 @@ def test_a_seed_repeats_its_schedule() -> None:
         return [(a.lower, a.upper, a.acknowledged) for a in world.attempts.values()]
 
     assert history() == history()
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_a_listener_sees_every_update_once_whatever_compaction_does(seed: int) -> None:
-    world = World(seed)
-    seen: list[Row] = []
-    done: list[bool] = []
-    world.open().writer().progress(1)  # `since` is 0: changes at 0 are state, not history
-    listening = world.open().reader().listen(0)
-
-    def poll() -> bool:
-        stretch = listening.poll()
-        if stretch is not None:
-            seen.extend(rows_of(stretch.rows))
-        return stretch is not None
-
-    def listen() -> None:
-        while not done:
-            poll()
-            world.turns.switch()
-
-    def write() -> None:
-        world.surviving(world.write, 4)()
-        done.append(True)
-
-    actors = [listen, write, world.surviving(world.compact, 6), world.surviving(world.collect, 6)]
-    world.turns.run(actors)
-    world.weather.calm()
-    while poll():  # a stale head may have hidden the last stretch
-        pass
-    with world.open().snapshot(world.open().upper - 1) as snapshot:
-        found = {key for key in state_of(snapshot.read()) if key.startswith(MARK)}
-    written = [row for mark in found for row in world.attempts[mark].rows]
-    assert sorted(seen) == sorted(written)
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_replicas_that_write_identical_data_write_it_once(seed: int) -> None:
-    world = World(seed, crash_rate=0.01, rule=DIFFS)
-    script = [Diff(KEYS[t % 7], b"x", t, 1) for t in range(60)]
-
-    def replicate(shard: Shard) -> None:
-        writer = shard.writer()
-        while shard.refresh().upper < len(script):
-            # the batches overlap on purpose
-            lower = max(0, shard.upper - world.random.randint(0, 4))
-            upper = min(len(script), lower + world.random.randint(1, 9))
-            rows = [row for row in script if lower <= row.time < upper]
-            writer.append(shard.write_batch(BatchDesc(lower, upper), diffs(rows)))
-
-    actors = [world.surviving(replicate, 6) for _ in range(3)]
-    actors += [world.surviving(world.compact, 4), world.surviving(world.collect, 4)]
-    world.turns.run(actors)
-    world.weather.calm()
-    shard = world.open()
-    replicate(shard)
-    with shard.snapshot(59) as snapshot:
-        found = {(r.key, r.value): r.diff for r in diffs_of(snapshot.view(AsOf(59)))}
-    assert found == model_multiset(script, 59)
 
 
 def test_a_finished_shard_ends_as_a_tombstone_whatever_fails() -> None:

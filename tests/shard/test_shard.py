@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,11 +11,12 @@ from obstore.store import ObjectStore
 
 from backup.shard import gc
 from backup.shard.rows.batch_writer import BatchDesc, part_names, write_batch
-from backup.shard.rows.rules import DIFFS, VERSIONS
-from backup.shard.state.state import EMPTY, ShardBatch
+from backup.shard.state.state import EMPTY
+from backup.shard.state.trace import ShardBatch
 from backup.testing.blobs import BlobContract
 from backup.testing.consensus import ConsensusContract
 from kvstore.errors import (
+    CorruptionError,
     HistoryGoneError,
     UpperMismatchError,
     UsageError,
@@ -67,12 +69,15 @@ def test_a_shard_lives_through_its_whole_life(
     assert report.orphans == ()
 
 
-def test_opening_a_missing_shard_or_one_of_another_rule_is_refused(world: World) -> None:
+def test_opening_a_missing_shard_is_refused(world: World) -> None:
     with pytest.raises(UsageError, match="does not exist"):
         world.open(create=False)
-    world.open()
-    with pytest.raises(UsageError, match="versions"):
-        world.open(rule=DIFFS)
+
+
+def test_a_shard_whose_rows_are_no_versions_is_refused(world: World) -> None:
+    other = replace(world.open().state, rule="diffs")
+    with pytest.raises(CorruptionError, match="its rule is 'diffs'"):
+        world.open(known=other)
 
 
 def test_many_versions_open_from_the_newest_rollup(world: World) -> None:
@@ -193,7 +198,7 @@ def test_scrub_lists_orphans_and_deletes_only_old_ones_when_asked(world: World) 
     write(shard, 5)
     names = part_names("s", world.clock)
     rows = versions([put(b"x", 1)])
-    lost = write_batch(world.blob, BatchDesc(0, 5), rows, rule=VERSIONS, names=names)
+    lost = write_batch(world.blob, BatchDesc(0, 5), rows, names=names)
     report = shard.scrub()
     assert report.is_sound
     assert report.orphans == (lost.parts[0].name,)

@@ -1,4 +1,4 @@
-"""The handle: snapshots, leases, listening and critical holds."""
+"""The handle: snapshots, leases and critical holds."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import pytest
 from backup.shard.rows.batch_writer import BatchDesc
 from backup.shard.rows.rules import Window
 from backup.shard.snapshot import Split
-from backup.shard.state.state import EMPTY
 from kvstore.errors import (
     CorruptionError,
     HistoryGoneError,
@@ -88,7 +87,7 @@ def test_a_reader_whose_lease_ran_out_is_told_so_not_that_data_is_damaged(world:
     reader = shard.reader(lease_ns=10)
     snapshot = reader.snapshot(8)
     world.clock.advance(11)
-    other.maintain()
+    other.expire_lapsed()
     other.compact(full=True)
     assert other.gc().blobs
     with pytest.raises(LeaseExpiredError):
@@ -105,7 +104,7 @@ def test_a_heartbeat_keeps_the_lease(world: World) -> None:
         for _ in range(5):
             world.clock.advance(9)
             reader.heartbeat()
-            shard.maintain()
+            shard.expire_lapsed()
         assert reader.name in shard.state.leased
 
 
@@ -118,7 +117,8 @@ def test_reading_a_snapshot_keeps_the_lease_however_long_it_takes(world: World) 
         for batch in snapshot.read():
             taken += batch.num_rows
             world.clock.advance(9)
-            other.maintain()
+            other.refresh()
+            other.expire_lapsed()
             assert reader.name in other.state.leased
             if taken == 200_000:
                 world.consensus.script = ["refused"] * 1_000  # the renewal fails
@@ -137,43 +137,6 @@ def test_a_part_that_is_gone_under_a_good_lease_is_damage(world: World) -> None:
     assert shard.scrub().missing == (shard.state.batches[0].parts[0].name,)
 
 
-def test_a_listener_waits_at_the_upper_and_ends_with_the_shard(world: World) -> None:
-    shard = world.open()
-    write(shard, 5)
-    with shard.reader() as reader:
-        listening = reader.listen(-1)
-        first = listening.poll()
-        assert first is not None
-        assert (first.lower, first.upper, rows_of(first.rows)) == (0, 5, [put(b"k", 4, b"v5")])
-        assert listening.poll() is None
-        shard.writer().progress(EMPTY)
-        rest = list(listening.follow(lambda: False))
-        assert [(b.lower, b.upper, rows_of(b.rows)) for b in rest] == [(5, EMPTY, [])]
-        assert listening.poll() is None
-
-
-def test_a_listener_in_the_middle_of_a_merged_batch_gets_only_the_rest(world: World) -> None:
-    shard = world.open()
-    write(shard, 5, 9, 12)
-    with shard.reader() as reader:
-        listening = reader.listen(6)
-        shard.compact(full=True)
-        stretch = listening.poll()
-        assert stretch is not None
-        assert (stretch.lower, stretch.upper) == (7, 12)
-        assert [row.timestamp for row in rows_of(stretch.rows)] == [11, 8]
-
-
-def test_listening_from_where_history_is_gone_is_refused(world: World) -> None:
-    shard = world.open()
-    write(shard, 9)
-    with shard.reader() as reader:
-        reader.downgrade_since(5)
-        with pytest.raises(HistoryGoneError):
-            reader.listen(4)
-        assert reader.listen(5).frontier == 6
-
-
 def test_a_snapshot_gives_history_too(world: World) -> None:
     shard = world.open()
     write(shard, 5, 9)
@@ -187,7 +150,7 @@ def test_a_critical_hold_outlives_its_process_and_keeps_since(world: World) -> N
     write(shard, 9)
     shard.critical("backup").downgrade(3)
     world.clock.advance(1 << 62)
-    world.open().maintain()
+    world.open().expire_lapsed()
     with world.open().reader() as reader:
         reader.downgrade_since(8)
     again = world.open().critical("backup")
@@ -200,7 +163,7 @@ def test_a_fenced_owner_cannot_move_the_hold(world: World) -> None:
     old = shard.critical("backup")
     old.downgrade(2, opaque=b"owner--1")
     new = world.open().critical("backup")
-    new.take_over()
+    new.downgrade(0, opaque=b"owner--2")
     assert new.downgrade(4) == 4
     with pytest.raises(OpaqueMismatchError) as fenced:
         old.downgrade(6)
@@ -214,11 +177,3 @@ def test_a_move_whose_reply_was_lost_is_known_by_its_token(world: World) -> None
     world.consensus.script = ["lost"]
     assert hold.downgrade(4, opaque=b"owner--1") == 4
     assert hold.downgrade(5) == 5
-
-
-def test_a_reader_may_start_from_the_least_critical_hold(world: World) -> None:
-    shard = world.open()
-    write(shard, 9)
-    shard.critical("backup").downgrade(4)
-    with shard.reader(from_critical=True) as reader:
-        assert reader.since == 4

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import random
+from operator import methodcaller
 
 import pytest
 
 from backup.shard.rows.batch_writer import BatchDesc
-from backup.shard.state import commands as c
-from backup.shard.state.state import ShardBatch
+from backup.shard.state.trace import ShardBatch
 from kvstore.errors import (
     IndeterminateError,
     UpperMismatchError,
     UsageError,
 )
-from kvstore.limits import INLINE_BYTES_MAX
 from tests.shard.rows import put, versions
 from tests.shard.world import World, batch_of, read, write
 
@@ -84,20 +82,10 @@ def test_after_a_crash_the_same_token_is_answered_by_what_was_done(world: World)
     assert len(world.open().state.batches) == 1
 
 
-def test_an_expired_writers_retry_is_a_mismatch(world: World) -> None:
-    shard = world.open()
-    batch = batch_of(shard, 5)
-    shard.writer("w").compare_and_append(batch, token="t")
-    shard.writer("w").expire()
-    with pytest.raises(UpperMismatchError):
-        shard.writer("w").compare_and_append(batch, token="t", retrying=True)
-
-
 def test_a_merge_whose_reply_was_lost_keeps_its_parts(world: World) -> None:
     shard = world.open()
     write(shard, 5, 9)
-    c_request = shard.log.apply(c.RequestMerge(0, 9))
-    assert c_request.outcome.slot == (0, 9)
+    assert shard.log.apply(methodcaller("request_merge", 0, 9)).outcome == (0, 9)
     world.consensus.script = ["lost"]
     (outcome,) = shard.compact()
     assert outcome.applied
@@ -117,17 +105,3 @@ def test_bounds_that_make_no_sense_are_a_callers_mistake(world: World, lower: in
     rows = batch_of(shard, 3)
     with pytest.raises(UsageError):
         shard.writer().compare_and_append(ShardBatch(lower, 3, parts=rows.parts))
-    with pytest.raises(UsageError):
-        shard.writer().append(ShardBatch(lower, 3, parts=rows.parts))
-
-
-def test_inline_parts_over_the_budget_are_uploaded_after_all(world: World) -> None:
-    shard = world.open(inline_bytes_max=INLINE_BYTES_MAX)
-    for upper in range(1, 2 * INLINE_BYTES_MAX // (100 << 10) + 2):
-        noise = random.Random(upper).randbytes(100 << 10)
-        shard.writer().compare_and_append(batch_of(shard, upper, b"%02d" % upper, noise))
-    parts = [part for batch in shard.state.batches for part in batch.parts]
-    assert any(part.inline is not None for part in parts)
-    assert any(part.inline is None for part in parts)
-    assert shard.state.inline_bytes() <= INLINE_BYTES_MAX
-    assert len(read(shard, shard.upper - 1)) == len(parts)

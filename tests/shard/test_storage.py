@@ -99,7 +99,7 @@ MODULES = {path.stem: imports(path) for path in PACKAGE.rglob("*.py")}
 
 
 def test_the_machine_knows_no_storage_no_clock_and_no_arrow() -> None:
-    pure = {"state", "commands", "holding", "merging", "machine"}
+    pure = {"state", "trace"}
     allowed = {f"backup.shard.state.{name}" for name in pure} | {"backup.shard.state"}
     for name in pure:
         ours = {i for i in MODULES[name] if i.startswith(("backup", "kvstore.storage"))}

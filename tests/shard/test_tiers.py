@@ -9,8 +9,15 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backup.shard.state.merging import EMPTY_BATCH_BYTES, Slot, covering, part_of_slot, plan_merge
-from backup.shard.state.state import ShardBatch, ShardPart
+from backup.shard.state.trace import (
+    EMPTY_BATCH_BYTES,
+    ShardBatch,
+    ShardPart,
+    Slot,
+    covering,
+    part_of_slot,
+    plan_merge,
+)
 from kvstore.limits import MERGE_FAN_IN
 
 SIZES = st.sampled_from([0, 10, 1_000, 100_000, 1_000_000])

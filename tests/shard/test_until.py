@@ -10,7 +10,7 @@ import pytest
 
 from backup.shard import BatchDesc, MemoryBlob, part_names, write_batch
 from backup.shard.rows import batch_writer
-from backup.shard.rows.rules import OP_PUT, VERSIONS
+from backup.shard.rows.rules import OP_PUT
 from tests.shard.rows import Row, delete, delete_range, model_state, put, versions
 
 KEYS = [b"", b"a", b"a\x00", b"b", b"c", b"\xff"]
@@ -20,7 +20,7 @@ def parts_of(rows: list[Row], *, size: int) -> list[list[dict[str, object]]]:
     """The rows of each part, as any reader of Parquet has them."""
     blob = MemoryBlob()
     batches = versions(rows, size=size)
-    written = write_batch(blob, BatchDesc(0, 99), batches, rule=VERSIONS, names=part_names("s"))
+    written = write_batch(blob, BatchDesc(0, 99), batches, names=part_names("s"))
     data = [blob.get(part.name) or b"" for part in written.parts]
     return [pq.read_table(io.BytesIO(each)).to_pylist() for each in data]
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from backup.shard.rows.batch_writer import BatchDesc
 from backup.shard.shard import Shard
-from backup.shard.state.state import ShardBatch
+from backup.shard.state.trace import ShardBatch
 from kvstore.clock import ManualClock
 from kvstore.errors import (
     DeterminateError,

@@ -397,7 +397,7 @@ def test_what_tasks_read_is_kept_however_long_they_take() -> None:
             clock.advance(LEASE_NS - 1)
             while other.refresh().leased[reader].heartbeat_ns < clock.wall_ns():
                 assert consensus.told.acquire(timeout=120)
-            other.maintain()
+            other.expire_lapsed()
         assert reader in other.refresh().leased
 
 

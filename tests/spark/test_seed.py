@@ -114,7 +114,8 @@ def test_a_failed_seed_leaves_no_history_and_can_be_repeated(
     future = frame(spark, [Row(b"a", 2**62, b"1")])
     url = f"file://{tmp_path}/collection"
     for target in (tmp_path / "store", url):
-        with pytest.raises(UsageError, match=r"key b'a' has two versions at .*; drop one: df\.drop"):
+        two = r"key b'a' has two versions at .*; drop one: df\.drop"
+        with pytest.raises(UsageError, match=two):
             seed(twice, target, "id", "score")
         with pytest.raises(UsageError, match=r"column 'at' has .*, in the future"):
             seed(future, target, "id", "score")

@@ -310,6 +310,13 @@ def test_a_view_in_sql_takes_the_same_options(spark: SparkSession, history: Hist
         assert rows(spark.table("few")) == list(history.store.scan(prefix=b"k00"))
     finally:
         spark.catalog.dropTempView("few")
+    # Spark would make such a table, and pass no option to its reads.
+    for clause in ("", f"OPTIONS (path '{history.checkpoint}', table 't')", "LOCATION '/nowhere'"):
+        with pytest.raises(Exception, match=r"CREATE TABLE .* is not offered; .*TEMPORARY VIEW"):
+            spark.sql(f"CREATE TABLE never USING kvstore {clause}")
+    assert not spark.catalog.tableExists("never")
+    with pytest.raises(Exception, match="no path is given"):
+        spark.sql("CREATE TEMPORARY VIEW never USING kvstore")
 
 
 # -- writes ---------------------------------------------------------------------------------

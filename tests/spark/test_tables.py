@@ -93,6 +93,30 @@ def test_a_refusal_is_one_line_and_adds_nothing(
     assert not any((store.path / "ingest").glob("*"))  # type: ignore[operator]
 
 
+def test_a_type_that_no_column_has_is_refused_by_column_before_a_task(
+    spark: SparkSession, store: Store
+) -> None:
+    trips = store.table("trips", SCHEMA, "id")
+    before = store.upper
+    for of_spark in (
+        "MAP('a', 1)",
+        "NAMED_STRUCT('a', 1)",
+        "ARRAY(ARRAY('a'))",
+        "INTERVAL '1' DAY",
+        "INTERVAL '1' YEAR",
+        "MAKE_INTERVAL(1)",
+        "PARSE_JSON('1')",
+        "DATE '2026-01-31'",
+        "TIMESTAMP_NTZ '2026-01-31 12:00:00'",
+        "CAST(1 AS DECIMAL(38, 2))",
+        "1.5D",
+    ):
+        with pytest.raises(UsageError, match="column 'zone'") as refusal:
+            bulk_import(spark.sql(f"SELECT 1 AS id, {of_spark} AS zone"), trips)
+        assert "\n" not in str(refusal.value)
+    assert store.upper == before
+
+
 def test_a_load_into_a_table_takes_no_key_and_checks_unique_indexes(
     spark: SparkSession, store: Store
 ) -> None:

@@ -206,6 +206,7 @@ def test_many_rows_are_one_commit(rows: object) -> None:
         ([(b"a", b"1"), (b"b",)], "is no pair"),
         ([(b"a", b"1"), (b"b", None)], "use delete"),
         (pa.table({"key": [b"a"], "v": [b"1"]}), "no column 'value'"),
+        (pa.table([[b"a"], [b"1"], [b"2"]], names=["key", "value", "value"]), "2 columns 'value'"),
         (pa.table({"key": [b"a", None], "value": [b"1", b"2"]}), "a null in row 1"),
         (pa.table({"key": [1], "value": [b"1"]}), "keys of type int64"),
     ],

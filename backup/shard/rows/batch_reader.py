@@ -16,11 +16,11 @@ from backup.shard.rows.merge import ONE_ROW, Quota, merge_sorted
 from backup.shard.rows.part_reader import read_part, touches
 from backup.shard.rows.rules import (
     AsOf,
-    Rule,
     View,
     Window,
+    fold,
 )
-from backup.shard.state.state import ShardBatch, ShardPart
+from backup.shard.state.trace import ShardBatch, ShardPart
 from kvstore.limits import (
     MERGE_BYTES_MAX,
     MERGE_ROWS_MAX,
@@ -37,7 +37,6 @@ def read_batches(
     blob: Blob,
     batches: Iterable[ShardBatch],
     *,
-    rule: Rule,
     view: View,
     span: Span | None = None,
     whole: Span | None = None,
@@ -61,7 +60,6 @@ def read_batches(
                 read_part(
                     blob,
                     part,
-                    rule,
                     span=span,
                     batch_rows=share.rows,
                     batch_bytes=share.nbytes,
@@ -73,10 +71,9 @@ def read_batches(
         )
         for run, share in zip(runs, _shares(runs), strict=True)
     ]
-    fold = rule.fold(view)
-    windows = merge_sorted(sources, rule)
-    for window in ahead(windows):
-        folded = fold(window)
+    folding = fold(view)
+    for window in ahead(merge_sorted(sources)):
+        folded = folding(window)
         if (
             whole is not None
         ):  # range rows from before the span have covered its rows; they come with another cut

@@ -23,10 +23,12 @@ from backup.shard.rows.beside import Beside
 from backup.shard.rows.part_writer import PartBuilder, block_rows
 from backup.shard.rows.rules import (
     OP_DELETE_RANGE,
-    Rule,
+    ORDER,
+    VERSIONS_SCHEMA,
     column_numpy,
 )
-from backup.shard.state.state import ShardBatch, ShardPart, require_frontier
+from backup.shard.state.state import require_frontier
+from backup.shard.state.trace import ShardBatch, ShardPart
 from kvstore.clock import Clock, WallClock
 from kvstore.digest import digest
 from kvstore.errors import KeyOrderError, UsageError
@@ -61,16 +63,14 @@ def write_batch(
     desc: BatchDesc,
     batches: Iterable[pa.RecordBatch],
     *,
-    rule: Rule,
     names: Callable[[], str],
-    inline_bytes_max: int = 0,
     on_full: OnFull | None = None,
     beside: bool = True,
 ) -> ShardBatch:
     """Upload sorted `batches` as the parts of a new batch, to be appended to a shard.
 
     Nothing refers to the parts until then; `delete_batch` takes them back. The call needs no shard,
-    so any process may make it. A part of at most `inline_bytes_max` bytes travels in the batch.
+    so any process may make it.
 
     `beside`: a row group is encoded in a thread while the next is made. Turn it off where several
     processes fill the cores. `on_full` is called with each uploaded part but the last, and with its
@@ -87,9 +87,6 @@ def write_batch(
     def upload(builder: PartBuilder) -> None:
         name, data = names(), builder.finish()
         part = builder.part(name, size=len(data), checksum=digest(data))
-        if part.size <= inline_bytes_max:
-            parts.append(replace(part, inline=data))
-            return
         doomed.append(name)
         put_retrying(blob, name, data)
         parts.append(part)
@@ -97,7 +94,7 @@ def write_batch(
             doomed.remove(name)
 
     try:
-        _build_parts(batches, _Checks(desc, rule), upload, beside=beside)
+        _build_parts(batches, _Checks(desc), upload, beside=beside)
     except BaseException:  # an interrupt too
         _delete(blob, doomed)
         raise
@@ -152,9 +149,7 @@ def _build_parts(
         builder = None
         for group in chain(head, groups):
             if builder is None:
-                builder = PartBuilder(
-                    checks.rule, group, is_small=is_small, is_lowest=not checks.lower
-                )
+                builder = PartBuilder(group, is_small=is_small, is_lowest=not checks.lower)
             builder.nbytes += group.nbytes
             size = block_rows(group)
             builder.groups += -(-group.num_rows // size)
@@ -207,18 +202,17 @@ def _small_slices(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
 class _Checks:
     """Checks the rows of a batch, row group by row group. O(rows) in Arrow."""
 
-    def __init__(self, desc: BatchDesc, rule: Rule) -> None:
-        self.rule = rule
+    def __init__(self, desc: BatchDesc) -> None:
         self._desc = desc
         self.lower = desc.lower
         self._previous: pa.RecordBatch | None = None
 
     def require_schema(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Return `batch` if it has the rule's columns; raise `UsageError` otherwise."""
-        if batch.num_rows and not batch.schema.equals(self.rule.schema):
+        """Return `batch` if it has the columns of versions; raise `UsageError` otherwise."""
+        if batch.num_rows and not batch.schema.equals(VERSIONS_SCHEMA):
             raise UsageError(
-                f"a batch of {self.rule.name} has the schema {batch.schema.to_string()}",
-                f"give it the columns {self.rule.schema.to_string()}",
+                f"a batch of versions has the schema {batch.schema.to_string()}",
+                f"give it the columns {VERSIONS_SCHEMA.to_string()}",
             )
         return batch
 
@@ -227,30 +221,28 @@ class _Checks:
 
         Returns whether no key is in the group twice.
         """
-        _require_times(group, self._desc, self.rule)
+        _require_times(group, self._desc)
         if self._previous is not None:
-            _require_order(pa.concat_batches([self._previous, group.slice(0, 1)]), self.rule)
+            _require_order(pa.concat_batches([self._previous, group.slice(0, 1)]))
         self._previous = group.slice(group.num_rows - 1)
-        return _require_order(group, self.rule)
+        return _require_order(group)
 
 
-def _require_times(batch: pa.RecordBatch, desc: BatchDesc, rule: Rule) -> None:
-    times = column_numpy(batch, rule.time_column)
+def _require_times(batch: pa.RecordBatch, desc: BatchDesc) -> None:
+    times = column_numpy(batch, "timestamp")
     low, high = int(times.min()), int(times.max())
-    # Compaction advances the times of diffs to `since`, which may lie beyond the bounds.
-    upper = max(desc.upper, desc.since + 1) if rule.name == "diffs" else desc.upper
-    if low < desc.lower or high >= upper:
+    if low < desc.lower or high >= desc.upper:
         raise UsageError(
             f"times {low} to {high} are outside the batch's bounds [{desc.lower}, {desc.upper})",
             "widen the bounds, or leave the rows out",
         )
 
 
-def _require_order(batch: pa.RecordBatch, rule: Rule) -> bool:
+def _require_order(batch: pa.RecordBatch) -> bool:
     """Raise unless rows are in order. Returns whether no key comes twice."""
     rows = batch.num_rows - 1
     undecided = np.ones(rows, dtype=np.bool_)
-    for name, way in rule.order:
+    for name, way in ORDER:
         before, after = batch.column(name).slice(0, rows), batch.column(name).slice(1)
         if name == "op":  # key and time are equal: only a range row may share them
             twice = undecided & (column_numpy(batch, "op")[:-1] != OP_DELETE_RANGE)

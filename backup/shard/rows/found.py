@@ -30,12 +30,11 @@ from backup.shard.rows.part_reader import OpenedPart, may_have_ranges, translate
 from backup.shard.rows.rules import (
     OP_DELETE_RANGE,
     OP_PUT,
-    VERSIONS,
     Bools,
     Longs,
     column_numpy,
 )
-from backup.shard.state.state import ShardBatch, ShardPart
+from backup.shard.state.trace import ShardBatch, ShardPart
 from kvstore.arrow import buffers_of
 from kvstore.joins.order import OrderedLabels
 from kvstore.loops import match
@@ -133,7 +132,7 @@ class _Tombstone(NamedTuple):
 
 
 def _tombstones(group: _Group, times: Longs, ops: Longs) -> list[_Tombstone]:
-    rows = np.flatnonzero((ops == OP_DELETE_RANGE) & (times >= group.part.drop_below))
+    rows = np.flatnonzero(ops == OP_DELETE_RANGE)
     starts = group.rows.column("key").take(pa.array(rows)).to_pylist()
     ends = group.rows.column("end_key").take(pa.array(rows)).to_pylist()
     with translated(group.part):
@@ -151,7 +150,7 @@ def _touched(keys: pa.Array, low: bytes, high: bytes | None) -> tuple[int, int]:
 
 
 def _open_fresh(blob: Blob, part: ShardPart) -> OpenedPart:
-    return OpenedPart(blob, part, VERSIONS)
+    return OpenedPart(blob, part)
 
 
 def _groups(
@@ -235,7 +234,6 @@ class _Search:
             self._tombstones += _tombstones(group, times, ops)
         labels, rows = self._matched(group, times, ops)
         better = self._is_open[labels] & (times[rows] > self._times[labels])
-        better &= times[rows] >= group.part.drop_below
         labels, rows = labels[better], rows[better]
         self._times[labels] = times[rows]
         self._sources[labels] = _NOTHING

@@ -27,7 +27,7 @@ from backup.shard.rows.trailer import (
     bytes_before,
     read_trailer,
 )
-from backup.shard.state.state import ShardPart
+from backup.shard.state.trace import ShardPart
 from kvstore.digest import is_digest
 from kvstore.errors import CorruptionError
 from kvstore.limits import PART_TAIL_BYTES
@@ -40,9 +40,7 @@ class MissingPartError(CorruptionError):
 
 def part_bytes(blob: Blob, part: ShardPart) -> bytes:
     """All bytes of a part, checked. Raises `MissingPartError` or `CorruptionError`."""
-    data = part.inline
-    if data is None:
-        data = blob.patience.over(lambda: blob.get(part.name))
+    data = blob.patience.over(lambda: blob.get(part.name))
     if data is None:
         raise MissingPartError(f"part {part.name}", "its blob is gone", PART)
     if len(data) != part.size or not is_digest(part.checksum, data):

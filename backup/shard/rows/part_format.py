@@ -2,8 +2,8 @@
 
 File:
 
-    columns    as the rule's schema says, sorted by its order (recorded as sorting columns);
-               of versions also `until` (see below), from format 2 on
+    columns    as the schema of versions says, in the order of its rows (recorded as sorting
+               columns); also `until` (see below), from format 2 on
     row group  about `PART_BLOCK_BYTES` as it is stored, which a reader of one key fetches; with
                min/max statistics of key, time and op
     pages      zstd at any level, each with a checksum; in a small part only pages of keys and
@@ -11,7 +11,7 @@ File:
     filters    Bloom filters of the keys of each row group (`filters`), in parts that another batch
                lies below, and that a reader of one key does not fetch whole
     trailer    digests of the row groups and of the tail (`trailer`), from format 3 on
-    metadata   kvstore.part = "3" (format version), kvstore.rule = name of the rule
+    metadata   kvstore.part = "3" (format version), kvstore.rule = "versions"
 
 Invariants
 1. A part is written once, under a name that is never used again, so retrying its upload is safe.
@@ -38,7 +38,8 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from backup.shard.rows.rules import RULES
+from backup.shard.rows.rules import ORDER, VERSIONS_SCHEMA
+from backup.shard.state.state import RULE
 
 PART_FORMAT = b"3"
 FORMATS_READ = (b"1", b"2", PART_FORMAT)
@@ -49,15 +50,13 @@ UNTIL: Final = pa.field("until", pa.int64())
 
 
 @cache
-def layout(rule_name: str) -> tuple[pa.Schema, list[str], list[pq.SortingColumn]]:
+def layout() -> tuple[pa.Schema, list[str], list[pq.SortingColumn]]:
     """The schema of a part, its columns of numbers, and how rows are sorted."""
-    rule = RULES[rule_name]
-    metadata = {FORMAT_KEY: PART_FORMAT, RULE_KEY: rule.name.encode()}
-    schema = rule.schema.append(UNTIL) if "op" in rule.schema.names else rule.schema
-    schema = schema.with_metadata(metadata)
+    metadata = {FORMAT_KEY: PART_FORMAT, RULE_KEY: RULE.encode()}
+    schema = VERSIONS_SCHEMA.append(UNTIL).with_metadata(metadata)
     numbers = [f.name for f in schema if not pa.types.is_binary(f.type)]
     order = [
         pq.SortingColumn(schema.get_field_index(name), descending=way == "descending")
-        for name, way in rule.order
+        for name, way in ORDER
     ]
     return schema, numbers, order

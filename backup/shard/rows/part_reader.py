@@ -27,8 +27,15 @@ from backup.shard.rows.part_format import (
     layout,
 )
 from backup.shard.rows.part_writer import whole_bytes_max
-from backup.shard.rows.rules import OP_DELETE_RANGE, Rule, column_numpy, keep
-from backup.shard.state.state import ShardPart
+from backup.shard.rows.rules import (
+    OP_DELETE_RANGE,
+    ORDER,
+    VERSIONS_SCHEMA,
+    column_numpy,
+    keep,
+)
+from backup.shard.state.state import RULE
+from backup.shard.state.trace import ShardPart
 from kvstore.errors import CorruptionError, FormatVersionError, KVStoreError
 from kvstore.limits import (
     PART_CONTAINER_MAX,
@@ -44,7 +51,6 @@ _WITHOUT_TRAILER = FORMATS_READ[:2]
 def read_part(
     blob: Blob,
     part: ShardPart,
-    rule: Rule,
     *,
     span: Span,
     batch_rows: int,
@@ -60,7 +66,7 @@ def read_part(
     """
     if not touches(part, span):
         return
-    file = open_part(blob, part, rule)
+    file = open_part(blob, part)
     groups = [
         i for i in range(file.num_row_groups) if group_touches(file.metadata.row_group(i), span)
     ]
@@ -70,7 +76,7 @@ def read_part(
     batch_rows = min(batch_rows, *(_rows_within(meta, batch_bytes) for meta in metas))
     # Reading a column of nulls would take a sixth of the time.
     has_ranges = any(map(may_have_ranges, metas))
-    columns = [n for n in rule.schema.names if has_ranges or n != "end_key"]
+    columns = [n for n in VERSIONS_SCHEMA.names if has_ranges or n != "end_key"]
     # A few at a time: in one call the file would keep the bytes of all of them until the end.
     batches = chain.from_iterable(
         file.iter_batches(batch_size=batch_rows, row_groups=near, columns=columns)
@@ -81,11 +87,10 @@ def read_part(
             batch = next(batches, None)
             if batch is None:
                 return
-            wanted = _whole_rows(batch, rule.schema)
-            _require_rows(wanted, rule)
-        wanted = _from(wanted, part.drop_below, rule)
+            wanted = _whole_rows(batch, VERSIONS_SCHEMA)
+            _require_rows(wanted)
         if span != _EVERYTHING:
-            wanted = _within(wanted, span, span if whole is None else whole, rule)
+            wanted = _within(wanted, span, span if whole is None else whole)
         if wanted.num_rows:
             yield wanted
 
@@ -116,13 +121,13 @@ def touches(part: ShardPart, span: Span) -> bool:
     return below_end and (part.key_max is None or part.key_max >= span.start)
 
 
-def open_part(blob: Blob, part: ShardPart, rule: Rule) -> pq.ParquetFile:
+def open_part(blob: Blob, part: ShardPart) -> pq.ParquetFile:
     """Open a part for reading piece by piece; raises as `read_part` does.
 
     No size that the part declares is believed; `pages` lists the checks. A small part is checked at
     once, a large part column by column as it is fetched.
     """
-    return _opened(_source(blob, part), rule)[0]
+    return _opened(_source(blob, part))[0]
 
 
 class OpenedPart:
@@ -131,11 +136,11 @@ class OpenedPart:
     With `by_block` the part is read by one thread, which fetches whole row groups.
     """
 
-    def __init__(self, blob: Blob, part: ShardPart, rule: Rule, *, by_block: bool = False) -> None:
+    def __init__(self, blob: Blob, part: ShardPart, *, by_block: bool = False) -> None:
         """Raises as `read_part` does."""
         self.part = part
         self._source = _source(blob, part, by_block=by_block)
-        self.file, self._filters = _opened(self._source, rule)
+        self.file, self._filters = _opened(self._source)
         with translated(part):
             self.values = self.file if by_block else _parquet_file(self._source, self.file.metadata)
 
@@ -148,38 +153,38 @@ class OpenedPart:
 
 
 def _source(blob: Blob, part: ShardPart, *, by_block: bool = False) -> WholePart | FetchedPart:
-    if part.inline is not None or part.size <= whole_bytes_max(by_block=by_block):
+    if part.size <= whole_bytes_max(by_block=by_block):
         return WholePart(part, part_bytes(blob, part))
     with translated(part):
         return FetchedPart(blob, part, by_block=by_block)
 
 
-def require_part(blob: Blob, part: ShardPart, rule: Rule) -> None:
+def require_part(blob: Blob, part: ShardPart) -> None:
     """Read all bytes of a part.
 
     Raises as `read_part` does where the bytes are not as written, or where the part's bounds are
     narrower than its row groups.
     """
-    file, _ = _opened(WholePart(part, part_bytes(blob, part)), rule)
+    file, _ = _opened(WholePart(part, part_bytes(blob, part)))
     for number in range(file.num_row_groups):
-        _require_bounds(file.metadata.row_group(number), part, rule)
+        _require_bounds(file.metadata.row_group(number), part)
 
 
-def fault_of(blob: Blob, part: ShardPart, rule: Rule) -> str | None:
+def fault_of(blob: Blob, part: ShardPart) -> str | None:
     """Read all bytes of a part; returns its fault, None if its bytes are as written."""
     try:
-        require_part(blob, part, rule)
+        require_part(blob, part)
     except CorruptionError as error:
         return f"{error.where}: {error.problem}"
     return None
 
 
-def _opened(source: WholePart | FetchedPart, rule: Rule) -> tuple[pq.ParquetFile, KeyFilters]:
+def _opened(source: WholePart | FetchedPart) -> tuple[pq.ParquetFile, KeyFilters]:
     """The file of a part, and where the filters of its row groups are."""
     part = source.part
     with translated(part):
         footer = read_footer(source.footer())
-        schema = _written_schema(properties(footer), part, rule)
+        schema = _written_schema(properties(footer), part)
         if source.has_trailer is False and properties(footer)[FORMAT_KEY] not in _WITHOUT_TRAILER:
             raise ValueError("its trailer is gone")
         chunks = chunks_of(footer, schema, rows=part.rows, size=part.size)
@@ -207,14 +212,14 @@ def _parquet_file(
     )
 
 
-def _written_schema(found: Mapping[bytes, bytes], part: ShardPart, rule: Rule) -> pa.Schema:
+def _written_schema(found: Mapping[bytes, bytes], part: ShardPart) -> pa.Schema:
     """The columns of a part with these properties."""
     version = found.get(FORMAT_KEY)
     if version not in FORMATS_READ:
         raise FormatVersionError(f"part {part.name}", found=version, supported=FORMATS_READ)
-    if found.get(RULE_KEY) != rule.name.encode():
+    if found.get(RULE_KEY) != RULE.encode():
         raise CorruptionError(f"part {part.name}", f"its rule is {found.get(RULE_KEY)!r}", PART)
-    return rule.schema if version == FORMATS_READ[0] else layout(rule.name)[0]
+    return VERSIONS_SCHEMA if version == FORMATS_READ[0] else layout()[0]
 
 
 @contextmanager
@@ -254,14 +259,14 @@ def group_touches(group: pq.RowGroupMetaData, span: Span) -> bool:
 def may_have_ranges(group: pq.RowGroupMetaData) -> bool:
     """True unless the statistics say that the row group has no range rows."""
     columns = {group.column(i).path_in_schema: group.column(i) for i in range(group.num_columns)}
-    ops = columns["op"].statistics if "op" in columns else None
-    return "op" in columns and (ops is None or not ops.has_min_max or ops.max >= OP_DELETE_RANGE)
+    ops = columns["op"].statistics
+    return ops is None or not ops.has_min_max or ops.max >= OP_DELETE_RANGE
 
 
-def _require_bounds(group: pq.RowGroupMetaData, part: ShardPart, rule: Rule) -> None:
+def _require_bounds(group: pq.RowGroupMetaData, part: ShardPart) -> None:
     """Raise `CorruptionError` where the part's bounds would make a reader miss rows."""
     columns = {group.column(i).path_in_schema: group.column(i) for i in range(group.num_columns)}
-    keys, times = columns["key"].statistics, columns[rule.time_column].statistics
+    keys, times = columns["key"].statistics, columns["timestamp"].statistics
     is_narrow = False
     if keys is not None and keys.has_min_max:
         is_narrow = keys.min < part.key_min
@@ -274,10 +279,8 @@ def _require_bounds(group: pq.RowGroupMetaData, part: ShardPart, rule: Rule) -> 
         )
 
 
-def _require_rows(batch: pa.RecordBatch, rule: Rule) -> None:
-    """Raise `ValueError` for rows of versions without a meaning."""
-    if "op" not in rule.schema.names:
-        return
+def _require_rows(batch: pa.RecordBatch) -> None:
+    """Raise `ValueError` for rows without a meaning."""
     _, puts, ranges, *others = np.bincount(column_numpy(batch, "op"), minlength=3)
     if others:
         raise ValueError("a row is neither put, delete nor range delete")
@@ -303,25 +306,17 @@ def _rows_within(group: pq.RowGroupMetaData, size: int) -> int:
     return max(size // width, 1)
 
 
-def _from(batch: pa.RecordBatch, drop_below: int, rule: Rule) -> pa.RecordBatch:
-    if not drop_below:
-        return batch
-    return keep(batch, column_numpy(batch, rule.time_column) >= drop_below)
-
-
-def _within(batch: pa.RecordBatch, span: Span, whole: Span, rule: Rule) -> pa.RecordBatch:
+def _within(batch: pa.RecordBatch, span: Span, whole: Span) -> pa.RecordBatch:
     """The rows with a key in `span`, and the range rows over `span`, cut to `whole`; in order."""
     keys = batch.column("key")
     low = lower_bound(keys, span.start)
     high = len(keys) if span.end is None else lower_bound(keys, span.end)
     inside = batch.slice(low, max(high - low, 0))
-    if "op" not in batch.schema.names:
-        return inside
     before = _reaching_in(batch.slice(0, low), span.start, whole.start)
     if not _has_ranges(inside) and before is None:
         return inside
     found = [rows for rows in (before, inside) if rows is not None]
-    return _cut_ends(pa.concat_batches(found), whole.end, rule)
+    return _cut_ends(pa.concat_batches(found), whole.end)
 
 
 def _has_ranges(batch: pa.RecordBatch) -> bool:
@@ -339,11 +334,11 @@ def _reaching_in(batch: pa.RecordBatch, start: bytes, least: bytes) -> pa.Record
     return ranges.set_column(0, batch.schema.field(0), starts)
 
 
-def _cut_ends(batch: pa.RecordBatch, end: bytes | None, rule: Rule) -> pa.RecordBatch:
+def _cut_ends(batch: pa.RecordBatch, end: bytes | None) -> pa.RecordBatch:
     if end is not None:
         ends = batch.column("end_key")
         limit = pa.scalar(end, pa.binary())
         cut = pc.if_else(pc.greater(ends, limit), limit, ends)
         place = batch.schema.get_field_index("end_key")
         batch = batch.set_column(place, batch.schema.field(place), cut)
-    return batch.take(pc.sort_indices(batch, sort_keys=list(rule.order)))
+    return batch.take(pc.sort_indices(batch, sort_keys=list(ORDER)))

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from backup.shard.rows.part_reader import OpenedPart, may_have_ranges, translated
 from backup.shard.rows.rules import OP_DELETE_RANGE, Window
-from backup.shard.state.state import ShardBatch, ShardPart
+from backup.shard.state.trace import ShardBatch, ShardPart
 from kvstore.mvcc import RangeTombstone
 from kvstore.span import Span
 
@@ -35,7 +35,6 @@ def range_tombstones(
             continue
         if span.end is not None and part.key_min >= span.end:
             continue
-        since = max(view.since, part.drop_below - 1)
         file = opened(part).file
         for number in range(file.num_row_groups):
             meta = file.metadata.row_group(number)
@@ -45,7 +44,7 @@ def range_tombstones(
                 continue
             with translated(part):
                 rows = file.read_row_group(number, columns=_COLUMNS, use_threads=False)
-                yield from _of(rows, span, since, view.upto)
+                yield from _of(rows, span, view.since, view.upto)
 
 
 def _of(rows: pa.Table, span: Span, since: int, upto: int) -> Iterator[RangeTombstone]:

@@ -1,9 +1,8 @@
-"""Merge rules: the meaning of a shard's rows, and which rows a reader no longer needs.
+"""The meaning of a shard's rows, and which rows a reader no longer needs.
 
     versions  (key, timestamp, op, value, end_key)  MVCC versions and range tombstones
-    diffs     (key, value, time, diff)              a multiset: rows counted up and down
 
-A rule gets *windows*: sorted record batches, in key order, in which no key is cut in two. A `Fold`
+Rows come in *windows*: sorted record batches, in key order, in which no key is cut in two. A fold
 turns each window into the rows of one *view*:
 
     Compact(lower, since, kept)   the rows that replace the batches from `lower` on, for readers at
@@ -14,7 +13,7 @@ turns each window into the rows of one *view*:
 Invariants
 1. For every as_of >= since, and for every kept one, AsOf(as_of) of the compacted rows is
    AsOf(as_of) of the rows.
-2. For every window with s >= since, likewise (for `diffs`: with times advanced to since).
+2. For every window with s >= since, likewise.
 3. A fold gives no more rows than it gets. It costs O(rows) in Arrow and numpy, without Python code
    per row, and that once more for each bound that has range tombstones
    (`backup.shard.rows.covers`).
@@ -25,7 +24,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, Protocol, TypeAlias
+from typing import Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -55,22 +54,14 @@ VERSIONS_SCHEMA: Final = pa.schema(
 Sorted by key, timestamp descending, op descending: a range row stands at its start key.
 """
 
-DIFFS_SCHEMA: Final = pa.schema(
-    [
-        pa.field("key", pa.binary(), nullable=False),
-        pa.field("value", pa.binary(), nullable=False),
-        pa.field("time", pa.int64(), nullable=False),
-        pa.field("diff", pa.int64(), nullable=False),
-    ]
-)
-"""Counted rows. Sorted by key, value, time. The diffs of equal rows add up; a row with the sum zero
-is absent."""
+ORDER: Final = (("key", "ascending"), ("timestamp", "descending"), ("op", "descending"))
+"""Column and way, most significant first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Compact:
     """The view that compaction writes. `lower`: where the merged batches begin. `kept`: instants
-    below `since`, ascending. The rule `diffs` knows no kept instants."""
+    below `since`, ascending."""
 
     lower: int
     since: int
@@ -128,69 +119,24 @@ class Sorted:
         return self._batch if self._order is None else _taken(self._batch, self._order)
 
 
-class Fold(Protocol):
-    """Turns sorted windows into the rows of a view. It is called once per window, in key order."""
-
-    def __call__(self, window: Sorted) -> pa.RecordBatch:
-        """The rows of the view that lie in this window."""
-        ...
+Fold: TypeAlias = "Callable[[Sorted], pa.RecordBatch]"
+"""Turns sorted windows into the rows of a view. It is called once per window, in key order."""
 
 
-class Rule(Protocol):
-    """The columns of a shard's rows, their order, and their meaning."""
-
-    @property
-    def name(self) -> str:
-        """The rule's name in the state."""
-        ...
-
-    @property
-    def schema(self) -> pa.Schema:
-        """The columns; the first is the key."""
-        ...
-
-    @property
-    def time_column(self) -> str:
-        """The column that holds the time."""
-        ...
-
-    @property
-    def order(self) -> tuple[tuple[str, str], ...]:
-        """Column and "ascending" or "descending", most significant first."""
-        ...
-
-    def fold(self, view: View) -> Fold:
-        """A new fold for one pass over the shard."""
-        ...
-
-
-# -- versions --------------------------------------------------------------------------------
-
-
-class VersionsRule:
-    """MVCC: the newest version at or below a time counts, unless a newer range covers it."""
-
-    name = "versions"
-    schema = VERSIONS_SCHEMA
-    time_column = "timestamp"
-    order = (("key", "ascending"), ("timestamp", "descending"), ("op", "descending"))
-
-    def fold(self, view: View) -> Fold:
-        """See `Rule.fold`."""
-        if isinstance(view, Window):
-            return _TimeFilter("timestamp", view)
-        return _VersionsFold(view)
+def fold(view: View) -> Fold:
+    """A new fold for one pass over a shard: the newest version at or below a time counts, unless a
+    newer range covers it."""
+    return _TimeFilter(view) if isinstance(view, Window) else _VersionsFold(view)
 
 
 class _TimeFilter:
     """All rows of a window of time, as they are."""
 
-    def __init__(self, column: str, view: Window) -> None:
-        self._column = column
+    def __init__(self, view: Window) -> None:
         self._view = view
 
     def __call__(self, window: Sorted) -> pa.RecordBatch:
-        times = window.numbers(self._column)
+        times = window.numbers("timestamp")
         return window.keep((times > self._view.since) & (times <= self._view.upto))
 
 
@@ -254,55 +200,6 @@ class _VersionsFold:
         return covered
 
 
-# -- diffs -----------------------------------------------------------------------------------
-
-
-class DiffsRule:
-    """A multiset: the count of a row is the sum of the diffs of equal rows up to a time."""
-
-    name = "diffs"
-    schema = DIFFS_SCHEMA
-    time_column = "time"
-    order = (("key", "ascending"), ("value", "ascending"), ("time", "ascending"))
-
-    def fold(self, view: View) -> Fold:
-        """See `Rule.fold`."""
-        return _DiffsFold(view)
-
-
-class _DiffsFold:
-    """Advances times, then adds up the diffs of rows that have become equal."""
-
-    def __init__(self, view: View) -> None:
-        self._view = view
-
-    def __call__(self, window: Sorted) -> pa.RecordBatch:
-        times = window.numbers("time")
-        match self._view:
-            case Window(since, upto):
-                rows = window.keep((times > since) & (times <= upto))
-                return _consolidate(rows, column_numpy(rows, "time"))
-            case AsOf(as_of):
-                rows = window.keep(times <= as_of)
-                return _consolidate(rows, np.full(rows.num_rows, as_of, dtype=np.int64))
-            case Compact(_, since):
-                return _consolidate(window.whole(), np.maximum(times, since))
-
-
-def _consolidate(window: pa.RecordBatch, times: Longs) -> pa.RecordBatch:
-    """Sum the diffs of rows with one key, value and time; drop rows with the sum zero."""
-    if window.num_rows == 0:
-        return window
-    same = same_as_previous(window.column("key")) & same_as_previous(window.column("value"))
-    same[1:] &= times[1:] == times[:-1]
-    starts = np.flatnonzero(~same)
-    sums = np.add.reduceat(column_numpy(window, "diff"), starts)
-    rows = starts[sums != 0]
-    keys, values = (window.column(name).take(pa.array(rows)) for name in ("key", "value"))
-    columns = [keys, values, pa.array(times[rows]), pa.array(sums[sums != 0])]
-    return pa.RecordBatch.from_arrays(columns, schema=DIFFS_SCHEMA)
-
-
 # -- columns ---------------------------------------------------------------------------------
 
 
@@ -362,8 +259,3 @@ def same_as_previous(values: pa.Array) -> Bools:
         equal = pc.equal(values.slice(1), values.slice(0, len(values) - 1))
         same[1:] = equal.to_numpy(zero_copy_only=False)
     return same
-
-
-VERSIONS: Final = VersionsRule()
-DIFFS: Final = DiffsRule()
-RULES: Final[dict[str, Rule]] = {"versions": VERSIONS, "diffs": DIFFS}

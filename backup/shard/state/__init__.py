@@ -1,11 +1,10 @@
-"""The state of a shard: its value, the machine that changes it, its bytes, and its log.
+"""The state of a shard: its value with its commands, its bytes, and its log.
 
 Floors, from the top:
 
     witness
     log                 the state made to last, and the loop that carries out commands
-    machine             what each command does, decided without touching anything
-    holding keeping merging
-    codec commands
-    state
+    codec
+    state               frontiers, readers, holds and writers; what each command does
+    trace               batches, their parts, and which of them are merged
 """

@@ -20,7 +20,7 @@ rollup.
 history of the same shard does not link to its neighbours. A shard whose states have no `chain`
 never gets one.
 
-The section `schemas` and the number `version` are kept as they are read: no command changes them.
+The number `version` is kept as it is read: no command changes it.
 
 Invariants
 1. decode(encode(x)) == x, and applying diff(a, b) to a gives b.
@@ -30,7 +30,6 @@ Invariants
 
 from __future__ import annotations
 
-import base64
 import json
 import struct
 import zlib
@@ -47,11 +46,9 @@ from backup.shard.state.state import (
     CriticalHold,
     LastAppend,
     LeasedReader,
-    SchemaColumn,
-    ShardBatch,
-    ShardPart,
     ShardState,
 )
+from backup.shard.state.trace import ShardBatch, ShardPart
 from kvstore.codec.json import JsonObject, read_object
 from kvstore.digest import digest
 from kvstore.errors import CorruptionError, FormatVersionError
@@ -248,7 +245,7 @@ def _section(state: ShardState, name: str) -> dict[str, Any]:
             return {str(batch.lower): batch for batch in state.batches}
         case "slots":
             return {str(lower): upper for lower, upper in state.slots}
-        case "rollups" | "schemas" | "kept":
+        case "rollups" | "kept":
             return {str(number): value for number, value in getattr(state, name).items()}
     return dict(getattr(state, name))
 
@@ -272,7 +269,6 @@ def _assemble(sections: Sections, *, where: str) -> ShardState:
         leased=sections["leased"],
         critical=sections["critical"],
         writers=sections["writers"],
-        schemas=_by_number(sections["schemas"]),
         kept=_by_number(sections["kept"]),
     )
     if head.keys() - set(_SCALARS):
@@ -309,13 +305,9 @@ def encode_part(part: ShardPart) -> dict[str, Any]:
         "time_min": part.time_min,
         "time_max": part.time_max,
     }
-    for name in ("run", "ranges", "drop_below"):
+    for name in ("run", "ranges"):
         if getattr(part, name):
             encoded[name] = getattr(part, name)
-    if part.diff_sum is not None:
-        encoded["diff_sum"] = part.diff_sum
-    if part.inline is not None:
-        encoded["inline"] = base64.b64encode(part.inline).decode()
     return encoded
 
 
@@ -337,14 +329,7 @@ def decode_part(encoded: Mapping[str, Any]) -> ShardPart:
             time_max=fields.integer("time_max"),
             run=fields.optional_integer("run") or 0,
             ranges=fields.optional_integer("ranges") or 0,
-            diff_sum=fields.optional("diff_sum", int),
-            drop_below=fields.optional_integer("drop_below", most=EMPTY) or 0,
-            inline=None if "inline" not in fields else _unbase64(fields.text("inline")),
         )
-
-
-def _unbase64(text: str) -> bytes:
-    return base64.b64decode(text, validate=True)
 
 
 def encode_batch(batch: ShardBatch) -> dict[str, Any]:
@@ -412,13 +397,6 @@ def _decode_writer(value: Any) -> LastAppend:
     return LastAppend(_named(token), _count(upper), _count(heartbeat_ns))
 
 
-def _decode_column(value: Any) -> SchemaColumn:
-    name, kind, nullable = value
-    if type(nullable) is not bool:
-        raise ValueError(f"{nullable!r:.40} is neither true nor false")
-    return SchemaColumn(_named(name), _named(kind), nullable)
-
-
 def _same_value(value: Any) -> Any:
     return value
 
@@ -431,7 +409,6 @@ _ENCODERS: dict[str, Callable[[Any], Any]] = {
     "leased": lambda r: [r.seqno, r.since, r.heartbeat_ns, r.lease_ns],
     "critical": lambda hold: [hold.since, hold.opaque.hex()],
     "writers": lambda writer: [writer.token, writer.upper, writer.heartbeat_ns],
-    "schemas": lambda columns: [[col.name, col.type, col.nullable] for col in columns],
     "kept": list,
 }
 
@@ -443,7 +420,6 @@ _DECODERS: dict[str, Callable[[Any], Any]] = {
     "leased": lambda value: LeasedReader(*_counts(value, 4)),
     "critical": _decode_critical,
     "writers": _decode_writer,
-    "schemas": lambda value: tuple(_decode_column(column) for column in value),
     "kept": lambda labels: tuple(map(_named, _listed(labels))),
 }
 

@@ -22,13 +22,13 @@ from __future__ import annotations
 import secrets
 import socket
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Generic, TypeAlias, TypeVar
 
 from backup.shard.remedies import PUT_BACK
-from backup.shard.state import codec, commands, machine
-from backup.shard.state.state import ShardState
+from backup.shard.state import codec
+from backup.shard.state.state import RULE, ShardState
 from kvstore.clock import WallClock
 from kvstore.digest import digest
 from kvstore.errors import (
@@ -51,6 +51,9 @@ from kvstore.storage.contract import (
 from kvstore.storage.patience import Patience
 
 _T = TypeVar("_T")
+
+Command: TypeAlias = "Callable[[ShardState], tuple[ShardState, _T]]"
+"""A method of `ShardState` with its arguments: a decision, which is made anew on each new state."""
 
 _LOST_AFTER = 20
 """Looks, in about two seconds, after which a missing rollup counts as lost."""
@@ -78,11 +81,11 @@ class MissingShardError(UsageError):
         self.name = name
 
 
-class Applied(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Applied(Generic[_T]):
     """The outcome of a command. `unsure`: an attempt on the way had an unknown outcome."""
 
-    outcome: Any
-    state: ShardState
+    outcome: _T
     unsure: bool
 
 
@@ -116,17 +119,17 @@ class StateLog:
         assert self._state is not None
         return self._state
 
-    def open(self, *, rule: str, create: bool) -> ShardState:
+    def open(self, *, create: bool) -> ShardState:
         """Load the shard, creating it if it is missing and `create` says so.
 
-        Raises `MissingShardError`, or `UsageError` if it is of another rule.
+        Raises `MissingShardError`, or `CorruptionError` if its rows are no versions.
         """
         tries = self.patience.tries()
         while True:
             try:
                 self._catch_up()
                 if self._state is None and create:
-                    self._state = self._create(rule)
+                    self._state = self._create()
             except (DeterminateError, IndeterminateError) as error:
                 tries.wait(error)
                 continue
@@ -135,11 +138,9 @@ class StateLog:
             tries.wait(self._lost_race("creating"))
         if self._state is None:
             raise MissingShardError(self.shard)
-        if self._state.rule != rule:
-            raise UsageError(
-                f"shard {self.shard} merges by {self._state.rule!r}, not {rule!r}",
-                "open it with its own rule",
-            )
+        if self._state.rule != RULE:
+            where = f"shard {self.shard}"
+            raise CorruptionError(where, f"its rule is {self._state.rule!r:.40}", PUT_BACK)
         return self._state
 
     def refresh(self) -> ShardState:
@@ -147,7 +148,7 @@ class StateLog:
         self.retrying(self._catch_up)
         return self.state
 
-    def apply(self, command: commands.Command) -> Applied:
+    def apply(self, command: Command[_T]) -> Applied[_T]:
         """Carry out `command`; the module says which failures are retried.
 
         Raises `IndeterminateError` for a compare-and-append with an unknown fate, and
@@ -158,16 +159,16 @@ class StateLog:
         behind = _Missed()
         while True:
             before = self.state
-            after, outcome = machine.apply(before, command)
+            after, outcome = command(before)
             failure: DeterminateError | IndeterminateError | None = None
             try:
                 if after is before:
                     if self.refresh().seqno == before.seqno:
-                        return Applied(outcome, before, unsure)
+                        return Applied(outcome, unsure)
                     # The decision was made on an old state: decide again.
                 elif self._commit(before, after):
                     self._rollup_if_due()
-                    return Applied(outcome, self.state, unsure)
+                    return Applied(outcome, unsure)
             except DeterminateError as error:
                 failure = error
             except IndeterminateError as error:
@@ -191,8 +192,9 @@ class StateLog:
             return  # the last version that there will be
         name = self._rollup_name(state.seqno)
         self.retrying(lambda: self.blob.put(name, codec.encode_state(state)))
-        outcome, _, unsure = self.apply(commands.AddRollup(state.seqno, name))
-        if not outcome.added and not unsure:
+        seqno = state.seqno
+        added = self.apply(lambda state: state.add_rollup(seqno, name))
+        if not added.outcome and not added.unsure:
             self.retrying(lambda: self.blob.delete(name))
 
     def retrying(self, call: Callable[[], _T]) -> _T:
@@ -230,10 +232,10 @@ class StateLog:
 
     # -- how ---------------------------------------------------------------------------------
 
-    def _create(self, rule: str) -> ShardState | None:
+    def _create(self) -> ShardState | None:
         """The first version and its rollup; None if another handle was faster."""
         name = self._rollup_name(1)
-        state = self._stamped(ShardState(self.shard, rule, seqno=1, rollups={1: name}))
+        state = self._stamped(ShardState(self.shard, RULE, seqno=1, rollups={1: name}))
         data = codec.encode_diff(None, state)
         state = replace(state, chain=digest(data))
         self.blob.put(name, codec.encode_state(state))
@@ -262,7 +264,7 @@ class StateLog:
         name = self._rollup_name(state.seqno)
         try:
             self.blob.put(name, codec.encode_state(state))
-            after, _ = machine.apply(state, commands.AddRollup(state.seqno, name))
+            after, _ = state.add_rollup(state.seqno, name)
             if not self._commit(state, after):
                 self.blob.delete(name)  # surely named by no version
         except FAILURES:

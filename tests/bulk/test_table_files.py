@@ -1,0 +1,164 @@
+"""Rows of a table in files: what is exported is imported as it was, text has the values it prints,
+and typed files of other programs have theirs."""
+
+from __future__ import annotations
+
+import csv
+from datetime import date
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Final
+
+import duckdb
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pyarrow.csv as pa_csv
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bulk.files import typed_batches
+from bulk.tables.exports import write_parquet
+from kvstore.tables.conform import conform
+from kvstore.tables.definition import Definition
+from kvstore.tables.evolve import define
+from kvstore.timestamp import Timestamp
+from tests.harness.bounds import bounds
+from tests.tables.drawn import definitions, rows_of
+
+
+def imported(path: Path, definition: Definition) -> list[dict[str, Any]]:
+    """The rows of a file, in the types of a table."""
+    batches = typed_batches(path, definition.schema)
+    return [row for each in batches for row in conform(definition, each).to_pylist()]
+
+
+def check_tables(data: st.DataObject) -> None:
+    definition = data.draw(definitions())
+    rows = data.draw(st.lists(rows_of(definition), max_size=8))
+    batch = pa.RecordBatch.from_pylist(rows, schema=definition.schema)
+    with TemporaryDirectory() as place:
+        packed, text = Path(place) / "f.parquet", Path(place) / "f.csv"
+        write_parquet(packed, batch.schema, [batch], "t", Timestamp(1), lambda rows: None)
+        assert imported(packed, definition) == batch.to_pylist()
+        # An empty field is a null, or an empty text. Bytes have no text of their own.
+        named = [field.name for field in batch.schema if _prints(field.type)]
+        if not named:
+            return
+        cells = [_cells(batch.column(name)) for name in named]
+        with text.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.writer(file, quoting=csv.QUOTE_ALL)
+            writer.writerows([named, *zip(*cells, strict=True)])
+        block = data.draw(st.sampled_from([1, 5, 1 << 20]))
+        with bounds({"CSV_BLOCK_BYTES": block}):
+            found = [
+                row for each in typed_batches(text, definition.schema) for row in each.to_pylist()
+            ]
+    wanted = [
+        {
+            name: "" if row[name] is None and _is_text(batch.schema.field(name).type) else row[name]
+            for name in named
+        }
+        for row in batch.to_pylist()
+    ]
+    assert found == wanted
+
+
+def _prints(kind: pa.DataType) -> bool:
+    return not (
+        pa.types.is_binary(kind)
+        or pa.types.is_large_binary(kind)
+        or pa.types.is_fixed_size_binary(kind)
+    )
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+
+def _cells(column: pa.Array) -> list[str]:
+    if isinstance(column.type, pa.UuidType):
+        return ["" if each is None else str(each) for each in column.to_pylist()]
+    if pa.types.is_decimal(column.type):
+        return ["" if each is None else f"{each:f}" for each in column.to_pylist()]
+    return [each or "" for each in column.cast(pa.string()).to_pylist()]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_rows_of_a_table_come_back_from_files(data: st.DataObject) -> None:
+    check_tables(data)
+
+
+@pytest.mark.soak
+@settings(max_examples=10_000, deadline=None)
+@given(st.data())
+def test_soak_rows_of_a_table_come_back_from_files(data: st.DataObject) -> None:
+    check_tables(data)
+
+
+ROWS: Final = {
+    "id": [1, 2, 3],
+    "name": ["a", 'b "c",\r\n', ""],
+    "fare": [0.1, 1e23, None],
+    "day": [date(2026, 1, 31), date(1969, 1, 1), None],
+    "paid": [True, False, None],
+}
+SCHEMA: Final = pa.schema(
+    [
+        ("id", pa.int64()),
+        ("name", pa.string()),
+        ("fare", pa.float64()),
+        ("day", pa.date32()),
+        ("paid", pa.bool_()),
+    ]
+)
+
+
+DEFINITION: Final = define("t", 1, SCHEMA, ["id"], {})
+
+
+def by_duckdb(path: Path, how: str) -> None:
+    rows = pa.table(ROWS, schema=SCHEMA)
+    duckdb.sql(f"COPY (SELECT * FROM rows) TO '{path}' ({how})")
+    assert rows.num_rows == len(ROWS["id"])
+
+
+WRITERS: Final = {
+    "pandas": ("f.csv", lambda path: pd.DataFrame(ROWS).to_csv(path, index=False)),
+    "pandas, parquet": (
+        "f.parquet",
+        lambda path: (
+            pa.table(ROWS, schema=SCHEMA).to_pandas(types_mapper=pd.ArrowDtype).to_parquet(path)
+        ),
+    ),
+    "polars": ("f.csv", lambda path: pl.DataFrame(ROWS).write_csv(path)),
+    "polars, parquet": ("f.parquet", lambda path: pl.DataFrame(ROWS).write_parquet(path)),
+    "polars, arrow": ("f.arrow", lambda path: pl.DataFrame(ROWS).write_ipc(path)),
+    "polars, categories": (
+        "f.parquet",
+        lambda path: (
+            pl.DataFrame(ROWS).with_columns(pl.col("name").cast(pl.Categorical)).write_parquet(path)
+        ),
+    ),
+    "pyarrow": ("f.csv", lambda path: pa_csv.write_csv(pa.table(ROWS, schema=SCHEMA), path)),
+    "duckdb": ("f.csv", lambda path: by_duckdb(path, "FORMAT csv, HEADER")),
+    "duckdb, tabs": (
+        "f.tsv.gz",
+        lambda path: by_duckdb(path, "FORMAT csv, HEADER, DELIMITER '\t', COMPRESSION gzip"),
+    ),
+    "duckdb, parquet": ("f.parquet", lambda path: by_duckdb(path, "FORMAT parquet")),
+}
+
+
+@pytest.mark.parametrize("program", WRITERS)
+def test_typed_files_of_other_programs_have_the_rows_that_were_written(
+    tmp_path: Path, program: str
+) -> None:
+    name, write = WRITERS[program]
+    write(tmp_path / name)
+    found = pa.Table.from_batches(
+        conform(DEFINITION, each) for each in typed_batches(tmp_path / name, SCHEMA)
+    )
+    assert found.to_pydict() == ROWS
