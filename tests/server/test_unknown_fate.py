@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pytest
-from kvstore.testing.seeds import seeded
 
 import kvstore
 from kvstore.errors import (
@@ -36,6 +35,7 @@ from kvstore.server import app
 from kvstore.server.access import WHOLE, Grant
 from kvstore.store import RequestToken
 from kvstore.tables.sent import digest_of
+from tests.harness.seeds import seeded
 from tests.server.cut_off import Served, served
 
 _LONG_KEY = b"k" * 5000
