@@ -144,7 +144,7 @@ def _of_verb(verb: Verb) -> dict[str, Any]:
         content[ARROW_TYPE] = {"schema": {"description": described}}
     if verb.rows is not None and not takes_json:
         posted["parameters"] += _query(verb.parameters)
-    is_required = bool(schema.get("required")) or not takes_json
+    is_required = bool(schema.get("required") or verb.one_of) or not takes_json
     posted["requestBody"] = {"required": is_required, "content": content}
     for status in (413, 415):
         posted["responses"][str(status)] = _failure(status)
