@@ -146,6 +146,4 @@ def test_vague_phrases_are_found_and_quoted_words_are_not() -> None:
 def test_messages_and_the_texts_of_compiled_modules_are_read() -> None:
     found = texts(ROOT / "kvstore/verify/records.py")
     assert "the stamps in use differ from the records" in found
-    assert any(
-        "The value of `key`" in text for text in texts(ROOT / "kvstore/loops/compiled/lookup.pyx")
-    )
+    assert any("The value of `key`" in text for text in texts(ROOT / "kvstore/loops/lookup.pyx"))

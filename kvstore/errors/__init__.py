@@ -6,6 +6,7 @@
     |   |-- FormatVersionError      written by a newer or unknown release
     |   |-- AccessDeniedError       the storage refuses: see to permissions or credentials
     |   |-- ForeignPackageError     another package hides our `bulk` or `backup`
+    |   |-- NotCompiledError        the compiled modules are missing here
     |   |-- ClosedError             the object was closed; open a new one
     |   |-- ForkedError             a handle belongs to the process that opened it
     |   |-- KeyOrderError           keys must come in ascending order, each once
@@ -104,6 +105,7 @@ from kvstore.errors.usage import (
     KeyConflictError,
     KeyOrderError,
     NotAStoreError,
+    NotCompiledError,
     NotUniqueError,
     UsageError,
 )
@@ -115,6 +117,7 @@ __all__ = [
     "FormatVersionError",
     "AccessDeniedError",
     "ForeignPackageError",
+    "NotCompiledError",
     "ClosedError",
     "ForkedError",
     "KeyOrderError",

@@ -23,7 +23,7 @@ import numpy as np
 import pyarrow as pa
 
 from kvstore.errors import CorruptionError, UsageError
-from kvstore.loops import RowDicts
+from kvstore.loops.single import RowDicts
 from kvstore.tables.definition import Column, Definition, Index
 from kvstore.tables.keys import KeyCodec
 from kvstore.tables.kinds import kind_of

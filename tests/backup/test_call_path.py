@@ -18,7 +18,7 @@ from kvstore.testing.bounds import bounds
 ROOT = Path(kvstore.__file__).parent.parent
 PACKAGES = ("kvstore", "bulk", "backup")
 INNER_LOOPS = "kvstore/loops/"
-"""Modules that are compiled in a measured run: they open no frame there."""
+"""Compiled modules: they open no frame."""
 
 FILES_MAX = 55
 """Decision 70 has the reason why this number is not 30."""

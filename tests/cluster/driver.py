@@ -89,18 +89,7 @@ def loads(spark: SparkSession, shared: Path, pick: random.Random) -> dict[str, A
         restore(spark, place / "collection", place / "restored", tasks=2)
     with kvstore.open(place / "restored") as restored:
         assert list(restored.scan()) == model()
-    loops = spark.sparkContext.parallelize(range(2), 2).map(loops_here).collect()
-    return {
-        "rows": ROWS,
-        "streamed": len(stream(spark, place, f"checkpoint-{name}")),
-        "loops": sorted(set(loops)),
-    }
-
-
-def loops_here(_: int) -> str:
-    from kvstore.loops.chosen import COMPILED
-
-    return "compiled" if COMPILED else "plain"
+    return {"rows": ROWS, "streamed": len(stream(spark, place, f"checkpoint-{name}"))}
 
 
 def stream(spark: SparkSession, shared: Path, checkpoint: str) -> list[tuple[bytes, bytes]]:
