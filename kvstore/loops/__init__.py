@@ -3,13 +3,12 @@
     blocks     blocks of sorted files and packed columns: their keys and sizes
     columns    Arrow columns and change entries: join, cut, check, order
     elements   columns as keys that sort as their rows do
-    floors     the greatest live key at or below a place
     live       the entries of a pass over `data` that a read sees
-    lookup     the value of one key, or of many; the newest values, kept
+    lookup     the value of one key, or of many, at one time or each at its own; the newest values,
+               kept; the greatest live key at or below a place
     matches    the rows of columns that answer labels
     rows       columns as the values of a table's rows
     single     keys of single rows, and rows as dicts
-    timed      the value of many keys, each at a time of its own
     writes     puts that a commit collects, and their entries in key order; rows that go to a file
 
 A loop spends 50 ns on a row of a scan, and 20 ns on a row that goes to Arrow; in Python it would
@@ -20,7 +19,7 @@ the compiled ones must give the same answers to any bytes.
 Floors, from the top:
 
     compiled         imports every loop, or says what is missing
-    blocks columns elements floors live lookup matches rows single timed writes
+    blocks columns elements live lookup matches rows single writes
     contract         shapes and constants
 """
 

@@ -13,13 +13,11 @@ LOOPS: Final = (
     "blocks",
     "columns",
     "elements",
-    "floors",
     "live",
     "lookup",
     "matches",
     "rows",
     "single",
-    "timed",
     "writes",
 )
 

@@ -1,7 +1,10 @@
+from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
-from kvstore.loops.contract import Absent, Found, Frontiers, LimitNode, Seeker
+from typing_extensions import Buffer
+
+from kvstore.loops.contract import Absent, BackSeeker, Found, Frontiers, Keys, LimitNode, Seeker
 
 class Readers:
     def __init__(
@@ -73,3 +76,41 @@ class NewestValues:
         points: Mapping[bytes, bytes | None],
         spans: Iterable[tuple[bytes, bytes | None]],
     ) -> None: ...
+
+def find_timed(
+    reader: Seeker,
+    check: Callable[[Any], None],
+    keys: Sequence[bytes],
+    times: Buffer,
+    limits: LimitNode,
+    depth: int,
+    stamps: Mapping[bytes, tuple[int, int]],
+    age_max: int,
+    steps: int,
+    bytes_max: int,
+) -> tuple[list[bytes | None], array[int]] | None: ...
+def find_ordered(
+    reader: Seeker,
+    check: Callable[[Any], None],
+    keys: Keys,
+    starts: Buffer,
+    times: Buffer,
+    limits: LimitNode,
+    depth: int,
+    stamps: Mapping[bytes, tuple[int, int]],
+    age_max: int,
+    steps: int,
+    bytes_max: int,
+) -> tuple[array[int], bytes, array[int]] | None: ...
+def find_floors(
+    reader: BackSeeker,
+    check: Callable[[Any], None],
+    places: Sequence[bytes],
+    times: Sequence[int],
+    least: bytes,
+    limits: LimitNode,
+    depth: int,
+    stamps: Mapping[bytes, tuple[int, int]],
+    steps: int,
+    bytes_max: int,
+) -> list[tuple[bytes, bytes] | None] | None: ...

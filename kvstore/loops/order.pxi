@@ -1,4 +1,4 @@
-# Included by the modules that go through many keys in their order: columns, lookup, timed, floors and writes.
+# Included by the modules that go through many keys in their order: columns, lookup and writes.
 
 cdef enum:
     TURN = 1024                 # keys between two calls of `let_others_run`, a millisecond

@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from kvstore.codec.keys import UNLIMITED, decode_suffix
 from kvstore.codec.ordered import escape, unescape
 from kvstore.errors import CorruptionError
-from kvstore.loops.floors import find_floors
-from kvstore.loops.timed import find_ordered, find_timed
+from kvstore.loops.lookup import find_floors, find_ordered, find_timed
 from kvstore.mvcc.fragments import Fragments, RangeTombstone
 from kvstore.mvcc.version import newest_at, timeline
 from kvstore.testing.bounds import bounds
