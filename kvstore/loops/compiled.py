@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import platform
-import sysconfig
 from importlib import import_module
 from typing import Final
 
@@ -25,5 +23,8 @@ try:
     for _name in LOOPS:
         import_module(f"kvstore.loops.{_name}")
 except ImportError as error:
+    import platform
+    import sysconfig
+
     _here = f"{platform.python_implementation()} {platform.python_version()}"
     raise NotCompiledError(f"{_here} on {sysconfig.get_platform()}", str(error)) from None
