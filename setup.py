@@ -52,14 +52,19 @@ def takes_zig() -> bool:
     return sys.platform == "linux" and "CC" not in os.environ and not is_ready()
 
 
-def require_compiler() -> None:
-    """Have a C compiler for the commands of setuptools. Ends the program where there is none."""
+def require_headers() -> None:
+    """End the program where this Python has no headers."""
     headers = Path(sysconfig.get_path("include"), "Python.h")
     if not headers.exists():
         sys.exit(
             f"kvstore: {headers} is missing; install the headers of this Python "
             f"({DEBIAN} python3-dev), then build again"
         )
+
+
+def require_compiler() -> None:
+    """Have a C compiler for the commands of setuptools. Ends the program where there is none."""
+    require_headers()
     if is_ready():
         return
     if not takes_zig() or find_spec("ziglang") is None:
@@ -86,6 +91,7 @@ class Compiler(Command):
         pass
 
     def run(self) -> None:
+        require_headers()
         if takes_zig():
             sys.stdout.write(
                 "kvstore: no C compiler here; this build fetches one, the package ziglang "
