@@ -68,7 +68,7 @@ $(READY): pyproject.toml setup.py constraints.txt $(wildcard kvstore/loops/*.pyx
 	$(PY) -m pip install -q --disable-pip-version-check -c constraints.txt pip setuptools; \
 	$(PY) -W ignore setup.py -q compiler; \
 	PYTHONWARNINGS=ignore $(PY) -m pip install -q --disable-pip-version-check \
-	  --build-constraint constraints.txt -c constraints.txt -e '.[spark,server,demo,dev,docs]'; \
+	  --build-constraint constraints.txt -c constraints.txt -e '.[spark,server,dev,docs]'; \
 	$(PY) -m compileall -q kvstore bulk backup spark_connector pyspark_kvstore; \
 	touch $(READY)
 
@@ -97,13 +97,13 @@ format: $(READY)
 	$(PY) -m ruff check --fix .
 
 demo: $(READY)
-	$(PY) -m spark_connector.demo
+	$(PY) -m examples.demo
 
 demo-joins: $(READY)
-	$(PY) -m spark_connector.demo.known
+	$(PY) -m examples.demo.known
 
 demo-tables: $(READY)
-	$(PY) -m spark_connector.demo.restated
+	$(PY) -m examples.demo.restated
 
 # Peers are installed one by one. A peer that does not install is reported, and the others are measured.
 # Feast pins other versions of our libraries, so it has an environment of its own.

@@ -32,7 +32,7 @@ from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from backup.drills import Drill, Drills, drills_of, with_drill
-from backup.instants import covers, gone
+from backup.instants import covers, gone, instant_of
 from backup.shard import EMPTY, Blob, Cas, Shard, ShardBatch, ShardSnapshot, Storage, Versioned
 from backup.shard.state import witness
 from backup.shard.state.log import MissingShardError, StateLog
@@ -283,7 +283,7 @@ class Chains:
         newest = shards[-1]
         if as_of is None:
             newest.require_newest()
-        at = newest.upper - 1 if as_of is None else as_of
+        at = newest.upper - 1 if as_of is None else instant_of(shards, as_of)
         if at >= newest.upper:
             raise NotYetWrittenError(as_of=Timestamp(at), upper=Timestamp(newest.upper))
         covering = [shard for shard in shards if covers(shard, at)]

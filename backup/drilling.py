@@ -23,7 +23,7 @@ from typing import Final, Literal, NamedTuple, TypeAlias
 
 from backup.chains import Chains, CollectionRecord, no_backup
 from backup.drills import Drill
-from backup.instants import covers, gone
+from backup.instants import covers, gone, instant_of
 from backup.shard import Shard
 from backup.verify import Compared, fingerprint, require_comparison, require_equal
 from backup.version_rows import row_batches
@@ -148,7 +148,8 @@ def _instant(
     it, and `NotYetWrittenError`.
     """
     least = 0 if store is None else int(store.since)
-    at = _random_instant(shards, least) if request.at is None else request.at
+    asked = request.at
+    at = _random_instant(shards, least) if asked is None else instant_of(shards, asked)
     if at >= shards[-1].upper:
         raise NotYetWrittenError(as_of=Timestamp(at), upper=Timestamp(shards[-1].upper))
     covering = [shard for shard in shards if covers(shard, at)]

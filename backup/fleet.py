@@ -31,7 +31,7 @@ from typing import Any, Final, NamedTuple
 
 from backup.collection import Collection
 from backup.window import BackupInfo
-from kvstore.arguments import require_count, require_path
+from kvstore.arguments import is_url, require_count, require_path
 from kvstore.control.scripts import opened
 from kvstore.errors import KVStoreError, RetryableError, StorageError, UsageError
 from kvstore.errors.system import storage_errors
@@ -189,7 +189,7 @@ def _store(file: Path, name: str, table: object) -> FleetStore:
     return FleetStore(
         name,
         str(home / table["path"]),
-        place if "://" in place else str(home / place),
+        place if is_url(place) else str(home / place),
         None if key_file is None else str(home / key_file),
         table.get("passphrase_env"),
         None if "max_age" not in table else _age(where, table["max_age"]),

@@ -8,7 +8,7 @@ from typing import Final, Protocol
 
 from kvstore.errors import HistoryGoneError, UsageError
 from kvstore.limits import LABEL_CHARS_MAX
-from kvstore.timestamp import NOW, OLDEST, TimeLike, Timestamp, to_timestamp
+from kvstore.timestamp import NOW, OLDEST, TimeLike, Timestamp, reached, to_timestamp
 
 _LABEL: Final = re.compile(r"[A-Za-z][A-Za-z0-9._-]*", re.ASCII)
 _TIMES: Final = (NOW, OLDEST, "today", "yesterday")
@@ -31,6 +31,16 @@ class CoveringChain(Protocol):
 def covers(chain: CoveringChain, time: int) -> bool:
     """Whether a chain can be read at a time."""
     return time < chain.upper and (time >= chain.since or time in chain.kept)
+
+
+def instant_of(chains: Iterable[CoveringChain], time: int) -> int:
+    """`time`, or the instant that it names in microseconds where no chain covers it: the newest
+    instant of a chain, or a kept one. See `kvstore.timestamp.reached`."""
+    known = list(chains)
+    if any(covers(chain, time) for chain in known):
+        return time
+    instants = (instant for chain in known for instant in (int(chain.upper) - 1, *chain.kept))
+    return next((instant for instant in instants if reached(time, instant) != time), time)
 
 
 def gone(chains: Iterable[CoveringChain], as_of: int) -> HistoryGoneError:

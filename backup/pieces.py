@@ -302,7 +302,7 @@ def _is_whole(directory: Path, known: PieceFile) -> bool:
         if path.stat().st_size != known.size:
             return False
         with path.open("rb") as file:
-            return fsync_and_digest(file, like=known.digest) == known.digest
+            return fsync_and_digest(file) == known.digest
     except OSError:
         return False
 

@@ -14,9 +14,9 @@ from typing import Any
 
 from backup.sealed import SealedBlob, SealedConsensus, Secret, unlock
 from backup.shard import FileBlob, Storage, open_storage
-from kvstore.arguments import is_url
+from kvstore.arguments import require_outside
 from kvstore.errors import NotAStoreError, UsageError
-from kvstore.storage.address import require_options
+from kvstore.storage.address import public_address, require_options
 from kvstore.storage.cached_blob import CachedBlob
 from kvstore.storage.fetched_blob import FetchedBlob
 from kvstore.storage.kept_bytes import KeptBytes
@@ -53,9 +53,8 @@ def find_place(
             raise UsageError(f"bandwidth={bandwidth!r}", "pass a Bandwidth, or None for no limit")
         plain = Storage(LimitedBlob(plain.blob, bandwidth), plain.consensus)
     given = tuple(sorted(given_options.items()))
-    text = os.fspath(url)
     # A worker that starts after a change of the directory opens the same place.
-    address = PlaceAddress(text if is_url(text) else os.path.abspath(text), secret, given)
+    address = PlaceAddress(public_address(url), secret, given)
     return CollectionPlace(plain, secret, address.url, address)
 
 
@@ -128,6 +127,8 @@ def _require_ours(root: Path) -> None:
         if root.exists() and not root.is_dir():
             raise NotAStoreError(str(root), "a file, not a directory", "choose another path")
         found = {entry.name for entry in root.iterdir()} if root.is_dir() else set()
+        if not found & _LOCAL_FOLDERS:
+            require_outside(root, name="the collection")
         if found - _NOBODYS and not found & _LOCAL_FOLDERS:
             raise NotAStoreError(
                 str(root),

@@ -28,7 +28,7 @@ from backup.shard import Shard
 from backup.tables import GONE, TableRows
 from bulk.tables.exports import write_parquet
 from kvstore.errors import DeterminateError, KVStoreError, LockedError, UsageError
-from kvstore.storage.address import file_path
+from kvstore.storage.address import parse_address
 from kvstore.timestamp import Timestamp
 
 Format: TypeAlias = Literal["parquet", "delta"]
@@ -77,19 +77,20 @@ def publish(
     """
     if format not in ("parquet", "delta"):
         raise UsageError(f"format={format!r}", "pass 'parquet' or 'delta'")
-    place = os.fspath(url)
+    address = parse_address(url)
     with chains.snapshot(as_of) as (shard, snapshot):
         if format == "delta":
             record = chains.read()
             assert record is not None, "the collection has a chain"
             app = f"kvstore/{record.source}/{table}"
+            place = os.path.abspath(address.path) if address.is_file else address.url
             target = DeltaTarget(place, app, storage_options or {})
             return _delta(shard, target, table, snapshot.as_of, columns, progress)
-        if storage_options or ("://" in place and not place.startswith("file:")):
+        if storage_options or not address.is_file:
             raise UsageError(
-                f"a Parquet file is written to a path, not to {place}", "copy it there"
+                f"a Parquet file is written to a path, not to {address.url}", "copy it there"
             )
-        path = Path(file_path(place) if place.startswith("file:") else place)
+        path = Path(address.path)
         rows = TableRows(snapshot, table, columns)
         at = Timestamp(snapshot.as_of)
         found = write_parquet(path, rows.typed, rows.state(), table, at, progress)
@@ -107,7 +108,7 @@ class DeltaTarget:
                 "publishing as Delta needs the package deltalake", "install kvstore-mvcc[delta]"
             ) from error
         self._lake = deltalake
-        self.url = url if "://" in url else os.path.abspath(url)
+        self.url = url
         self._app, self._options = app, dict(options)
         self._table: Any = None
 

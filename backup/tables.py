@@ -28,6 +28,7 @@ from kvstore.reserve import CATALOGUE
 from kvstore.span import Span, merge_spans
 from kvstore.tables import TableCodec
 from kvstore.tables.definition import Definition
+from kvstore.tables.exact import require_held
 from kvstore.tables.space import definition_key, name_of
 from kvstore.timestamp import TIMESTAMP_MAX
 
@@ -169,6 +170,8 @@ class TableRows:
         dead = keys.filter(pc.invert(alive))
         names = [column.name for column in self.codec.key.columns]
         parts = dict(zip(names, self.codec.key.arrays(dead), strict=True))
+        for name, array in parts.items():
+            require_held(array, array.type, f"{self.codec.definition.where}, column {name!r}", 0)
         gone = [
             outside_values(parts[field.name], field.type, self._named(field.name))
             if field.name in parts

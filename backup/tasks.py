@@ -22,10 +22,9 @@ from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import urlsplit
 
 from backup.collection import Collection
-from kvstore.arguments import require_age
+from kvstore.arguments import is_url, require_age
 from kvstore.codec.json import JsonObject
 from kvstore.control.scripts import StoreOrClient
 from kvstore.errors import UsageError
@@ -118,14 +117,7 @@ def _place(url: str | os.PathLike[str]) -> str:
     Raises `UsageError` if it has a password.
     """
     text = require_address(url)
-    if "://" not in text:
-        return str(Path(text).absolute())
-    if urlsplit(text).password is not None:
-        raise UsageError(
-            "the URL of a backup task has a password",
-            "give it to handlers(open_collection=...): tasks are on disk in the clear",
-        )
-    return text
+    return text if is_url(text) else str(Path(text).absolute())
 
 
 def _backup(

@@ -23,9 +23,14 @@ _OP_CODE = {"delete": OP_DELETE, "put": OP_PUT, "delete_range": OP_DELETE_RANGE}
 
 def row_batches(changes: Iterable[Change]) -> Iterator[pa.RecordBatch]:
     """Turn changes, which come by key, into record batches bounded in rows and bytes."""
+    return batches_in_order(_newest_first(changes))
+
+
+def batches_in_order(changes: Iterable[Change]) -> Iterator[pa.RecordBatch]:
+    """As `row_batches`, in the order in which the changes come. Holds one batch."""
     rows: list[Change] = []
     size = 0
-    for change in _newest_first(changes):
+    for change in changes:
         rows.append(change)
         size += len(change.key) + len(change.value or b"")
         if len(rows) >= ARROW_ROWS_MAX or size >= ARROW_BYTES_MAX:

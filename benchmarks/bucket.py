@@ -24,7 +24,7 @@ from moto.server import ThreadedMotoServer
 
 import backup
 import kvstore
-from backup.testing.proxy import Answer, Proxy, Request
+from tests.harness.proxy import Answer, Proxy, Request
 
 ROWS = 100_000
 VALUE_BYTES = 300

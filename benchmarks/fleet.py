@@ -27,13 +27,13 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 import kvstore
-from backup.testing.faults import FaultRates, FaultyBlob, Weather
 from bulk.pushes import Push, Pushes
 from bulk.pushes.pull import Puller
 from kvstore.limits import PULL_EVERY_S
 from kvstore.storage.contract import Blob, BlobInfo
 from kvstore.storage.memory import MemoryBlob
 from kvstore.storage.patience import Patience
+from tests.harness.storage_faults import FaultRates, FaultyBlob, Weather
 
 STORES: Final = (100, 300, 1000)
 PUSHES: Final = 3

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from bulk.bucket import BucketUrl
-from kvstore.arguments import is_url, require_path
+from kvstore.arguments import require_path
 from kvstore.errors import UsageError
-from kvstore.storage.address import file_path, require_address, require_options
+from kvstore.storage.address import parse_address, require_options
 
 Staging: TypeAlias = "str | os.PathLike[str] | BucketUrl"
 
@@ -30,14 +30,12 @@ def staging_place(
     if isinstance(given, BucketUrl):
         return given
     options = require_options(options)
-    text = os.fspath(given) if isinstance(given, str | os.PathLike) else ""
-    if is_url(text) and not text.startswith("file:"):
-        if "://" not in text and not isinstance(given, str):
-            raise UsageError(f"staging {text} is a URL in a Path", "pass the URL as a text")
-        return BucketUrl(require_address(text), options, patience)
+    address = parse_address(given)
+    if not address.is_file:
+        return BucketUrl(address.url, options, patience)
     if options:
         raise UsageError(
             f"a directory takes no options, not {', '.join(sorted(options))}",
             "leave them out, or pass a URL",
         )
-    return require_path(file_path(text) if text.startswith("file:") else given, name="staging")
+    return require_path(address.path, name="staging")

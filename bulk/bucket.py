@@ -26,7 +26,7 @@ from bulk.part import PART_NAME, Part
 from kvstore.codec.json import read_object
 from kvstore.errors import CorruptionError, ImportRefusedError, UsageError
 from kvstore.limits import JSON_BYTES_MAX
-from kvstore.storage.address import open_blob, public_address
+from kvstore.storage.address import open_blob, parse_address, public_address
 from kvstore.storage.contract import Blob, put_file, put_first
 from kvstore.storage.patience import Patience
 
@@ -52,8 +52,9 @@ class BucketUrl:
         return Bucket(blob, public_address(self.url))
 
     def below(self, path: str) -> BucketUrl:
-        """The place of the objects below `path`."""
-        return BucketUrl(f"{self.url.rstrip('/')}/{path}", self.options, self.patience_s)
+        """The place of the objects below `path`, whose characters stand for themselves."""
+        address = parse_address(self.url).below(path)
+        return BucketUrl(address.url, self.options, self.patience_s)
 
 
 class Bucket:

@@ -19,7 +19,7 @@ from bulk.manifest import Manifest
 from bulk.part import Part
 from bulk.staging import MANIFEST_NAME, discard, manifest_of, read_manifest, seal
 from bulk.uploading import Uploads, scratch_directory
-from kvstore.arguments import is_there
+from kvstore.arguments import is_there, require_outside
 from kvstore.clock import Clock
 from kvstore.errors import StorageError, UsageError
 from kvstore.errors.system import storage_errors
@@ -66,6 +66,7 @@ class DirectoryPlace:
     def begin(self, import_id: int) -> None:
         """See `BuildingPlace.begin`."""
         path = self._path
+        require_outside(path, name="staging")
         with storage_errors(str(path)):
             if path.exists() and (not path.is_dir() or any(path.iterdir())):
                 advice = "stage each import in a directory of its own"
@@ -158,7 +159,7 @@ class BucketPlace:
         a key."""
         for group in crossing(manifest.parts):
             directory = self.directory()
-            crossed = Manifest(manifest.import_id, tuple(group), manifest.format)
+            crossed = Manifest(manifest.import_id, tuple(group))
             Fetch(self._bucket, directory, lambda _: None).run(crossed)
             require_disjoint(directory, group)
 

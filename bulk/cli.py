@@ -15,8 +15,9 @@ import typer
 
 from bulk.applying import RowsApplied, apply_rows, sync_rows
 from bulk.decoding import decoded, decoded_files
+from bulk.delimited import QUOTINGS
 from bulk.exports import export_rows, live_rows, packed, write_rows
-from bulk.files import file_events, format_of
+from bulk.files import Reads, file_events, format_of, require_quoting
 from bulk.ingest import ingest
 from bulk.loading import import_rows
 from bulk.manifest import Manifest
@@ -41,7 +42,6 @@ from kvstore.cli.options import (
     to_duration,
     to_span,
     to_text,
-    to_time,
 )
 from kvstore.cli.output import counting, print_figures, working
 from kvstore.cli.stores import open_or_create
@@ -113,6 +113,13 @@ FormatOption = Annotated[
         show_default=False,
     ),
 ]
+QuotingOption = Annotated[
+    str,
+    typer.Option(
+        help="Quotes of CSV and TSV: standard (RFC 4180), or none: a quote is a letter as others."
+    ),
+]
+OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Replace a file that is there.")]
 MoveOption = Annotated[
     bool, typer.Option("--move", help="Remove the staged files after adding them.")
 ]
@@ -162,6 +169,7 @@ def import_(
     on_conflict: OnConflictOption = "overwrite",
     duplicates: DuplicatesOption = "error",
     format_: FormatOption = None,
+    quoting: QuotingOption = "standard",
     encoding: FileEncodingOption = Encoding.TEXT,
     key_encoding: KeyEncodingOption = None,
     value_encoding: ValueEncodingOption = None,
@@ -172,6 +180,7 @@ def import_(
     """Take the options, and import by the way that they name."""
     conflict = one_of("--on-conflict", on_conflict, ON_CONFLICT)
     twice = one_of("--duplicates", duplicates, DUPLICATES)
+    quotes = one_of("--quoting", quoting, QUOTINGS)
     notation = Encodings.of(encoding, key_encoding, value_encoding)
     span = to_span(notation.key, start=start, end=end, prefix=prefix)
     staged = len(sources) == 1 and (is_url(sources[0]) or Path(sources[0]).is_dir())
@@ -181,6 +190,7 @@ def import_(
     _require_agreeing(columns, conflict, span, sync=sync)
     with ExitStack() as stack:
         files = [] if staged else stack.enter_context(_files(list(map(Path, sources)), format_))
+        require_quoting(files, quotes)
         progress = stack.enter_context(working(f"importing into {store}", quiet=as_json))
         opened = stack.enter_context(open_or_create(store, "rocksdb", create=create))
         if staged:
@@ -190,7 +200,11 @@ def import_(
             return
         has_expiries = expires is None and op is None and not sync
         reading = Reading(files)
-        decoded = decoded_files(files, columns, notation, reading, has_expiries=has_expiries)
+        reads = Reads(reading, quotes)
+        if op is not None:  # the rows are written in several commits: a bad one is found before
+            for _ in decoded_files(files, columns, notation, reads, has_expiries=False):
+                pass
+        decoded = decoded_files(files, columns, notation, reads, has_expiries=has_expiries)
         rows = reading.over(decoded, counting(progress, "rows read"))
         if sync:
             _tell_applied(sync_rows(opened, rows, span, twice), as_json)
@@ -260,6 +274,7 @@ def export_keys(
     notation: Encodings,
     *,
     format_: str | None,
+    overwrite: bool,
     as_json: bool,
 ) -> None:
     """Write keys and values to a file, or to stdout where `path` is `-`."""
@@ -269,7 +284,7 @@ def export_keys(
         kind = format_of(name)
         with (
             open_read_only(store) as opened,
-            opened.snapshot(to_time(as_of)) as snapshot,
+            opened.snapshot(as_of) as snapshot,
             packed(sys.stdout.buffer, name) as sink,
         ):
             write_rows(sink, kind, live_rows(opened, snapshot, span), write, lambda rows: None)
@@ -279,11 +294,13 @@ def export_keys(
     with (
         working(f"writing {path}", quiet=as_json) as progress,
         open_read_only(store) as opened,
-        opened.snapshot(to_time(as_of)) as snapshot,
+        opened.snapshot(as_of) as snapshot,
     ):
         total = opened.stats()["data_entries"] if span == Span() else None
         show = counting(progress, "rows", total, is_about=True)
-        report = export_rows(opened, snapshot, path, span, write, progress=show)
+        report = export_rows(
+            opened, snapshot, path, span, write, overwrite=overwrite, progress=show
+        )
     fields = {"as_of": iso(report.as_of), "rows": report.rows, "bytes": report.bytes}
     print_figures(fields, as_json=as_json)
 
@@ -330,6 +347,7 @@ def seed_(
     op: OpOption = None,
     since: SinceOption = "0",
     duplicates: DuplicatesOption = "error",
+    quoting: QuotingOption = "standard",
     encoding: FileEncodingOption = Encoding.TEXT,
     as_json: JsonOption = False,
 ) -> None:
@@ -346,6 +364,8 @@ def seed_(
     twice = one_of("--duplicates", duplicates, DUPLICATES)
     for source in sources:
         format_of(source)
+    quotes = one_of("--quoting", quoting, QUOTINGS)
+    require_quoting(sources, quotes)
     rows = 0
 
     def counted(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -356,7 +376,8 @@ def seed_(
 
     with working(f"seeding {store}", quiet=as_json) as progress:
         reading = Reading(sources)
-        events = file_events(sources, key=key, value=value, at=at, op=op, reading=reading)
+        reads = Reads(reading, quotes)
+        events = file_events(sources, key=key, value=value, at=at, op=op, reads=reads)
         both, show = Encodings(encoding, encoding), counting(progress, "rows read")
         newest = seed(
             store,
@@ -365,7 +386,7 @@ def seed_(
             value=value,
             at=at,
             op=op,
-            since=to_time(since) or 0,
+            since=since,
             duplicates=twice,
         )
     print_figures({"newest": iso(newest), "rows": rows}, as_json=as_json)

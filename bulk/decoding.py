@@ -8,28 +8,28 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from bulk.files import column_names, file_rows, format_of
-from bulk.progress import Reading
+from bulk.files import Reads, column_names, file_rows, first_row
 from kvstore.cli.options import Encoding, Encodings, to_bytes
 from kvstore.errors import UsageError
+from kvstore.limits import KEY_BYTES_MAX
 
 
 def decoded_files(
     sources: list[Path],
     columns: Mapping[str, str | None],
     notation: Encodings,
-    reading: Reading,
+    reads: Reads,
     *,
     has_expiries: bool,
 ) -> Iterator[pa.RecordBatch]:
     """The rows of all files. A key or a value that is missing, or not in its notation, is named by
     file and row; a header is row 1. With `has_expiries` each file may have a column `expires`."""
     named = {name: column for name, column in columns.items() if column}
-    timed = [source for source in sources if has_expiries and _has_expiries(source, named)]
+    timed = [source for source in sources if has_expiries and _has_expiries(source, named, reads)]
     for source in sources:
         more = {"expires": "expires"} if source in timed else {}
-        rows = file_rows([source], reading=reading, **named, **more)
-        first = 2 if format_of(source) in ("csv", "tsv") else 1
+        rows = file_rows([source], reads=reads, **named, **more)
+        first = first_row(source)
         for batch in decoded(rows, notation, str(source), first=first):
             _require_whole(batch, str(source), first)
             first += batch.num_rows
@@ -39,16 +39,20 @@ def decoded_files(
                 yield batch
 
 
-def _has_expiries(source: Path, named: dict[str, str]) -> bool:
+def _has_expiries(source: Path, named: dict[str, str], reads: Reads) -> bool:
     """Whether a file has a column `expires` that serves for nothing else."""
-    return "expires" not in named.values() and "expires" in column_names(source)
+    return "expires" not in named.values() and "expires" in column_names(source, reads)
 
 
 def _require_whole(batch: pa.RecordBatch, where: str, first: int) -> None:
-    """Raise `UsageError` for a row without a key, a row that puts no value, and a row
-    whose operation is neither put nor delete. `first` is the number of the first row."""
+    """Raise `UsageError` for a row without a key or with one that is too long, a row that puts no
+    value, and a row whose operation is neither put nor delete. `first` is the number of the first
+    row."""
     keys, values = batch.columns[:2]
     _refuse(pc.is_null(keys), where, first, "it has no key", "every row needs a key")
+    too_long = pc.greater(pc.binary_length(keys), KEY_BYTES_MAX)
+    remedy = f"keys have at most {KEY_BYTES_MAX} bytes"
+    _refuse(too_long, where, first, "its key is too long", remedy)
     absent = pc.is_null(values)
     if "op" in batch.schema.names:
         ops = batch.column("op")

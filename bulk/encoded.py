@@ -10,25 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from kvstore.arrow import rows_schema
-from kvstore.clock import Clock
-from kvstore.columns import expiry_column
 from kvstore.errors import printable
 from kvstore.tables import TableCodec
-
-
-def due_column(column: pa.Array, name: str, first: int) -> pa.Array:
-    """A column of due times as nanoseconds, null for rows that stay. Row `first` is the first one.
-    Raises `UsageError` for a value that is no time, by `name` and row."""
-    is_set, times = expiry_column(column, name, first, Clock().wall_ns)
-    stays = ~is_set.to_numpy(zero_copy_only=False)
-    dues = np.zeros(len(stays), np.int64)
-    dues[~stays] = times
-    return pa.array(dues, mask=stays)
 
 
 def stored_batches(
@@ -65,6 +52,4 @@ def key_text(codec: TableCodec, key: bytes) -> str:
     """A key of a row as its columns, for errors."""
     if not key.startswith(codec.key.prefix):
         return printable(key)
-    values = zip(codec.key.columns, codec.key.values(key), strict=True)
-    named = (f"{column.name}={value!r:.100}" for column, value in values)
-    return f"{', '.join(named)} of {codec.definition.where}"
+    return f"{codec.key.named(key)} of {codec.definition.where}"

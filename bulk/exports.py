@@ -4,15 +4,13 @@ Invariants
 1. The file has the rows of one time, which stays readable while they are written.
 2. The file appears under its name when it is whole and on disk. A pipe gets rows as they come.
 3. An import of the file gives the same keys and values, which expire at the same times. Bytes that
-   a format cannot hold are refused.
+   a format cannot hold are refused, and so are rows too long for it.
 4. The column `expires` is there only if a key of the span may expire, or has expired.
 """
 
 from __future__ import annotations
 
 import io
-import os
-import secrets
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,10 +22,10 @@ import pyarrow.parquet as pq
 
 from bulk.files import FileFormat, compression_of, format_of
 from bulk.json_lines import line_of
-from kvstore.arguments import require_parent
+from bulk.places import appearing_file
 from kvstore.errors import UsageError, printable
 from kvstore.errors.system import storage_errors
-from kvstore.journal.files import OsFiles
+from kvstore.limits import TEXT_ROW_BYTES_MAX
 from kvstore.snapshot import Snapshot
 from kvstore.span import Span
 from kvstore.store import Store
@@ -79,27 +77,20 @@ def export_rows(
     span: Span,
     notation: Callable[[bytes, str], str] | None = None,
     *,
+    overwrite: bool = True,
     progress: Callable[[int], None] = lambda rows: None,
 ) -> RowsExported:
     """Write the rows of a span to a file, whose name ends in its format. A file that is there is
-    replaced. `notation` writes a key or a value (the second argument tells which) as text; by
-    default it must be UTF-8. Raises `UsageError`.
+    replaced if `overwrite` is true, and else refused. `notation` writes a key or a value (the
+    second argument tells which) as text; by default it must be UTF-8. Raises `UsageError`.
     """
-    if path.is_dir():
-        raise UsageError(f"{path} is a directory", "name a file in it")
-    require_parent(path)
-    kind = format_of(path)
-    passing = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    with (
+        appearing_file(path, overwrite=overwrite) as passing,
+        pa.output_stream(str(passing), compression=compression_of(path)) as sink,
+    ):
+        found = live_rows(store, snapshot, span)
+        rows = write_rows(sink, format_of(path), found, notation, progress)
     with storage_errors(str(path)):
-        try:
-            with pa.output_stream(str(passing), compression=compression_of(path)) as sink:
-                rows = write_rows(sink, kind, live_rows(store, snapshot, span), notation, progress)
-            with passing.open("rb") as file:
-                os.fsync(file.fileno())
-            os.replace(passing, path)
-            OsFiles().sync_directory(str(path.parent))
-        finally:
-            passing.unlink(missing_ok=True)
         return RowsExported(snapshot.as_of, rows, path.stat().st_size)
 
 
@@ -198,7 +189,19 @@ def _lines(batch: pa.RecordBatch, notation: Callable[[bytes, str], str] | None) 
     if _EXPIRES.name in batch.schema.names:
         columns[_EXPIRES.name] = [due and due.encode() for due in _instants(batch)]
     rows = zip(*columns.values(), strict=True)
-    return b"".join(line_of(dict(zip(columns, row, strict=True))) for row in rows)
+    lines = [line_of(dict(zip(columns, row, strict=True))) for row in rows]
+    for key, line in zip(batch.column("key").to_pylist(), lines, strict=True):
+        _require_short(key, len(line))
+    return b"".join(lines)
+
+
+def _require_short(key: bytes, size: int) -> None:
+    """Raise `UsageError` for a row that an import of text would refuse."""
+    if size > TEXT_ROW_BYTES_MAX:
+        raise UsageError(
+            f"the row of key {printable(key)} has more than {TEXT_ROW_BYTES_MAX >> 20} MiB as text",
+            "export Parquet or Arrow",
+        )
 
 
 def _as_text(batch: pa.RecordBatch, notation: Callable[[bytes, str], str] | None) -> pa.RecordBatch:
@@ -211,6 +214,12 @@ def _as_text(batch: pa.RecordBatch, notation: Callable[[bytes, str], str] | None
         else:
             texts = [notation(raw, name) for raw in raws]
         columns.append(pa.array(texts, pa.string()))
+    if batch.nbytes > TEXT_ROW_BYTES_MAX // 4:
+        for row in range(batch.num_rows):
+            texts = [column[row].as_py() for column in columns]
+            # Two quotes and a delimiter a field; a quote in a value is written twice.
+            size = sum(len(text.encode()) + text.count('"') + 3 for text in texts)
+            _require_short(keys[row], size + len(f'"{Timestamp(0)}",'))
     if _EXPIRES.name in batch.schema.names:
         columns.append(pa.array(_instants(batch), pa.string()))
     return pa.RecordBatch.from_arrays(columns, batch.schema.names)

@@ -112,7 +112,7 @@ class Fetch:
         """Fetch the rest of a part. False if its first bytes, from an earlier fetch, were
         damaged; they are removed then."""
         unfinished = self._directory / (part.name + UNFINISHED_SUFFIX)
-        digest = RunningDigest(part.digest)
+        digest = RunningDigest()
         with storage_errors(str(unfinished)):
             with unfinished.open("ab+") as file:
                 file.seek(0)
@@ -224,7 +224,7 @@ def _remove_damaged(directory: Path, parts: Iterable[Part]) -> None:
     """Remove the parts that were damaged since they were fetched: the next fetch brings them
     again. Costs a read of all parts."""
     for part in parts:
-        path, digest = directory / part.name, RunningDigest(part.digest)
+        path, digest = directory / part.name, RunningDigest()
         with suppress(OSError), path.open("rb") as file:
             while data := file.read(_READ_BYTES):
                 digest.update(data)

@@ -10,21 +10,19 @@ columns; a CSV file is read with these types.
 from __future__ import annotations
 
 import io
-import re
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Final, Literal, TypeAlias
+from typing import Final, Literal, NamedTuple, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 
+from bulk.delimited import DelimitedFile, Quoting
 from bulk.json_lines import first_fields, read_lines
 from bulk.progress import Reading
-from kvstore.columns import decoded, require_time_type
+from kvstore.columns import decoded, due_column
 from kvstore.errors import StorageError, UsageError
 from kvstore.limits import ARROW_ROWS_MAX
 
@@ -43,11 +41,20 @@ _SUFFIXES: Final[dict[str, FileFormat]] = {
 }
 COMPRESSIONS: Final = {".gz": "gzip", ".zst": "zstd"}
 """The compression of a file of text, by the last ending of its name."""
-_CSV_BLOCK_BYTES: Final = 8 << 20
-_CONVERSION: Final = re.compile(r"In CSV column #(\d+): Row #(\d+): (.*)", re.DOTALL)
 _AS_BYTES: Final = None
 """The types of columns that are read as bytes."""
+_ARROW: Final = b"ARROW1"
 _SCHEMA: Final = pa.schema([("key", pa.binary()), ("value", pa.binary())])
+
+
+class Reads(NamedTuple):
+    """How files are read: `reading` follows their bytes, `quoting` is that of CSV and TSV."""
+
+    reading: Reading | None = None
+    quoting: Quoting = "standard"
+
+
+PLAIN_READS: Final = Reads()
 
 
 def format_of(path: Path) -> FileFormat:
@@ -82,7 +89,18 @@ def _unpacked(path: Path, reading: Reading | None = None) -> Iterator[pa.NativeF
             yield source
 
 
-def column_names(path: Path) -> list[str]:
+def first_row(path: Path) -> int:
+    """The number of the first row of a file, as errors tell it: the header of CSV is row 1."""
+    return 2 if format_of(path) in ("csv", "tsv") else 1
+
+
+def require_quoting(paths: Iterable[Path], quoting: Quoting) -> None:
+    """Raise `UsageError` unless one of the files has quotes to speak of."""
+    if quoting != "standard" and not any(format_of(path) in ("csv", "tsv") for path in paths):
+        raise UsageError("--quoting is for CSV and TSV", "leave it out")
+
+
+def column_names(path: Path, reads: Reads = PLAIN_READS) -> list[str]:
     """The names of the columns of a file; of JSON lines, the fields of the first one. Raises
     `UsageError` as `file_rows`."""
     kind = format_of(path)
@@ -90,11 +108,11 @@ def column_names(path: Path) -> list[str]:
         if kind == "parquet":
             return list(pq.read_schema(path).names)
         if kind == "arrow":
-            return next((list(batch.schema.names) for batch in _arrow(path, None, None, None)), [])
-        if kind == "jsonl":
-            with _unpacked(path) as source:
+            return next((list(batch.schema.names) for batch in _arrow(path, None, None, reads)), [])
+        with _unpacked(path) as source:
+            if kind == "jsonl":
                 return first_fields(io.BufferedReader(source), str(path))
-        return next((list(batch.schema.names) for batch in _csv(path, None, _AS_BYTES, None)), [])
+            return DelimitedFile(source, str(path), _delimiter(path), reads.quoting).names
 
 
 def file_rows(
@@ -104,7 +122,7 @@ def file_rows(
     value: str,
     expires: str | None = None,
     op: str | None = None,
-    reading: Reading | None = None,
+    reads: Reads = PLAIN_READS,
 ) -> Iterator[pa.RecordBatch]:
     """Yield batches with the binary columns `key` and `value`, from the named columns of each file.
     If they are named, columns `expires` of times and `op` of text follow.
@@ -118,19 +136,20 @@ def file_rows(
     if len(set(names)) < len(names):
         raise UsageError(f"columns {', '.join(names)}: one is named twice", "name each column once")
     for path in paths:
-        opener = _opener(path)
+        opener, first = _opener(path), first_row(path)
         with _translated(path):
-            for read in opener(path, names, _AS_BYTES, reading):
+            for read in opener(path, names, _AS_BYTES, reads):
                 batch = read.select(names)
                 # Arrow trusts offsets and indices; a damaged file's lead out of its memory.
                 batch.validate(full=True)
                 columns = [_binary(batch, name, path) for name in (key, value)]
                 rows = pa.RecordBatch.from_arrays(columns, schema=_SCHEMA)
                 if expires is not None:
-                    rows = rows.append_column("expires", due_times(batch, expires, path))
+                    rows = rows.append_column("expires", due_times(batch, expires, path, first))
                 if op is not None:
-                    rows = rows.append_column("op", _binary(batch, op, path).cast(pa.string()))
+                    rows = rows.append_column("op", _text(batch, op, path, first))
                 yield rows
+                first += batch.num_rows
 
 
 def file_events(
@@ -140,7 +159,7 @@ def file_events(
     value: str,
     at: str,
     op: str | None = None,
-    reading: Reading | None = None,
+    reads: Reads = PLAIN_READS,
 ) -> Iterator[pa.RecordBatch]:
     """Yield batches with the named columns of each file: keys and values as `file_rows`, times, and
     operations if `op` is given, as `bulk.seed` takes them.
@@ -152,39 +171,44 @@ def file_events(
     if len(set(names)) < len(names):
         raise UsageError(f"columns {', '.join(names)}: one is named twice", "name each column once")
     for path in paths:
-        opener = _opener(path)
+        opener, first = _opener(path), first_row(path)
         with _translated(path):
-            for read in opener(path, names, _AS_BYTES, reading):
+            for read in opener(path, names, _AS_BYTES, reads):
                 batch = read.select(names)
                 batch.validate(full=True)
                 columns = [_binary(batch, name, path) for name in (key, value)]
-                columns.append(_times(batch, at, path))
+                columns.append(_times(batch, at, path, first))
                 if op is not None:
-                    columns.append(_binary(batch, op, path).cast(pa.string()))
+                    columns.append(_text(batch, op, path, first))
                 yield pa.RecordBatch.from_arrays(columns, names=names)
+                first += batch.num_rows
 
 
 def typed_batches(
-    path: Path, schema: pa.Schema, reading: Reading | None = None
+    path: Path, schema: pa.Schema, reads: Reads = PLAIN_READS
 ) -> Iterator[pa.RecordBatch]:
     """All columns of a file. `schema` gives the types of the columns of a CSV file. Raises as
     `file_rows`."""
     opener = _opener(path)
     with _translated(path):
-        for batch in opener(path, None, schema, reading):
+        for batch in opener(path, None, schema, reads):
             batch.validate(full=True)
             yield batch
 
 
-def due_times(batch: pa.RecordBatch, name: str, path: Path) -> pa.Array:
+def due_times(batch: pa.RecordBatch, name: str, path: Path, first: int) -> pa.Array:
     """A column of due times as nanoseconds, null for rows that stay. Text is as in `file_rows`.
-    Raises `UsageError`."""
+    `first` is the number of the first row. Raises `UsageError`."""
     _require_columns(path, batch.schema.names, [name])
-    return _expiries(_times(batch, name, path, has_none=True), path, name)
+    times = _times(batch, name, path, first, has_none=True)
+    try:
+        return due_column(times, name, first)
+    except UsageError as error:
+        raise UsageError(f"{path}: {error.what}", error.remedy) from None
 
 
 Opener: TypeAlias = (
-    "Callable[[Path, list[str] | None, pa.Schema | None, Reading | None], Iterator[pa.RecordBatch]]"
+    "Callable[[Path, list[str] | None, pa.Schema | None, Reads], Iterator[pa.RecordBatch]]"
 )
 
 
@@ -200,21 +224,22 @@ def _opener(path: Path) -> Opener:
 
 
 def _json_lines(
-    path: Path, wanted: list[str] | None, types: pa.Schema | None, reading: Reading | None
+    path: Path, wanted: list[str] | None, types: pa.Schema | None, reads: Reads
 ) -> Iterator[pa.RecordBatch]:
     if wanted is None or types is not None:
         raise UsageError(f"{path}: rows of a table have types", "write them as CSV or Parquet")
-    with _unpacked(path, reading) as source:
+    with _unpacked(path, reads.reading) as source:
         yield from read_lines(io.BufferedReader(source), str(path), wanted)
 
 
 def _parquet(
-    path: Path, wanted: list[str] | None, _: object, reading: Reading | None
+    path: Path, wanted: list[str] | None, _: object, reads: Reads
 ) -> Iterator[pa.RecordBatch]:
     with pq.ParquetFile(path) as file:
         _require_columns(path, file.schema_arrow.names, wanted)
+        _require_one_parquet(path, file.metadata)
         batches = file.iter_batches(batch_size=ARROW_ROWS_MAX, columns=wanted)
-        yield from _counted(path, batches, file.metadata.num_rows, reading)
+        yield from _counted(path, batches, file.metadata.num_rows, reads.reading)
 
 
 def _counted(
@@ -230,125 +255,37 @@ def _counted(
 
 
 def _csv(
-    path: Path, wanted: list[str] | None, types: pa.Schema | None, reading: Reading | None
+    path: Path, wanted: list[str] | None, types: pa.Schema | None, reads: Reads
 ) -> Iterator[pa.RecordBatch]:
-    try:
-        yield from _csv_batches(path, wanted, types, reading)
-    except pa.ArrowInvalid:
-        _require_even_rows(path)
-        _require_values(path, wanted, types)
-        raise
+    with _unpacked(path, reads.reading) as source:
+        file = DelimitedFile(source, str(path), _delimiter(path), reads.quoting)
+        _require_columns(path, file.names, wanted)
+        kinds = None if types is None else {field.name: field.type for field in types}
+        # Without types, columns are read as bytes: a guessed type could lose digits. A name that
+        # a table lacks is refused later, with the names that it has.
+        yield from file.batches(file.names if wanted is None else wanted, kinds)
 
 
-def _require_values(path: Path, wanted: list[str] | None, types: pa.Schema | None) -> None:
-    """Raise `UsageError` that names the first row with a value that its column cannot hold. The
-    file is read again, as by `_require_even_rows`."""
-    try:
-        deque(_csv_batches(path, wanted, types, None, use_threads=False), maxlen=0)
-    except pa.ArrowInvalid as error:
-        found = _CONVERSION.match(str(error))
-        if found is None:
-            return
-        raise UsageError(
-            f"{path}: row {found[2]}, column {_csv_names(path)[int(found[1])]!r}: {found[3]}",
-            "correct the row; the header is row 1",
-        ) from error
-
-
-def _require_even_rows(path: Path) -> None:
-    """Raise `UsageError` that names the first row with more or fewer columns than the header.
-
-    Arrow numbers rows only where one thread reads, so the file is read again.
-    """
-
-    def refuse(row: pa_csv.InvalidRow) -> str:
-        # An error that a callback raises is printed rather than passed.
-        wrong.append(row)
-        return "skip"
-
-    wrong: list[pa_csv.InvalidRow] = []
-    read = pa_csv.ReadOptions(block_size=_CSV_BLOCK_BYTES, use_threads=False)
-    with (
-        _unpacked(path) as source,
-        pa_csv.open_csv(source, read_options=read, parse_options=_parse(path, refuse)) as reader,
-        suppress(pa.ArrowInvalid, StopIteration),
-    ):
-        while not wrong:
-            reader.read_next_batch()
-    if wrong:
-        raise UsageError(
-            f"{path}: row {wrong[0].number} has {wrong[0].actual_columns} columns, and the header "
-            f"has {wrong[0].expected_columns}",
-            "correct the row; the header is row 1",
-        )
-
-
-def _parse(
-    path: Path, refuse: Callable[[pa_csv.InvalidRow], str] | None = None
-) -> pa_csv.ParseOptions:
-    delimiter = "\t" if format_of(path) == "tsv" else ","
-    return pa_csv.ParseOptions(
-        newlines_in_values=True, delimiter=delimiter, invalid_row_handler=refuse
-    )
-
-
-def _csv_names(path: Path) -> list[str]:
-    """The names in the header."""
-    read = pa_csv.ReadOptions(block_size=_CSV_BLOCK_BYTES)
-    with _unpacked(path) as source, pa_csv.open_csv(source, read, _parse(path)) as reader:
-        return list(reader.schema.names)
-
-
-def _csv_batches(
-    path: Path,
-    wanted: list[str] | None,
-    types: pa.Schema | None,
-    reading: Reading | None,
-    *,
-    use_threads: bool = True,
-) -> Iterator[pa.RecordBatch]:
-    read = pa_csv.ReadOptions(block_size=_CSV_BLOCK_BYTES, use_threads=use_threads)
-    names = _csv_names(path)
-    _require_columns(path, names, wanted)
-    if types is None:
-        # The two columns are read as bytes: a guessed type could lose digits.
-        chosen = dict.fromkeys(wanted or names, pa.binary())
-    else:
-        # A name that the table lacks is refused later, with the names that it has.
-        kinds = {field.name: _readable(field.type) for field in types}
-        chosen = {name: kinds.get(name, pa.string()) for name in names}
-    convert = pa_csv.ConvertOptions(
-        column_types=chosen, include_columns=list(chosen), strings_can_be_null=False
-    )
-    with (
-        _unpacked(path, reading) as source,
-        pa_csv.open_csv(
-            source, read_options=read, parse_options=_parse(path), convert_options=convert
-        ) as reader,
-    ):
-        yield from reader
-
-
-def _readable(kind: pa.DataType) -> pa.DataType:
-    """The type in which Arrow reads a column of CSV: UUIDs as text."""
-    return pa.string() if isinstance(kind, pa.BaseExtensionType) else kind
+def _delimiter(path: Path) -> str:
+    return "\t" if format_of(path) == "tsv" else ","
 
 
 def _arrow(
-    path: Path, wanted: list[str] | None, _: object, reading: Reading | None
+    path: Path, wanted: list[str] | None, _: object, reads: Reads
 ) -> Iterator[pa.RecordBatch]:
     with pa.memory_map(str(path)) as source:
-        try:
-            file = pa.ipc.open_file(source)
-        except pa.ArrowInvalid:
+        size, reading = source.size(), reads.reading
+        if source.read(len(_ARROW)) != _ARROW:
             source.seek(0)
-            stream = pa.ipc.open_stream(source)
-            _require_columns(path, stream.schema.names, wanted)
             if reading is not None:
-                size = source.size()
                 reading.follow(path, lambda: 1.0 if source.closed else source.tell() / size)
-            yield from stream
+            while source.tell() < size:  # streams may stand one behind the other
+                stream = pa.ipc.open_stream(source)
+                _require_columns(path, stream.schema.names, wanted)
+                yield from stream
             return
+        _require_one_arrow(path, source)
+        file = pa.ipc.open_file(source)
         _require_columns(path, file.schema.names, wanted)
         last = 0
         if reading is not None:
@@ -358,13 +295,59 @@ def _arrow(
             yield file.get_batch(number)
 
 
-def _times(batch: pa.RecordBatch, name: str, path: Path, *, has_none: bool = False) -> pa.Array:
+def _require_one_arrow(path: Path, source: pa.MemoryMappedFile) -> None:
+    """Raise `UsageError` for two Arrow files, one behind the other: the last one's places count
+    from its own start, so the rows of the first one would be read twice, or bytes that are none."""
+    source.seek(8)
+    with suppress(pa.ArrowException, EOFError, OSError):
+        while pa.ipc.read_message(source) is not None:  # the end of the messages raises
+            pass
+    behind = source.tell()
+    source.seek(behind)
+    rest = source.read()
+    if b"ARROW1ARROW1" in rest and behind > 8:
+        raise _several(path)
+
+
+def _require_one_parquet(path: Path, metadata: pq.FileMetaData) -> None:
+    """Raise `UsageError` for two Parquet files, one behind the other, as `_require_one_arrow`.
+
+    Between the pages and the footer lie indexes and filters at most. The whole first file fits
+    there only if it is there."""
+    end = 0
+    for group in range(metadata.num_row_groups):
+        for number in range(metadata.num_columns):
+            chunk = metadata.row_group(group).column(number)
+            begins = [chunk.data_page_offset]
+            if chunk.has_dictionary_page:
+                begins.append(chunk.dictionary_page_offset)
+            end = max(end, min(begins) + chunk.total_compressed_size)
+    spare = path.stat().st_size - metadata.serialized_size - 8 - max(end, 4)
+    if spare < 12:  # no Parquet file is shorter
+        return
+    with pa.memory_map(str(path)) as source:
+        head = source.read_buffer(spare + 8).to_pybytes()
+    at = head.find(b"PAR1PAR1")
+    while at >= 0:
+        with suppress(pa.ArrowException, OSError):
+            pq.read_metadata(pa.BufferReader(head[: at + 4]))
+            raise _several(path)
+        at = head.find(b"PAR1PAR1", at + 1)
+
+
+def _several(path: Path) -> UsageError:
+    return UsageError(f"{path} has several files, one behind the other", "pass them one by one")
+
+
+def _times(
+    batch: pa.RecordBatch, name: str, path: Path, first: int, *, has_none: bool = False
+) -> pa.Array:
     """A column of times. Text becomes instants, all else stays as it is. With `has_none` an empty
     text becomes a null."""
     column = decoded(batch.column(name))
     if not _is_bytes(column.type):
         return column
-    text = column.cast(pa.binary()).cast(pa.string())
+    text = _text(batch, name, path, first)
     if has_none:
         text = pc.if_else(pc.equal(text, ""), pa.scalar(None, pa.string()), text)
     is_number = pc.match_substring_regex(text, r"^-?\d+$")
@@ -373,30 +356,20 @@ def _times(batch: pa.RecordBatch, name: str, path: Path, *, has_none: bool = Fal
             return text.cast(pa.int64())
         return text.cast(pa.timestamp("ns", "UTC"))
     except pa.ArrowInvalid:
-        raise _no_times(text, path, name) from None
+        raise _no_times(text, path, name, first) from None
 
 
-def _no_times(text: pa.Array, path: Path, name: str) -> UsageError:
+def _no_times(text: pa.Array, path: Path, name: str, first: int) -> UsageError:
     """Names the first value that is no time."""
     remedy = "write ISO-8601 with a zone, or nanoseconds in all rows"
-    for each in text.to_pylist():
+    for row, each in enumerate(text.to_pylist(), first):
         if each is not None:
             try:
                 pa.scalar(each).cast(pa.timestamp("ns", "UTC"))
             except pa.ArrowInvalid:
-                return UsageError(f"{path}: column {name}: {each[:100]!r} is no time", remedy)
-    return UsageError(f"{path}: column {name} has no times", remedy)
-
-
-def _expiries(times: pa.Array, path: Path, name: str) -> pa.Array:
-    """A column of times as nanoseconds: all batches of all files have one type then."""
-    try:
-        require_time_type(pa.field(name, times.type))
-        if pa.types.is_timestamp(times.type):
-            times = times.cast(pa.timestamp("ns", "UTC"))
-        return times.cast(pa.int64())
-    except UsageError as error:
-        raise UsageError(f"{path}: {error.what}", error.remedy) from None
+                problem = f"{each[:100]!r} is no time"
+                return UsageError(f"{path}: row {row}, column {name!r}: {problem}", remedy)
+    return UsageError(f"{path}: column {name!r} has no times", remedy)
 
 
 def _binary(batch: pa.RecordBatch, name: str, path: Path) -> pa.Array:
@@ -406,6 +379,26 @@ def _binary(batch: pa.RecordBatch, name: str, path: Path) -> pa.Array:
             f"{path}: column {name} is {column.type}", "write it as text or binary first"
         )
     return column.cast(pa.binary())
+
+
+def _text(batch: pa.RecordBatch, name: str, path: Path, first: int) -> pa.Array:
+    """A column of bytes as text. Raises `UsageError` that names the row whose bytes are none."""
+    column = _binary(batch, name, path)
+    try:
+        return column.cast(pa.string())
+    except pa.ArrowInvalid as error:
+        rows = enumerate(column.to_pylist(), first)
+        row = next(row for row, each in rows if each is not None and not _is_utf8(each))
+        where = f"{path}: row {row}, column {name!r}"
+        raise UsageError(f"{where} is not UTF-8", "write the file in UTF-8") from error
+
+
+def _is_utf8(raw: bytes) -> bool:
+    try:
+        raw.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _is_bytes(kind: pa.DataType) -> bool:

@@ -45,7 +45,7 @@ from bulk.sst import prefetch
 from bulk.stages import StageTimes
 from bulk.staging import Identity, open_staged, opened_path, read_manifest, require_unaltered
 from bulk.uniques import required_unique
-from kvstore.arguments import is_there, require_count
+from kvstore.arguments import require_count
 from kvstore.arrivals import NoneCame
 from kvstore.commit import After
 from kvstore.control.scripts import StoreOrClient, as_store, client_of
@@ -77,6 +77,7 @@ def ingest(
     times: StageTimes | None = None,
     options: Mapping[str, Any] | None = None,
     patience: float | None = None,
+    origin: str = "",
 ) -> Timestamp:
     """Add a sealed import to `store`. Returns the timestamp at which all its rows became visible.
 
@@ -99,7 +100,8 @@ def ingest(
     fetched to the store's directory first, in bounded memory, and each digest is compared; the
     store needs room for them. A call after a kill fetches the rest. `move` removes the objects.
     `max_bytes` refuses a larger import before anything is fetched. `times` takes the seconds of the
-    stages. `options` and `patience` are as in `Import.create`.
+    stages. `options` and `patience` are as in `Import.create`. `origin` is a note that the record
+    of the import keeps: where its rows come from.
 
     Raises `ImportRefusedError` if a file is missing, altered, truncated or of another import, or if
     its bounds or rows differ from the manifest, or if a table of its rows was altered since they
@@ -109,7 +111,7 @@ def ingest(
     """
     require_on_conflict(on_conflict)
     tell = progress or (lambda step: None)
-    how = How(on_conflict, move, thorough, check, tell, times or StageTimes())
+    how = How(on_conflict, move, thorough, check, tell, times or StageTimes(), origin=origin)
     found = staging_place(staging, options, patience)
     if not isinstance(store, Store) and getattr(store, "path", None) is None:
         return ingest_there(store, found, max_bytes, how)
@@ -126,7 +128,7 @@ def _ingest_here(
     _require_size(manifest, max_bytes, place)
     with as_store(store) as into, into.imports.alone(manifest.import_id, adding=True):
         if isinstance(place, Path):
-            return _ingest(into, place, manifest, record_of(manifest), how)
+            return _ingest(into, place, manifest, record_of(manifest, how.origin), how)
         return _ingest_fetched(into, place, manifest, how)
 
 
@@ -166,7 +168,7 @@ def _ingest_fetched(
     store: Store, bucket: Bucket, manifest: Manifest, how: How, *, keeps: bool = False
 ) -> Timestamp:
     """Fetch an import and add it. The manifest is checked first."""
-    record = record_of(manifest)
+    record = record_of(manifest, how.origin)
     known = store.imports.find(record)
     if known is None or known.added is None:
         _checks_of_tables(store, record, manifest, bucket.where, how.check)
@@ -192,7 +194,7 @@ def _ingest(
     store: Store, directory: Path, manifest: Manifest, record: ImportRecord, how: How
 ) -> Timestamp:
     """Add the import `record`, whose files lie in `directory` as `manifest` tells."""
-    on_conflict, move, thorough, check, tell, times, after, amends = how
+    on_conflict, move, thorough, check, tell, times, after, amends, _ = how
     known = store.imports.find(record)
     if known is not None and known.added is not None:
         if move:
@@ -206,12 +208,12 @@ def _ingest(
     keys: list[bytes] | None = None
     if not linked:
         with times.stage("check"):
-            checked, keys = _checked(directory, incoming, manifest, thorough=thorough)
+            checked, keys = _checked(directory, manifest, thorough=thorough)
             store.imports.flush()
     with ExitStack() as held:
         further: list[Path] = []
         if on_conflict == "error" or manifest.tables or amends is not None:
-            located = _located(directory, incoming, manifest)
+            located = _located(directory, manifest)
             if not linked:
                 require_known_rows(store, manifest, located)
             # Later commits are checked before the import is added, so GC must keep them.
@@ -325,12 +327,17 @@ def staging_beside(store: Store) -> Iterator[Path]:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def record_of(manifest: Manifest) -> ImportRecord:
-    """The record by which a store knows the import of `manifest`."""
+def record_of(manifest: Manifest, origin: str = "") -> ImportRecord:
+    """The record by which a store knows the import of `manifest`, with its origin."""
     # Spans of crossing parts are joined, so that each row is read once.
     spans = merge_spans(Span(part.smallest, part.largest + b"\x00") for part in manifest.parts)
     return ImportRecord(
-        manifest.import_id, manifest.checksum, manifest.rows, manifest.size_bytes, tuple(spans)
+        manifest.import_id,
+        manifest.checksum,
+        manifest.rows,
+        manifest.size_bytes,
+        tuple(spans),
+        origin=origin,
     )
 
 
@@ -343,21 +350,15 @@ def _incoming(store: Store, directory: Path, manifest: Manifest) -> Path:
     return store.path / INGEST_DIRECTORY / name
 
 
-def _located(directory: Path, incoming: Path, manifest: Manifest) -> list[Path]:
+def _located(directory: Path, manifest: Manifest) -> list[Path]:
     """The parts with rows. A key whose expiry was cancelled keeps its records until the due
     time."""
     rows = (part for part in manifest.parts if not part.smallest.startswith(EXPIRY))
-    return [_locate(directory, incoming, part.name) for part in rows]
-
-
-def _locate(directory: Path, incoming: Path, name: str) -> Path:
-    """The path of a part. Earlier releases moved parts to the store before adding them."""
-    staged, moved = directory / name, incoming / name
-    return moved if not os.path.lexists(staged) and is_there(moved) else staged
+    return [directory / part.name for part in rows]
 
 
 def _checked(
-    directory: Path, incoming: Path, manifest: Manifest, *, thorough: bool
+    directory: Path, manifest: Manifest, *, thorough: bool
 ) -> tuple[dict[str, Identity], list[bytes] | None]:
     """The file of each part by name, each checked to be the file that was sealed; and the keys of
     a small import.
@@ -369,7 +370,7 @@ def _checked(
     listed = FoundKeys(record_of(manifest))
     try:
         for part in manifest.parts:
-            path = _locate(directory, incoming, part.name)
+            path = directory / part.name
             with open_staged(directory, path) as file:
                 with storage_errors(str(path)):
                     require_unaltered(directory, file, part, thorough=thorough)

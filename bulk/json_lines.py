@@ -24,11 +24,10 @@ from typing import Any, BinaryIO, Final
 import pyarrow as pa
 
 from kvstore.errors import UsageError
+from kvstore.limits import TEXT_ROW_BYTES_MAX
 
 _ROWS: Final = 10_000
 _BYTES: Final = 8 << 20
-_LINE_BYTES_MAX: Final = 256 << 20
-"""More than the longest key and the longest value in base64."""
 
 
 def read_lines(file: BinaryIO, where: str, names: list[str]) -> Iterator[pa.RecordBatch]:
@@ -75,20 +74,37 @@ def line_of(fields: dict[str, bytes | None]) -> bytes:
 
 def _lines(file: BinaryIO, where: str) -> Iterator[bytes]:
     number = 0
-    while line := file.readline(_LINE_BYTES_MAX):
+    while line := file.readline(TEXT_ROW_BYTES_MAX + 1):
         number += 1
-        if len(line) == _LINE_BYTES_MAX and not line.endswith(b"\n"):
-            raise UsageError(f"{where}:{number} is longer than any row", "check the file")
+        if len(line) > TEXT_ROW_BYTES_MAX:
+            size = f"{TEXT_ROW_BYTES_MAX >> 20} MiB"
+            raise UsageError(
+                f"{where}:{number} has more than {size}", "write it as Parquet or Arrow"
+            )
         yield line
 
 
 def _object(line: bytes, where: str) -> dict[str, Any]:
     try:
-        found = json.loads(line)
+        found = json.loads(line, object_pairs_hook=_distinct)
+    except _TwiceError as error:
+        raise UsageError(f"{where} has two fields {error.args[0]!r}", "remove one") from error
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{where} is not JSON: {error}", "write one object a line") from error
     if not isinstance(found, dict):
         raise UsageError(f"{where} is no object", "write one object a line")
+    return found
+
+
+class _TwiceError(Exception):
+    """An object has two fields of one name, of which Python would take the last."""
+
+
+def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise _TwiceError(next(name for name in names if names.count(name) > 1))
     return found
 
 

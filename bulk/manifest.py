@@ -1,14 +1,13 @@
 """The manifest of an import: the list of its sealed parts. Only this module reads it.
 
-    import.json := {"format": 2, "import_id": 16 hex, "rows": n, "bytes": n,
+    import.json := {"format": 1, "import_id": 16 hex, "rows": n, "bytes": n,
                     "parts": [{"name", "smallest" hex, "largest" hex, "rows", "bytes",
                                "digest", "mtime_ns", "inode"}],
-                    "tables": [{"table", "revision", "digest"}],         in formats 3 and 4
+                    "tables": [{"table", "revision", "digest"}], "expiries": true | false,
                     "checksum": SHA-256 of the rest as sorted, compact JSON}
 
-Format 1 remains readable: it names a part's digest `sha256`. An import with rows of tables has
-format 3, which names the definitions that encoded them. An import with keys that expire has format
-4: some of its parts have the records of expiries (`kvstore.mvcc.expiry`).
+`tables` names the definitions that encoded rows of tables. `expiries` tells that some parts have
+the records of keys that expire (`kvstore.mvcc.expiry`).
 
 Invariants
 1. Each name has the form that part writers give, so it cannot lead out of the directory.
@@ -38,13 +37,8 @@ from kvstore.codec.keys import IMPORT_ID_MAX
 from kvstore.errors import CorruptionError, FormatVersionError
 from kvstore.limits import CROSSING_PARTS_MAX, KEY_BYTES_MAX
 
-MANIFEST_FORMAT: Final = 2
-TABLES_FORMAT: Final = 3
-EXPIRIES_FORMAT: Final = 4
-_DIGEST_NAMES: Final = {1: "sha256", 2: "digest", 3: "digest", 4: "digest"}
-"""The name of a part's digest in each format that is read."""
-
-_DIGEST: Final = re.compile(r"(blake3:)?[0-9a-f]{32}|[0-9a-f]{64}")
+MANIFEST_FORMAT: Final = 1
+_DIGEST: Final = re.compile(r"blake3:[0-9a-f]{32}")
 _DEFINITION_DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 _IMPORT_ID: Final = re.compile(r"[0-9a-f]{16}")
 _INODE_MAX: Final = (1 << 64) - 1
@@ -58,8 +52,9 @@ class Manifest:
 
     import_id: int
     parts: tuple[Part, ...]
-    format: int = MANIFEST_FORMAT
     tables: tuple[EncodedBy, ...] = ()
+    has_expiries: bool = False
+    """Whether some parts have the records of expiries."""
 
     @property
     def rows(self) -> int:
@@ -70,11 +65,6 @@ class Manifest:
     def size_bytes(self) -> int:
         """Bytes of all files."""
         return sum(part.size_bytes for part in self.parts)
-
-    @property
-    def has_expiries(self) -> bool:
-        """Whether some parts have the records of expiries."""
-        return self.format >= EXPIRIES_FORMAT
 
     @cached_property
     def checksum(self) -> str:
@@ -87,16 +77,15 @@ class Manifest:
         return json.dumps({**self._fields(), "checksum": self.checksum}, indent=1, sort_keys=True)
 
     def _fields(self) -> dict[str, Any]:
-        fields = {
-            "format": self.format,
+        return {
+            "format": MANIFEST_FORMAT,
             "import_id": f"{self.import_id:016x}",
             "rows": self.rows,
             "bytes": self.size_bytes,
-            "parts": [_part_fields(part, _DIGEST_NAMES[self.format]) for part in self.parts],
+            "parts": [_part_fields(part) for part in self.parts],
+            "tables": [table._asdict() for table in self.tables],
+            "expiries": self.has_expiries,
         }
-        if self.format >= TABLES_FORMAT:
-            fields["tables"] = [table._asdict() for table in self.tables]
-        return fields
 
 
 def parse_manifest(data: bytes, *, where: str) -> Manifest:
@@ -104,14 +93,14 @@ def parse_manifest(data: bytes, *, where: str) -> Manifest:
     `FormatVersionError` if a newer release wrote the file."""
     fields = read_object(data, where=where)
     found = fields.get("format")
-    if type(found) is not int or found not in _DIGEST_NAMES:
-        raise FormatVersionError(where, found=found, supported=tuple(_DIGEST_NAMES))
+    if type(found) is not int or found != MANIFEST_FORMAT:
+        raise FormatVersionError(where, found=found, supported=(MANIFEST_FORMAT,))
     import_id = fields.text("import_id")
     if not _IMPORT_ID.fullmatch(import_id) or not 0 < int(import_id, 16) <= IMPORT_ID_MAX:
         raise fields.damaged(f"{import_id[:20]!r} is no import id")
-    parts = tuple(_part(part, _DIGEST_NAMES[found]) for part in fields.objects("parts"))
-    tables = map(_table, fields.objects("tables")) if found >= TABLES_FORMAT else ()
-    manifest = Manifest(int(import_id, 16), parts, found, tuple(tables))
+    parts = tuple(map(_part, fields.objects("parts")))
+    tables = tuple(map(_table, fields.objects("tables")))
+    manifest = Manifest(int(import_id, 16), parts, tables, fields.field("expiries", bool))
     if fields.text("checksum") != manifest.checksum:
         raise fields.damaged("it is not as it was sealed: its checksum differs")
     if fields != {**manifest._fields(), "checksum": manifest.checksum}:
@@ -156,14 +145,14 @@ def _table(fields: JsonObject) -> EncodedBy:
     return table
 
 
-def _part(fields: JsonObject, digest_name: str) -> Part:
+def _part(fields: JsonObject) -> Part:
     part = Part(
         name=fields.text("name"),
         smallest=fields.hexed("smallest"),
         largest=fields.hexed("largest"),
         rows=fields.integer("rows", least=1),
         size_bytes=fields.integer("bytes", least=1),
-        digest=fields.text(digest_name),
+        digest=fields.text("digest"),
         mtime_ns=fields.integer("mtime_ns", least=_TIME_MIN),
         inode=fields.integer("inode", most=_INODE_MAX),
     )
@@ -178,14 +167,14 @@ def _part(fields: JsonObject, digest_name: str) -> Part:
     return part
 
 
-def _part_fields(part: Part, digest_name: str) -> dict[str, Any]:
+def _part_fields(part: Part) -> dict[str, Any]:
     return {
         "name": part.name,
         "smallest": part.smallest.hex(),
         "largest": part.largest.hex(),
         "rows": part.rows,
         "bytes": part.size_bytes,
-        digest_name: part.digest,
+        "digest": part.digest,
         "mtime_ns": part.mtime_ns,
         "inode": part.inode,
     }

@@ -37,7 +37,7 @@ from kvstore.columns import expiry_column
 from kvstore.errors import ClosedError, KeyOrderError, UsageError
 from kvstore.limits import KEY_BYTES_MAX, VALUE_BYTES_MAX
 from kvstore.span import require_key
-from kvstore.timestamp import TimeLike, to_instant
+from kvstore.timestamp import TimeLike, is_no_due_time, to_instant
 
 PART_PREFIX: Final = "part-"
 PART_NAME: Final = re.compile(rf"{PART_PREFIX}[0-9a-f]{{32}}\.sst", re.ASCII)
@@ -89,6 +89,11 @@ class PartWriter:
         """
         key, value = require_key(key), require_value(value)
         due = None if expires is None else to_instant(expires, name="expires", now=_now)
+        if due is not None and is_no_due_time(due, _now()):
+            raise UsageError(
+                f"expires={expires!r} is {due} in nanoseconds, before 1979: it counts another unit",
+                "pass an aware datetime, or nanoseconds",
+            )
         self._add_one(key, VALUE, value)
         if due is not None:
             self._expiries().add_one(key, due)

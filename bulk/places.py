@@ -1,6 +1,7 @@
 """The place of a new store: it is built beside its path, and appears there as a whole, by a rename.
+A file of an export appears so too.
 
-Invariants
+Invariants of a store's place
 1. Nothing that is at the path is touched.
 2. A build that was killed leaves a hidden directory, which is no store. The next call for the same
    path removes it.
@@ -19,7 +20,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
-from kvstore.arguments import require_absent
+from kvstore.arguments import require_absent, require_outside, require_parent
 from kvstore.errors import LockedError, UsageError
 from kvstore.errors.system import storage_errors
 from kvstore.journal import OS_FILES
@@ -42,12 +43,39 @@ def appearing(path: Path, *, task: str, resume: bool = False) -> Iterator[Path]:
     except UsageError:
         _sweep(path)
         raise
+    require_outside(path, name="path")
     with _scratch(path, task, resume=resume) as directory:
         yield directory
         require_absent(path, advice=advice)
         with storage_errors(str(path)):
             os.rename(directory / "store", path)
             OS_FILES.sync_directory(str(path.parent))
+
+
+@contextmanager
+def appearing_file(path: Path, *, overwrite: bool) -> Iterator[Path]:
+    """A path for a file, which has the name `path` and is on disk when the block ends. After an
+    error nothing is left of it. Raises `UsageError` if something is at `path`, unless `overwrite`
+    is true; a directory is never replaced."""
+    advice = "name another file, or pass overwrite=True"
+    if path.is_dir():
+        raise UsageError(f"{path} is a directory", "name a file in it")
+    require_parent(path)
+    require_outside(path, name="path")
+    if not overwrite:
+        require_absent(path, advice=advice)
+    passing = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    with storage_errors(str(path)):
+        try:
+            yield passing
+            with passing.open("rb") as file:
+                os.fsync(file.fileno())
+            if not overwrite:
+                require_absent(path, advice=advice)
+            os.replace(passing, path)
+            OS_FILES.sync_directory(str(path.parent))
+        finally:
+            passing.unlink(missing_ok=True)
 
 
 def _sweep(path: Path) -> None:

@@ -35,6 +35,7 @@ class How(NamedTuple):
     times: StageTimes
     after: After | None = None
     amends: Amending | None = None
+    origin: str = ""
 
 
 def require_no_check(how: How) -> None:
@@ -64,6 +65,8 @@ def ingest_there(
         if place.options or place.patience_s is not None:
             raise UsageError(f"options for {staging} have no effect at a server", "pass none")
     require_no_check(how)
+    if how.origin:
+        raise UsageError("origin has no effect at a server", "pass none")
     done = client.work(
         NAME,
         lambda steps: how.tell(f"step {steps} of the server"),

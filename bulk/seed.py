@@ -44,6 +44,7 @@ _ENTRIES: Final = pa.schema([("key", pa.binary()), ("value", pa.binary())])
 
 _SUFFIX: Final = 8
 _OPS: Final = ("put", "delete")
+_KEEP_LAST: Final = "drop one; bulk.seed(duplicates='last') keeps the later row"
 
 
 class SeedColumns(NamedTuple):
@@ -166,15 +167,17 @@ class SeedRows:
             )
 
 
-def seed_files(directory: Path, entries: Iterable[pa.RecordBatch]) -> Iterator[Path]:
-    """Write sorted entries as files of `data`, one by one. Raises `UsageError` where two have
-    one key and time."""
+def seed_files(
+    directory: Path, entries: Iterable[pa.RecordBatch], remedy: str = _KEEP_LAST
+) -> Iterator[Path]:
+    """Write sorted entries as files of `data`, one by one. Raises `UsageError`, with `remedy`,
+    where two have one key and time."""
     last: bytes | None = None
     file, path, count = None, directory, 0
     try:
         for batch in entries:
             prefixes, values = batch.column("key"), batch.column("value")
-            last = _require_distinct(prefixes, last)
+            last = _require_distinct(prefixes, last, remedy)
             keys = with_kinds(prefixes, values.is_valid())
             values = pc.fill_null(values, pa.scalar(b"", pa.binary()))
             if file is None:
@@ -195,26 +198,23 @@ def seed_files(directory: Path, entries: Iterable[pa.RecordBatch]) -> Iterator[P
             file.abandon()
 
 
-def _require_distinct(prefixes: pa.Array, last: bytes | None) -> bytes:
+def _require_distinct(prefixes: pa.Array, last: bytes | None, remedy: str) -> bytes:
     """Raise `UsageError` where a version has the key and time of the one before. Returns the
     last one."""
     if last is not None and prefixes[0].as_py() == last:
-        raise _twice(last)
+        raise _twice(last, remedy)
     if len(prefixes) > 1:
         same = pc.index(pc.equal(prefixes[:-1], prefixes[1:]), True).as_py()
         if same >= 0:
-            raise _twice(prefixes[same].as_py())
+            raise _twice(prefixes[same].as_py(), remedy)
     found: bytes = prefixes[len(prefixes) - 1].as_py()
     return found
 
 
-def _twice(prefix: bytes) -> UsageError:
+def _twice(prefix: bytes, remedy: str) -> UsageError:
     key = unescape(prefix[: -_SUFFIX - len(TERMINATOR)])
     time = Timestamp(decode_suffix(prefix[-_SUFFIX:]))
-    return UsageError(
-        f"key {printable(key)} has two versions at {time}",
-        "drop one; bulk.seed(duplicates='last') keeps the later row",
-    )
+    return UsageError(f"key {printable(key)} has two versions at {time}", remedy)
 
 
 def _values(batch: pa.RecordBatch, names: SeedColumns, first: int) -> pa.Array:

@@ -25,11 +25,11 @@ from bulk.bucket import BucketUrl
 from bulk.ingest import ingest, require_on_conflict
 from bulk.remote import NAME
 from bulk.stages import StageTimes
-from kvstore.arguments import is_url
-from kvstore.errors import AccessDeniedError
+from kvstore.errors import AccessDeniedError, UsageError
 from kvstore.server.access import ADMIN
 from kvstore.server.invocation import Invocation
 from kvstore.server.verbs import Answer, Verb, described, told
+from kvstore.storage.address import parse_address
 
 
 def import_verbs(
@@ -55,22 +55,22 @@ class _Allowed:
 
     def staging(self, given: str) -> Path | BucketUrl | None:
         """The staging place that `given` names; None if it does not lie below this place."""
-        if isinstance(self._place, Path):
-            if is_url(given):
-                return None
-            path = Path(os.path.realpath(given))
-            return path if path.is_relative_to(self._place) else None
-        root = f"{self._place.url.rstrip('/')}/"
-        steps = given.removeprefix(root).split("/")
-        # An object store may read a backslash or an escape as a step of the path.
-        is_below = given.startswith(root) and not {"", ".", ".."}.intersection(steps)
-        if not is_below or any(character in given for character in "\\%?#"):
+        try:
+            asked = parse_address(given)
+        except UsageError:
             return None
-        return self._place.below("/".join(steps))
+        if isinstance(self._place, Path):
+            if not asked.is_file:
+                return None
+            path = Path(os.path.realpath(asked.path))
+            return path if path.is_relative_to(self._place) else None
+        root = parse_address(self._place.url)
+        below = asked.path.removeprefix(f"{root.path}/" if root.path else "")
+        return self._place.below(below) if below and root.below(below) == asked else None
 
 
 def _is_bucket(place: str) -> bool:
-    return is_url(place) and not place.startswith("file:")
+    return not parse_address(place).is_file
 
 
 def _ingest(allowed: Sequence[_Allowed], call: Invocation) -> Answer:

@@ -194,9 +194,9 @@ def prefetch(file: int) -> None:
             os.posix_fadvise(file, 0, 0, os.POSIX_FADV_WILLNEED)
 
 
-def fsync_and_digest(file: BinaryIO, *, like: str | None = None) -> str:
-    """The digest of a whole file, of the same kind as `like`. The file is on disk then."""
-    found = file_digest(file, like=like)
+def fsync_and_digest(file: BinaryIO) -> str:
+    """The digest of a whole file. The file is on disk then."""
+    found = file_digest(file)
     os.fsync(file.fileno())
     return found
 

@@ -30,9 +30,6 @@ from typing import BinaryIO, Final, NamedTuple
 from bulk.contents import require_disjoint
 from bulk.definitions import EncodedBy
 from bulk.manifest import (
-    EXPIRIES_FORMAT,
-    MANIFEST_FORMAT,
-    TABLES_FORMAT,
     Manifest,
     parse_manifest,
     shared_bound,
@@ -84,10 +81,7 @@ def manifest_of(
     ordered = sorted(listed, key=lambda part: part.smallest)
     if (key := shared_bound(ordered)) is not None:
         raise KeyOrderError(f"parts of {staging}", previous=key, key=key)
-    format_ = TABLES_FORMAT if tables else MANIFEST_FORMAT
-    if len(listed) > len(parts):
-        format_ = EXPIRIES_FORMAT
-    manifest = Manifest(import_id, tuple(ordered), format_, tuple(tables))
+    manifest = Manifest(import_id, tuple(ordered), tuple(tables), len(listed) > len(parts))
     try:
         parse_manifest(manifest.to_json().encode(), where=f"{staging}/{MANIFEST_NAME}")
     except CorruptionError as error:
@@ -195,7 +189,7 @@ def require_unaltered(staging: Path, file: BinaryIO, part: Part, *, thorough: bo
     if as_sealed and not thorough:
         return
     with storage_errors(str(staging / part.name)):
-        digest = fsync_and_digest(file, like=part.digest)
+        digest = fsync_and_digest(file)
     if digest != part.digest:
         raise ImportRefusedError(
             str(staging), f"{part.name} was altered, or belongs to another import", _STAGE_AGAIN

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from itertools import chain, groupby
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -34,8 +34,8 @@ from kvstore.limits import SCAN_CHUNK
 from kvstore.span import Span
 from kvstore.store import Store
 from kvstore.tables import TableCodec
-from kvstore.tables.codec import dicts
 from kvstore.tables.definition import Index
+from kvstore.tables.exact import as_python
 from kvstore.tables.writing import not_unique
 
 _FIRST_KEYS: Final = 64
@@ -138,7 +138,7 @@ class UniqueRows:
             value = self._store.get(key, as_of)
         if not value:  # deleted: a row has bytes
             return None
-        return self._codec.decode(binary_array([key]), binary_array([value]))
+        return self._codec.decode(binary_array([key]), binary_array([value]), is_checked=False)
 
     def _staged_row(self, key: bytes) -> bytes | None:
         """The value that the import has for a key; b"" if it deletes the key."""
@@ -176,13 +176,12 @@ class UniqueRows:
                     yield _Entry(entry[: prefix - len(row) or None], row)
 
     def _refuse(self, index: Index, key: bytes, other: bytes, as_of: int | None) -> None:
-        rows: list[dict[str, Any]] = []
-        for each in (key, other) if self._staged_row(key) else (other, key):  # the store's last
-            batch = self._row(each, as_of)
-            assert batch is not None, "it fits the values"
-            rows += dicts(batch)
+        one, two = (key, other) if self._staged_row(key) else (other, key)  # the store's last
+        batch = self._row(one, as_of)
+        assert batch is not None, "it fits the values"
         names = self._codec.definition.parts_named(index.parts)
-        raise not_unique(self._codec, index, [rows[0][name] for name in names], rows[1])
+        values = [as_python(batch.column(name), 0) for name in names]
+        raise not_unique(self._codec, index, values, two)
 
 
 class _Forward:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import errno
 import math
 import os
+import re
 import stat
 import sys
 import threading
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Final, TypeVar
@@ -62,7 +64,9 @@ def require_absolute(path: str | os.PathLike[str], *, name: str = "path") -> Pat
 def is_url(path: str) -> bool:
     """Whether a text is a URL; also one with a single slash, as `Path("s3://b")` has."""
     scheme, colon, rest = path.partition(":")
-    return bool(colon) and (rest.startswith("//") or (rest[:1] == "/" and scheme in URL_SCHEMES))
+    if not colon or "/" in scheme:  # `./a:` is a directory
+        return False
+    return rest.startswith("//") or (rest[:1] == "/" and scheme.lower() in URL_SCHEMES)
 
 
 _OPENED: Final = ("file", "memory", "http", "https", "s3", "s3a", "s3n", "gs", "az")
@@ -89,6 +93,41 @@ def require_parent(path: Path) -> None:
         raise UsageError(f"there is no directory {path.parent}", "make it first")
 
 
+def require_outside(path: Path, *, name: str) -> None:
+    """Raise `UsageError` if something new would lie inside a store, a collection or an import: what
+    tidies, restores, moves or removes that directory would take it along. Links are followed.
+
+    Looks at a few names in each directory above `path`.
+    """
+    for above in Path(os.path.realpath(path)).parents:
+        kind = _kind_of(above)
+        if kind is not None:
+            raise UsageError(
+                f"{name} {path} lies inside {kind} at {above}", "choose a path beside it"
+            )
+
+
+_JOURNAL: Final = re.compile(r"[0-9a-f]{16}-(journal|snapshot)(-final)?")
+
+
+def _kind_of(directory: Path) -> str | None:
+    """What `directory` is, by the names in it: a store, a collection or an import. None for all
+    else, and for a directory that cannot be searched."""
+    with suppress(OSError):
+        if (directory / "CURRENT").exists() and (directory / "IDENTITY").exists():
+            return "the store"
+        # Only a directory with a lock is listed: another one may have millions of names.
+        if (directory / "LOCK").exists():
+            with os.scandir(directory) as entries:
+                if any(_JOURNAL.fullmatch(entry.name) for entry in entries):
+                    return "the store"
+        if (directory / "blob").is_dir() and (directory / "consensus").is_dir():
+            return "the collection"
+        if (directory / "import.json").exists():
+            return "the import"
+    return None
+
+
 def require_place_of_copy(path: object, *, store: Path | None) -> Path:
     """`path` as a `Path`, if a checkpoint of the store at `store` can be made there: nothing is at
     the path, and the path is not inside the store's directory, which an opening tidies."""
@@ -96,6 +135,7 @@ def require_place_of_copy(path: object, *, store: Path | None) -> Path:
     require_absent(target, advice="checkpoint into a path that does not exist")
     if store is not None and target.is_relative_to(os.path.realpath(store)):
         raise UsageError(f"{target} is inside the store", "checkpoint into a path beside the store")
+    require_outside(target, name="path")
     require_parent(target)
     return target
 

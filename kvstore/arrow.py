@@ -12,6 +12,7 @@ from typing_extensions import Buffer
 
 from kvstore.limits import ARROW_BYTES_MAX
 from kvstore.loops.columns import join
+from kvstore.timestamp import TIMESTAMP_MAX
 
 
 @cache
@@ -60,6 +61,19 @@ def buffers_of(array: pa.Array) -> tuple[int, Buffer, Buffer]:
     _, offsets, data = array.buffers()
     places = np.frombuffer(offsets, np.int32)[array.offset : array.offset + len(array) + 1]
     return len(array), places.data, np.frombuffer(b"" if data is None else data, np.uint8).data
+
+
+def to_microseconds(times: pa.Array) -> pa.Array:
+    """Times of commits, int64 or instants of nanoseconds, as UTC instants of microseconds: rounded
+    up, as the rule of coarser clocks in `kvstore.timestamp` says. Nulls stay nulls."""
+    import pyarrow.compute as pc
+
+    exact = times.cast(pa.int64())
+    whole = pc.divide(exact, 1000)
+    has_more = pc.greater(exact, pc.multiply(whole, 1000)).cast(pa.int64())
+    # Only the last microsecond of all is rounded down: see `microseconds_of`.
+    up = pc.if_else(pc.less(whole, TIMESTAMP_MAX // 1000), pc.add(whole, has_more), whole)
+    return up.cast(pa.timestamp("us", "UTC"))
 
 
 @cache

@@ -7,9 +7,6 @@ person who claims history, for what, and since when.
     record of a hold := {timestamp, token, max_age_ns | null, lost,
                          kind, address, owner, created_at, moved_at, reached, state_from}
 
-The last seven fields are missing in records that an older release wrote: such a hold is of the kind
-`"unknown"` until an owner takes it again.
-
 Invariants
 1. A pin is never below the `since` of the moment it is set. It is set under the commit lock, under
    which GC and clears ask for the claims on history.
@@ -37,8 +34,10 @@ FEED: Final = "feed"
 BACKUP: Final = "backup"
 REPLICA: Final = "replica"
 READER: Final = "reader"
-UNKNOWN: Final = "unknown"
-"""The kind of a record that an older release wrote."""
+FEED_HOLDS: Final = "feed/"
+READER_HOLDS: Final = "reader/"
+"""The holds of feeds and of leases have names that begin so. No other caller takes such a name: it
+would fence the feed."""
 
 _ADVICE: Final = {
     USER: ("its owner moves or releases it", "its owner's next call raises FencedError"),
@@ -55,7 +54,6 @@ _ADVICE: Final = {
         "it ends by itself, at the end of its time",
         "a reader of another machine may raise HistoryGoneError",
     ),
-    UNKNOWN: ("its owner moves or releases it", "its owner's next call raises FencedError"),
 }
 """By kind: what moves a hold, and what dropping it costs."""
 
@@ -76,7 +74,7 @@ class HoldRecord:
     token: str
     max_age_ns: int | None
     lost: bool = False
-    kind: str = UNKNOWN
+    kind: str = USER
     address: str = ""
     owner: str = ""
     created_at: Timestamp | None = None
@@ -99,7 +97,7 @@ class HoldRecord:
         if self.is_pin:
             what = f"an open {self.kind} of this process"
         else:
-            what = f"{'' if self.kind == UNKNOWN else self.kind + ' '}hold {self.name!r}"
+            what = f"{self.kind} hold {self.name!r}"
         facts = [f"at {self.timestamp}"]
         facts += [f"of {self.address}"] if self.address else []
         facts += [f"by {self.owner}"] if self.owner and not self.is_pin else []
@@ -115,13 +113,13 @@ class HoldRecord:
         """The step after which its history may be given up."""
         if self.is_pin:
             return "close it, or wait for its end"
-        moved_by, cost = _ADVICE.get(self.kind, _ADVICE[UNKNOWN])
+        moved_by, cost = _ADVICE.get(self.kind, _ADVICE[USER])
         return f"{moved_by}; if the hold is abandoned, drop it (afterwards {cost})"
 
     @property
     def cost_of_dropping(self) -> str:
         """The error or limit that its owner meets after the hold was dropped."""
-        return _ADVICE.get(self.kind, _ADVICE[UNKNOWN])[1]
+        return _ADVICE.get(self.kind, _ADVICE[USER])[1]
 
 
 _Pin: TypeAlias = "tuple[int, str, int]"
@@ -199,9 +197,9 @@ def from_fields(name: str, record: JsonObject) -> HoldRecord:
         record.text("token"),
         max_age_ns,
         lost,
-        kind=record.text("kind") if "kind" in record else UNKNOWN,
-        address=record.text("address") if "address" in record else "",
-        owner=record.text("owner") if "owner" in record else "",
+        kind=record.text("kind"),
+        address=record.text("address"),
+        owner=record.text("owner"),
         created_at=optional_timestamp_of(record, "created_at"),
         moved_at=optional_timestamp_of(record, "moved_at"),
         reached=optional_timestamp_of(record, "reached"),
@@ -210,7 +208,7 @@ def from_fields(name: str, record: JsonObject) -> HoldRecord:
 
 
 def _optional_key(record: JsonObject) -> bytes | None:
-    text = record.optional("state_from", str) if "state_from" in record else None
+    text = record.optional("state_from", str)
     return None if text is None else record.unhexed(text, name="state_from")
 
 

@@ -18,7 +18,13 @@ import pyarrow as pa
 from kvstore.clock import Clock
 from kvstore.errors import UsageError
 from kvstore.limits import KEY_BYTES_MAX
-from kvstore.timestamp import OTHER_UNITS_MAX, TIMESTAMP_MAX, is_other_unit
+from kvstore.timestamp import (
+    OTHER_UNITS_MAX,
+    TIMESTAMP_MAX,
+    Timestamp,
+    is_no_due_time,
+    is_other_unit,
+)
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -52,24 +58,44 @@ def time_column(column: pa.Array, name: str, first: int, now: Callable[[], int])
     nanoseconds: see `kvstore.timestamp.is_other_unit`, which asks for `now`."""
     _require_no_null(column, name, first)
     try:
-        if pa.types.is_timestamp(column.type):
-            column = column.cast(pa.timestamp("ns", column.type.tz))
-        times: _Longs = column.cast(pa.int64()).to_numpy()
-    except pa.ArrowInvalid as error:
-        raise UsageError(f"column {name!r}: {error}", _times_are()) from error
+        times = _as_nanoseconds(column)
+    except pa.ArrowInvalid:
+        row = next(at for at in range(len(column)) if not _has_nanoseconds(column[at : at + 1]))
+        number = column.cast(pa.int64(), safe=False)[row].as_py()
+        unit = f" {column.type.unit}" if pa.types.is_timestamp(column.type) else ""
+        raise UsageError(
+            f"column {name!r} has {number}{unit} in row {first + row}", _times_are()
+        ) from None
     if len(times) and times.min() < 0:
         at = int(np.argmax(times < 0))
         raise UsageError(f"column {name!r} has {times[at]} in row {first + at}", _times_are())
-    if pa.types.is_integer(column.type) and len(times) and times.min() <= OTHER_UNITS_MAX:
-        _require_nanoseconds(times, name, first, now())
+    if pa.types.is_integer(column.type):
+        require_nanoseconds(times, name, first, now)
     return times
+
+
+def _as_nanoseconds(column: pa.Array) -> _Longs:
+    if pa.types.is_timestamp(column.type):
+        column = column.cast(pa.timestamp("ns", column.type.tz))
+    found: _Longs = column.cast(pa.int64()).to_numpy()
+    return found
+
+
+def _has_nanoseconds(column: pa.Array) -> bool:
+    try:
+        _as_nanoseconds(column)
+    except pa.ArrowInvalid:
+        return False
+    return True
 
 
 def expiry_column(
     column: pa.Array, name: str, first: int, now: Callable[[], int]
 ) -> tuple[pa.Array, _Longs]:
-    """Which rows of a column have a time, and these times as nanoseconds. Raises as `time_column`,
-    but takes nulls."""
+    """Which rows of a column of due times have one, and these times as nanoseconds. Raises as
+    `time_column`, but takes nulls, and refuses times that are surely of another unit: see
+    `kvstore.timestamp.is_no_due_time`."""
+    column = decoded(column)
     require_time_type(pa.field(name, column.type))
     is_set = column.is_valid()
     if column.null_count == len(column):
@@ -79,7 +105,26 @@ def expiry_column(
             column = column.cast(pa.int64())  # the fill does not fit into each type
         column = column.fill_null(_some_time(column.type))
     times = time_column(column, name, first, now)
+    if is_no_due_time(int(times.min()), now()):
+        row = int(np.argmax(times <= OTHER_UNITS_MAX))
+        unit = is_other_unit(int(times[row]), now())
+        looks = "" if unit is None else f", and looks like {unit}"
+        raise UsageError(
+            f"column {name!r} has {times[row]} in row {first + row}, which is "
+            f"{Timestamp(times[row])} in nanoseconds{looks}",
+            "pass timestamps with a time zone, or nanoseconds, and null for rows that stay",
+        )
     return is_set, times[is_set.to_numpy(zero_copy_only=False)]
+
+
+def due_column(column: pa.Array, name: str, first: int) -> pa.Array:
+    """A column of due times as nanoseconds, null for rows that stay. Row `first` is the first one.
+    Raises as `expiry_column`."""
+    is_set, times = expiry_column(column, name, first, Clock().wall_ns)
+    stays = ~is_set.to_numpy(zero_copy_only=False)
+    dues = np.zeros(len(stays), np.int64)
+    dues[~stays] = times
+    return pa.array(dues, mask=stays)
 
 
 def _some_time(kind: pa.DataType) -> pa.Scalar:
@@ -92,9 +137,13 @@ def _some_time(kind: pa.DataType) -> pa.Scalar:
 _YEAR_2100_S: Final = 4_102_444_800
 
 
-def _require_nanoseconds(times: _Longs, name: str, first: int, now: int) -> None:
+def require_nanoseconds(times: _Longs, name: str, first: int, now: Callable[[], int]) -> None:
+    """Raise `UsageError` for the first integer of a column that surely counts another unit."""
+    if not len(times) or times.min() > OTHER_UNITS_MAX:
+        return
+    newest = now()
     for time in np.unique(times[times <= OTHER_UNITS_MAX]).tolist():
-        unit = is_other_unit(time, now)
+        unit = is_other_unit(time, newest)
         if unit is not None:
             row = first + int(np.argmax(times == time))
             raise UsageError(
@@ -104,7 +153,7 @@ def _require_nanoseconds(times: _Longs, name: str, first: int, now: int) -> None
 
 
 def _times_are() -> str:
-    return f"times are nanoseconds from 0 to {TIMESTAMP_MAX}"
+    return f"times are nanoseconds from 0 to {TIMESTAMP_MAX}, which is in April 2262"
 
 
 def _require_no_null(column: pa.Array, name: str, first: int) -> None:

@@ -24,7 +24,7 @@ from kvstore.changes.expiring import DueTimes
 from kvstore.changes.windows import ChangeReader, Order, Revisions, require_choices
 from kvstore.parts import Parts
 from kvstore.span import Span
-from kvstore.timestamp import OLDEST, TimeLike
+from kvstore.timestamp import TimeLike, is_oldest
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -129,7 +129,7 @@ class History:
 
         Raises unless history and the change index are whole above `since`.
         """
-        if since == OLDEST:
+        if is_oldest(since):
             since = max(self._reads.whole_since, self._reads.indexed_since)
         wanted = Wanted(require_span(span), require_images(images), require_expand(expand))
         wanted = self.plain(wanted)

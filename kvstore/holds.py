@@ -30,6 +30,8 @@ from operator import attrgetter
 from kvstore.arguments import require_age
 from kvstore.claims import (
     BACKUP,
+    FEED_HOLDS,
+    READER_HOLDS,
     REPLICA,
     USER,
     HoldRecord,
@@ -141,9 +143,16 @@ class Holds:
         """Take the hold `name` for a new owner, fencing the one before.
 
         A new hold stands at `at`, or the newest complete time. An existing one stays where it is
-        unless `at` is given. Raises `HistoryGoneError` if `at` is below `since`.
+        unless `at` is given. Raises `HistoryGoneError` if `at` is below `since`, and `UsageError`
+        for a name of a feed's hold or of a lease.
         """
         _require_name(name)
+        if name.startswith((FEED_HOLDS, READER_HOLDS)):
+            raise UsageError(
+                f"hold name {name!r} is one of a feed or of a reader, which it would fence",
+                f"choose a name that begins with neither {FEED_HOLDS} nor {READER_HOLDS}; "
+                "`kvstore holds drop` removes a hold that was abandoned",
+            )
         when = None if at is None else self._committer.to_time(at, name="at")
         if max_age is not None:
             require_age(max_age, name="max_age")

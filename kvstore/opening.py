@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from kvstore.arguments import require_path
+from kvstore.arguments import require_outside, require_path
 from kvstore.changes import ChangeIndex
 from kvstore.changes.capture import Capture, open_domain, passive_domain
 from kvstore.clock import Clock, Timeline, WallClock
@@ -161,6 +161,8 @@ def _open_engine(
         raise NotAStoreError(
             str(path), f"a store of the engine {found!r}", f'open it with engine="{found}"'
         )
+    if found is None and create:
+        require_outside(path, name="path")
     if engine == "memory":
         return _memory_engine(path, create=create)
     opened = RocksEngine(path, create=create, knobs=knobs)

@@ -53,7 +53,6 @@ class Positions:
 
     def moving(self, name: str, fields: Mapping[str, Any]) -> WriteSet:
         """The writes that move a position, to be committed with its rows."""
-        self._reserve.require_free("the store")
         self._reserve.note_positions()
         writes = OpenWriteSet()
         writes.put(_key(name), json.dumps(fields, sort_keys=True).encode())

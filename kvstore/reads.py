@@ -13,6 +13,7 @@ Invariants
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
 from kvstore.claims import Pins
@@ -20,7 +21,7 @@ from kvstore.clears import Clears
 from kvstore.commit import Committer
 from kvstore.errors import HistoryGoneError, KVStoreError, UsageError
 from kvstore.span import Span
-from kvstore.timestamp import OLDEST, TimeLike, Timestamp
+from kvstore.timestamp import TimeLike, Timestamp, is_oldest
 
 T = TypeVar("T")
 
@@ -66,7 +67,7 @@ class Reads:
 
     def window(self, since: TimeLike, upto: TimeLike | None) -> tuple[int, int]:
         """The bounds of `(since, upto]`. Without `upto` an empty window has equal bounds."""
-        if since == OLDEST:
+        if is_oldest(since):
             since = self.whole_since
         low, high = self._committer.to_time(since, name="since"), self.at(upto)
         if low > high and upto is not None:
@@ -83,16 +84,37 @@ class Reads:
         """
         while True:
             at = self.at(as_of)
-            result = read(at)
-            if at >= self._frontiers.floor:
-                return result
-            if as_of is not None:
-                self.require_kept(span, at)
-                return result
-            if at >= self._frontiers.since and self._clears.hit(span, at) is None:
-                return result
+            try:
+                result = read(at)
+            except KVStoreError:  # half of the history is like damage
+                if self._was_whole(as_of, span, at):
+                    raise
+            else:
+                if self._was_whole(as_of, span, at):
+                    return result
             with self._committer.lock:
                 pass  # The clear under way publishes its time before it releases the lock.
+
+    def _was_whole(self, as_of: TimeLike | None, span: Span, at: int) -> bool:
+        """Whether the history of a read at `at` that has just ended was whole. Raises
+        `HistoryGoneError` if it was not, and the caller of the read has named its time."""
+        if at >= self._frontiers.floor:
+            return True
+        if as_of is not None:
+            self.require_kept(span, at)
+            return True
+        return at >= self._frontiers.since and self._clears.hit(span, at) is None
+
+    @contextmanager
+    def watched(self, span: Span, as_of: int) -> Iterator[None]:
+        """A read at `as_of` whose history may go meanwhile. If it went, the block raises
+        `HistoryGoneError`, whatever it has found or raised itself."""
+        try:
+            yield
+        except KVStoreError:
+            self._require_untouched(span, as_of)
+            raise
+        self._require_untouched(span, as_of)
 
     def late(self, keys: list[bytes], read: Callable[[int], list[T | None]]) -> list[T | None]:
         """As `read` without a time, of keys, while the deletes that are due are being written: the
@@ -120,7 +142,9 @@ class Reads:
             pins.keep(pin, as_of, kind="pass over changes")
             self._clears.require(span, as_of)
             if self._committer.policy.is_live:
-                yield from self._watched(span, as_of, open_pass())
+                with self.watched(span, as_of):
+                    rows = open_pass()  # it may read ahead
+                yield from self._watched(span, as_of, rows)
             else:
                 yield from open_pass()
         finally:
@@ -129,17 +153,13 @@ class Reads:
     def _watched(self, span: Span, as_of: int, rows: Iterator[T]) -> Iterator[T]:
         """`rows`, while another process may remove history by GC and clears. Raises
         `HistoryGoneError` before the first row that a removal may have changed."""
+        ended = object()
         while True:
-            try:
-                row = next(rows)
-            except StopIteration:
-                self._require_untouched(span, as_of)
+            with self.watched(span, as_of):
+                row = next(rows, ended)
+            if row is ended:
                 return
-            except KVStoreError:  # half of the history is like damage
-                self._require_untouched(span, as_of)
-                raise
-            self._require_untouched(span, as_of)
-            yield row
+            yield row  # type: ignore[misc]  # not `ended`
 
     def _require_untouched(self, span: Span, as_of: int) -> None:
         if as_of < self._frontiers.floor:

@@ -74,6 +74,13 @@ class RecentCommits:
             self._size -= len(oldest.keys) + len(oldest.spans)
             self.floor = oldest.timestamp
 
+    def forget(self, upper: int) -> None:
+        """Forget all commits, which lie below `upper`. The cache holds no value of them either."""
+        self._newest.note(upper - 1, {}, [(b"", None)])
+        self.floor = upper - 1
+        self.commits.clear()
+        self._size = 0
+
     def since(self, timestamp: int) -> Iterator[Touched] | None:
         """Commits above `timestamp`, newest first; None if some of them have left."""
         if timestamp < self.floor:

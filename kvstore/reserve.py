@@ -1,4 +1,4 @@
-"""The keys that belong to tables and to expiries, and older stores whose users have keys there.
+"""The keys that belong to tables, to positions and to expiries.
 
 The reserved keys lie above all other keys (`RESERVED` in kvstore.span): the definitions of tables
 first, then the positions of `kvstore.positions`, the records of expiries, and rows. So three seeks
@@ -6,8 +6,7 @@ tell what a store has among them.
 
 Invariants
 1. Without tables and expiries every span is left as it is, and costs nothing.
-2. A store whose user has keys among the reserved ones stays as it was: it reads and writes them,
-   and takes no table.
+2. No plain write reaches a reserved key (`kvstore.mvcc.write`).
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ from kvstore.codec.ordered import escape
 from kvstore.engine.api import DATA, Engine
 from kvstore.errors import UsageError, printable
 from kvstore.mvcc.expiry import EXPIRY
-from kvstore.mvcc.write import OpenWriteSet, WriteSet
 from kvstore.span import RESERVED, Span
 
 CATALOGUE: Final = RESERVED + b"\x00kvstore.tables\x00"
@@ -39,8 +37,6 @@ class Reserve:
     has_tables = False
     has_expiries = False
     has_positions = False
-    write_set: type[WriteSet] = WriteSet
-    """The kind of write sets that collect plain writes to the store."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -53,9 +49,6 @@ class Reserve:
         self.has_tables = first.startswith(escape(CATALOGUE))
         self.has_expiries = bool(first) and self._first(EXPIRY).startswith(escape(EXPIRY))
         self.has_positions = bool(first) and self._first(POSITIONS).startswith(escape(POSITIONS))
-        ours = tuple(map(escape, (CATALOGUE, POSITIONS, EXPIRY)))
-        is_taken = bool(first) and not first.startswith(ours)
-        self.write_set = OpenWriteSet if is_taken else WriteSet
 
     def note_positions(self) -> None:
         """Leave the positions out of plain reads, before the first one shows."""
@@ -75,11 +68,6 @@ class Reserve:
         keys, _ = self._engine.cursor(DATA, escape(prefix)).take(1)
         return keys[0] if keys else b""
 
-    @property
-    def is_taken(self) -> bool:
-        """Whether the store has keys of its own there."""
-        return not self.write_set.is_plain
-
     def narrow(self, span: Span) -> Span:
         """The span without the keys of tables and expiries, unless it begins among them."""
         is_used = self.has_tables or self.has_expiries or self.has_positions
@@ -88,23 +76,13 @@ class Reserve:
     def require_importable(self, span: Span, *, is_encoded: bool, has_expiries: bool) -> None:
         """See `Layout.require_importable`."""
         reserved = span.intersect(RESERVED, None)
-        if reserved is None or (self.is_taken and not has_expiries):
+        if reserved is None:
             return
-        if has_expiries:
-            self.require_free("the store")
-            if span.intersect(_RECORDS.start, _RECORDS.end) == span:
-                return
+        if has_expiries and span.intersect(_RECORDS.start, _RECORDS.end) == span:
+            return
         if not self.has_tables or reserved.start < FIRST_ROW or not is_encoded:
             raise UsageError(
                 f"the import has keys from {printable(reserved.start)} on, which belong to tables",
                 "make the tables first, and import their rows with `kvstore table import`; restore "
                 "a backup with tables into a new store",
-            )
-
-    def require_free(self, where: str) -> None:
-        """Raise `UsageError` if the store has keys of its own there."""
-        if self.is_taken:
-            raise UsageError(
-                f"{where} has keys that begin with nine bytes ff, where tables lie",
-                "move them to other keys and open the store again, or keep tables in another store",
             )

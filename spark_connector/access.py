@@ -179,7 +179,7 @@ class Access:
 
 def local(path: str) -> str:
     """The path that a `file:` URL names, also in Hadoop's form `file:/a`; other texts unchanged."""
-    return file_path(path) if path.startswith("file:/") else path
+    return file_path(path) if path.lower().startswith("file:/") else path
 
 
 def absolute(path: str) -> str:

@@ -26,7 +26,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 from bulk.bucket import BucketUrl
 from kvstore.changes import Revisions
@@ -77,6 +77,17 @@ _SECRETS = {
     "account_key",
 }
 """Refused options: Spark writes options to plans, logs and checkpoints of streams."""
+_OF_CATALOG: Final = frozenset(["owner", "provider", "is_managed_location", "external", "location"])
+"""Properties that Spark gives to a table of its catalog. No option of a read has such a name."""
+
+_VIEW_INSTEAD: Final = (
+    "Spark passes no option of such a table to a Python source: "
+    "CREATE TEMPORARY VIEW name USING kvstore OPTIONS (path '...')"
+)
+_PATH_IS: Final = (
+    "pass one to load() or save(); in SQL create a temporary view, because Spark passes no option "
+    "of a table of its catalog to a Python source"
+)
 _WINDOW = {
     "startingtimestamp": "startingTimestamp",
     "startingaftertimestamp": "startingAfterTimestamp",
@@ -180,6 +191,19 @@ def require_nanoseconds(name: str, given: object, upper: int) -> None:
         )
 
 
+def require_readable_options(options: Mapping[str, str]) -> None:
+    """Raise `UsageError` for options that will not reach a read: those of a table of the catalog.
+
+    Spark tells a Python source the properties of the new table when it asks for the columns, and no
+    option when the table is read.
+    """
+    given = _lowered(options)
+    if _OF_CATALOG.intersection(given) or any(name.startswith("option.") for name in given):
+        raise UsageError("CREATE TABLE ... USING kvstore is not offered", _VIEW_INSTEAD)
+    if not given.get("path") and "paths" not in given:
+        raise UsageError("no path is given", _PATH_IS)
+
+
 def reads_changes(options: Mapping[str, str]) -> bool:
     """Whether `readChangeFeed` is true. Raises `UsageError` if it is neither true nor false."""
     return _flag(_lowered(options), "readchangefeed", default=False)
@@ -205,6 +229,9 @@ def column_names(text: str | None) -> tuple[str, ...] | None:
 def read_options(options: Mapping[str, str], mode: Mode) -> ReadOptions:
     """Check the options of a read. A `UsageError` names the option that is at fault."""
     given = honoured(options, mode)
+    as_of = _time(given, "timestampasof", "versionasof")
+    since = _time(given, "startingtimestamp", "startingaftertimestamp")
+    upto = _time(given, "endingtimestamp")
     numbers = tuple(
         (_KNOWN[name], int(text))
         for name, text in given.items()
@@ -223,9 +250,9 @@ def read_options(options: Mapping[str, str], mode: Mode) -> ReadOptions:
         partitions=_count(given, "numpartitions", at_most=PARTITIONS_MAX),
         batch_rows=_count(given, "batchrows", at_most=BATCH_ROWS_MAX) or ARROW_ROWS_MAX,
         batch_bytes=_count(given, "batchbytes", at_most=1 << 30) or ARROW_BYTES_MAX,
-        as_of=_time(given, "timestampasof", "versionasof"),
-        since=_time(given, "startingtimestamp", "startingaftertimestamp"),
-        upto=_time(given, "endingtimestamp"),
+        as_of=as_of,
+        since=since,
+        upto=upto,
         revisions=_revisions(given),
         changes=mode != "state",
         images=_flag(given, "includepreimage", default="table" in given),
@@ -261,7 +288,7 @@ def honoured(options: Mapping[str, str], mode: Mode) -> dict[str, str]:
                 "remove it" if mode != "state" else 'remove it, or set readChangeFeed to "true"',
             )
     if not given.get("path"):
-        raise UsageError("no path is given", "pass one to load() or save()")
+        raise UsageError("no path is given", _PATH_IS)
     return given
 
 
@@ -288,21 +315,18 @@ def _count(given: Mapping[str, str], name: str, *, at_most: int = (1 << 63) - 1)
 
 
 def _time(given: Mapping[str, str], *names: str) -> Timestamp | None:
-    """The time that one of several options gives: nanoseconds, or ISO-8601 with a zone."""
+    """The time that one of several options gives, as `kvstore.timestamp.to_timestamp` reads it."""
     present = [name for name in names if name in given]
     if len(present) > 1:
         both = " and ".join(_KNOWN[name] for name in present)
         raise UsageError(f"{both} are both given", "pass one")
     if not present:
         return None
-    text = given[present[0]].strip()
-    value: Any = int(text) if _is_number(text) else text
-    name = _KNOWN[present[0]]
+    text, name = given[present[0]].strip(), _KNOWN[present[0]]
     try:
-        return to_timestamp(value, name=name, now=Clock().wall_ns)
+        return to_timestamp(text, name=name, now=Clock().wall_ns)
     except UsageError as error:
-        what = error.what if error.what.startswith(f"{name}=") else f"{name}: {error.what}"
-        raise UsageError(what, error.remedy if isinstance(value, str) else _NUMBER) from None
+        raise UsageError(error.what, _NUMBER if _is_number(text) else error.remedy) from None
 
 
 def _is_number(text: str) -> bool:

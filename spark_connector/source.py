@@ -28,6 +28,7 @@ from spark_connector.options import (
     honoured,
     read_options,
     reads_changes,
+    require_readable_options,
     staging_of,
 )
 from spark_connector.reading.query import QueryReader, table_schema
@@ -48,6 +49,7 @@ class KVStoreSource(DataSource):
     @plain_errors()
     def schema(self) -> StructType:
         freeze_objects()
+        require_readable_options(self.options)
         table = asked_table(self.options)
         if table is not None:
             return table_schema(table)

@@ -22,8 +22,8 @@ from hypothesis import HealthCheck, settings
 import kvstore
 from kvstore.errors import ClosedError, PoisonedError
 from kvstore.opening import ENGINES, engine_at
-from kvstore.testing.bounds import bounds, some_tiny
-from kvstore.testing.parts import parts_of
+from tests.harness.bounds import bounds, some_tiny
+from tests.harness.parts import parts_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -26,8 +26,8 @@ from kvstore.errors import (
 )
 from kvstore.limits import KEY_BYTES_MAX
 from kvstore.store import Store
-from kvstore.testing.parts import parts_of
 from kvstore.timestamp import TIMESTAMP_MAX
+from tests.harness.parts import parts_of
 
 pytestmark = pytest.mark.usefixtures("each_engine")
 

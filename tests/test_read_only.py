@@ -22,7 +22,7 @@ from kvstore.engine import FileSpan
 from kvstore.errors import KVStoreError, NotAStoreError, NotYetWrittenError, UsageError
 from kvstore.opening import engine_at
 from kvstore.splits import split_span
-from kvstore.testing.parts import parts_of
+from tests.harness.parts import parts_of
 
 NOBODY = 65534
 

@@ -11,8 +11,8 @@ import pyarrow as pa
 import pytest
 from rich.console import Console
 
-from spark_connector.demo.releases import Release, airport_rows, earth_rows
-from spark_connector.demo.restated import AHEAD_DAYS, require_known, run, save_picture
+from examples.demo.releases import Release, airport_rows, earth_rows
+from examples.demo.restated import AHEAD_DAYS, require_known, run, save_picture
 
 FIRST = datetime(2026, 1, 5, 1, tzinfo=timezone.utc)
 LATER = FIRST + timedelta(days=30)

@@ -8,12 +8,21 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from kvstore.arrow import to_microseconds
 from kvstore.errors import UsageError
-from kvstore.timestamp import TIMESTAMP_MAX, Timestamp, to_instant, to_timestamp
+from kvstore.timestamp import (
+    TIMESTAMP_MAX,
+    Timestamp,
+    microseconds_of,
+    reached,
+    to_instant,
+    to_timestamp,
+)
 
 timestamps = st.integers(0, TIMESTAMP_MAX).map(Timestamp)
 zones = st.builds(
@@ -59,8 +68,20 @@ def test_datetimes_go_back_to_the_microsecond(moment: datetime) -> None:
 
 
 @given(timestamps)
-def test_to_datetime_truncates(timestamp: Timestamp) -> None:
-    assert Timestamp.from_datetime(timestamp.to_datetime()) == timestamp - timestamp % 1000
+@example(Timestamp(TIMESTAMP_MAX))
+@example(Timestamp(TIMESTAMP_MAX - 1000))
+def test_microseconds_that_go_out_are_rounded_up(timestamp: Timestamp) -> None:
+    """A read as of the time has the commit. The last 807 ns of all have no microsecond above."""
+    out = Timestamp.from_datetime(timestamp.to_datetime())
+    assert out % 1000 == 0
+    assert abs(out - timestamp) < 1000
+    assert out >= timestamp or timestamp > TIMESTAMP_MAX - 1000
+    assert out == microseconds_of(timestamp) * 1000
+    column = to_microseconds(pa.array([None, int(timestamp)], pa.int64()))
+    assert column.type == pa.timestamp("us", "UTC")
+    assert column.cast(pa.int64()).to_pylist() == [None, out // 1000]
+    assert reached(out, timestamp) == timestamp
+    assert reached(out + 1000, timestamp) == out + 1000
 
 
 @given(timestamps)

@@ -11,7 +11,7 @@ import typer
 from backup.cli.figures import disproved
 from backup.cli.options import CollectionArgument, KeyFileOption, complete_label, open_existing
 from backup.drilling import DRILL_DEPTHS, DrillReport
-from kvstore.cli.options import JsonOption, iso, one_of, to_time
+from kvstore.cli.options import JsonOption, iso, one_of
 from kvstore.cli.output import (
     counting,
     print_figures,
@@ -70,14 +70,13 @@ def drill(
       kvstore backup drill /backups/flights --at 2013-06-01T00:00Z --scratch /mnt/scratch
     """
     wanted = one_of("--depth", depth, DRILL_DEPTHS)
-    when = at if at == "random" else to_time(at) or at
     with ExitStack() as stack:
         progress = stack.enter_context(working(f"restoring {collection}", quiet=as_json))
         opened = None if store is None else stack.enter_context(open_read_only(store))
         rows = counting(progress, "rows")
         try:
             source = open_existing(collection, key_file)
-            report = source.drill(when, wanted, opened, scratch=scratch, progress=rows)
+            report = source.drill(at, wanted, opened, scratch=scratch, progress=rows)
         except CorruptionError as error:
             raise disproved(error, as_json=as_json) from error
     print_figures(_figures(report, as_json=as_json), as_json=as_json)

@@ -26,7 +26,6 @@ from kvstore.cli.options import (
     to_json,
     to_span,
     to_text,
-    to_time,
 )
 from kvstore.cli.output import note, print_json, print_line, print_raw
 from kvstore.timestamp import Timestamp
@@ -72,7 +71,7 @@ def get(
     """
     raw = to_bytes(key, encoding)
     with _reader(collection, key_file, cache) as reader:
-        value = reader.get(raw, to_time(as_of))
+        value = reader.get(raw, as_of)
     if value is None:
         note(f"no key {key!r} in {collection}" + (f" as of {as_of}" if as_of else ""))
         raise typer.Exit(NOT_FOUND)
@@ -106,7 +105,7 @@ def scan(
     """
     span = to_span(encoding, start=start, end=end, prefix=prefix)
     with _reader(collection, key_file, cache) as reader:
-        rows = reader.scan(span.start, span.end, as_of=to_time(as_of), reverse=reverse, limit=limit)
+        rows = reader.scan(span.start, span.end, as_of=as_of, reverse=reverse, limit=limit)
         for key, value in rows:
             if as_json:
                 print_json({"key": to_json(key, encoding), "value": to_json(value, encoding)})
@@ -170,10 +169,8 @@ def diff(
       kvstore backup diff /backups/flights 2013-06-01T00:00Z --prefix AA --json
     """
     span = to_span(encoding, start=start, end=end, prefix=prefix)
-    low = to_time(since)
-    assert low is not None, "the argument is required"
     with _reader(collection, key_file, cache) as reader:
-        found = reader.changes(low, to_time(upto), span.start, span.end, "latest")
+        found = reader.changes(since, upto, span.start, span.end, "latest")
         _print_changes(found, encoding, as_json=as_json, values=True)
 
 

@@ -18,7 +18,6 @@ from kvstore.cli.options import (
     StartOption,
     iso,
     to_span,
-    to_time,
 )
 from kvstore.cli.output import counting, print_figures, working
 from kvstore.cli.stores import open_to_write
@@ -88,10 +87,10 @@ def restore(
         figures: dict[str, Any]
         if into:
             with open_to_write(path) as opened:
-                figures = {"timestamp": iso(source.restore_into(opened, to_time(as_of), **how))}
+                figures = {"timestamp": iso(source.restore_into(opened, as_of, **how))}
         else:
             how |= {"history": not state_only, "resume": resume, "workers": workers}
-            figures = _figures(source.restore(path, to_time(as_of), **how))
+            figures = _figures(source.restore(path, as_of, **how))
     print_figures(figures, as_json=as_json)
 
 

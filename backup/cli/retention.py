@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from backup.cli.options import CollectionArgument, KeyFileOption, complete_label, open_existing
-from kvstore.cli.options import JsonOption, iso, to_duration, to_time
+from kvstore.cli.options import JsonOption, iso, to_duration
 from kvstore.cli.output import counting, print_figures, working
 from kvstore.errors import UsageError
 
@@ -71,7 +71,7 @@ def expire(
     age, within = (None if text is None else to_duration(text) for text in (keep, keep_within))
     with working(f"expiring {collection}", quiet=as_json) as progress:
         since = open_existing(collection, key_file).expire(
-            to_time(before),
+            before,
             keep=age,
             keep_within=within,
             hourly=hourly,
@@ -110,5 +110,5 @@ def label(
     if drop and at is not None:
         raise UsageError("--drop takes no --at", "leave one of them out")
     opened = open_existing(collection, key_file)
-    instant = opened.unlabel(name) if drop else opened.label(name, to_time(at))
+    instant = opened.unlabel(name) if drop else opened.label(name, at)
     print_figures({"label": name, "timestamp": iso(instant)}, as_json=as_json)

@@ -26,7 +26,7 @@ from backup.reading.spans import RowFound, SpanLabels, first_rows
 from backup.shard import Shard, ShardPart, ShardSnapshot, Window
 from backup.shard.rows.part_reader import OpenedPart
 from kvstore.errors import HistoryGoneError, NotYetWrittenError, printable
-from kvstore.joins.labels import Numbers
+from kvstore.joins.labels import Numbers, reached_times
 from kvstore.joins.order import in_order
 from kvstore.joins.side import VALUE_FIELDS, Asked, Search, placed, value_columns
 from kvstore.limits import JOIN_COLUMNS_ROWS_MAX, JOIN_VALUE_BYTES_MAX
@@ -114,7 +114,7 @@ class CollectionAnswers:
 
     def answer(self, labels: Asked, search: Search) -> list[pa.Array] | None:
         """The values of the labels and the timestamps of their versions."""
-        self._require_written(labels)
+        labels = self._written(labels)
         values: list[pa.Array] = []
         places: list[Numbers] = []
         count = len(labels.times)
@@ -145,8 +145,8 @@ class CollectionAnswers:
         """The first live row of each span, at the time of its label. None where several rows have
         too many bytes together. Costs as `first_rows`, for each chain."""
         asked = Asked(pa.array(labels.starts, pa.binary()), labels.times, labels.first)
-        self._require_written(asked)
-        covered, lost = self._covered(labels.times)
+        asked = self._written(asked)
+        covered, lost = self._covered(asked.times)
         if lost.any():
             raise self._gone(asked, int(np.argmax(lost)))
         rows: list[RowFound | None] = [None] * len(labels.starts)
@@ -155,7 +155,7 @@ class CollectionAnswers:
             question = SpanLabels(
                 [labels.starts[at] for at in ordered],
                 [labels.ends[at] for at in ordered],
-                labels.times[ordered],
+                asked.times[ordered],
             )
             window = Window(-1, int(question.times.max()))
             span = Span(question.starts[0], question.ends[-1])
@@ -189,8 +189,14 @@ class CollectionAnswers:
                 found.append((held, places))
         return found, lost
 
-    def _require_written(self, labels: Asked) -> None:
-        upper = self._held[-1].upper
+    def _written(self, labels: Asked) -> Asked:
+        """The labels, if the newest window has all of them. Raises `NotYetWrittenError`."""
+        upper, times = self._held[-1].upper, reached_times(labels.times, self._held[-1].upper - 1)
+        for instant in {instant for held in self._held for instant in held.kept}:
+            # Where history goes back below the instant, its microsecond is a time of its own.
+            if not any(held.since <= instant < held.upper for held in self._held):
+                times = reached_times(times, instant)
+        labels = labels._replace(times=times)
         late = np.flatnonzero(labels.times >= upper)
         if len(late):
             at = int(late[0])
@@ -200,6 +206,7 @@ class CollectionAnswers:
                 remedy=f"{_named(labels, at)}, asks for it: give a time below {Timestamp(upper)}, "
                 "or back up first",
             )
+        return labels
 
     def _gone(self, labels: Asked, at: int) -> HistoryGoneError:
         since = Timestamp(self._held[-1].since)

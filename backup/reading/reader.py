@@ -31,7 +31,7 @@ import pyarrow as pa
 from typing_extensions import Self
 
 from backup.chains import Chains, no_backup
-from backup.instants import covers, gone, labels_of, time_or_label
+from backup.instants import covers, gone, instant_of, labels_of, time_or_label
 from backup.reading.held import Held, hold_chains
 from backup.reading.labels import CollectionAnswers
 from backup.reading.rows import changes_of, rows_of, versions_of
@@ -62,7 +62,7 @@ from kvstore.storage.kept_bytes import KeptBytes
 from kvstore.tables import Table
 from kvstore.tables.catalogue import Catalogue
 from kvstore.tables.collected import CollectedRows
-from kvstore.timestamp import OLDEST, TIMESTAMP_MAX, TimeLike, Timestamp
+from kvstore.timestamp import TIMESTAMP_MAX, TimeLike, Timestamp, is_oldest
 
 _T = TypeVar("_T")
 
@@ -253,7 +253,7 @@ class CollectionReader:
         """
         require_choices(revisions, order)
         high = self._at(upto)
-        low = int(self._covering(high).since) if since == OLDEST else self._time(since, "since")
+        low = int(self._covering(high).since) if is_oldest(since) else self._time(since, "since")
         if low > high and upto is not None:
             raise UsageError(f"{Timestamp(low)} is above upto {Timestamp(high)}", "swap them")
         is_latest, span = revisions == "latest", Span.of(start, end, prefix)
@@ -316,7 +316,8 @@ class CollectionReader:
 
     def _time(self, time: TimeLike, name: str) -> int:
         labels = partial(labels_of, self._held)
-        return time_or_label(time, labels, name=name, now=self._clock.wall_ns)
+        at = time_or_label(time, labels, name=name, now=self._clock.wall_ns)
+        return instant_of(self._held, at)
 
     def _at(self, as_of: TimeLike | None) -> int:
         return int(self.as_of) if as_of is None else self._time(as_of, "as_of")

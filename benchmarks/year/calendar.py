@@ -18,7 +18,7 @@ from benchmarks.year.plan import Plan
 from benchmarks.year.service import Service, WrongStateError
 from kvstore.changes.event import Operation
 from kvstore.errors import HoldLostError
-from kvstore.testing.bounds import bounds
+from tests.harness.bounds import bounds
 
 _DAY_NS: Final = 24 * 3600 * 10**9
 _MIRROR: Final = "mirror"

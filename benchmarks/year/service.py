@@ -23,7 +23,7 @@ from benchmarks.subject import tree_bytes
 from benchmarks.year.levels import PROCESSOR
 from benchmarks.year.model import Model
 from benchmarks.year.plan import Plan
-from kvstore.testing.parts import parts_of
+from tests.harness.parts import parts_of
 
 HOT: Final = (b"hot/a", b"hot/b", b"hot/c")
 _CHECKPOINTS_KEPT: Final = 2

@@ -142,11 +142,12 @@ class AmendedPush:
     def _is_newer(self, key: bytes) -> bool:
         """Whether a reader sees a live write to `key` that is newer than the build of the push. A
         push that came after that write may cover it."""
-        stamps = chain(self._stamps.standing, self._stamps.passed)
-        if all(stamp <= (self._how.built_at or 0) for stamp in stamps):
+        built_at, stamps = self._how.built_at, self._stamps
+        if built_at is None:
+            return False
+        if all(stamp <= built_at for stamp in chain(stamps.standing, stamps.passed)):
             return True
-        last = self._stamps.last_write(self._store, key, self._at)
-        return self._keeps(last.timestamp) and last.timestamp not in self._stamps.standing
+        return stamps.is_live(self._store, key, self._at, since=built_at)
 
     def _searched(self) -> list[Span]:
         """The spans in which writes are looked for: plain keys, keys of tables, or both."""

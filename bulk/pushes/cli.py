@@ -13,7 +13,8 @@ from typing import Annotated, Final
 import typer
 
 from bulk.decoding import decoded_files
-from bulk.files import format_of
+from bulk.delimited import QUOTINGS
+from bulk.files import Reads, format_of, require_quoting
 from bulk.progress import Reading
 from bulk.pushes.modes import ADD, REPLACE, ModeName
 from bulk.pushes.pull import OnRefusal, Puller
@@ -30,7 +31,6 @@ from kvstore.cli.options import (
     one_of,
     to_bytes,
     to_duration,
-    to_time,
 )
 from kvstore.cli.output import (
     counting,
@@ -87,6 +87,12 @@ KeepNewerOption = Annotated[
 ]
 BuiltAtOption = Annotated[
     str | None, typer.Option(metavar="TIME", help="When the rows were read.", show_default=False)
+]
+QuotingOption = Annotated[
+    str,
+    typer.Option(
+        help="Quotes of CSV and TSV: standard (RFC 4180), or none: a quote is a letter as others."
+    ),
 ]
 DuplicatesOption = Annotated[
     str, typer.Option(help="A key that comes twice: error, or last: the last row counts.")
@@ -176,24 +182,28 @@ def make_(
     keep_newer: KeepNewerOption = False,
     built_at: BuiltAtOption = None,
     duplicates: DuplicatesOption = "error",
+    quoting: QuotingOption = "standard",
     encoding: EncodingOption = Encoding.TEXT,
     as_json: JsonOption = False,
 ) -> None:
     """Take the options, and push."""
     for source in sources:
         format_of(source)
+    quotes = one_of("--quoting", quoting, QUOTINGS)
+    require_quoting(sources, quotes)
     twice = one_of("--duplicates", duplicates, DUPLICATES)
     building = Pushes(url).begin(
         shards,
         mode=one_of("--mode", mode, MODES),
         prefix=None if prefix is None else to_bytes(prefix, encoding),
         keep_newer=keep_newer,
-        built_at=to_time(built_at),
+        built_at=built_at,
     )
     with building, working(f"pushing to {url}", quiet=as_json) as progress:
         reading, notation = Reading(sources), Encodings(encoding, encoding)
         columns = {"key": key, "value": value}
-        found = decoded_files(sources, columns, notation, reading, has_expiries=True)
+        reads = Reads(reading, quotes)
+        found = decoded_files(sources, columns, notation, reads, has_expiries=True)
         push = send_rows(building, reading.over(found, counting(progress, "rows read")), twice)
     figures = {"push": push.number, "rows": push.rows, "bytes": push.size_bytes}
     print_figures(figures, as_json=as_json)

@@ -2,12 +2,13 @@
 
     {"format": 1, "kind": "push", "push": n, "job": 32 hex, "shards": k, "at": ns, "rows", "bytes",
      "imports": [{"import_id": 16 hex, "checksum": 64 hex, "rows", "bytes"}, ...],
-     "feed": {"position": hex, "batch": n}}       only in a push of a micro-batch
+     "feed": {"position": hex, "batch": n, "origin": text of bulk.micro_batches}}
+                                                  only in a push of a micro-batch
     {"format": 1, "kind": "revert", "push": n, "of": position of the push, "job": 32 hex, "at": ns}
     {"format": 1, "kind": "expire", "push": n, "job": 32 hex, "at": ns}
 
-The event of a push that does more than to add its rows has format 2, and the fields of its mode
-(`bulk.pushes.modes`). A release that knows format 1 alone stops at it, and names it.
+The event of a push that does more than to add its rows has the fields of its mode
+(`bulk.pushes.modes`).
 
 Invariants
 1. The number of an event is taken by a put that only one process can make, so all readers see one
@@ -25,6 +26,7 @@ import secrets
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final, NamedTuple
 
+from bulk.micro_batches import Origin
 from bulk.pushes.modes import PLAIN, PushMode, read_mode
 from bulk.pushes.sharding import SHARDS_MAX
 from kvstore.arguments import require_integer
@@ -36,7 +38,6 @@ from kvstore.storage.contract import Blob, put_first
 from kvstore.timestamp import Timestamp
 
 FORMAT: Final = 1
-MODES_FORMAT: Final = 2
 PUSH: Final = "push"
 REVERT: Final = "revert"
 EXPIRE: Final = "expire"
@@ -55,11 +56,25 @@ class PushImport(NamedTuple):
 
 
 class MicroBatch(NamedTuple):
-    """The place of a micro-batch in a change feed: the name of the feed in this log, and the
-    number of the micro-batch."""
+    """The place of a micro-batch in a change feed: the name of the feed in this log, the number of
+    the micro-batch, and the stream that has planned it."""
 
     position: bytes
     number: int
+    origin: Origin = Origin()
+
+    def require_same_stream(self, last: MicroBatch) -> None:
+        """Raise `UsageError` if this micro-batch is of another stream than `last`, the last one
+        that was written for its feed, or has other rows under the number of `last`."""
+        name = repr(self.position)
+        if self.number == last.number:
+            self.origin.require_repeated(name, self.number, last.origin)
+        self.origin.require_same_query(name, self.number, last.origin, last.number)
+
+    def fields(self) -> dict[str, Any]:
+        """The fields of the object `feed` of an event."""
+        found = {"position": self.position.hex(), "batch": self.number}
+        return {**found, "origin": self.origin.text} if self.origin.text else found
 
 
 class Push(NamedTuple):
@@ -146,7 +161,7 @@ class PushLog:
     def event(self, position: int) -> PushEvent | None:
         """The event of a position; None behind the end. Costs one get. Raises `CorruptionError`,
         and `FormatVersionError` if a newer release wrote it."""
-        found = self._read(_name(position), MODES_FORMAT)
+        found = self._read(_name(position))
         return None if found is None else _event(position, found)
 
     def events(self, start: int = 1) -> Iterator[PushEvent]:
@@ -207,7 +222,7 @@ class PushLog:
             fields = fields_for(self.newest_first(end))
             if fields is None:
                 return None
-            made = {"format": MODES_FORMAT if "mode" in fields else FORMAT, **fields}
+            made = {"format": FORMAT, **fields}
             data = json.dumps(made, sort_keys=True).encode()
             _require_readable(data, f"{self.where}/{_name(end + 1)}")
             if put_first(self._blob, _name(end + 1), data):
@@ -217,16 +232,15 @@ class PushLog:
         size = self._blob.size
         return self._blob.patience.over(lambda: size(_name(position))) is not None
 
-    def _read(self, name: str, newest: int = FORMAT) -> JsonObject | None:
+    def _read(self, name: str) -> JsonObject | None:
         read = self._blob.get_range
         data = self._blob.patience.over(lambda: read(name, start=0, length=JSON_BYTES_MAX + 1))
         if data is None:
             return None
         where = f"{self.where}/{name}"
         found = read_object(data, where=where)
-        supported = tuple(range(FORMAT, newest + 1))
-        if found.get("format") not in supported:
-            raise FormatVersionError(where, found=found.get("format"), supported=supported)
+        if found.get("format") != FORMAT:
+            raise FormatVersionError(where, found=found.get("format"), supported=(FORMAT,))
         return found
 
 
@@ -246,7 +260,8 @@ def place_of(
     newest: Iterator[PushEvent], job: str, feed: MicroBatch | None, known: int
 ) -> tuple[int, Push | None]:
     """The next number of a push. With it comes the push that `job`, or this micro-batch, has made
-    already: an earlier attempt whose answer was lost, or another process."""
+    already: an earlier attempt whose answer was lost, or another process. Raises `UsageError` if
+    the feed has a push of another stream."""
     number, has_feed = 1, feed is None
     for event in newest:
         if event.push is not None:
@@ -255,6 +270,8 @@ def place_of(
                 return number, event.push
             if feed is not None and event.push.feed is not None and not has_feed:
                 has_feed = event.push.feed.position == feed.position
+                if has_feed:
+                    feed.require_same_stream(event.push.feed)
                 if has_feed and event.push.feed.number >= feed.number:
                     return number, event.push
         if event.position <= known and has_feed and number > 1:
@@ -263,10 +280,12 @@ def place_of(
 
 
 def last_of_feed(newest: Iterator[PushEvent], batch: MicroBatch) -> Push | None:
-    """The last push of this feed, if it has this micro-batch or a later one."""
+    """The last push of this feed, if it has this micro-batch or a later one. Raises `UsageError`
+    if the last push of the feed is of another stream."""
     pushes = (event.push for event in newest if event.push is not None)
     for push in pushes:
         if push.feed is not None and push.feed.position == batch.position:
+            batch.require_same_stream(push.feed)
             return push if push.feed.number >= batch.number else None
     return None
 
@@ -372,14 +391,15 @@ def _event(position: int, found: JsonObject) -> PushEvent:
     imports = tuple(_import(each) for each in found.objects("imports"))
     if not _JOB.fullmatch(job) or not 0 < len(imports) <= SHARDS_MAX:
         raise found.damaged("it has no job, or no number of shards")
-    how = read_mode(found) if found["format"] == MODES_FORMAT else PLAIN
+    how = read_mode(found) if "mode" in found else PLAIN
     feed = _feed(found.inner("feed")) if "feed" in found else None
     push = Push(number, Timestamp(found.integer("at")), job, imports, how=how, feed=feed)
     return PushEvent(position, kind, number, push)
 
 
 def _feed(found: JsonObject) -> MicroBatch:
-    return MicroBatch(found.hexed("position"), found.integer("batch"))
+    origin = found.text("origin") if "origin" in found else ""
+    return MicroBatch(found.hexed("position"), found.integer("batch"), Origin.of_text(origin))
 
 
 def _import(found: JsonObject) -> PushImport:

@@ -30,7 +30,7 @@ from kvstore.reserve import FIRST_ROW
 from kvstore.span import RESERVED, Span, merge_spans
 from kvstore.tables import TableCodec
 from kvstore.tables.space import table_prefix
-from kvstore.timestamp import TimeLike, Timestamp, to_instant
+from kvstore.timestamp import TimeLike, Timestamp, to_timestamp
 
 ModeName: TypeAlias = Literal["add", "replace"]
 ADD: Final = "add"
@@ -174,7 +174,7 @@ def _require_own(spans: Iterable[Span]) -> None:
 
 def _instant(built_at: TimeLike) -> Timestamp:
     now = Clock().wall_ns
-    found = to_instant(built_at, name="built_at", now=now)
+    found = to_timestamp(built_at, name="built_at", now=now)
     if found > now():
         raise UsageError(f"built_at={found} lies in the future", "pass the time of the build")
     return found

@@ -9,6 +9,9 @@ Invariants
 2. A reverted push has left versions at two stamps: when it was added and when it was reverted. They
    are passed over: a reader sees a value of the newest version at another stamp. Where GC has taken
    that version, the version of a revert has its value, unless a push below was reverted later.
+3. A push may have a delete over a key that is dead already: a service deleted the key after the
+   pass of a replace, or the job did not know that it is gone. Such a delete changes nothing, so the
+   delete below it is the last write.
 """
 
 from __future__ import annotations
@@ -65,6 +68,22 @@ class PushStamps:
             if version.timestamp <= at and version.timestamp not in self.passed:
                 return LastWrite(version.timestamp, version.value)
         return LastWrite(Timestamp(0), None)
+
+    def is_live(self, store: Store, key: bytes, at: Timestamp, *, since: int) -> bool:
+        """Whether what a reader sees of `key` at `at` was written after `since` by anything but a
+        push. O(versions)."""
+        pushed: Version | None = None
+        for version in store.history(key):
+            if version.timestamp > at or version.timestamp in self.passed:
+                continue
+            if pushed is not None and version.value is not None:
+                return False  # the push deleted a key that was alive
+            if version.timestamp not in self.standing:
+                return version.timestamp > since
+            if version.value is not None:
+                return False
+            pushed = version
+        return False
 
     def value(self, store: Store, key: bytes, at: Timestamp) -> bytes | None:
         """The value of `key` at `at` without the reverted pushes. O(versions). Raises

@@ -149,13 +149,15 @@ class Pushes:
         the ranges `cleared` that the push lacks, at the stamp of its rows, for one pass over them.
 
         With `feed` each micro-batch is pushed once: `seal` returns the push of this batch or of a
-        later one, if there is one. Raises `UsageError` for more than 1,000 ranges.
+        later one, if there is one. Raises `UsageError` for more than 1,000 ranges, and `seal` does
+        so where another stream has pushed under the name of the feed.
         """
         return BuildingPush(self, shards, max_bytes, mode_of_changes(cleared), feed)
 
     def of_feed(self, batch: MicroBatch) -> Push | None:
         """The push of this micro-batch, or of a later one of its feed. Costs a get for each event
-        since the last push of the feed."""
+        since the last push of the feed. Raises `UsageError` if that push is of another stream, or
+        of other rows under this number."""
         return last_of_feed(self.log.newest_first(self.log.end()), batch)
 
     def seal(
@@ -188,7 +190,7 @@ class Pushes:
                 return None
             made = {"kind": PUSH, "push": number, "job": job, "at": at, "imports": imports}
             if feed is not None:
-                made["feed"] = {"position": feed.position.hex(), "batch": feed.number}
+                made["feed"] = feed.fields()
             return made if how.is_plain else {**made, **how.fields()}
 
         event = self.log.append(fields, known)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,8 +10,9 @@ from typing import Any
 
 from bulk.addresses import Staging
 from bulk.bucket import BucketUrl
-from kvstore.arguments import require_parent, require_path
-from kvstore.storage.address import file_path, open_blob, public_address, require_options
+from kvstore.arguments import require_outside, require_parent, require_path
+from kvstore.errors.system import storage_errors
+from kvstore.storage.address import open_blob, parse_address, public_address, require_options
 from kvstore.storage.contract import Blob
 from kvstore.storage.patience import Patience
 
@@ -30,9 +32,9 @@ class PushesPlace:
     def require_parent(self) -> None:
         """Raise `UsageError` for a directory whose parent is missing: the path is mistyped, or a
         disk is not mounted."""
-        url = self.url.url
-        if "://" not in url or url.startswith("file:"):
-            require_parent(Path(file_path(url) if "://" in url else url))
+        address = parse_address(self.url.url)
+        if address.is_file:
+            require_parent(Path(address.path))
 
 
 def root_place(
@@ -41,7 +43,13 @@ def root_place(
     """The root of pushes that `url` names. Raises `UsageError`."""
     if isinstance(url, BucketUrl):
         return PushesPlace(url)
-    text = url if isinstance(url, str) else str(require_path(url, name="url"))
-    if "://" not in text:
-        text = str(require_path(text, name="url"))
+    if not isinstance(url, str):
+        require_path(url, name="url")
+    address = parse_address(url)
+    if address.is_file:
+        with storage_errors(address.path):
+            is_new = not os.path.isdir(address.path) or not os.listdir(address.path)
+        if is_new:
+            require_outside(Path(address.path), name="the log of pushes")
+    text = str(require_path(address.path, name="url")) if address.is_file else address.url
     return PushesPlace(BucketUrl(text, require_options(options), patience))

@@ -20,11 +20,12 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from bulk.encoded import due_column, key_text, stored_batches
+from bulk.encoded import key_text, stored_batches
 from bulk.pushes.sharding import shard_column
 from bulk.sort import Duplicates, Sorter
 from bulk.staged import Import
 from bulk.uploading import scratch_directory
+from kvstore.columns import due_column
 from kvstore.errors import KeyOrderError, UsageError
 from kvstore.limits import KEY_BYTES_MAX
 from kvstore.tables import TableCodec

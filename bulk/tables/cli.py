@@ -13,7 +13,7 @@ from bulk.tables import write
 from bulk.tables.cells import json_row, shown_row, to_values
 from bulk.tables.options import ColumnsOption, NameArgument, facts_of, names_of
 from kvstore.cli.exits import NOT_FOUND
-from kvstore.cli.options import AsOfOption, JsonOption, StoreArgument, to_time
+from kvstore.cli.options import AsOfOption, JsonOption, StoreArgument
 from kvstore.cli.output import note, print_figures, print_json, print_line, print_table
 from kvstore.opening import open_read_only
 from kvstore.tables.codec import dicts
@@ -123,10 +123,10 @@ def get(
       kvstore table get city.db trips A 7 --as-of 2026-01-31T00:00Z --json
     """
     with open_read_only(store) as opened:
-        table, at = opened.table(name), to_time(as_of)
-        codec = table.codec(at)
+        table = opened.table(name)
+        codec = table.codec(as_of)
         values = to_values(codec, codec.key.columns, key)
-        row = table.get(*values, as_of=at, columns=names_of(columns))
+        row = table.get(*values, as_of=as_of, columns=names_of(columns))
         schema = codec.schema_of(names_of(columns))
     if row is None:
         note(f"no row {' '.join(key)} in table {name!r}" + (f" as of {as_of}" if as_of else ""))
@@ -156,12 +156,12 @@ def scan(
       kvstore table scan city.db trips A --columns trip_id,fare --json
     """
     with open_read_only(store) as opened:
-        table, at = opened.table(name), to_time(as_of)
-        codec = table.codec(at)
+        table = opened.table(name)
+        codec = table.codec(as_of)
         values = to_values(codec, codec.key.columns, key or [])
         reader = table.scan(
             *values,
-            as_of=at,
+            as_of=as_of,
             columns=names_of(columns),
             reverse=reverse,
             limit=_asked(limit, as_json=as_json),
@@ -191,15 +191,15 @@ def find(
       kvstore table find city.db trips by_zone JFK
     """
     with open_read_only(store) as opened:
-        table, at = opened.table(name), to_time(as_of)
-        codec = table.codec(at)
+        table = opened.table(name)
+        codec = table.codec(as_of)
         found = codec.definition.index(index)
         by_id = codec.definition.by_id
         values = to_values(codec, [by_id[part.id] for part in found.parts], key or [])
         rows = table.find(
             index,
             *values,
-            as_of=at,
+            as_of=as_of,
             columns=names_of(columns),
             reverse=reverse,
             limit=_asked(limit, as_json=as_json),

@@ -18,10 +18,9 @@ import pyarrow as pa
 
 from bulk.definitions import EncodedBy
 from bulk.encoded import key_text, stored_batches
-from bulk.files import due_times, typed_batches
+from bulk.files import PLAIN_READS, Reads, due_times, first_row, typed_batches
 from bulk.loading import import_rows
 from bulk.manifest import Manifest
-from bulk.progress import Reading
 from bulk.remote import OnConflict
 from bulk.sort import Duplicates
 from kvstore.errors import UsageError
@@ -51,7 +50,7 @@ def import_files(
     *,
     expires: str | None = None,
     progress: Callable[[Iterator[TimedRows]], Iterator[TimedRows]] = iter,
-    reading: Reading | None = None,
+    reads: Reads = PLAIN_READS,
 ) -> tuple[Manifest, Timestamp]:
     """Import the rows of files into a table of a store, at one time.
 
@@ -62,7 +61,7 @@ def import_files(
     """
     target = table.import_target()
     codec = target.codec
-    rows = progress(file_batches(codec, paths, expires, reading))
+    rows = progress(file_batches(codec, paths, expires, reads))
     return import_rows(
         target.store,
         (stored for batch, dues in rows for stored in stored_batches(codec, batch, dues)),
@@ -78,17 +77,17 @@ def file_batches(
     codec: TableCodec,
     paths: Iterable[Path],
     expires: str | None = None,
-    reading: Reading | None = None,
+    reads: Reads = PLAIN_READS,
 ) -> Iterator[TimedRows]:
     """The rows of files, with the columns of a table, and the times in their column `expires`.
     Raises `UsageError`."""
     definition = codec.definition
     for path in paths:
-        first = 0
-        for batch in typed_batches(path, definition.schema, reading):
+        first = first_row(path)
+        for batch in typed_batches(path, definition.schema, reads):
             dues = None
             if expires is not None:
-                dues = due_times(batch, expires, path)
+                dues = due_times(batch, expires, path, first)
                 batch = batch.drop_columns([expires])  # the rest are its rows
             try:
                 yield TimedRows(conform(definition, batch, first), dues)

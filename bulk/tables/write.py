@@ -13,9 +13,12 @@ from bulk.cli import (
     DuplicatesOption,
     FormatOption,
     OnConflictOption,
+    OverwriteOption,
+    QuotingOption,
     export_keys,
 )
-from bulk.files import format_of
+from bulk.delimited import QUOTINGS
+from bulk.files import Reads, format_of, require_quoting
 from bulk.manifest import Manifest
 from bulk.progress import Reading
 from bulk.sort import DUPLICATES
@@ -38,7 +41,6 @@ from kvstore.cli.options import (
     iso,
     one_of,
     to_span,
-    to_time,
 )
 from kvstore.cli.output import counting, note, print_figures, print_json, print_line, working
 from kvstore.cli.stores import open_to_write
@@ -98,6 +100,7 @@ def import_(
     expires: ExpiresOption = None,
     on_conflict: OnConflictOption = "overwrite",
     duplicates: DuplicatesOption = "error",
+    quoting: QuotingOption = "standard",
     as_json: JsonOption = False,
 ) -> None:
     """Load many rows at once, with their index entries. All become visible at one time.
@@ -115,6 +118,8 @@ def import_(
     twice = one_of("--duplicates", duplicates, DUPLICATES)
     for source in sources:
         format_of(source)
+    quotes = one_of("--quoting", quoting, QUOTINGS)
+    require_quoting(sources, quotes)
     with (
         open_to_write(store) as opened,
         working(f"importing into {store}", quiet=as_json) as progress,
@@ -128,8 +133,9 @@ def import_(
                 read += each.num_rows
 
         table = opened.table(name)
+        reads = Reads(reading, quotes)
         manifest, stamp = import_files(
-            table, sources, conflict, twice, expires=expires, progress=counted, reading=reading
+            table, sources, conflict, twice, expires=expires, progress=counted, reads=reads
         )
     print_figures(_imported(manifest, stamp, read), as_json=as_json)
 
@@ -228,6 +234,7 @@ def export(
     encoding: EncodingOption = Encoding.TEXT,
     key_encoding: KeyEncodingOption = None,
     value_encoding: ValueEncodingOption = None,
+    overwrite: OverwriteOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Write keys and values to a file that `kvstore import` reads, or a table as typed Parquet.
@@ -248,7 +255,16 @@ def export(
             raise UsageError("--columns are columns of a table", "name a table")
         notation = Encodings.of(encoding, key_encoding, value_encoding)
         span = to_span(notation.key, start=start, end=end, prefix=prefix)
-        export_keys(store, path, as_of, span, notation, format_=format_, as_json=as_json)
+        export_keys(
+            store,
+            path,
+            as_of,
+            span,
+            notation,
+            format_=format_,
+            overwrite=overwrite,
+            as_json=as_json,
+        )
         return
     if len(names) > 2:
         raise UsageError("export takes a table and a file", "name one file")
@@ -257,11 +273,18 @@ def export(
             "a table is exported whole, and as Parquet",
             "leave out --prefix, --start, --end and --format, or the name of the table",
         )
-    _export_table(store, names[0], path, as_of, columns, as_json=as_json)
+    _export_table(store, names[0], path, as_of, columns, overwrite=overwrite, as_json=as_json)
 
 
 def _export_table(
-    store: Path, name: str, path: Path, as_of: str | None, columns: str | None, *, as_json: bool
+    store: Path,
+    name: str,
+    path: Path,
+    as_of: str | None,
+    columns: str | None,
+    *,
+    overwrite: bool,
+    as_json: bool,
 ) -> None:
     if path.suffix not in (".parquet", ".pq"):
         raise UsageError(f"{path} is no name of a Parquet file", "end it in .parquet")
@@ -273,8 +296,9 @@ def _export_table(
             opened,
             name,
             path,
-            to_time(as_of),
+            as_of,
             columns=names_of(columns),
+            overwrite=overwrite,
             progress=counting(progress, "rows"),
         )
     fields = {"as_of": iso(report.as_of), "rows": report.rows, "bytes": report.bytes}

@@ -168,6 +168,16 @@ class Capture:
         self._run += 1
         self._pending = array("Q")
 
+    def begin_anew(self, engine: Engine, index: ChangeIndex, *, since: int, upper: int) -> None:
+        """End the domain as a crash ends it, and begin another: its counts may lack a commit, or
+        have one twice. No changeset is open."""
+        run, ended = _end_domains(engine, index, since=since, upper=upper)
+        self.recovered += ended
+        self.domain = secrets.randbelow(DOMAIN_MAX) + 1
+        self.state, self._begin = SequencerState(0), 0
+        self._pending, self._pending_events = array("Q"), 0
+        self._run, self.quiet = run, upper
+
     def reload(self) -> None:
         """Take the number of the next run from the stored runs: another process writes them."""
         self._run, _, _ = last_run(self._meta)
@@ -241,12 +251,11 @@ def recovered(
     return list(ended.values())
 
 
-def open_domain(engine: Engine, index: ChangeIndex, *, since: int, upper: int) -> Capture:
-    """Begin a domain of changesets, after ending the domains of processes that died.
-
-    Reads the headers of the change entries since the last stored quiet time: none after a close,
-    and the headers of a few thousand commits after a crash.
-    """
+def _end_domains(
+    engine: Engine, index: ChangeIndex, *, since: int, upper: int
+) -> tuple[int, list[Epoch]]:
+    """End the domains that no close has ended. Returns the number of the next run, and the epochs
+    that ended them."""
     meta = Meta(engine)
     run, quiet, last = last_run(meta)
     low = max(quiet - 1, since, meta.timestamp(INDEX_FLOOR), 0)
@@ -256,9 +265,18 @@ def open_domain(engine: Engine, index: ChangeIndex, *, since: int, upper: int) -
         for number, epoch in enumerate(ended, start=run):
             meta.stage(batch, run_name(number), record_of(epoch))
         engine.write(batch)
-        run += len(ended)
+    return run + len(ended), ended
+
+
+def open_domain(engine: Engine, index: ChangeIndex, *, since: int, upper: int) -> Capture:
+    """Begin a domain of changesets, after ending the domains of processes that died.
+
+    Reads the headers of the change entries since the last stored quiet time: none after a close,
+    and the headers of a few thousand commits after a crash.
+    """
+    run, ended = _end_domains(engine, index, since=since, upper=upper)
     domain = secrets.randbelow(DOMAIN_MAX) + 1
-    capture = Capture(meta, Serials(), domain=domain, run=run, quiet=upper)
+    capture = Capture(Meta(engine), Serials(), domain=domain, run=run, quiet=upper)
     capture.recovered = ended
     index.trims.append(capture.stage_trim)
     return capture

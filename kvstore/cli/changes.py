@@ -34,7 +34,6 @@ from kvstore.cli.options import (
     to_json,
     to_span,
     to_text,
-    to_time,
 )
 from kvstore.cli.output import print_json, print_line, print_lines
 from kvstore.errors import UsageError
@@ -43,7 +42,7 @@ from kvstore.feeds.lines import json_line, restored_json_lines
 from kvstore.opening import engine_at, open_read_only
 from kvstore.span import Span
 from kvstore.store import Store
-from kvstore.timestamp import TimeLike, Timestamp
+from kvstore.timestamp import TimeLike, Timestamp, is_oldest
 
 IMAGES: Final[tuple[Images, ...]] = ("none", "delta", "pre", "post", "pre+post")
 
@@ -112,12 +111,12 @@ def changes(
     if follow:
         if upto is not None or limit is not None:
             raise UsageError("--follow has no end", "pass no --upto and no --limit with it")
-        print_following(store, to_time(since), span, wanted, poll)
+        print_following(store, since, span, wanted, poll)
         return
     with open_read_only(store) as opened:
-        after = opened.whole_since if since is None else to_time(since)
+        after = opened.whole_since if since is None else since
         assert after is not None
-        until = None if upto is None else opened.to_time(to_time(upto) or 0, name="--upto")
+        until = None if upto is None else opened.to_time(upto, name="upto")
         print_lines(lines_after(opened, after, span, wanted, upto=until), limit)
 
 
@@ -147,7 +146,9 @@ def follow(
       kvstore follow flights.db --prefix AA --since '10 minutes ago'
     """
     span = to_span(encoding, start=start, end=end, prefix=prefix)
-    print_following(store, to_time(since or "now"), span, one_of("--images", images, IMAGES), poll)
+    print_following(
+        store, "now" if since is None else since, span, one_of("--images", images, IMAGES), poll
+    )
 
 
 def diff(
@@ -179,7 +180,9 @@ def diff(
     notation = Encodings.of(encoding, key_encoding, value_encoding)
     span = to_span(notation.key, start=start, end=end, prefix=prefix)
     with open_read_only(store) as opened:
-        before, after = (opened.to_time(to_time(each) or 0) for each in (since, upto))
+        before, after = (
+            opened.to_time(each, name=name) for each, name in ((since, "TIME1"), (upto, "TIME2"))
+        )
         if before > after:
             raise UsageError(f"{since} is later than {upto}", "pass the earlier time first")
         for key, old, new in islice(_differences(opened, before, after, span), limit):
@@ -286,7 +289,8 @@ def lines_after(
     opened: Store, after: TimeLike, span: Span, images: Images, *, upto: int | None = None
 ) -> Iterator[str]:
     """Restored changes come from the versions, all others from the change index."""
-    begun, indexed = opened.to_time(after, name="since"), opened.indexed_since
+    indexed = opened.indexed_since
+    begun = opened.whole_since if is_oldest(after) else opened.to_time(after, name="since")
     if begun < indexed and images in ("none", "delta"):
         until = min(indexed, opened.upper - 1 if upto is None else upto)
         restored = opened.changes(begun, until, span.start, span.end, order="time")

@@ -10,6 +10,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from importlib.metadata import PackageNotFoundError, version
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, Final, Literal, NamedTuple, TypeAlias
 
@@ -35,6 +36,8 @@ _FREE_LEAST: Final = 1 << 30
 """Bytes: compaction writes files anew before it removes the old ones, 64 MiB and more at a time."""
 _OPEN_FILES_LEAST: Final = 1024
 """RocksDB keeps a file open for each sorted file: a store of 50 GB has about 800."""
+_ROWS_NAMED: Final = 20
+"""Rows that are named: a screen of them. A load may have brought a million."""
 _EARLIEST_NS: Final = 1_700_000_000 * 10**9
 """November 2023. A clock before it has not been set."""
 
@@ -57,8 +60,8 @@ def doctor(
 ) -> None:
     """Look at the environment, and at a store: versions, disk, clock, holds, failures.
 
-    Exits with 1 if something is bad. Costs the opening of the store; `kvstore verify` reads it
-    whole.
+    Exits with 1 if something is bad. Costs the opening of the store and a pass over the rows of its
+    tables; `kvstore verify` reads it whole.
 
     \b
     Examples:
@@ -162,7 +165,7 @@ def _store(path: Path) -> Iterator[Finding]:
         yield Finding("note", "directory", "read-only for this user", "a writer needs more")
     try:
         with open_read_only(path) as opened:
-            for look in (_times, _history, _records, _work):
+            for look in (_times, _history, _records, _tables, _work):
                 yield from look(opened)
     except KVStoreError as error:
         yield Finding("bad", "opening", error.what, error.remedy or "")
@@ -197,10 +200,27 @@ def _records(store: Store) -> Iterator[Finding]:
         yield Finding("note", "imports", fact, "repeat `kvstore import` if its process died")
 
 
+def _tables(store: Store) -> Iterator[Finding]:
+    """The rows of tables that cannot be read."""
+    parts = store.requests.parts
+    if not parts.reserve.has_tables:
+        return
+    from kvstore.verify import unreadable_rows  # most stores need neither Arrow nor numpy
+
+    rows = unreadable_rows(parts, store.upper - 1)
+    found = list(islice(rows, _ROWS_NAMED))
+    for where, problem in found:
+        fact, _, remedy = problem.rpartition("; ")
+        yield Finding("bad", "tables", f"{where}: {fact}", remedy)
+    if len(found) == _ROWS_NAMED:
+        yield Finding("note", "tables", "there may be more", "`kvstore verify` lists all")
+    if not found:
+        yield Finding("ok", "tables", f"each row of {len(store.tables())} can be read")
+
+
 def _work(store: Store) -> Iterator[Finding]:
     stats = store.stats()
     looks: tuple[tuple[str, str, Callable[[int], bool], str], ...] = (
-        ("reserved_keys_taken", "tables", bool, "it is older than tables, and takes none"),
         ("writes_stopped", "writes", bool, "a compaction or a flush stops them: the disk is slow"),
     )
     for figure, subject, is_wrong, fact in looks:

@@ -13,8 +13,6 @@ import typer
 
 from kvstore.cli.times import iso as iso
 from kvstore.cli.times import to_duration as to_duration
-from kvstore.cli.times import to_expiry as to_expiry
-from kvstore.cli.times import to_time as to_time
 from kvstore.errors import UsageError
 from kvstore.span import Span
 

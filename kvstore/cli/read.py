@@ -31,7 +31,6 @@ from kvstore.cli.options import (
     to_json,
     to_span,
     to_text,
-    to_time,
 )
 from kvstore.cli.output import note, print_figures, print_json, print_line, print_raw
 from kvstore.opening import open_read_only
@@ -68,7 +67,7 @@ def get(
     notation = Encodings.of(encoding, key_encoding, value_encoding)
     raw = to_bytes(key, notation.key)
     with open_read_only(store) as opened:
-        value = opened.get(raw, to_time(as_of))
+        value = opened.get(raw, as_of)
     if value is None:
         note(f"no key {key!r} in {store}" + (f" as of {as_of}" if as_of else ""))
         raise typer.Exit(NOT_FOUND)
@@ -107,7 +106,7 @@ def scan(
     notation = Encodings.of(encoding, key_encoding, value_encoding)
     span = to_span(notation.key, start=start, end=end, prefix=prefix)
     with open_read_only(store) as opened:
-        rows = opened.scan(span.start, span.end, as_of=to_time(as_of), reverse=reverse, limit=limit)
+        rows = opened.scan(span.start, span.end, as_of=as_of, reverse=reverse, limit=limit)
         for key, value in rows:
             if as_json:
                 fields = {"key": to_json(key, notation.key)}

@@ -9,7 +9,7 @@ import typer
 
 from kvstore.claims import HoldRecord
 from kvstore.cli.exits import NOT_FOUND
-from kvstore.cli.options import JsonOption, StoreArgument, iso, to_duration, to_time
+from kvstore.cli.options import JsonOption, StoreArgument, iso, to_duration
 from kvstore.cli.output import (
     counting,
     note,
@@ -89,7 +89,7 @@ def gc(
     age = None if keep is None else to_duration(keep)
     with working(f"collecting {store}", quiet=as_json) as progress, open_to_write(store) as opened:
         removed = counting(progress, "versions removed")
-        report = opened.gc(to_time(before), age, compact=compact, progress=removed)
+        report = opened.gc(before, age, compact=compact, progress=removed)
         now = opened.now()
     print_figures(
         {

@@ -41,15 +41,20 @@ PHRASES: Final[Mapping[str, str]] = {
     "pass both: built_at is": "pass both: --built-at is",
     "pass add, drop, widen, add_index or drop_index": "pass --add, --drop, --widen, --add-index, "
     "--unique-index or --drop-index",
+    "or pass overwrite=True": "or pass --overwrite",
     "as_of=": "--as-of ",
+    "since=": "--since ",
+    "upto=": "--upto ",
+    "before=": "--before ",
+    "built_at=": "--built-at ",
     "expires=": "--expires ",
     "max_staleness=": "--poll ",
     "write ISO-8601 with a zone: 2013-01-31T23:59:59Z": "write '1 hour ago', -1h, yesterday, "
     "2026-11-22, or ISO-8601 with a zone: 2013-01-31T23:59:59Z",
     "engine=": "--engine ",
     "memory, or an Engine": "memory",
-    "pass an aware datetime, or a Timestamp where 1970 is meant": "write a date, 2026-11-22, or "
-    "ISO-8601 with a zone",
+    "pass an aware datetime, ISO-8601 with a zone, or a Timestamp where 1970 is meant": "write a "
+    "date, 2026-11-22, or ISO-8601 with a zone",
     "make it: table(name, schema=...)": "`kvstore table list` names all tables",
 }
 """Words of Python, each with the words of the shell."""

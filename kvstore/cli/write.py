@@ -24,9 +24,7 @@ from kvstore.cli.options import (
     ValueEncodingOption,
     iso,
     to_bytes,
-    to_expiry,
     to_span,
-    to_time,
 )
 from kvstore.cli.output import print_json, print_line
 from kvstore.cli.read import KeyArgument
@@ -76,11 +74,10 @@ def put(
     if value is None and sys.stdin is None:
         raise UsageError("no value was given, and stdin is closed", "pass VALUE, or open stdin")
     notation = Encodings.of(encoding, key_encoding, value_encoding)
-    due = to_expiry(expires)
     raw = sys.stdin.buffer.read() if value is None else to_bytes(value, notation.value)
     with open_or_create(store, engine, create=create) as opened:
         name = to_bytes(key, notation.key)
-        _told(opened.put(name, raw, durability="sync", expires=due), as_json)
+        _told(opened.put(name, raw, durability="sync", expires=expires), as_json)
 
 
 def delete(
@@ -166,8 +163,9 @@ def revert(
             _told(opened.revert_import(number), as_json)
         return
     _named(span)
+    assert to is not None, "one of the two was given"
     with open_to_write(store) as opened:
-        _told(opened.revert_range(span.start, span.end, to_time(to) or 0), as_json)
+        _told(opened.revert_range(span.start, span.end, to), as_json)
 
 
 def _named(span: Span) -> Span:

@@ -9,10 +9,10 @@ Floors, from the top:
     client
     snapshots upkeep      reads at one time; what the owner does for callers with the right `admin`
     capture               changes, and the groups of commits
-    changesets feeds frontiers holds metrics transactions
+    changesets feeds holds metrics transactions
     tables                rows of tables, encoded here
     table_joins work      labels, joined with a table by the server; long work of the owner
-    joins                 labels, answered by the server
+    frontiers joins       its times; labels, answered by the server
     streams events        rows as they arrive; rows that are changes
     pool                  idle connections, and attempts
     calls connection      requests without a socket; HTTP/1.1 on one socket

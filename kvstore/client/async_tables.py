@@ -105,9 +105,9 @@ class AsyncTable:
         """See `Table.put_batch`."""
         return await self._run(self._table.put_batch, rows, expires=expires)
 
-    async def update(self, *key: Any, **columns: Any) -> Timestamp | None:
+    async def update(self, /, *key: Any, **columns: Any) -> Timestamp | None:
         """See `Table.update`."""
-        return await self._run(self._table.update, *key, **columns)
+        return await self._run(partial(self._table.update, *key, **columns))
 
     async def delete(self, *key: Any) -> Timestamp | None:
         """See `Table.delete`."""

@@ -44,9 +44,11 @@ from kvstore.timestamp import (
     NS_PER_SECOND,
     OLDEST,
     OTHER_UNITS_MAX,
+    TIMESTAMP_MAX,
     TimeLike,
     Timestamp,
-    age_of,
+    counts_from_now,
+    is_oldest,
     to_timestamp,
 )
 from kvstore.txn import UNCHECKED, ReadSet, Unchecked
@@ -100,16 +102,21 @@ def ns(time: TimeLike | None, name: str = "as_of") -> int | str | None:
     """A time as the server reads it: a number, or a word, which counts from the server's time."""
     if time is None:
         return None
-    if (age := age_of(time, name)) is not None:
+    if isinstance(time, timedelta):
+        # The instant is the check: the age lies within the timeline, and not ahead.
+        age = TIMESTAMP_MAX - to_timestamp(time, name=name, now=lambda: TIMESTAMP_MAX)
         return f"-{age // 1000}us"
-    if type(time) is Timestamp and 0 <= time <= OTHER_UNITS_MAX:
-        return str(time)  # a small number would be refused: it may count seconds
-    return int(to_timestamp(time, name=name))
+    if counts_from_now(time):
+        return str(time)
+    at = to_timestamp(time, name=name)
+    if at > OTHER_UNITS_MAX or type(time) is int or (isinstance(time, str) and time.isdecimal()):
+        return int(at)
+    return str(at)  # a small number would be refused: it may count seconds
 
 
 def since(time: TimeLike) -> int | str | None:
     """The beginning of a window in the form that the server reads. It may be `"oldest"`."""
-    return OLDEST if time == OLDEST else ns(time, "since")
+    return OLDEST if is_oldest(time) else ns(time, "since")
 
 
 # -- reads ----------------------------------------------------------------------------------
@@ -121,7 +128,7 @@ def get(key: bytes, as_of: TimeLike | None) -> ClientRequest[bytes | None]:
     if len(key) > CLIENT_URL_KEY_BYTES_MAX:
         fields = {"key": to_json(key), "as_of": ns(as_of)}
         return verb("get", fields, _value, is_read=True)
-    query = "" if as_of is None else f"?as_of={ns(as_of)}"
+    query = _query(as_of=ns(as_of))
     return ClientRequest("GET", f"{KEYS_PATH}{quoted(key)}{query}", _raw, is_read=True)
 
 

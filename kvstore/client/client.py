@@ -107,7 +107,7 @@ class Client(ServedUpkeep):
         self, keys: Sequence[bytes], as_of: TimeLike | Sequence[TimeLike] | None = None
     ) -> list[bytes | None]:
         """See `Store.get_many`."""
-        return self._pool.send(calls.get_many(keys, as_of))
+        return self._pool.send(calls.get_many(keys, self.times_still(as_of)))
 
     def floor(
         self, key: bytes, as_of: TimeLike | None = None, prefix: bytes | None = None
@@ -122,7 +122,7 @@ class Client(ServedUpkeep):
         prefix: bytes | None = None,
     ) -> list[tuple[bytes, bytes] | None]:
         """See `Store.floor_many`."""
-        return self._pool.send(calls.floor_many(keys, as_of, prefix))
+        return self._pool.send(calls.floor_many(keys, self.times_still(as_of), prefix))
 
     def scan(
         self,

@@ -61,7 +61,7 @@ def _endpoint(
     address: str | os.PathLike[str], token: str | None, ca: str | os.PathLike[str] | None
 ) -> Endpoint:
     if isinstance(address, str) and "://" in address:
-        tls = client_tls(ca) if address.startswith("https:") else None
+        tls = client_tls(ca) if address.lower().startswith("https:") else None
         return Endpoint.parse(address, token=token, tls=tls)
     path = require_absolute(address, name="address")
     if not os.path.isdir(path):

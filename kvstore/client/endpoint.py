@@ -4,6 +4,7 @@ socket."""
 from __future__ import annotations
 
 import os
+import re
 import socket
 import ssl
 from dataclasses import dataclass, field
@@ -49,7 +50,9 @@ class Endpoint:
             (parts.hostname or "").encode("idna")
         except ValueError as error:
             raise UsageError(f"{url}: {error}", "write https://host:7447") from error
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query:
+        # `urlsplit` drops line ends and tabs, and what follows a # would be dropped too.
+        is_whole = url.isprintable() and not re.search(r"[\s?#]", url)
+        if parts.scheme not in ("http", "https") or not parts.hostname or not is_whole:
             raise UsageError(f"{url} is no address of a server", "write https://host:7447")
         if parts.username is not None or parts.password is not None:
             raise UsageError("the URL has a password in it", "pass token= instead")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+from kvstore.arguments import is_many
 from kvstore.client import calls
 from kvstore.client.pool import Pool
-from kvstore.timestamp import TimeLike, Timestamp, to_timestamp
+from kvstore.timestamp import TimeLike, Timestamp, counts_from_now, to_timestamp
 
 
 class ServedFrontiers:
@@ -52,6 +54,19 @@ class ServedFrontiers:
     def to_time(self, time: TimeLike, *, name: str = "time") -> Timestamp:
         """See `Store.to_time`. One round trip for a time that counts from now, else none."""
         return to_timestamp(time, name=name, now=self.now)
+
+    def times_still(
+        self, as_of: TimeLike | Sequence[TimeLike] | None
+    ) -> TimeLike | Sequence[TimeLike] | None:
+        """The times of labels as they are sent: those that count from now become instants, all by
+        one round trip. One time for all keys stays as it is."""
+        if not is_many(as_of) or not any(map(counts_from_now, as_of)):
+            return as_of
+        now = int(self.now())
+        return [
+            to_timestamp(time, name="as_of", now=lambda: now) if counts_from_now(time) else time
+            for time in as_of
+        ]
 
     def _times(self) -> dict[str, Any]:
         return self._pool.send(calls.fields_of("times"))

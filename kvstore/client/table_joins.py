@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from kvstore.arguments import require_age
 from kvstore.client import calls, streams
+from kvstore.client.frontiers import ServedFrontiers
 from kvstore.client.joins import RemoteSide
 from kvstore.client.pool import Pool
 from kvstore.client.reply import Reply
@@ -27,7 +28,7 @@ from kvstore.joins.sources import Piece, Pieces
 from kvstore.limits import JOIN_ROWS_FIRST, SERVER_BODY_BYTES_MAX
 from kvstore.tables.codec import TableCodec
 from kvstore.tables.joining import asked_rows
-from kvstore.timestamp import TimeLike, to_timestamp
+from kvstore.timestamp import TimeLike
 
 
 class _Question(NamedTuple):
@@ -56,7 +57,7 @@ def join_served(
     known = known_at
     is_column = isinstance(known_at, str) and known_at in reader.schema.names
     if known_at is not None and not is_column:
-        known = int(to_timestamp(known_at, name="known_at"))
+        known = int(ServedFrontiers(pool).to_time(known_at, name="known_at"))
     sent = [*names, *([] if at is None else [at]), *([str(known_at)] if is_column else [])]
     fields = {"on": names, "at": at, "known_at": known, "columns": chosen}
     age_s = None if age is None else age.total_seconds()

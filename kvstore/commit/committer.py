@@ -25,7 +25,7 @@ from typing import TypeAlias
 from kvstore.changes.capture import Begun, Capture
 from kvstore.changes.index import ChangeIndex, FullEntry
 from kvstore.clock import Timeline
-from kvstore.commit.durability import Durability, GroupSync, Health, require_durability
+from kvstore.commit.durability import Durability, GroupSync, Health, Mend, require_durability
 from kvstore.commit.durable_mark import DurableMark
 from kvstore.commit.expiries import NEVER, Expiries
 from kvstore.commit.frontiers import Frontiers, require_readable
@@ -34,13 +34,14 @@ from kvstore.commit.stage import CommitNote, Stage, Staged, each
 from kvstore.commit.writes import Writes
 from kvstore.engine.api import WriteBatch
 from kvstore.forks import own
-from kvstore.limits import COMMIT_YIELDS_MAX
+from kvstore.limits import COMMIT_YIELDS_MAX, MEND_WAIT_S
 from kvstore.meta import SINCE, UPPER, Meta, Publish, Records, nothing
 from kvstore.meters import Meters
-from kvstore.mvcc.versions import Versions
+from kvstore.mvcc.fragments import Fragments
+from kvstore.mvcc.versions import Versions, stored_tombstones
 from kvstore.mvcc.write import WriteSet
 from kvstore.recent import RecentCommits
-from kvstore.timestamp import TimeLike, Timestamp, to_timestamp
+from kvstore.timestamp import TimeLike, Timestamp, reached, to_timestamp
 
 Count: TypeAlias = "tuple[Begun, int, int]"
 """A commit that was begun, the events it adds to the change index, and the `upper` above it."""
@@ -106,7 +107,9 @@ class Committer:
         if note is not None:
             check = note.check if check is None else partial(each, (note.check, check))
         stage = partial(self._stage_writes, writes, note)
-        return self.commit_staged(stage, durability=durability, check=check, writes=writes)
+        return self.commit_staged(
+            stage, durability=durability, check=check, writes=writes, mends=note is None
+        )
 
     def stage_of(self, writes: WriteSet) -> Stage:
         """The stage that adds a write set to the batch of a commit."""
@@ -138,9 +141,11 @@ class Committer:
         durability: Durability | None = None,
         check: Callable[[], None] | None = None,
         writes: WriteSet | None = None,
+        mends: bool = False,
     ) -> Timestamp:
         """Commit the entries that `stage_entries` adds to the batch, at one new timestamp. All of
-        its versions are in `writes`, if this is given."""
+        its versions are in `writes`, if this is given. `mends` tells that nothing else changes with
+        the commit, so that an interrupt of it is mended."""
         how = self.durability if durability is None else require_durability(durability)
         if self.expiries.next_at != NEVER:
             self.catch_up()
@@ -158,7 +163,8 @@ class Committer:
             events, publish = stage_entries(batch, timestamp, begun[0])
             upper = Timestamp(timestamp + 1)
             points = None if writes is None or writes.ranges else writes.points
-            self.write_commits(batch, publish, upper, ((begun, events, upper),), points)
+            mend = self._mend if mends else None
+            self.write_commits(batch, publish, upper, ((begun, events, upper),), points, mend)
             self._is_committing = False
             if how == "sync":
                 self.syncs.sync()
@@ -182,7 +188,8 @@ class Committer:
                 full += entries
             self._meta.stage_timestamp(batch, UPPER, upper)
             publish = partial(self._writes.publish, commits, full)
-            self.write_commits(batch, publish, Timestamp(upper), counts)
+            mend = self._mend if self.policy.commits is None else None  # no replica
+            self.write_commits(batch, publish, Timestamp(upper), counts, mend=mend)
 
     def write_commits(
         self,
@@ -191,9 +198,11 @@ class Committer:
         upper: Timestamp,
         counts: Iterable[Count] = (),
         points: Mapping[bytes, bytes | None] | None = None,
+        mend: Mend | None = None,
     ) -> None:
         """Write the staged commits of `batch`, show them and count them: the middle of every
-        commit. `points` is as in `Engine.write`. The caller holds the lock. Hot."""
+        commit. `points` is as in `Engine.write`, and `mend` as in `Health.interrupted`. The caller
+        holds the lock. Hot."""
         try:  # `health.poisoning`, without its object
             if self.capture.is_due:
                 self.capture.stage(batch)
@@ -206,8 +215,43 @@ class Committer:
                 meters.commits += 1
                 meters.changes += events
         except BaseException as error:
-            self.health.interrupted(error)
+            self.health.interrupted(error, mend)
             raise
+
+    def _mend(self) -> bool:
+        """Bring memory to what is stored, after an interrupt of a commit that may be there or not.
+
+        All that such a commit changes in memory is made anew from the engine: `upper` and the range
+        tombstones, and the cache and the table of recent commits begin empty. The domain of
+        changesets ends, as it does after a crash, because nobody knows whether the commit was
+        counted. An open changeset would be cut by that, so then the store stays poisoned, and so
+        does a store whose engine cannot tell what it has. O(range tombstones, and the commits since
+        the last written epoch).
+        """
+        if not self.lock.acquire(timeout=MEND_WAIT_S):
+            return False
+        try:
+            if not self.health.is_torn:
+                return not self.health.poison
+            if self.capture.open or not self._engine.look_again():
+                self.health.give_up()
+                return False
+            versions, frontiers = self._writes.versions, self.frontiers
+            stored = max(self._meta.timestamp(UPPER), self._writes.index.last() + 1)
+            upper = Timestamp(max(frontiers.upper, stored))
+            versions.publish_fragments(Fragments.of(stored_tombstones(self._engine)))
+            self.recent.forget(upper)
+            self.capture.begin_anew(
+                self._engine, self._writes.index, since=frontiers.since, upper=upper
+            )
+            if upper > frontiers.upper:
+                frontiers.advance(upper)
+            self.expiries.look()
+            self._is_committing = False
+            self.health.mended()
+            return True
+        finally:
+            self.lock.release()
 
     def give_way(self) -> None:
         """Let a commit under way finish before waiting for its lock. This pays where the lock is
@@ -242,14 +286,22 @@ class Committer:
 
     # -- records and time -------------------------------------------------------------------
 
-    def write_meta(self, stage: Records, show: Publish = nothing, *, durable: bool = True) -> None:
-        """Write records that have no place on the timeline (holds, preparations), and show them."""
+    def write_meta(
+        self,
+        stage: Records,
+        show: Publish = nothing,
+        *,
+        durable: bool = True,
+        mend: Mend | None = None,
+    ) -> None:
+        """Write records that have no place on the timeline (holds, preparations), and show them.
+        `mend` is as in `Health.interrupted`."""
         with self.lock:
             self.health.require()
             self.policy.require_records()
             batch = self._engine.batch()
             stage(batch)
-            with self.health.poisoning():  # a signal may leave the stored bytes ahead of memory
+            with self.health.poisoning(mend):  # a signal may leave the stored bytes ahead of memory
                 self.health.guarded(self._engine.write, batch)
                 if durable:
                     self.health.guarded(self._engine.sync)
@@ -280,8 +332,9 @@ class Committer:
                 self.frontiers.advance(begins_at)
         return begins_at
 
-    def close_upto_now(self) -> Timestamp:
-        """Move `upper` to the present, so that the time until now is complete. Returns it.
+    def close_upto_now(self, at_least: int = 0) -> Timestamp:
+        """Move `upper` to the present, so that the time until now is complete. Returns it. It also
+        completes `at_least`, which lies less than a microsecond ahead: see `readable`.
 
         A store whose time does not follow the clock returns its `upper` as it is. The promise is
         written down (unsynced: 10 us), so that it outlives this process.
@@ -291,10 +344,12 @@ class Committer:
         self.catch_up()
         with self.lock:
             self.health.require()
-            if self._timeline.now() >= self.frontiers.upper:
+            if max(self._timeline.now(), at_least) >= self.frontiers.upper:
+                self._timeline.rise_to(at_least - 1)
                 upper = Timestamp(self._next() + 1)
                 stage = partial(self._stage_upper, upper)
-                self.write_meta(stage, partial(self.frontiers.advance, upper), durable=False)
+                show = partial(self.frontiers.advance, upper)
+                self.write_meta(stage, show, durable=False, mend=self._mend)
             return self.frontiers.upper
 
     def catch_up(self) -> None:
@@ -332,8 +387,8 @@ class Committer:
         upper = self.close_upto_now()
         with self.lock:
             if self.capture.has_pending:
-                with self.health.poisoning():
-                    self.write_meta(self.capture.stage, durable=False)
+                with self.health.poisoning(self._mend):
+                    self.write_meta(self.capture.stage, durable=False, mend=self._mend)
         if upper == before:  # no time has passed: records beside the timeline may still wait
             self.persist()
         self.syncs.wait(upper)
@@ -394,10 +449,19 @@ class Committer:
     def readable(self, as_of: int) -> int:
         """`as_of` if it can be read now; an idle store closes the time until now for it.
 
+        The present in microseconds lies ahead of the present (`kvstore.timestamp.reached`). A store
+        that follows the clock completes it, so that a later read at the time finds the same state.
+        Another store reads its newest complete time instead.
+
         Raises `HistoryGoneError` below `since`, `NotYetWrittenError` in the future.
         """
         if as_of >= self.frontiers.upper:
             self.close_upto_now()
+            newest = reached(as_of, self.frontiers.upper - 1)
+            if newest != as_of and self.policy.follows_clock:
+                self.close_upto_now(as_of)
+            else:
+                as_of = newest
         require_readable(as_of, since=self.frontiers.since, upper=self.frontiers.upper)
         return as_of
 

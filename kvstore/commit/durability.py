@@ -17,7 +17,8 @@ Invariants
    until the store is opened again. (An fsync that fails once may succeed the next time without
    having written anything: fsyncgate, 2018.)
 5. The stored bytes and the state in memory change together. An exception between the two changes,
-   a signal's included, poisons the store.
+   a signal's included, poisons the store. If the commit can tell how memory is brought to the
+   stored bytes (`Mend`), the store does so and goes on.
 6. Later calls report the first failure, and no thread waits for a store that has ended.
 """
 
@@ -54,6 +55,11 @@ def require_durability(durability: str) -> Durability:
     return durability  # type: ignore[return-value]  # just checked
 
 
+Mend: TypeAlias = "Callable[[], bool]"
+"""Brings memory to what is stored, after an interrupt. Returns whether that was possible. It may be
+interrupted too, and called again."""
+
+
 class Health:
     """Whether one store may still be used. `where` names the store in errors."""
 
@@ -64,6 +70,8 @@ class Health:
         self._suspended_by: KVStoreError | None = None
         self.poison = ""
         """Why the store is poisoned; empty while it is sound."""
+        self._mend: Mend | None = None
+        """What may end the poison."""
 
     def require(self) -> None:
         """Raise `PoisonedError` if an earlier write failed, `ClosedError` after `finish`, and the
@@ -72,8 +80,42 @@ class Health:
             raise ClosedError(self._where)
         if self._suspended_by is not None:
             raise copy(self._suspended_by) from self._suspended_by
-        if self.poison:
+        if self.poison and not self._is_mended():
             raise PoisonedError(self._where, self.poison)
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the store is poisoned for good."""
+        return bool(self.poison) and self._mend is None
+
+    def _is_mended(self) -> bool:
+        """Whether the state was brought in order. Any thread may do so."""
+        mend = self._mend
+        if mend is None:
+            return not self.poison  # another thread was faster
+        try:
+            if not mend():
+                return False
+        except KVStoreError:
+            self._mend = None
+            return False
+        return True
+
+    def mended(self) -> None:
+        """Note that memory agrees with what is stored. The caller of a `Mend` holds the lock."""
+        self._mend, self.poison = None, ""
+        is_sound = not (self._suspended_by or self._is_finished)
+        self._frontiers.note_health(is_sound=is_sound)
+        self._frontiers.wake()
+
+    def give_up(self) -> None:
+        """Note that a `Mend` is not possible: the store stays poisoned."""
+        self._mend = None
+
+    @property
+    def is_torn(self) -> bool:
+        """Whether a `Mend` waits for its turn."""
+        return self._mend is not None
 
     def guarded(self, action: Callable[..., None], *arguments: object) -> None:
         """Write or sync by `action`; a failure poisons the store. Hot."""
@@ -84,18 +126,26 @@ class Health:
             raise
 
     @contextmanager
-    def poisoning(self) -> Iterator[None]:
-        """An exception inside the block, also one that a signal raises, poisons the store."""
+    def poisoning(self, mend: Mend | None = None) -> Iterator[None]:
+        """An exception inside the block, also one that a signal raises, poisons the store. `mend`
+        is as in `interrupted`."""
         try:
             yield
         except BaseException as error:
-            self.interrupted(error)
+            self.interrupted(error, mend)
             raise
 
-    def interrupted(self, error: BaseException) -> None:
-        """Poison the store after `error`: for hot paths that save the object of `poisoning`."""
-        if not self._is_finished:
-            self._end(self.poison or f"interrupted: {type(error).__name__}")
+    def interrupted(self, error: BaseException, mend: Mend | None = None) -> None:
+        """Poison the store after `error`: for hot paths that save the object of `poisoning`. With
+        `mend` the store looks what is stored, and goes on: now, or at the next call if another
+        interrupt comes. An error of the engine leaves nothing to be mended."""
+        if self._is_finished:
+            return
+        if mend is not None and not self.poison:
+            self._mend = mend
+        self._end(self.poison or f"interrupted: {type(error).__name__}")
+        if self._mend is not None:  # at once, so that few calls of other threads wait for it
+            self._is_mended()
 
     def suspend(self, error: KVStoreError | None) -> None:
         """Have every call raise `error` from now on. None ends that."""
@@ -152,7 +202,8 @@ class GroupSync:
                             break
                     if self.durable >= upper:
                         return
-                    self._health.require()
+                    if self._health.is_lost:
+                        self._health.require()
                     leads = self.is_syncing = True
                 self.sync(leading=True)
                 leads = False
@@ -177,7 +228,7 @@ class GroupSync:
                 self._meters.warn_of_fsync(took)
         finally:
             with self._lock:
-                if is_synced and not self._health.poison:
+                if is_synced and not self._health.is_lost:
                     self.durable = max(self.durable, upper)
                     if self._mark is not None:
                         self._mark.write(self.durable)

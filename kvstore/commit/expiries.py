@@ -45,7 +45,15 @@ from kvstore.mvcc.expiry import (
 )
 from kvstore.mvcc.versions import Versions
 from kvstore.mvcc.write import OpenWriteSet, WriteSet
-from kvstore.timestamp import TIMESTAMP_MAX, TimeLike, Timestamp, ahead_of, to_timestamp
+from kvstore.timestamp import (
+    TIMESTAMP_MAX,
+    TimeLike,
+    Timestamp,
+    ahead_of,
+    counts_from_now,
+    is_beyond,
+    to_timestamp,
+)
 
 NEVER: Final = TIMESTAMP_MAX + 1
 
@@ -60,8 +68,10 @@ def sent_expiry(expires: Expires) -> int:
     """An expiry as a client sends it: a time, or a number below zero. Such a number counts
     nanoseconds from the time at which the store takes it, which a client does not know."""
     ahead = ahead_of(expires)
+    if ahead is None and not counts_from_now(expires):
+        return _time_of(expires, None)
     if ahead is None:
-        return to_timestamp(expires, name="expires")
+        raise _not_ahead(expires)
     if ahead <= 0:
         raise _not_ahead(expires)
     _require_on_timeline(ahead, expires)  # the store, which knows its now, looks again
@@ -239,22 +249,27 @@ class Expiries:
         self._frontiers.note_waiting(awaits_expiry=next_at != NEVER)
 
 
-def _time_of(expires: Expires, now: Callable[[], int]) -> int:
+def _time_of(expires: Expires, now: Callable[[], int] | None) -> int:
     try:
         return to_timestamp(expires, name="expires", now=now)
     except UsageError as error:
+        if is_beyond(expires):
+            raise _behind_the_last(expires) from error
         if not isinstance(expires, str):
             raise
-        remedy = 'write "+1h", or ISO-8601 with a zone: 2013-01-31T23:59:59Z'
-        raise UsageError(f"expires={expires!r} is no time", remedy) from error
+        raise UsageError(error.what, f'write "+1h", or {error.remedy.partition(" ")[2]}') from error
 
 
 def _require_on_timeline(due: int, expires: Expires) -> None:
     if due >= TIMESTAMP_MAX:
-        raise UsageError(
-            f"expires={expires} lies behind the last time, {Timestamp(TIMESTAMP_MAX - 1)}",
-            "pass an earlier time, or none",
-        )
+        raise _behind_the_last(expires)
+
+
+def _behind_the_last(expires: Expires) -> UsageError:
+    return UsageError(
+        f"expires={expires} lies behind the last time, {Timestamp(TIMESTAMP_MAX - 1)}",
+        "pass an earlier time, or none: then it stays",
+    )
 
 
 def _not_ahead(expires: Expires) -> UsageError:

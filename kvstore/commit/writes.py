@@ -24,9 +24,9 @@ class Writes:
     def __init__(
         self, versions: Versions, index: ChangeIndex, recent: RecentCommits, health: Health
     ) -> None:
-        self._versions = versions
+        self.versions = versions
         self._engine = versions.engine
-        self._index = index
+        self.index = index
         self._recent = recent
         self._health = health
 
@@ -38,17 +38,17 @@ class Writes:
         Returns its events, and the entries that `publish` writes once the batch is written.
         """
         stage(batch, writes, timestamp, self._engine.families)
-        full = self._index.stage(batch, writes, timestamp, changeset)
+        full = self.index.stage(batch, writes, timestamp, changeset)
         return len(writes.points) + len(writes.ranges), full
 
     def publish(self, commits: Sequence[tuple[int, WriteSet]], full: Sequence[FullEntry]) -> None:
         """Tell readers and transactions of write sets that are stored, each with its time."""
         if full:
-            self._health.guarded(self._index.complete, full)
+            self._health.guarded(self.index.complete, full)
         tombstones = []
         for timestamp, writes in commits:
             if writes.ranges:
                 tombstones += writes.tombstones(timestamp)
             self._recent.add(timestamp, writes.points, writes.ranges)
         if tombstones:
-            self._versions.publish_ranges(tombstones)
+            self.versions.publish_ranges(tombstones)

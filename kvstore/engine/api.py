@@ -175,6 +175,11 @@ class Engine(Protocol):
         """
         ...
 
+    def look_again(self) -> bool:
+        """Have later reads see what is stored, after an interrupt of `write`. Returns whether the
+        batch is there as a whole or not at all; False if nobody knows."""
+        ...
+
     def sync(self) -> None:
         """Wait until all logged batches are on disk. Other threads may write meanwhile."""
         ...

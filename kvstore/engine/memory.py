@@ -133,6 +133,9 @@ class MemoryEngine:
         with self._writing:
             self._append(BATCH, payload, then=lambda: self._show(batch))
 
+    def look_again(self) -> bool:
+        return False
+
     def sync(self) -> None:
         self._require_usable()
         if self._journal is not None:

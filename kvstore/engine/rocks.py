@@ -173,6 +173,11 @@ class RocksEngine:
         else:
             self._readers.outlive(points, READERS_BEHIND_BYTES_MAX)
 
+    def look_again(self) -> bool:
+        self._open()
+        self._readers.renew()
+        return True
+
     def sync(self) -> None:
         try:
             self._open().flush_wal(True)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -154,17 +155,26 @@ def _require_torn(path: Path, home: Path) -> None:
 def opened_at_once(path: Path, cache: rocks.Cache) -> tuple[rocks.Rdict, Moment]:
     """Open the database at `path` read-only, at one moment.
 
-    If the writer removes a file of that moment before it is opened, a later moment is opened.
+    If the writer removes a file of that moment before it is opened, a later moment is opened. What
+    looks like damage is looked into once the list of files stands still, because that takes seconds
+    where logs are large.
     """
+    found: KVStoreError | None = None
     for _ in range(READ_ONLY_OPENINGS_MAX):
         moment = Moment.of(path)
         try:
             with moment.home() as home:
-                return opened(path, cache, home=home, files_max=-1), moment
+                database = opened(path, cache, home=home, files_max=-1, is_past=moment.is_past)
+                return database, moment
         except BaseException as error:
             moment.close()
-            if not lacks_a_file(error) or not moment.is_past():
+            if not isinstance(error, KVStoreError) or not moment.is_past():
                 raise
+            if not (isinstance(error, CorruptionError) or lacks_a_file(error)):
+                raise
+            found = error
+    if found is not None and not lacks_a_file(found):
+        raise found
     raise StaleReaderError(str(path))
 
 
@@ -180,9 +190,11 @@ def opened(
     home: Path | None,
     files_max: int,
     knobs: Options = DEFAULTS,
+    is_past: Callable[[], bool] = lambda: False,
 ) -> rocks.Rdict:
     """Open the database read-only in `home`, or for writing if `home` is None. Cuts a torn log, and
-    refuses a damaged one."""
+    refuses a damaged one. If `is_past()`, files have gone meanwhile, and the error of RocksDB is
+    raised as it is."""
     is_read_only, home = home is not None, home or path
     families = {family: family_options(family, cache) for family in FAMILIES}
     options = database_options(cache)
@@ -211,6 +223,8 @@ def opened(
     try:
         return open_whole()
     except CorruptionError:
+        if is_past():
+            raise
         _require_torn(path, home)
     with storage_errors(str(path)):
         cut_manifest(home)

@@ -19,7 +19,7 @@ from kvstore.arguments import require_age, require_count, require_span
 from kvstore.changes.event import Expand, Images, require_expand, require_images
 from kvstore.changes.expand import Wanted
 from kvstore.changesets import Changesets
-from kvstore.claims import FEED, HoldRecord
+from kvstore.claims import FEED, FEED_HOLDS, HoldRecord
 from kvstore.errors import HoldLostError, UsageError
 from kvstore.feeds.feed import Feed, FeedBatch, Position, Share, Tail
 from kvstore.feeds.quiescent import QuiescentReader
@@ -29,9 +29,8 @@ from kvstore.holds import Hold
 from kvstore.limits import FEED_BATCH_BYTES, FEED_BATCH_ROWS
 from kvstore.parts import Parts
 from kvstore.span import Span, require_key
-from kvstore.timestamp import NOW, NS_PER_SECOND, OLDEST, TimeLike, Timestamp
+from kvstore.timestamp import NOW, NS_PER_SECOND, OLDEST, TimeLike, Timestamp, is_oldest
 
-_PREFIX = "feed/"
 STATE: Final = "state"
 STARTS: Final = (NOW, OLDEST, STATE)
 """The words that a feed can start at, apart from a time."""
@@ -209,7 +208,7 @@ class Feeds:
 
     def _known(self, name: str) -> dict[str, HoldRecord]:
         """All holds of a feed, by name."""
-        whole = _PREFIX + name
+        whole = FEED_HOLDS + name
         return {
             record.name: record
             for record in self._holds.all()
@@ -225,7 +224,7 @@ class Feeds:
             return Position(self._begin(start.timestamp), taken, state_from)
         if start == STATE:
             return Position(Timestamp(self._committer.durable - 1), 0, b"")
-        if start == OLDEST:
+        if is_oldest(start):
             return Position(self._oldest())
         if start == NOW:
             return Position(Timestamp(self._committer.close_upto_now() - 1))
@@ -259,8 +258,8 @@ class Feeds:
         except UsageError as error:
             if not isinstance(start, str):
                 raise
-            remedy = f'pass "now", "oldest", "{STATE}", or a time in ISO-8601 with a zone'
-            raise UsageError(f"start={start!r} is no time", remedy) from error
+            remedy = f'pass "now", "oldest", "{STATE}", or {error.remedy.partition(" ")[2]}'
+            raise UsageError(error.what, remedy) from error
         return Timestamp(committer.readable(time))
 
     def _take(
@@ -305,8 +304,8 @@ class Feeds:
 def hold_name(name: str, share: Share) -> str:
     """The name of the hold of one worker of a feed."""
     if share.workers == 1:
-        return _PREFIX + name
-    return f"{_PREFIX}{name}/{share.worker}of{share.workers}"
+        return FEED_HOLDS + name
+    return f"{FEED_HOLDS}{name}/{share.worker}of{share.workers}"
 
 
 def require_name(name: object) -> str:

@@ -40,19 +40,15 @@ class Leftovers:
         together pass over the import's spans once.
         """
         gone: list[ImportRecord] = []
-        spent: list[ImportRecord] = []
         for record in self._imports.every():
             changed = record.added if record.reverted is None else record.reverted
             if changed is None or changed > since or record.settles(since):
                 continue
-            if record.is_spent:
-                spent.append(record)
-            elif not (record.spans and self._has_rows(record)):
+            if not (record.spans and self._has_rows(record)):
                 gone.append(record)
                 self._rows.pop(record.import_id, None)
-        past = spent + gone
-        for at in range(0, len(past), GC_KEYS_PER_STEP):
-            self._imports.retire(past[at : at + GC_KEYS_PER_STEP])
+        for at in range(0, len(gone), GC_KEYS_PER_STEP):
+            self._imports.retire(gone[at : at + GC_KEYS_PER_STEP])
         return len(gone)
 
     def abort_stale(self, age_s: float) -> int:

@@ -18,8 +18,8 @@ Invariants
 4. A crash leaves an import of which some rows have settled. The next run continues with the others.
 5. A clear between reading and writing a row takes the row: nothing that was cleared comes back.
 
-An import with a key list costs its rows. Imports without a key list, which earlier releases added,
-share one pass over their spans.
+An import with a key list costs its rows. Small imports without one, whose keys are
+long, share one pass over their spans.
 """
 
 from __future__ import annotations

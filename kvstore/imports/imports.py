@@ -78,7 +78,7 @@ class Imports:
             {
                 record.reference: record.lifetime
                 for record in self._records.values()
-                if record.added is not None and not record.is_spent
+                if record.added is not None
             }
         )
 
@@ -93,10 +93,7 @@ class Imports:
     def all(self) -> list[ImportRecord]:
         """All imports that have rows: first the ones being added, then the others by the time they
         were added."""
-        return sorted(
-            (record for record in self.every() if not record.is_spent),
-            key=lambda record: record.added or 0,
-        )
+        return sorted(self.every(), key=lambda record: record.added or 0)
 
     def every(self) -> list[ImportRecord]:
         """All imports that are not past, in no order."""

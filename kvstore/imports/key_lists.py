@@ -11,8 +11,7 @@ Invariants
    rows. The batch that changes the rows of an import changes its list.
 2. The list is written together with the record of the import, and goes together with it. It is not
    held in memory.
-3. An import without a list is read by a pass over its spans: a large one, one with long keys, one
-   that an earlier release added.
+3. An import without a list is read by a pass over its spans: a large one, or one with long keys.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ stored in two turns. The present turn fills. When the next turn begins, the turn
 one is removed.
 
     past-imports                                := turn, count: the turn that fills, how many it has
-    past-import/<turn, 16 hex>/<id, 16 hex>     := digest, rows, bytes, added, reverted
+    past-import/<turn, 16 hex>/<id, 16 hex>     := digest, rows, bytes, added, reverted, origin
 
 Invariants
 1. An import is either in the records or past: one engine batch makes the change.
@@ -23,7 +23,7 @@ from typing import Final, NamedTuple
 
 from kvstore.codec.json import JsonObject
 from kvstore.engine.api import WriteBatch
-from kvstore.imports.record import ImportRecord
+from kvstore.imports.record import ImportRecord, origin_field, origin_of
 from kvstore.limits import PAST_IMPORTS_MAX
 from kvstore.meta import Meta, number_of, optional_timestamp_of, timestamp_of
 
@@ -81,6 +81,7 @@ class PastImports:
                     "bytes": record.size_bytes,
                     "added": record.added,
                     "reverted": record.reverted,
+                    **origin_field(record),
                 },
             )
         self._meta.stage(batch, _TURN, {"turn": turn.number, "count": turn.filled})
@@ -99,6 +100,7 @@ def _read(import_id: int, record: JsonObject) -> ImportRecord:
         spans=(),
         added=timestamp_of(record, "added"),
         reverted=optional_timestamp_of(record, "reverted"),
+        origin=origin_of(record),
     )
 
 

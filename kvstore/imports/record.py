@@ -1,7 +1,8 @@
 """The record of one import.
 
     import/<id, 16 hex>  := state "adding" | "added" | "reverted", digest, rows, bytes,
-                            spans [[start, end] hex], prepared, added, reverted
+                            spans [[start, end] hex], prepared, added, reverted,
+                            origin: what the caller notes about its rows, if anything
 
     nothing --prepare--> adding --add--> added --revert--> reverted
                             |              |                   |
@@ -49,6 +50,8 @@ class ImportRecord:
     prepared: Timestamp | None = None
     added: Timestamp | None = None
     reverted: Timestamp | None = None
+    origin: str = ""
+    """Where the rows come from, as `bulk.ingest` was told; may be empty."""
 
     @property
     def reference(self) -> bytes:
@@ -62,11 +65,6 @@ class ImportRecord:
         if self.reverted is None:
             return Lifetime(self.added)
         return Lifetime(self.added, self.reverted)
-
-    @property
-    def is_spent(self) -> bool:
-        """Whether GC of an earlier release took its last row and cut the record down."""
-        return bool(self.rows) and not self.spans
 
     @property
     def is_small(self) -> bool:
@@ -85,7 +83,7 @@ class ImportRecord:
         it stands. A revert that is not yet history needs the record."""
         if self.added is None or self.added > since or self.reverted is not None:
             return False
-        return self.is_small and not self.is_spent
+        return self.is_small
 
 
 def tell_of(event: str, record: ImportRecord, timestamp: Timestamp, where: str) -> None:
@@ -117,7 +115,18 @@ def import_fields(record: ImportRecord) -> dict[str, Any]:
         "prepared": record.prepared,
         "added": record.added,
         "reverted": record.reverted,
+        **origin_field(record),
     }
+
+
+def origin_field(record: ImportRecord) -> dict[str, str]:
+    """The field `origin`, which a record without an origin lacks."""
+    return {"origin": record.origin} if record.origin else {}
+
+
+def origin_of(record: JsonObject) -> str:
+    """The origin in a stored record; empty if it has none."""
+    return record.text("origin") if "origin" in record else ""
 
 
 def stored_import(name: str, record: JsonObject) -> ImportRecord:
@@ -139,6 +148,7 @@ def read_import(import_id: int, record: JsonObject) -> ImportRecord:
         prepared=optional_timestamp_of(record, "prepared"),
         added=optional_timestamp_of(record, "added"),
         reverted=optional_timestamp_of(record, "reverted"),
+        origin=origin_of(record),
     )
     if found.reverted is not None and (found.added is None or found.added >= found.reverted):
         raise record.damaged(f"added at {found.added}, reverted at {found.reverted}")

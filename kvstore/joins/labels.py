@@ -19,7 +19,7 @@ import numpy.typing as npt
 from kvstore.errors import HistoryGoneError, NotYetWrittenError, UsageError, printable
 from kvstore.parts import Parts
 from kvstore.span import Span
-from kvstore.timestamp import OTHER_UNITS_MAX, TimeLike, Timestamp
+from kvstore.timestamp import OTHER_UNITS_MAX, TimeLike, Timestamp, microseconds_of
 
 Numbers: TypeAlias = npt.NDArray[np.int64]
 
@@ -61,14 +61,23 @@ def times_of(parts: Parts, as_of: Sequence[TimeLike], count: int) -> Numbers:
     return np.frombuffer(array("q", checked), np.int64)
 
 
-def require_complete(parts: Parts, labels: Labels) -> None:
-    """Raise `NotYetWrittenError` for the first label at or above `upper`. An idle store closes the
-    time until now."""
-    parts.committer.health.require()
-    if not len(labels.times) or int(labels.times.max()) < parts.committer.upper:
-        return
-    parts.committer.close_upto_now()
-    upper = parts.committer.upper
+def reached_times(times: Numbers, newest: int) -> Numbers:
+    """As `kvstore.timestamp.reached`, for a column of times."""
+    is_newest = times == microseconds_of(newest) * 1000
+    return np.where(is_newest, newest, times) if is_newest.any() else times
+
+
+def require_complete(parts: Parts, labels: Labels) -> Labels:
+    """The labels, if all of them can be answered. Raises `NotYetWrittenError` for the first label
+    at or above `upper`. An idle store closes the time until now, as `Committer.readable` does."""
+    committer = parts.committer
+    committer.health.require()
+    if not len(labels.times) or int(labels.times.max()) < committer.upper:
+        return labels
+    with suppress(NotYetWrittenError):  # the error below names the label
+        committer.readable(int(labels.times.max()))
+    upper = committer.upper
+    labels = labels._replace(times=reached_times(labels.times, upper - 1))
     late = np.flatnonzero(labels.times >= upper)
     if len(late):
         first = int(late[0])
@@ -77,6 +86,7 @@ def require_complete(parts: Parts, labels: Labels) -> None:
             upper=upper,
             remedy=f"{labels.named(first)}, asks for it: give a time below {upper}, or wait",
         )
+    return labels
 
 
 def gone(parts: Parts, labels: Labels) -> npt.NDArray[np.bool_] | None:

@@ -38,7 +38,7 @@ def values(
     """The value of each key at its own time; None where the values are beyond `bounds`. Errors
     number the keys from `first` on. At most a seek for each version."""
     labels = Labels(keys, times_of(parts, as_of, len(keys)), first)
-    require_complete(parts, labels)
+    labels = require_complete(parts, labels)
     require_kept(parts, labels)
     found = parts.versions.get_timed(keys, labels.times.data, bounds)
     if _was_below_floor(parts, labels):
@@ -66,7 +66,7 @@ def floors(
         return parts.reads.read(None, hull, read)
     if is_many(as_of):
         labels = Labels(keys, times_of(parts, as_of, len(keys)), first)
-        require_complete(parts, labels)
+        labels = require_complete(parts, labels)
         if len(keys) and int(labels.times.min()) < parts.committer.since:
             require_kept(parts, labels)
     else:

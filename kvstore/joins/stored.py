@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from kvstore.arrow import buffers_of
 from kvstore.errors import NotYetWrittenError
-from kvstore.joins.labels import Labels, gone, require_complete, require_kept
+from kvstore.joins.labels import Labels, gone, reached_times, require_complete, require_kept
 from kvstore.joins.order import in_order
 from kvstore.joins.side import VALUE_FIELDS, Asked, Search, placed, value_columns
 from kvstore.limits import JOIN_ROWS_FIRST, JOIN_ROWS_MAX
@@ -68,9 +68,9 @@ class StoredAnswers:
         """The values of the labels and the timestamps of their versions."""
         parts, asked = self._parts, Labels(_Keys(labels.keys), labels.times, labels.first)
         if self._limit is not None:
-            _require_upto(asked, self._limit)
+            asked = _require_upto(asked, self._limit)
         floor = parts.committer.frontiers.floor
-        require_complete(parts, asked)
+        asked = require_complete(parts, asked)
         lost = gone(parts, asked)
         if lost is not None and not search.is_gone_null:
             require_kept(parts, asked)
@@ -104,7 +104,8 @@ class _Keys(Sequence[bytes]):
         return self._keys[at].as_py()
 
 
-def _require_upto(labels: Labels, newest: int) -> None:
+def _require_upto(labels: Labels, newest: int) -> Labels:
+    labels = labels._replace(times=reached_times(labels.times, newest))
     late = np.flatnonzero(labels.times > newest)
     if len(late):
         first = int(late[0])
@@ -113,3 +114,4 @@ def _require_upto(labels: Labels, newest: int) -> None:
             upper=Timestamp(newest + 1),
             remedy=f"{labels.named(first)}, asks for it: the snapshot ends at {Timestamp(newest)}",
         )
+    return labels

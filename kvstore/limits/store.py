@@ -270,6 +270,10 @@ GROUP_COMMIT_WAIT_S_MAX = 60.0
 COMMIT_YIELDS_MAX = 16
 """How often a transaction yields before it blocks on the commit lock: longer than a commit."""
 
+MEND_WAIT_S = 10.0
+"""How long a call waits for the commit lock to look what an interrupted commit has stored. The
+caller may hold a lock that the owner of the commit lock waits for, so it does not wait for ever."""
+
 STREAMS_MAX = 1024
 """Streams of one generation. A reader of all streams holds a chunk of each."""
 
@@ -440,3 +444,11 @@ LAG_COMMITS_MAX = 1000
 APPLY_BYTES_MAX = 16 << 20
 """Bytes of the rows that `kvstore import --sync` and `--op` write as one commit. A commit travels
 to the owner of a store as one request, which has at most `SERVER_BODY_BYTES_MAX` bytes."""
+
+CSV_BLOCK_BYTES = 8 << 20
+"""Bytes of CSV that Arrow parses at a time: enough for its threads, and few beside those of a
+sort."""
+
+TEXT_ROW_BYTES_MAX = 256 << 20
+"""Bytes of a row of CSV or TSV, or of a JSON line. A quote that nobody closes, and a line that does
+not end, are found there. Larger rows go through Parquet and Arrow files."""

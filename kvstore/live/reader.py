@@ -105,6 +105,23 @@ class LiveReader(Store):
         return self._pursuit.refresh()
 
     @property
+    def since(self) -> Timestamp:
+        """See `Store.since`."""
+        return self._settled(super().since)
+
+    @property
+    def whole_since(self) -> Timestamp:
+        """See `Store.whole_since`."""
+        return self._settled(super().whole_since)
+
+    def _settled(self, since: Timestamp) -> Timestamp:
+        """`since`, once `upper` is above it: a move of the reader raises `upper` last."""
+        if since >= self._committer.frontiers.upper:
+            with self._committer.lock:
+                pass  # the move has ended
+        return since
+
+    @property
     def is_waiting(self) -> bool:
         """Whether a key has expired and the writer has not deleted it yet. The writer does so at
         its next commit, or its next read of the newest state. A look at the clock, and a seek

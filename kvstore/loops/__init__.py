@@ -7,6 +7,7 @@
     lookup     the value of one key, or of many, at one time or each at its own; the newest values,
                kept; the greatest live key at or below a place
     matches    the rows of columns that answer labels
+    records    where records of CSV end
     rows       columns as the values of a table's rows
     single     keys of single rows, and rows as dicts
     writes     puts that a commit collects, and their entries in key order; rows that go to a file
@@ -19,7 +20,7 @@ the compiled ones must give the same answers to any bytes.
 Floors, from the top:
 
     compiled         imports every loop, or says what is missing
-    blocks columns elements live lookup matches rows single writes
+    blocks columns elements live lookup matches records rows single writes
     contract         shapes and constants
 """
 

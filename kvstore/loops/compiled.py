@@ -14,6 +14,7 @@ LOOPS: Final = (
     "live",
     "lookup",
     "matches",
+    "records",
     "rows",
     "single",
     "writes",

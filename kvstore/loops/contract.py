@@ -172,3 +172,11 @@ class Frontiers(Protocol):
 def let_others_run() -> None:
     """Return at once. Loops over many keys call this now and then: the call of a Python function
     gives other threads their turn and delivers signals."""
+
+
+FIELD: Final = 0
+UNQUOTED: Final = 1
+QUOTED: Final = 2
+CLOSED: Final = 3
+RETURN: Final = 4
+"""Where in a record of CSV a byte stands: see `kvstore.loops.records`."""

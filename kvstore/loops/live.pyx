@@ -34,7 +34,7 @@ cdef Py_ssize_t PASSED_MAX
 
 
 def take_bounds():
-    """Copy the limits that the loops compare with. `kvstore.testing.bounds` calls this again."""
+    """Copy the limits that the loops compare with. `tests/harness/bounds.py` calls this again."""
     global PASSED_MAX
     PASSED_MAX = VERSIONS_PASSED_MAX
 

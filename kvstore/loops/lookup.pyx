@@ -62,7 +62,7 @@ cdef int64_t OTHER_UNITS = _OTHER_UNITS_MAX
 
 
 def take_bounds():
-    """Copy the limits that the loops compare with. `kvstore.testing.bounds` calls this again."""
+    """Copy the limits that the loops compare with. `tests/harness/bounds.py` calls this again."""
     global LONGEST_KEY
     LONGEST_KEY = KEY_BYTES_MAX
 

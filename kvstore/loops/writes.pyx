@@ -26,7 +26,7 @@ cdef Py_ssize_t LONGEST_KEY, LONGEST_VALUE
 
 
 def take_bounds():
-    """Copy the limits that the loops compare with. `kvstore.testing.bounds` calls this again."""
+    """Copy the limits that the loops compare with. `tests/harness/bounds.py` calls this again."""
     global LONGEST_KEY, LONGEST_VALUE
     LONGEST_KEY, LONGEST_VALUE = KEY_BYTES_MAX, VALUE_BYTES_MAX
 

@@ -71,11 +71,6 @@ class WriteSet(Puts):
         self._expire(key, due)
 
     def _require_expiring(self, key: bytes) -> None:
-        if not self.is_plain:
-            raise UsageError(
-                "a key that expires, in a store with keys of its own that begin with nine bytes ff",
-                "move those keys, and open the store again",
-            )
         if len(key) > longest_key():
             raise UsageError(
                 f"key has {len(key)} bytes, and one that expires at most {longest_key()}",
@@ -221,7 +216,7 @@ class _Expiring(NamedTuple):
 
 
 class OpenWriteSet(WriteSet):
-    """The writes of a store that is older than tables, or of a copy: every key is allowed."""
+    """The writes of a copy, or of a part that keeps reserved keys: every key is allowed."""
 
     __slots__ = ()
 

@@ -94,11 +94,10 @@ class Invocation:
         return type(self._fields.get(name)) is list
 
     def time(self, name: str) -> TimeLike | None:
-        """A time: nanoseconds, ISO-8601, or a word such as `-1h`."""
+        """A time as `kvstore.timestamp.to_timestamp` reads it: a number or a text."""
         found = self._fields.get(name)
         if isinstance(found, bytes):
-            found = self._text(name)
-            return int(found) if found.isdecimal() else found
+            return self._text(name)
         if found is None or (type(found) in (int, str)):
             return found
         raise UsageError(f"{name} must be nanoseconds or ISO-8601", "pass a number or a text")

@@ -1,4 +1,4 @@
-"""Storage by address: one URL gives a blob and a consensus.
+"""Storage by address: one URL gives a blob and a consensus. All doors read addresses here.
 
     path, file:///path    local files: FileBlob in <path>/blob, FileConsensus in <path>/consensus
     memory://name         this process's memory; the same name is the same storage
@@ -6,14 +6,22 @@
 
 Options of object stores (region, endpoint, keys) are passed on to obstore, which also reads the
 environment as the providers' own tools do.
+
+Invariants
+1. One text names one place, whichever door it comes through, or it is refused. Readers of URLs cut
+   off what follows a `#` or `?`, drop line ends and users, and walk through `..`: then a text names
+   another place than the one that is written there, where an expiry would delete. So a URL is taken
+   apart here, and object stores get the URL that `StorageAddress.url` writes anew.
+2. In a path of a file system each character stands for itself. In a URL `%23` stands for `#`.
 """
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
-from typing import Any
-from urllib.parse import unquote, urlsplit, urlunsplit
+from typing import Any, Final, NamedTuple
+from urllib.parse import quote, unquote
 
 from kvstore.arguments import is_url
 from kvstore.errors import KVStoreError, UsageError
@@ -27,6 +35,123 @@ from kvstore.storage.patience import PATIENCE, Patience
 _memories: dict[str, Storage] = {}
 _memory_blobs: dict[str, Blob] = {}
 _SCHEMES = ("file", "memory", "s3", "gs", "az")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+_ESCAPE = re.compile(r"%(?![0-9A-Fa-f]{2})")
+_BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._~-]*", re.ASCII)
+_WITH_ACCOUNT: Final = ("abfs", "abfss", "wasb", "wasbs")
+"""Schemes in which a container stands before the `@` of an account."""
+_SAFE: Final = "/-._~!$&'()*+,;=:@"
+"""Characters that stand for themselves in the path of a URL, beside letters and digits."""
+
+
+class StorageAddress(NamedTuple):
+    """An address, taken apart. `scheme` is "file" for a path too, and `path` is then as it was
+    given; of another URL it is the path below the bucket, decoded, without outer slashes."""
+
+    scheme: str
+    host: str
+    path: str
+
+    @property
+    def is_file(self) -> bool:
+        """Whether it names a place in a file system."""
+        return self.scheme == "file"
+
+    @property
+    def url(self) -> str:
+        """The one URL of this address, percent-encoded. A path of files is made absolute."""
+        if self.is_file:
+            return "file://" + quote(os.fsencode(os.path.abspath(self.path)), safe=_SAFE)
+        below = "/" + quote(self.path, safe=_SAFE) if self.path else ""
+        return f"{self.scheme}://{self.host}{below}"
+
+    def below(self, path: str) -> StorageAddress:
+        """The address of `path`, whose characters stand for themselves, below this one."""
+        return self._replace(path=f"{self.path}/{path}" if self.path else path)
+
+
+def parse_address(url: str | os.PathLike[str]) -> StorageAddress:
+    """Take a path or a URL apart.
+
+    Raises `UsageError` for a text that is empty, or neither, and for a URL that object stores,
+    files and memory could take for different places: with a `#`, a `?`, a backslash, a control
+    character, an empty step, `.` or `..`, a user, or a `%` that escapes nothing.
+    """
+    text = address_text(url)
+    if not text:  # not the working directory: an unset variable in a script
+        raise UsageError("the address of the storage is empty", "give a path or a URL")
+    scheme, colon, rest = text.partition(":")
+    scheme = scheme.lower()
+    if not colon or not (is_url(text) or scheme in _SCHEMES):
+        if "\0" in text:
+            raise UsageError(f"the path {text!r} holds a zero byte", "pass another path")
+        return StorageAddress("file", "", text)
+    if not rest.startswith("//") and not (scheme == "file" and rest.startswith("/")):
+        known = scheme if scheme in _SCHEMES else "s3"
+        raise UsageError(
+            f"{text!r} is neither a URL nor a path",
+            f"write a URL as {known}://..., or ./{text} for a directory of that name",
+        )
+    host, _, path = rest[2:].partition("/") if rest.startswith("//") else ("", "", rest[1:])
+    if "@" in host and scheme not in _WITH_ACCOUNT:
+        # The text is not shown: what stands before the @ is a secret.
+        raise UsageError(
+            f"the URL of {scheme}://{host.rpartition('@')[2]} has a user or a password",
+            "leave them out, and pass options= or the provider's environment variables",
+        )
+    if "#" in rest or "?" in rest:
+        raise UsageError(
+            f"{text!r} has a # or a ?, with which the path of a URL ends",
+            "write # as %23 and ? as %3F where a name has them; options go into options=",
+        )
+    if _CONTROL.search(rest) is not None:
+        raise UsageError(f"{text!r} has a control character", "remove it from the URL")
+    if _ESCAPE.search(rest) is not None:
+        raise UsageError(f"{text!r} has a % that escapes no character", "write it as %25")
+    if scheme == "file":
+        if host not in ("", "localhost"):
+            raise UsageError(f"{text!r} names a host", "write file:///absolute/path")
+        decoded = "/" + unquote(path, errors="surrogateescape")
+        if "\0" in decoded:
+            raise UsageError(f"{text!r} holds a zero byte", "pass another path")
+        return StorageAddress("file", "", decoded)
+    return StorageAddress(scheme, _host(text, scheme, host), _steps(text, path))
+
+
+def _host(text: str, scheme: str, host: str) -> str:
+    """The bucket or the server of a URL. Raises `UsageError`."""
+    if scheme in ("http", "https"):
+        if host and " " not in host:
+            return host
+    elif all(_BUCKET.fullmatch(part) for part in host.split("@", 1)):
+        return host
+    raise UsageError(
+        f"{text!r} names no {'server' if scheme in ('http', 'https') else 'bucket'}",
+        f"write {scheme}://bucket/path; a bucket's name has letters, digits, '.', '_' and '-'",
+    )
+
+
+def _steps(text: str, path: str) -> str:
+    """The path of a URL, decoded. Raises `UsageError` for a path that could lead elsewhere."""
+    try:
+        steps = [unquote(step, errors="strict") for step in path.rstrip("/").split("/")]
+        for step in steps:
+            step.encode()
+    except UnicodeError as error:
+        raise UsageError(f"{text!r} is no text in UTF-8: {error}", "check the URL") from error
+    if steps == [""]:
+        return ""
+    for step in steps:
+        if step in ("", ".", ".."):
+            raise UsageError(
+                f"{text!r} has the step {step!r} in its path", "write the path without it"
+            )
+        if _CONTROL.search(step) is not None or "/" in step or "\\" in step:
+            raise UsageError(
+                f"{text!r} has a backslash, an escaped slash or a control character in its path",
+                "choose another name",
+            )
+    return "/".join(steps)
 
 
 def open_storage(
@@ -38,19 +163,16 @@ def open_storage(
 
     Raises `UsageError` for an address that is empty or not understood.
     """
-    text = require_address(url)
-    if "://" not in text:
-        return _files(text, options, patience)
-    parts = urlsplit(text)
-    if parts.scheme == "file":
-        return _files(file_path(text), options, patience)
-    if parts.scheme == "memory":
+    address = parse_address(url)
+    if address.is_file:
+        return _files(address.path, options, patience)
+    if address.scheme == "memory":
         fresh = Storage(MemoryBlob(), MemoryConsensus())
-        return _memories.setdefault(text.rstrip("/"), fresh)
+        return _memories.setdefault(address.url, fresh)
     # Imported late, here and below: local files need no client of object stores.
     from kvstore.storage.object_store import open_object_store
 
-    return Storage(*open_object_store(text, patience=patience, **options))
+    return Storage(*open_object_store(address.url, patience=patience, **options))
 
 
 def is_gone(url: str, *, seconds: float) -> bool | None:
@@ -72,41 +194,28 @@ def open_blob(
 
     Blobs of `memory://name/path` are also seen below `memory://name`. Raises as `open_storage`.
     """
-    text = require_address(url)
-    try:
-        parts = urlsplit(text)
-    except ValueError as error:
-        raise UsageError(f"{text!r} is no URL: {error}", "check the URL") from error
-    if "://" not in text or parts.scheme == "file":
+    address = parse_address(url)
+    if address.is_file:
         if options:
             raise UsageError(
                 f"local files take no options, not {', '.join(sorted(options))}",
                 "leave them out, or pass a URL",
             )
-        return FileBlob(
-            os.path.abspath(file_path(text) if "://" in text else text), patience=patience
-        )
-    if parts.scheme == "memory":
-        blob = _memory_blobs.setdefault(parts.netloc, MemoryBlob())
-        return BlobBelow(blob, parts.path)
+        return FileBlob(os.path.abspath(address.path), patience=patience)
+    if address.scheme == "memory":
+        blob = _memory_blobs.setdefault(address.host, MemoryBlob())
+        # The names of blobs have few characters: the others are escaped, by `=` instead of `%`.
+        names = quote(address.path, safe="/-._").replace("~", "%7E").replace("%", "=")
+        return BlobBelow(blob, names)
     from kvstore.storage.object_store import open_object_blob
 
-    return open_object_blob(text, patience=patience, **options)
+    return open_object_blob(address.url, patience=patience, **options)
 
 
 def require_address(url: str | os.PathLike[str]) -> str:
-    """`url` as text. Raises `UsageError` where it is empty, or neither a URL nor a path."""
-    text = address_text(url)
-    if not text:  # not the working directory: an unset variable in a script
-        raise UsageError("the address of the storage is empty", "give a path or a URL")
-    scheme, colon, _ = text.partition(":")
-    if colon and "://" not in text and (scheme in _SCHEMES or is_url(text)):
-        known = scheme if scheme in _SCHEMES else "s3"
-        raise UsageError(
-            f"{text!r} is neither a URL nor a path",
-            f"write a URL as {known}://..., or ./{text} for a directory of that name",
-        )
-    return text
+    """A path as it was given, or the one form of a URL. Raises as `parse_address`."""
+    address = parse_address(url)
+    return os.fspath(url) if address.is_file and not is_url(os.fspath(url)) else address.url
 
 
 def address_text(url: object) -> str:
@@ -140,27 +249,21 @@ def require_options(options: object) -> Mapping[str, Any]:
 
 
 def public_address(url: str | os.PathLike[str]) -> str:
-    """`url` without user, password and query, to be shown and stored; a path is made absolute."""
+    """`url` as it is shown and stored: a path is made absolute. It never has a user or a password,
+    because `parse_address` refuses them; of a text that is refused only the scheme is told."""
     text = os.fspath(url)
-    scheme, found, _ = text.partition("://")
-    if not found:
-        return os.path.abspath(text) if text else ""
+    if not text:
+        return ""
     try:
-        parts = urlsplit(text)
-    except ValueError:  # no URL: the name of a given storage
-        return f"{scheme}://"
-    host = parts.netloc.rpartition("@")[2]
-    return urlunsplit((parts.scheme, host, parts.path, "", ""))
+        address = parse_address(text)
+    except UsageError:  # no URL: the name of a given storage
+        return f"{text.partition('://')[0]}://"
+    return address.url if is_url(text) else os.path.abspath(text)
 
 
 def file_path(url: str) -> str:
-    """The path that a `file:` URL names. Raises `UsageError` where it names more than a path."""
-    parts = urlsplit(url)
-    if parts.netloc not in ("", "localhost"):
-        raise UsageError(f"{url!r} names a host", "write file:///absolute/path")
-    if "?" in url or "#" in url:
-        raise UsageError(f"{url!r} has a ? or #", "write them as %3F and %23, or a plain path")
-    return unquote(parts.path)
+    """The path that a `file:` URL names. Raises as `parse_address`."""
+    return parse_address(url).path
 
 
 def _files(path: str, options: dict[str, Any], patience: Patience) -> Storage:

@@ -95,10 +95,11 @@ class Replication:
             self._pins.keep(pin, low, kind="export")
             reads.require_kept(Span(), low)
             by_index = low >= reads.indexed_since and whole == Span()
-            few = self._history.column_reader.few(since=low, upto=high) if by_index else None
-            if few is not None:
-                return SmallExport(low, few)
-            return PassExport(low, *self._versions.export(whole, since=low, upto=high))
+            with reads.watched(Span(), low):  # another process does not see the pin
+                few = self._history.column_reader.few(since=low, upto=high) if by_index else None
+                if few is not None:
+                    return SmallExport(low, few)
+                return PassExport(low, *self._versions.export(whole, since=low, upto=high))
         finally:
             self._pins.let_go(pin, None)
 

@@ -222,7 +222,7 @@ class Requests:
 
     def write_set(self, whose: str = "the write set", size_max: int = sys.maxsize) -> WriteSet:
         """A write set for plain keys of this store."""
-        return self._reserve.write_set(whose, size_max)
+        return WriteSet(whose, size_max)
 
     def narrow(self, span: Span) -> Span:
         """The span without the reserved keys, unless it begins among them."""

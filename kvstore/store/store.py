@@ -554,7 +554,7 @@ class Store:
         Reads of the newest state never show a key that has expired. Raises `UsageError` for a time
         that does not lie ahead. Costs up to as much as two puts.
         """
-        writes = self._parts.reserve.write_set()
+        writes = WriteSet()
         if expires is None:
             writes.put(key, value)
         else:
@@ -563,7 +563,7 @@ class Store:
 
     def delete(self, key: bytes, *, durability: Durability | None = None) -> Timestamp:
         """Delete `key`, whether or not it exists. Its history stays. Never reads."""
-        writes = self._parts.reserve.write_set()
+        writes = WriteSet()
         writes.delete(key)
         return self._committer.commit(writes, durability=durability)
 
@@ -580,7 +580,7 @@ class Store:
         With `idempotent` the write happens only if a key in the span is alive; otherwise the result
         is None. The check reads up to the first live key of the span.
         """
-        writes = self._parts.reserve.write_set()
+        writes = WriteSet()
         writes.delete_range(start, end)
         if idempotent:
             span = Span(*writes.ranges[0])
@@ -603,7 +603,7 @@ class Store:
         `unchanged_since` the key must not have been written after that time. `expires` is as in
         `put`.
         """
-        writes = self._parts.reserve.write_set()
+        writes = WriteSet()
         if expires is None:
             writes.put(key, value)
         else:
@@ -619,7 +619,7 @@ class Store:
         durability: Durability | None = None,
     ) -> Timestamp:
         """Delete `key` on a condition, as in `put_if`."""
-        writes = self._parts.reserve.write_set()
+        writes = WriteSet()
         writes.delete(key)
         return self._write_if(writes, key, expected, unchanged_since, durability)
 
@@ -753,8 +753,7 @@ class Store:
         committer = self._committer
         commit = partial(committer.commit, durability=durability)
         rows = partial(_table_rows, self, self._transactions, self._parts)
-        write_set = self._parts.reserve.write_set
-        return Batch(commit, write_set, rows=rows, due=committer.expiries.due)
+        return Batch(commit, WriteSet, rows=rows, due=committer.expiries.due)
 
     def revert_range(self, start: bytes, end: bytes | None, to: TimeLike) -> Timestamp | None:
         """Restore the state of `start <= key < end` at the time `to` by new versions.
@@ -805,8 +804,8 @@ class Store:
 
         Tables lie above all other keys. Plain writes refuse their keys, and plain scans, feeds and
         counts leave them out unless they begin among them. Raises `UsageError` for a table that
-        does not exist, if no `schema` is given; for a table that has other columns, key or indexes;
-        and in an older store that has keys of its own where tables lie.
+        does not exist, if no `schema` is given; and for a table that has other columns, key or
+        indexes.
 
         Example:
 
@@ -1108,9 +1107,9 @@ class Store:
     def verify(self, *, progress: Callable[[int], None] | None = None) -> StoreReport:
         """Walk the whole store and list every broken invariant. Memory is bounded.
 
-        Commits continue meanwhile, and GC waits. Costs one pass over all entries, and a look-up for
-        each change in the index. `progress` is called with the number of versions and changes
-        checked so far.
+        Commits continue meanwhile, and GC waits. A live reader stands still meanwhile. Costs one
+        pass over all entries, and a look-up for each change in the index. `progress` is called with
+        the number of versions and changes checked so far.
         """
         from kvstore.verify import verify
 
@@ -1122,8 +1121,7 @@ class Store:
         """Counts and sizes, by name: frontiers, records, estimates of the engine
         (`<family>_bytes`, `<family>_memtable_bytes`, `<family>_entries`).
 
-        `reserved_keys_taken` tells that the store is from before tables and has keys of its own in
-        their place. `held_by` describes the claims that keep history, oldest first. `gc_failures`,
+        `held_by` describes the claims that keep history, oldest first. `gc_failures`,
         `gc_last_error` and `gc_failed_at_ns` tell failures of background collection; the same names
         with `tasks` tell failures of tasks. Costs microseconds; a store in memory counts its sizes,
         0.03 us per entry.
@@ -1142,7 +1140,6 @@ class Store:
             "holds": len(holds),
             "holds_lost": sum(hold.lost for hold in holds),
             "clears": len(parts.clears.all()),
-            "reserved_keys_taken": self._parts.reserve.is_taken,
             "held_by": [claim.describe(now) for claim in self.holds.needing()],
             **self.upkeep.figures(),
             **self._tasks.figures(),

@@ -17,7 +17,7 @@ Floors, from the top:
     evolve                  how tables begin and change
     codec                   rows as keys and values, and back
     keys
-    rows                    the values of rows
+    rows exact              the values of rows; what a column may hold
     definition
     kinds space             types of columns; where tables lie among the keys
     cells

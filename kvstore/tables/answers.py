@@ -24,7 +24,7 @@ from kvstore.limits import JOIN_ROWS_FIRST, JOIN_VALUE_BYTES_MAX
 from kvstore.mvcc.lookup import SearchBounds
 from kvstore.parts import Parts
 from kvstore.span import Span
-from kvstore.timestamp import TimeLike, Timestamp, to_timestamp
+from kvstore.timestamp import TimeLike, Timestamp
 
 
 class AskedSpans(NamedTuple):
@@ -95,7 +95,7 @@ class StoredRowSource:
 
     def time(self, time: TimeLike | None, name: str) -> Timestamp:
         """See `RowSource.time`."""
-        at = None if time is None else to_timestamp(time, name=name)
+        at = None if time is None else self._parts.committer.to_time(time, name=name)
         return Timestamp(self._parts.reads.at(at))
 
     @contextmanager
@@ -128,17 +128,17 @@ class StoredRowAnswers:
         """See `RowAnswers.latest`. One seek for each label, and a step for each dead key before the
         row."""
         starts = Labels(labels.starts, labels.times, labels.first)
-        require_complete(self._parts, starts)
+        starts = require_complete(self._parts, starts)
         require_kept(self._parts, starts)
         search: dict[tuple[bytes, int], bytes | None] = {}
         keys = []
-        times = labels.times.tolist()
+        times = starts.times.tolist()
         for start, end, time in zip(labels.starts, labels.ends, times, strict=True):
             asked = start, time
             if asked not in search:
                 search[asked] = self._first_key(Span(start, end), time)
             keys.append(search[asked])
-        return self._at(keys, labels.times, labels.first)
+        return self._at(keys, starts.times, labels.first)
 
     def _first_key(self, span: Span, as_of: int) -> bytes | None:
         chunk = next(self._parts.versions.scan(span, as_of, limit=1), None)
@@ -148,10 +148,9 @@ class StoredRowAnswers:
         there = [at for at, key in enumerate(keys) if key is not None]
         wanted = [key for key in keys if key is not None]
         asked = times[there] if len(there) else np.empty(0, np.int64)
-        labels = Labels(wanted, asked, first)
-        require_complete(self._parts, labels)
+        labels = require_complete(self._parts, Labels(wanted, asked, first))
         require_kept(self._parts, labels)
-        times_asked = np.ascontiguousarray(asked).data
+        times_asked = np.ascontiguousarray(labels.times).data
         answer = self._parts.versions.get_timed(wanted, times_asked, self._bounds)
         if answer is None:
             return None

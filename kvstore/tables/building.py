@@ -28,9 +28,10 @@ from kvstore.limits import INDEX_CHUNK_ROWS
 from kvstore.span import RESERVED, Span
 from kvstore.tables.codec import TableCodec
 from kvstore.tables.definition import Definition, Index
-from kvstore.tables.finding import rows_of
+from kvstore.tables.exact import as_python
+from kvstore.tables.finding import fitting
 from kvstore.tables.sources import RowChange, RowReader, StoreRows
-from kvstore.tables.writing import not_unique
+from kvstore.tables.writing import not_unique, value_part
 from kvstore.timestamp import Timestamp
 
 _PROGRESS = RESERVED + b"\x00kvstore.tables.progress\x00"
@@ -141,7 +142,9 @@ def _cover_reverts(
                 newest: TableCodec, _: RowReader, covered: list[tuple[bytes, bytes]] = covered
             ) -> RowChange:
                 index = newest.definition.index(index_name)  # raises if it was dropped meanwhile
-                entries = [newest.entry(index, newest.to_dict(*each)) for each in covered]
+                at = newest.definition.indexes.index(index)
+                found = (newest.entries_of(*each)[at : at + 1] for each in covered)
+                entries = [entry for each in found for entry in each]
                 return RowChange(entries, [b""] * len(entries))
 
             rows.write(name, make, is_checked=False)
@@ -174,12 +177,21 @@ def _finish(rows: StoreRows, name: str, index_name: str, note: bytes) -> Timesta
 
 def require_distinct(codec: TableCodec, held: RowReader, index: Index) -> None:
     """Raise `NotUniqueError` if two rows have the same values in an index. One pass over it."""
-    names = codec.definition.parts_named(index.parts)
+    columns = codec.definition.parts_named(index.parts)
     span = Span.of_prefix(codec.index_codec(index).prefix)
-    before = None
+    before, holder = b"", b""
     for batch in held.batches(span, None, reverse=False, limit=None):
-        for row in rows_of(codec, held, index, batch.column(0)).to_pylist():
-            values = [row[name] for name in names]
-            if None not in values and before is not None and before[0] == values:
-                raise not_unique(codec, index, values, before[1])
-            before = values, row
+        entries = batch.column(0)
+        keys = codec.row_keys(index, entries.to_pylist())
+        rows, fits = fitting(codec, held, index, entries)
+        row = -1
+        for entry, key, fit in zip(entries.to_pylist(), keys, fits, strict=True):
+            row += fit is not None  # the rows of entries that lead to one
+            if not fit:
+                continue
+            values = value_part(codec, key, entry)
+            is_whole = all(rows.column(name)[row].is_valid for name in columns)
+            if is_whole and values == before:
+                told = [as_python(rows.column(name), row) for name in columns]
+                raise not_unique(codec, index, told, holder)
+            before, holder = values, key

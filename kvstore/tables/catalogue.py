@@ -32,6 +32,7 @@ from kvstore.tables.evolve import (
     IndexColumns,
     alter,
     define,
+    require_free_names,
     require_name,
     require_same,
 )
@@ -196,6 +197,7 @@ def make(
     if number > TABLE_NUMBER_MAX:
         raise UsageError(f"{number} tables are too many", "make another store")
     wanted = define(name, number, schema, key, indexes, event_time)
+    require_free_names(wanted, wanted.by_name)
     transaction.put_rows([definition_key(name)], [wanted.to_bytes()])
 
 

@@ -3,7 +3,7 @@
 the columns of the table
 _change_type       "insert", "update_preimage", "update_postimage" or "delete"
 _commit_version    the timestamp of the commit, in nanoseconds
-_commit_timestamp  the same as a timestamp of microseconds
+_commit_timestamp  the same as a timestamp of microseconds, rounded up: a read as of it has the row
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any, Final, Literal, TypeAlias
 
 import pyarrow as pa
 
+from kvstore.arrow import to_microseconds
 from kvstore.changes import Change
 from kvstore.errors import UsageError
 from kvstore.limits import SCAN_CHUNK
@@ -32,8 +33,21 @@ ChangedRow: TypeAlias = tuple[str, int, bytes, bytes]
 
 
 def change_schema(codec: TableCodec, columns: Sequence[str] | None) -> pa.Schema:
-    """The schema of the changes."""
-    return pa.schema([*codec.schema_of(columns), *CHANGE_FIELDS])
+    """The schema of the changes. Raises `UsageError` for a column of an older table that has the
+    name of an added one."""
+    chosen = codec.schema_of(columns)
+    for field in CHANGE_FIELDS:
+        if field.name in chosen.names:
+            raise two_named(codec, field.name)
+    return pa.schema([*chosen, *CHANGE_FIELDS])
+
+
+def two_named(codec: TableCodec, name: str) -> UsageError:
+    """The refusal of a frame with a column of the table and an added one of the same name."""
+    return UsageError(
+        f"{codec.definition.where} has a column {name!r}, which would be there twice",
+        "choose the other columns: columns=[...]",
+    )
 
 
 def require_images(images: object) -> None:
@@ -67,11 +81,8 @@ def rows_batch(
     """Changed rows as a batch of `change_schema`."""
     kinds, versions, keys, values = map(list, zip(*rows, strict=True)) if rows else ([],) * 4
     decoded = codec.decode(pa.array(keys, pa.binary()), pa.array(values, pa.binary()), columns)
-    times = [version // 1000 for version in versions]
-    added = [
-        pa.array(column, field.type)
-        for column, field in zip([kinds, versions, times], CHANGE_FIELDS, strict=True)
-    ]
+    commits = pa.array(versions, pa.int64())
+    added = [pa.array(kinds, pa.string()), commits, to_microseconds(commits)]
     schema = change_schema(codec, columns)
     return pa.RecordBatch.from_arrays([*decoded.columns, *added], schema=schema)
 

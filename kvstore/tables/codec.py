@@ -15,16 +15,19 @@ Invariants
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from kvstore.errors import CorruptionError, UsageError
+from kvstore.arrow import binary_array
+from kvstore.errors import CorruptionError, FormatVersionError, UsageError
+from kvstore.loops import contract
 from kvstore.loops.single import RowDicts
 from kvstore.tables.definition import Column, Definition, Index
+from kvstore.tables.exact import is_held, require_held, shown, unheld
 from kvstore.tables.keys import KeyCodec
 from kvstore.tables.kinds import kind_of
 from kvstore.tables.rows import RowCodec, bytes_cell, schema_number, schema_numbers
@@ -36,6 +39,16 @@ class UnknownLayoutError(CorruptionError):
 
     def __init__(self, where: str, number: int) -> None:
         super().__init__(f"a row of {where}", f"its table has no layout {number}")
+
+
+class UnreadableRowError(CorruptionError):
+    """A row holds a value that its column does not hold: an older release took it, or its bytes
+    are damaged. `row` is its place among the rows that were decoded."""
+
+    def __init__(self, where: str, problem: str, row: int) -> None:
+        remedy = "delete the row or put it anew: `kvstore verify` lists all such rows"
+        super().__init__(where, problem, remedy)
+        self.row = row
 
 
 class TableCodec:
@@ -55,8 +68,12 @@ class TableCodec:
 
     def encode(self, batch: pa.RecordBatch) -> tuple[pa.Array, pa.Array]:
         """Keys and values of the rows of a batch. The batch has the schema of the definition (see
-        `conform`). Costs 30 to 100 ns a row."""
+        `conform`). Raises `UsageError` for a value that its column does not hold. Costs 30 to 100
+        ns a row."""
         by_id = self.definition.by_id
+        for column in self.definition.columns:
+            where = f"{self.definition.where}, column {column.name!r}"
+            require_held(batch.column(column.name), column.type, where, 0)
         columns = [batch.column(by_id[id_].name) for id_, _ in self._writer.layout]
         return self.key.keys(batch), self._writer.values(columns, batch.num_rows)
 
@@ -65,11 +82,18 @@ class TableCodec:
         return self.index_codec(index).keys(batch)
 
     def decode(
-        self, keys: pa.Array, values: pa.Array, columns: Sequence[str] | None = None
+        self,
+        keys: pa.Array,
+        values: pa.Array,
+        columns: Sequence[str] | None = None,
+        *,
+        is_checked: bool = True,
     ) -> pa.RecordBatch:
         """The rows of keys and values. `columns` chooses some of the columns, and their order.
 
-        Raises `CorruptionError` for bytes that are no row, `UnknownLayoutError` for a newer layout.
+        Raises `CorruptionError` for bytes that are no row, `UnreadableRowError` for a text that is
+        no UTF-8 unless `is_checked` is false, `UnknownLayoutError` for a newer layout. A time that
+        Python does not have is given as Arrow has it.
         """
         wanted = self._columns(columns)
         found: dict[int, pa.Array] = {}
@@ -83,7 +107,62 @@ class TableCodec:
         schema = pa.schema([column.field for column in wanted])
         if not wanted:
             return pa.RecordBatch.from_struct_array(pa.array([{}] * len(keys), pa.struct([])))
-        return pa.RecordBatch.from_arrays([found[column.id] for column in wanted], schema=schema)
+        batch = pa.RecordBatch.from_arrays([found[column.id] for column in wanted], schema=schema)
+        fault = self._first_no_text(batch) if is_checked else None
+        if fault is not None:
+            raise self._unreadable(keys[fault[0]].as_py(), fault[1], fault[0])
+        return batch
+
+    def decoded(
+        self, batches: Iterable[pa.RecordBatch], columns: Sequence[str] | None = None
+    ) -> Iterator[pa.RecordBatch]:
+        """The rows of batches of keys and values. Raises as `decode`, behind the rows that come
+        before the one that cannot be read."""
+        for batch in batches:
+            keys, values = batch.column(0), batch.column(1)
+            try:
+                yield self.decode(keys, values, columns)
+            except UnknownLayoutError:
+                raise
+            except CorruptionError as error:
+                row = next((row for row, _ in self.faults(keys, values)), 0)
+                if row:
+                    yield self.decode(keys.slice(0, row), values.slice(0, row), columns)
+                if isinstance(error, UnreadableRowError):
+                    raise
+                raise self._unreadable(keys[row].as_py(), error.problem, row) from error
+
+    def require_texts(self, batch: pa.RecordBatch) -> None:
+        """Raise `UnreadableRowError` for a text that is no UTF-8 in rows that were decoded without
+        a check."""
+        fault = self._first_no_text(batch)
+        if fault is not None:
+            row, problem = fault
+            told = (f"{name}={shown(batch.column(name), row)}" for name in batch.schema.names[:3])
+            where = f"{self.definition.where}, the row with {', '.join(told)}"
+            raise UnreadableRowError(where, problem, row)
+
+    def faults(self, keys: pa.Array, values: pa.Array) -> Iterator[tuple[int, str]]:
+        """The rows that cannot be read as their columns say, by place, each with the reason.
+        Costs what decoding costs, and a search by halves for each such row."""
+        try:
+            batch = self.decode(keys, values, is_checked=False)
+        except (CorruptionError, FormatVersionError) as error:
+            if len(keys) == 1:
+                if isinstance(error, CorruptionError):  # a newer release reads its own format
+                    yield 0, error.problem
+                return
+            middle = len(keys) // 2
+            yield from self.faults(keys.slice(0, middle), values.slice(0, middle))
+            for row, why in self.faults(keys.slice(middle), values.slice(middle)):
+                yield middle + row, why
+            return
+        found: dict[int, str] = {}
+        for column in self.definition.columns:
+            array = batch.column(column.name)
+            for row in unheld(array):
+                found.setdefault(row, _unheld(column, array, row))
+        yield from sorted(found.items())
 
     def schema_of(self, columns: Sequence[str] | None) -> pa.Schema:
         """The schema of `decode`."""
@@ -106,6 +185,24 @@ class TableCodec:
         """The key of the entry that a row, with all columns, has in an index."""
         codec = self.index_codec(index)
         return codec.key([row[column.name] for column in codec.columns])
+
+    def entries_of(self, key: bytes, value: bytes) -> list[bytes]:
+        """The entries of a stored row, in the order of the indexes: also of a row that holds what
+        its columns do not. None of them for bytes that are no row: what they led to is unknown, and
+        entries that no row fits find nothing."""
+        indexes = self.definition.indexes
+        try:
+            row = self.to_dict(key, value)
+            return [self.entry(index, row) for index in indexes]
+        except (UnknownLayoutError, FormatVersionError):
+            raise
+        except (CorruptionError, UsageError):
+            pass
+        try:
+            batch = self.decode(binary_array([key]), binary_array([value]), is_checked=False)
+        except CorruptionError:
+            return []
+        return [self.entries(index, batch)[0].as_py() for index in indexes]
 
     def cell(self, column: Column, values: Mapping[str, Any]) -> Any:
         """The stored cell of a column in a row; its default where the row lacks it."""
@@ -130,13 +227,16 @@ class TableCodec:
     def to_dict(
         self, key: bytes, value: bytes, columns: tuple[str, ...] | None = None
     ) -> dict[str, Any]:
-        """The row of a key and a value, by column. Raises as `decode`, and `UsageError` for a time
-        that Python has no datetime for. Costs 0.4 us for eight columns."""
+        """The row of a key and a value, by column. Raises as `decode`, and `UnreadableRowError` for
+        a time that Python does not have. Costs 0.4 us for eight columns."""
         try:
             row = self._newest.read(key, value) if columns is None else None
             return self._older(key, value, columns) if row is None else row
-        except OverflowError as error:
-            raise self._beyond(error) from None
+        except UnknownLayoutError:
+            raise
+        except (CorruptionError, OverflowError) as error:
+            problem = error.problem if isinstance(error, CorruptionError) else str(error)
+            raise self._unreadable(key, self._fault(key, value) or problem) from error
 
     def to_dicts(
         self,
@@ -154,8 +254,13 @@ class TableCodec:
 
         try:
             return reader.read_all(keys, values, otherwise)
-        except OverflowError as error:
-            raise self._beyond(error) from None
+        except UnknownLayoutError:
+            raise
+        except (CorruptionError, OverflowError):  # one by one, so that the error names the row
+            return [
+                None if value is None else self.to_dict(key, value, columns)
+                for key, value in zip(keys, values, strict=True)
+            ]
 
     # -- inside -----------------------------------------------------------------------------
 
@@ -229,8 +334,7 @@ class TableCodec:
         there = [column for column in columns if column.id in codec.place]
         arrays = codec.arrays(values, [codec.place[column.id] for column in there])
         found = {
-            column.id: _widened(array, column.type)
-            for column, array in zip(there, arrays, strict=True)
+            column.id: _widened(array, column) for column, array in zip(there, arrays, strict=True)
         }
         return [
             found[column.id] if column.id in found else default_array(column, len(values))
@@ -266,23 +370,78 @@ class TableCodec:
             )
         return reader
 
-    def _beyond(self, error: OverflowError) -> UsageError:
-        return UsageError(
-            f"{self.definition.where}: a row has a value that Python cannot hold: {error}",
-            "read the rows as Arrow, with scan",
-        )
+    def _first_no_text(self, batch: pa.RecordBatch) -> tuple[int, str] | None:
+        """The first row of a batch with a text that is no UTF-8, and the reason."""
+        faults = []
+        for name, array in zip(batch.schema.names, batch.columns, strict=True):
+            column = self.definition.by_name[name]
+            if column.kind.way == contract.TEXT and not is_held(array, column.kind):
+                row = next(unheld(array))
+                faults.append((row, _unheld(column, array, row)))
+        return min(faults, default=None)
+
+    def _fault(self, key: bytes, value: bytes) -> str | None:
+        found = self.faults(binary_array([key]), binary_array([value]))
+        return next((problem for _, problem in found), None)
+
+    def _unreadable(self, key: bytes, problem: str, row: int = 0) -> UnreadableRowError:
+        where = f"{self.definition.where}, row {self.key.named(key)}"
+        return UnreadableRowError(where, problem, row)
+
+
+def _unheld(column: Column, array: pa.Array, row: int) -> str:
+    return f"column {column.name!r} is {column.type}, which does not hold {shown(array, row)}"
 
 
 def dicts(batch: pa.RecordBatch) -> list[dict[str, Any]]:
-    """The rows of a batch as `to_dict` gives them: nanoseconds are integers."""
-    columns = [
-        column.cast(pa.int64()) if getattr(column.type, "unit", "") == "ns" else column
-        for column in batch.columns
-    ]
-    rows: list[dict[str, Any]] = pa.RecordBatch.from_arrays(
-        columns, names=batch.schema.names
-    ).to_pylist()
-    return rows if columns else [{} for _ in range(batch.num_rows)]
+    """The rows of a batch as `to_dict` gives them: nanoseconds are integers. Raises
+    `CorruptionError` for a time that Python does not have."""
+    return list(each_dict(batch))
+
+
+def each_dict(batch: pa.RecordBatch) -> Iterator[dict[str, Any]]:
+    """The rows of `dicts`, one by one: an error comes behind the rows before it."""
+    if not batch.num_columns:
+        yield from ({} for _ in range(batch.num_rows))
+        return
+    columns, rows = [], batch.num_rows
+    problem = ""
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        row = next(unheld(column), rows) if pa.types.is_temporal(column.type) else rows
+        if row < rows:
+            rows, problem = row, f"column {name!r} has {shown(column, row)}"
+        columns.append(_values(column))
+    whole = pa.RecordBatch.from_arrays(columns, names=batch.schema.names).slice(0, rows)
+    yield from whole.to_pylist()
+    if problem:
+        told = (f"{name}={shown(batch.column(name), rows)}" for name in batch.schema.names[:3])
+        raise CorruptionError(
+            f"the row with {', '.join(told)}",
+            f"{problem}, and Python has no such value",
+            "read the rows as Arrow, with scan; delete the row, or put it anew",
+        )
+
+
+def _values(column: pa.Array) -> pa.Array:
+    """A column in a type that Arrow turns into values of Python, wherever the zone lies: its local
+    time may lie behind the year 9999, and its name may be unknown here."""
+    kind = column.type
+    if getattr(kind, "unit", "") == "ns":
+        return column.cast(pa.int64())
+    if pa.types.is_timestamp(kind) and kind.tz not in (None, "UTC") and not _has_local(column):
+        return column.cast(pa.timestamp(kind.unit, "UTC"))
+    return column
+
+
+def _has_local(column: pa.Array) -> bool:
+    """Whether the least and the greatest instant have a local time in the zone of the column."""
+    import pyarrow.compute as pc
+
+    try:
+        pc.min_max(column).as_py()
+    except (ValueError, OverflowError, LookupError, pa.ArrowException):
+        return False
+    return True
 
 
 def default_value(column: Column) -> Any:
@@ -315,5 +474,10 @@ def _widening(stored: pa.DataType, column: Column) -> Callable[[Any], Any] | Non
     return widened
 
 
-def _widened(array: pa.Array, type_: pa.DataType) -> pa.Array:
-    return array if array.type == type_ else array.cast(type_)
+def _widened(array: pa.Array, column: Column) -> pa.Array:
+    if array.type == column.type:
+        return array
+    try:
+        return array.cast(column.type)
+    except pa.ArrowInvalid as error:  # only a value that its own column did not hold
+        raise CorruptionError(f"column {column.name!r}", str(error)) from error

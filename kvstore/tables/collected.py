@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import pyarrow as pa
 
 from kvstore.errors import NotYetWrittenError
+from kvstore.joins.labels import reached_times
 from kvstore.joins.side import Answers, Asked, Search, Side
 from kvstore.limits import JOIN_VALUE_BYTES_MAX
 from kvstore.mvcc import Version
@@ -25,7 +26,9 @@ from kvstore.tables.answers import AskedSpans, RowAnswers, RowsFound, StoredRowS
 from kvstore.tables.catalogue import Catalogue
 from kvstore.tables.codec import TableCodec
 from kvstore.tables.sources import SnapshotRows
-from kvstore.timestamp import TIMESTAMP_MAX, TimeLike, Timestamp, to_timestamp
+from kvstore.timestamp import TIMESTAMP_MAX, TimeLike, Timestamp, reached, to_timestamp
+
+_Labels = TypeVar("_Labels", Asked, AskedSpans)
 
 
 class CollectedRows(SnapshotRows):
@@ -46,10 +49,10 @@ class CollectedRows(SnapshotRows):
         return [found for found in self.store.history(key) if found.timestamp <= self._as_of]
 
     def time(self, time: TimeLike | None, name: str) -> Timestamp:
-        """A time that the caller gave, by default the time of the table."""
+        """A time that the caller gave, by default the time of the table. An age counts from it."""
         if time is None:
             return self._as_of
-        at = to_timestamp(time, name=name)
+        at = reached(to_timestamp(time, name=name, now=lambda: self._as_of), self._as_of)
         if at > self._as_of:
             raise NotYetWrittenError(as_of=Timestamp(at), upper=Timestamp(self._as_of + 1))
         return Timestamp(at)
@@ -128,8 +131,7 @@ class _AnswersUpto:
 
     def answer(self, labels: Asked, search: Search) -> list[pa.Array] | None:
         """The values of the labels. Raises `NotYetWrittenError` for a time above the table's."""
-        _require_upto(labels, self.newest)
-        return self._answers.answer(labels, search)
+        return self._answers.answer(_upto(labels, self.newest), search)
 
 
 class _RowAnswersUpto:
@@ -141,7 +143,7 @@ class _RowAnswersUpto:
 
     def at(self, labels: Asked) -> RowsFound | None:
         """See `RowAnswers.at`."""
-        _require_upto(labels, self.newest)
+        labels = _upto(labels, self.newest)
         every_age = Search(TIMESTAMP_MAX, False, JOIN_VALUE_BYTES_MAX)
         found = self._answers.answer(labels, every_age)
         if found is None:
@@ -151,8 +153,7 @@ class _RowAnswersUpto:
 
     def latest(self, labels: AskedSpans) -> RowsFound | None:
         """See `RowAnswers.latest`."""
-        _require_upto(labels, self.newest)
-        return self._answers.first_alive(labels)
+        return self._answers.first_alive(_upto(labels, self.newest))
 
 
 class _StoredAnswersUpto:
@@ -164,16 +165,16 @@ class _StoredAnswersUpto:
 
     def at(self, labels: Asked) -> RowsFound | None:
         """See `RowAnswers.at`."""
-        _require_upto(labels, self.newest)
-        return self._answers.at(labels)
+        return self._answers.at(_upto(labels, self.newest))
 
     def latest(self, labels: AskedSpans) -> RowsFound | None:
         """See `RowAnswers.latest`."""
-        _require_upto(labels, self.newest)
-        return self._answers.latest(labels)
+        return self._answers.latest(_upto(labels, self.newest))
 
 
-def _require_upto(labels: Asked | AskedSpans, newest: int) -> None:
+def _upto(labels: _Labels, newest: int) -> _Labels:
+    """The labels, if none asks for a later time. Raises `NotYetWrittenError`."""
+    labels = labels._replace(times=reached_times(labels.times, newest))
     late = np.flatnonzero(labels.times > newest)
     if len(late):
         first = int(late[0])
@@ -182,3 +183,4 @@ def _require_upto(labels: Asked | AskedSpans, newest: int) -> None:
             upper=Timestamp(newest + 1),
             remedy=f"row {labels.first + first} asks for it: the table ends at {Timestamp(newest)}",
         )
+    return labels

@@ -203,6 +203,25 @@ def _named(definition: Definition, parts: Sequence[KeyPart]) -> list[str]:
 
 # -- columns ------------------------------------------------------------------------------------
 
+ADDED_NAMES: Final = frozenset(
+    ["_change_type", "_commit_version", "_commit_timestamp", "row_timestamp", "row_version"]
+)
+"""The columns that changes, feeds and joins put beside the columns of a table: `changing.py`,
+`side.py` and Spark's readers. Names that begin with `kvstore_` stand in their plans."""
+
+
+def require_free_names(definition: Definition, names: Iterable[str]) -> None:
+    """Raise `UsageError` for a new column that has a name of ours: a frame would have two columns
+    of this name. Spark does not tell capitals from small letters. Tables of older releases may have
+    such a column."""
+    for name in names:
+        if name.lower() in ADDED_NAMES or name.lower().startswith("kvstore_"):
+            raise UsageError(
+                f"{definition.where}: a column cannot be called {name!r}, because changes and "
+                "joins add a column of this name",
+                "choose another name",
+            )
+
 
 def _require_columns(columns: Sequence[Column], where: str) -> None:
     names: set[str] = set()
@@ -293,6 +312,7 @@ def _with_columns(definition: Definition, added: Mapping[str, Any]) -> Definitio
         where = f"{definition.where}, column {name!r}"
         if name in definition.by_name or not name or not isinstance(name, str):
             raise UsageError(f"{where} is there already, or has no name", "choose another name")
+        require_free_names(definition, [name])
         shape, default = given if isinstance(given, tuple) and len(given) == 2 else (given, None)
         field = (
             shape if isinstance(shape, pa.Field) else pa.field(name, _require_type(shape, where))

@@ -73,6 +73,7 @@ def found_batches(
             rows = _fit(found, fits)
             if columns is not None:
                 rows = rows.select(list(columns))
+            codec.require_texts(rows)
             if missing is not None:
                 rows = rows.slice(0, missing)
                 missing -= rows.num_rows
@@ -131,13 +132,6 @@ class ReadsMany(Protocol):
         ...
 
 
-def rows_of(
-    codec: TableCodec, reader: ReadsMany, index: Index, entries: pa.Array
-) -> pa.RecordBatch:
-    """The rows that entries lead to. A row that its entry does not fit is left out."""
-    return _fit(*fitting(codec, reader, index, entries))
-
-
 def _fit(batch: pa.RecordBatch, fits: list[bool | None]) -> pa.RecordBatch:
     if len(fits) == batch.num_rows and all(fits):
         return batch
@@ -148,7 +142,7 @@ def fitting(
     codec: TableCodec, reader: ReadsMany, index: Index, entries: pa.Array
 ) -> tuple[pa.RecordBatch, list[bool | None]]:
     """The rows that entries lead to, and of each entry whether its row fits it; None where there is
-    no row."""
+    no row. A row may hold what its columns do not: see `TableCodec.decode`."""
     found = entries.to_pylist()
     ends = codec.index_codec(index).part_ends(entries, len(index.parts))
     keys = [codec.key.prefix + entry[end:] for entry, end in zip(found, ends, strict=True)]
@@ -157,6 +151,7 @@ def fitting(
     batch = codec.decode(
         pa.array([keys[at] for at in alive], pa.binary()),
         pa.array([values[at] for at in alive], pa.binary()),
+        is_checked=False,
     )
     again = codec.entries(index, batch).to_pylist()
     fits: list[bool | None] = [None] * len(found)

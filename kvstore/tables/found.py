@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from kvstore.errors import UsageError
-from kvstore.tables.codec import dicts
+from kvstore.tables.codec import each_dict
 from kvstore.timestamp import Timestamp
 
 
@@ -25,7 +25,7 @@ class FoundRows:
         """`rows` are the rows of `batches`, one by one. Only one of both is read."""
         self.schema = schema
         self._batches = batches
-        self._rows = chain.from_iterable(map(dicts, batches)) if rows is None else rows
+        self._rows = chain.from_iterable(map(each_dict, batches)) if rows is None else rows
         self._begun = False
 
     def __iter__(self) -> Iterator[Any]:
@@ -40,7 +40,7 @@ class FoundRows:
         """The rows as typed record batches. Raises `UsageError` once rows were taken one by one."""
         if self._begun:
             raise UsageError("some rows were taken one by one", "find the rows again")
-        self._rows = chain.from_iterable(map(dicts, self._batches))
+        self._rows = chain.from_iterable(map(each_dict, self._batches))
         return pa.RecordBatchReader.from_batches(self.schema, self._batches)
 
     def read_all(self) -> pa.Table:

@@ -14,16 +14,17 @@ Invariants
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from datetime import timedelta
+from collections.abc import Callable, Iterator, Sequence
+from datetime import datetime, timedelta, timezone
 from typing import Any, Final, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from kvstore.arguments import chosen_columns, require_age
-from kvstore.columns import require_time_type
+from kvstore.columns import require_nanoseconds, require_time_type
 from kvstore.errors import UsageError
 from kvstore.joins.labels import Numbers
 from kvstore.joins.side import Asked
@@ -38,9 +39,11 @@ from kvstore.joins.sources import (
 )
 from kvstore.span import Span, prefix_end
 from kvstore.tables.answers import AskedSpans, RowAnswers, RowsFound, RowSource
+from kvstore.tables.changing import two_named
 from kvstore.tables.codec import TableCodec
 from kvstore.tables.conform import key_values
 from kvstore.tables.definition import Column
+from kvstore.tables.exact import plain
 from kvstore.tables.keys import KeyCodec
 from kvstore.tables.side import ROW_TIMESTAMP
 from kvstore.timestamp import TIMESTAMP_MAX, TimeLike, Timestamp, to_timestamp
@@ -126,6 +129,8 @@ def asked_rows(
     _require_question(codec, labels, on, at, known_at)
     chosen = _columns_besides(codec, labels, prefix) if asked is None else list(asked)
     fields = [pa.field(prefix + field.name, field.type) for field in codec.schema_of(chosen)]
+    if ROW_TIMESTAMP in chosen:
+        raise two_named(codec, ROW_TIMESTAMP)
     fields.append(pa.field(prefix + ROW_TIMESTAMP, _TIME))
     for field in fields:
         if field.name in labels.names:
@@ -165,10 +170,14 @@ def _require_question(
 
 def _require_time(at: pa.Field, last: Column, is_event: bool) -> None:
     """Raise `UsageError` unless a column of labels has times that compare with the table's. A time
-    without a zone compares with event times that have none."""
-    is_naive = pa.types.is_timestamp(at.type) and at.type.tz is None
-    if not (is_naive and is_event and getattr(last.type, "tz", None) is None):
-        require_time_type(at)
+    without a zone compares with event times that have none, and a date with dates."""
+    kind = at.type.value_type if pa.types.is_dictionary(at.type) else at.type
+    is_naive = pa.types.is_timestamp(kind) and kind.tz is None
+    if is_naive and is_event and getattr(last.type, "tz", None) is None:
+        return
+    if is_event and pa.types.is_date(kind) and pa.types.is_date(last.type):
+        return
+    require_time_type(pa.field(at.name, kind))
 
 
 def _keys(codec: TableCodec) -> list[Column]:
@@ -254,21 +263,24 @@ def _columns(
     def newest() -> int:
         return answers.newest
 
-    at = None if plan.at is None else times_of_labels(piece, plan.at, newest)
+    event = definition.key_columns[-1] if definition.has_event_time else None
+    at = None
+    if plan.at is not None and event is None:
+        at = times_of_labels(piece, plan.at, newest)
     known = at
     if isinstance(plan.known_at, str):
         known = times_of_labels(piece, plan.known_at, newest)
-    elif definition.has_event_time or known is None:
+    elif event is not None or known is None:
         known = np.full(piece.rows, plan.known_at, np.int64)
     assert known is not None
-    if not definition.has_event_time:
+    if event is None:
         asked = Asked(codec.key.keys(pa.RecordBatch.from_pydict(columns)), known, piece.first)
         found = answers.at(asked)
         return None if found is None else _decoded(codec, found, known - plan.age_max, plan)
-    assert at is not None, "the caller asked for it"
-    event = definition.key_columns[-1]
+    assert plan.at is not None, "the caller asked for it"
+    asked_at = _events(piece, plan.at, event.type, newest)
     starts = codec.key.keys(
-        pa.RecordBatch.from_pydict({**columns, event.name: _events(at, event.type)})
+        pa.RecordBatch.from_pydict({**columns, event.name: asked_at.array(event.type)})
     )
     stems = KeyCodec(definition, codec.key.prefix, definition.key[:-1])
     ends = [
@@ -277,9 +289,7 @@ def _columns(
     found = answers.latest(AskedSpans(starts.to_pylist(), ends, known, piece.first))
     if found is None:
         return None
-    if plan.age_max < TIMESTAMP_MAX:
-        found = _not_older(codec, found, at - plan.age_max, event.type)
-    return _decoded(codec, found, None, plan)
+    return _decoded(codec, _within(codec, found, asked_at, plan.age_max), None, plan)
 
 
 def _decoded(
@@ -300,29 +310,109 @@ def _decoded(
     return [column.take(taken) for column in (*batch.columns, times)]
 
 
-def _not_older(
-    codec: TableCodec, found: RowsFound, least: Numbers, type_: pa.DataType
-) -> RowsFound:
-    """The rows whose event time is not below `least`, in nanoseconds."""
-    there = np.flatnonzero(found.values.is_valid().to_numpy(zero_copy_only=False))
-    if not len(there):
+class _Events(NamedTuple):
+    """The times of labels in the unit of an event time, rounded down, and the nanoseconds that
+    rounding took. `is_before` tells the labels that lie before each time that the event column
+    has, `beyond` has the nanoseconds of those that lie behind, by place."""
+
+    times: npt.NDArray[Any]
+    rest: Numbers
+    is_before: npt.NDArray[np.bool_]
+    beyond: dict[int, int]
+    unit: int
+    """Nanoseconds of a unit."""
+
+    def array(self, type_: pa.DataType) -> pa.Array:
+        """The times as event times."""
+        return pa.array(self.times).view(type_)
+
+    def least(self, age: int) -> npt.NDArray[Any]:
+        """The first event time that is not older than `age` nanoseconds, for each label."""
+        whole, rest = divmod(age, self.unit)
+        bounds = np.iinfo(self.times.dtype)
+        if whole > int(bounds.max):
+            found = np.full_like(self.times, bounds.min)
+        else:
+            is_low = self.times < int(bounds.min) + whole
+            found = np.where(is_low, self.times, self.times - self.times.dtype.type(whole))
+            found[is_low] = bounds.min
+            found += (self.rest > rest) & ~is_low
+        for place, at in self.beyond.items():
+            exact = -((age - at) // self.unit)
+            found[place] = min(max(exact, int(bounds.min)), int(bounds.max))
         return found
-    events = codec.key.arrays(found.keys.take(pa.array(there)))[-1]
-    bounds = pa.array(_events(least[there] - 1, type_))
-    is_young = pc.greater(events, bounds).to_numpy(zero_copy_only=False)
-    mask = np.zeros(len(found.values), bool)
-    mask[there[is_young]] = True
-    values = pc.if_else(pa.array(mask), found.values, pa.scalar(None, pa.binary()))
+
+
+def _events(piece: Piece, name: str, type_: pa.DataType, newest: Callable[[], int]) -> _Events:
+    """The column `name` of labels, which compares with an event time of `type_`. Raises
+    `UsageError` for a null, and for an integer of another unit than nanoseconds."""
+    first, found = piece.first, []
+    for batch in piece.batches:
+        column = plain(batch.column(name), f"column {name!r}")
+        if column.null_count:
+            row = first + pc.index(column.is_null(), True).as_py()
+            raise UsageError(f"column {name!r} has a null in row {row}", "drop such labels first")
+        found.append(_event_times(column, name, first, type_, newest))
+        first += batch.num_rows
+    beyond, before = {}, 0
+    for each in found:
+        beyond.update({before + place: at for place, at in each.beyond.items()})
+        before += len(each.times)
+    times, rest, is_before = (np.concatenate([each[part] for each in found]) for part in range(3))
+    return _Events(times, rest, is_before, beyond, found[0].unit)
+
+
+def _event_times(
+    column: pa.Array, name: str, first: int, type_: pa.DataType, newest: Callable[[], int]
+) -> _Events:
+    is_count = pa.types.is_integer(column.type)
+    if is_count:
+        given, label_unit = column.to_numpy(), 1
+        if not pa.types.is_integer(type_):
+            require_nanoseconds(given, name, first, newest)
+    elif pa.types.is_date(column.type):
+        given, label_unit = column.cast(pa.date32()).view(pa.int32()).to_numpy(), _DAY_NS
+    else:
+        given, label_unit = column.view(pa.int64()).to_numpy(), _PER_UNIT[column.type.unit]
+    stored: np.dtype[Any] = np.dtype(np.int64)
+    unit = 1
+    if pa.types.is_date(type_):
+        stored, unit = np.dtype(np.int32), _DAY_NS
+    elif pa.types.is_timestamp(type_):
+        unit = _PER_UNIT[type_.unit]
+    else:
+        stored = np.dtype(type_.to_pandas_dtype())
+    bounds = np.iinfo(stored)
+    given = given if given.dtype == np.uint64 else given.astype(np.int64)
+    rest = np.zeros(len(given), np.int64)
+    if label_unit >= unit:
+        times, factor = given, label_unit // unit
+    else:
+        factor = 1
+        times = given // (unit // label_unit)
+        rest = ((given - times * (unit // label_unit)) * label_unit).astype(np.int64)
+    is_before = times < -(-int(bounds.min) // factor)
+    is_behind = times > int(bounds.max) // factor
+    inside = (np.where(is_before | is_behind, 0, times) * factor).astype(stored)
+    inside[is_before], inside[is_behind] = bounds.min, bounds.max
+    beyond = {int(at): int(given[at]) * label_unit for at in np.flatnonzero(is_behind)}
+    return _Events(inside, rest, is_before, beyond, unit)
+
+
+def _within(codec: TableCodec, found: RowsFound, asked: _Events, age: int) -> RowsFound:
+    """The rows whose event time is at most `age` nanoseconds before the label's."""
+    if age >= TIMESTAMP_MAX and not asked.is_before.any():
+        return found
+    is_there = found.values.is_valid().to_numpy(zero_copy_only=False) & ~asked.is_before
+    there = np.flatnonzero(is_there)
+    if age < TIMESTAMP_MAX and len(there):
+        events = codec.key.arrays(found.keys.take(pa.array(there)))[-1]
+        numbers = events
+        if pa.types.is_temporal(events.type):
+            numbers = events.view(pa.int32() if pa.types.is_date(events.type) else pa.int64())
+        is_there[there] = numbers.to_numpy() >= asked.least(age)[there]
+    values = pc.if_else(pa.array(is_there), found.values, pa.scalar(None, pa.binary()))
     return found._replace(values=values)
-
-
-def _events(times: Numbers, type_: pa.DataType) -> pa.Array:
-    """Nanoseconds in the type of an event time, rounded down."""
-    if pa.types.is_date32(type_):
-        return pa.array((times // _DAY_NS).astype(np.int32)).cast(type_)
-    if pa.types.is_timestamp(type_):
-        return pa.array(times // _PER_UNIT[type_.unit]).cast(type_)
-    return pa.array(times).cast(type_)
 
 
 def latest_span(codec: TableCodec, key: Sequence[Any], at: Any) -> Span:
@@ -349,11 +439,17 @@ def latest_span(codec: TableCodec, key: Sequence[Any], at: Any) -> Span:
 
 def _event(at: Any, type_: pa.DataType) -> Any:
     """A time as the value of an event time, rounded down."""
+    is_time = pa.types.is_timestamp(type_)
     if isinstance(at, str | Timestamp) and not pa.types.is_integer(type_):
         moment = to_timestamp(at, name="at")
-        if pa.types.is_timestamp(type_) and type_.unit == "ns":
+        if is_time and type_.unit == "ns":
             return moment
-        at = moment.to_datetime()
-        if pa.types.is_date32(type_):
-            return at.date()
+        at = Timestamp(moment - moment % 1000).to_datetime()
+    if isinstance(at, datetime) and pa.types.is_date32(type_):
+        return (at if at.tzinfo is None else at.astimezone(timezone.utc)).date()
+    if isinstance(at, datetime) and is_time and type_.unit != "ns":
+        step = _PER_UNIT[type_.unit] // 1000
+        at = at.replace(microsecond=at.microsecond - at.microsecond % step)
+        if getattr(at, "nanosecond", 0):  # of pandas
+            at = at.replace(nanosecond=0)
     return at

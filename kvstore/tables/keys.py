@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import replace
 from typing import Any, Final, NoReturn
 
 import numpy as np
 import pyarrow as pa
 
 from kvstore.arguments import key_list
-from kvstore.arrow import array_of
+from kvstore.arrow import array_of, binary_array
 from kvstore.codec.decimals import decode_decimal, encode_decimal
 from kvstore.codec.ordered import frame
 from kvstore.codec.tuples import (
@@ -30,6 +31,7 @@ from kvstore.loops import contract
 from kvstore.loops.elements import decode_keys, encode_keys
 from kvstore.loops.single import KeyMaker, row_keys
 from kvstore.tables.definition import Column, Definition, KeyPart
+from kvstore.tables.exact import as_python
 from kvstore.tables.kinds import Kind
 from kvstore.tables.rows import array_made, cell_buffers
 
@@ -73,6 +75,41 @@ class KeyCodec:
         except ValueError:
             self._refuse(values)
 
+    def stored_key(self, values: Sequence[Any]) -> bytes:
+        """As `whole_key`, also of a row that cannot be read: bytes stand for a text that is no
+        UTF-8, and a number of days or units for a time that Python does not have."""
+        try:
+            return self.whole_key(values)
+        except UsageError:
+            if len(values) != len(self.columns) or None in values:
+                raise
+            elements = []
+            for column, part, value in zip(self.columns, self.parts, values, strict=True):
+                as_stored = replace(column.kind, stored=_stored_as_given(column.kind))
+                try:
+                    elements.append(_maker(as_stored, is_falling=part.is_falling)(value))
+                except ValueError:
+                    break
+            else:
+                return self.prefix + b"".join(elements)
+            raise
+
+    def named(self, key: bytes) -> str:
+        """A key by its columns, for errors: `k=7, day=...`. Any value is shown as `stored_key`
+        takes it; bytes that are no key are shown in hex."""
+        try:
+            arrays = self.arrays(binary_array([key]))
+        except CorruptionError:
+            return f"key {key.hex()}"
+        values = (f"{as_python(array, 0)!r:.100}" for array in arrays)
+        return ", ".join(
+            f"{column.name}={value}" for column, value in zip(self.columns, values, strict=True)
+        )
+
+    def require(self, keys: Sequence[bytes]) -> None:
+        """Raise `CorruptionError` for bytes that are no key."""
+        self.arrays(binary_array(keys))
+
     def whole_keys(self, keys: Iterable[Any]) -> list[bytes]:
         """The keys of many tuples, or of the values of a key of one column."""
         return [
@@ -108,7 +145,8 @@ class KeyCodec:
         return keys
 
     def arrays(self, keys: pa.Array) -> list[pa.Array]:
-        """The columns of keys. Raises `CorruptionError` for bytes that are no key."""
+        """The columns of keys. Raises `CorruptionError` for bytes that are no key. A key of an
+        older release may have values that its columns do not hold."""
         made, ends = self._decoded(keys, len(self.columns))
         _, offsets, _ = keys.buffers()
         bounds = np.frombuffer(offsets or b"", np.int32)
@@ -235,6 +273,19 @@ def _maker(kind: Kind, *, is_falling: bool) -> _OneElement:
     return falling if is_falling else rising
 
 
+def _stored_as_given(kind: Kind) -> Callable[[Any], Any]:
+    """As `kind.stored`, and what `as_python` gives for a value that the column does not hold."""
+
+    def stored(value: Any) -> Any:
+        if kind.way == contract.TEXT and isinstance(value, bytes):
+            return value
+        if pa.types.is_temporal(kind.type) and type(value) is int and -SIGN <= value < SIGN:
+            return value
+        return kind.stored(value)
+
+    return stored
+
+
 def _plain_maker(kind: Kind) -> _OneElement:
     stored, tag = kind.stored, kind.tag
     number, pack = tag[0], _TAGGED.pack
@@ -284,14 +335,16 @@ def _key_array(column: Column, buffers: contract.Made, count: int, where: str) -
     """A column of a key from its buffers."""
     kind = column.kind
     if kind.key_kind == contract.WHOLE:
-        from_cell = _decimal_values(array_made(pa.binary(), buffers, count, where))
-        return pa.array(from_cell, kind.type)
+        try:
+            return pa.array(_decimal_values(array_made(pa.binary(), buffers, count)), kind.type)
+        except pa.ArrowInvalid as error:
+            raise CorruptionError(f"{where}, column {column.name!r}", str(error)) from error
     if kind.key_kind in (contract.SIGNED, contract.UNSIGNED, contract.DOUBLE):
         if kind.width == 8:
-            return array_made(kind.type, buffers, count, where)
+            return array_made(kind.type, buffers, count)
         wide = pa.float64() if kind.key_kind == contract.DOUBLE else pa.int64()
         narrow = kind.type if pa.types.is_primitive(kind.type) else kind.storage
-        found = array_made(wide, buffers, count, where)
+        found = array_made(wide, buffers, count)
         try:
             if not pa.types.is_integer(narrow) and kind.key_kind == contract.SIGNED:
                 found = found.cast(pa.int32())
@@ -299,8 +352,8 @@ def _key_array(column: Column, buffers: contract.Made, count: int, where: str) -
         except pa.ArrowInvalid as error:
             raise CorruptionError(f"{where}, column {column.name!r}", str(error)) from error
     if kind.key_kind == contract.FRAMED and kind.width:
-        return array_made(pa.binary(), buffers, count, where).cast(kind.type)
-    return array_made(kind.type, buffers, count, where)
+        return array_made(pa.binary(), buffers, count).cast(kind.type)
+    return array_made(kind.type, buffers, count)
 
 
 def _decimal_values(cells: pa.Array) -> list[Any]:

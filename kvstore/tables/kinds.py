@@ -13,12 +13,12 @@
     other timestamps, time, duration  4 or 8 bytes      10                                see below
     uuid                              16 bytes          70                                UUID
 
-A timestamp with a zone takes aware datetimes, one without takes naive ones. A timestamp of
-nanoseconds takes `Timestamp` and other integers too, and gives integers, because a datetime has
+A timestamp with a zone takes aware datetimes, one without takes naive ones. Columns that count
+nanoseconds take `Timestamp` and other integers too, and give integers, because a datetime has
 microseconds.
 
 Invariants
-1. A value that the type cannot hold exactly is refused, except that a float32 rounds.
+1. A value that the type cannot hold exactly is refused. `exact.py` has the rule.
 """
 
 from __future__ import annotations
@@ -51,6 +51,23 @@ class Kind:
     value: Callable[[Any], Any] | None
     key_kind: int
     tag: bytes
+    least: int | None = None
+    most: int | None = None
+    """The least and the greatest number of days or units that a value of Python has, both included.
+    None where the type of Arrow has the same range."""
+
+    @property
+    def remedy(self) -> str:
+        """What to do with a value that a column of this kind does not hold."""
+        if self.way == contract.TEXT:
+            return "a text is UTF-8: decode it first, or make the column binary"
+        if self.least is None or not pa.types.is_temporal(self.type):
+            return "convert it first, or widen the column"
+        if pa.types.is_time(self.type):
+            return "a time of day lies below 24:00, in whole units of the column"
+        if pa.types.is_duration(self.type):
+            return "a duration has whole units of the column, and at most 999,999,999 days"
+        return "use years 1 to 9999, in whole units of the column, and null for what never ends"
 
     @property
     def key_width(self) -> int:
@@ -166,7 +183,8 @@ def _decimal(type_: pa.DataType) -> Kind:
 
 
 def _day(type_: pa.DataType) -> Kind:
-    return Kind(type_, type_, 4, "i", cells.day, cells.day_of, contract.SIGNED, tuples.DAY)
+    made = cells.day, cells.day_of
+    return Kind(type_, type_, 4, "i", *made, contract.SIGNED, tuples.DAY, *cells.DAYS)
 
 
 def _timestamp(type_: pa.DataType) -> Kind:
@@ -174,19 +192,22 @@ def _timestamp(type_: pa.DataType) -> Kind:
     tag = tuples.INSTANT if is_aware and type_.unit == "us" else tuples.INTEGER
     stored = cells.instant(type_.unit, is_aware=is_aware)
     value = cells.instant_of(type_.unit, is_aware=is_aware)
-    return Kind(type_, type_, 8, "q", stored, value, contract.SIGNED, tag)
+    bounds = cells.moments(type_.unit)
+    return Kind(type_, type_, 8, "q", stored, value, contract.SIGNED, tag, *bounds)
 
 
 def _time(type_: pa.DataType) -> Kind:
     width = type_.bit_width // 8
     stored, value = cells.time_of_day(type_.unit), cells.time_of_day_of(type_.unit)
     code = "i" if width == 4 else "q"
-    return Kind(type_, type_, width, code, stored, value, contract.SIGNED, tuples.INTEGER)
+    bounds = 0, cells.day_units(type_.unit) - 1
+    return Kind(type_, type_, width, code, stored, value, contract.SIGNED, tuples.INTEGER, *bounds)
 
 
 def _duration(type_: pa.DataType) -> Kind:
     stored, value = cells.duration(type_.unit), cells.duration_of(type_.unit)
-    return Kind(type_, type_, 8, "q", stored, value, contract.SIGNED, tuples.INTEGER)
+    bounds = cells.lengths(type_.unit)
+    return Kind(type_, type_, 8, "q", stored, value, contract.SIGNED, tuples.INTEGER, *bounds)
 
 
 def _is_text(type_: pa.DataType) -> bool:

@@ -62,7 +62,6 @@ def open_table(
 ) -> Table:
     """See `Store.table`."""
     require_name(name)
-    parts.reserve.require_free(parts.committer.where)
     rows = StoreRows(store, catalogue, parts)
     made = arguments_given(name, schema, key, indexes, event_time)
     if made is None:

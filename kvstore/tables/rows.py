@@ -41,8 +41,9 @@ def cell_buffers(column: pa.Array, width: int) -> Column:
     return 0, valid, column.offset, rest[1], rest[0]
 
 
-def array_made(type_: pa.DataType, made: Made, count: int, where: str) -> pa.Array:
-    """The array of a type whose buffers the loops made."""
+def array_made(type_: pa.DataType, made: Made, count: int) -> pa.Array:
+    """The array of a type whose buffers the loops made. Rows of older releases may hold what a
+    column does not: texts that are no UTF-8, and times outside of its range."""
     kind = kind_of(type_)
     valid, data, ends = made
     is_full = valid.count(b"\xff") == len(valid)
@@ -50,11 +51,6 @@ def array_made(type_: pa.DataType, made: Made, count: int, where: str) -> pa.Arr
     if ends is not None:
         buffers.insert(1, pa.py_buffer(ends))
     found = pa.Array.from_buffers(kind.storage, count, buffers, 0 if is_full else -1)
-    if kind.storage == pa.string():
-        try:
-            found.validate(full=True)
-        except pa.ArrowInvalid as error:
-            raise CorruptionError(where, f"a text is no UTF-8: {error}") from error
     if kind.storage == kind.type:
         return found
     if isinstance(type_, pa.BaseExtensionType):
@@ -98,7 +94,7 @@ class RowCodec:
             *(self.number, self.widths, places, self._where),
         )
         return [
-            array_made(self.kinds[place].type, buffers, len(values), self._where)
+            array_made(self.kinds[place].type, buffers, len(values))
             for place, buffers in zip(places, made, strict=True)
         ]
 

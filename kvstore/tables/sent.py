@@ -21,6 +21,7 @@ import pyarrow as pa
 
 from kvstore.errors import CorruptionError, FormatVersionError, TableAlteredError, UsageError
 from kvstore.tables.codec import TableCodec, UnknownLayoutError, default_value
+from kvstore.tables.conform import conform
 from kvstore.tables.definition import Definition
 from kvstore.tables.evolve import Alteration, alter, named_parts, unique
 from kvstore.tables.sources import RowChange, RowReader
@@ -90,11 +91,11 @@ def sent_change(
         if values:
             keys = [key for key, value in rows.items() if value is not None]
             batch = codec.decode(pa.array(keys, pa.binary()), pa.array(values, pa.binary()))
-            _require_values(codec, batch)
+            batch = conform(codec.definition, batch)
             change = put_batches(codec, reader, [batch], replaced)
         for key, value in rows.items():
             if value is None:
-                codec.key.values(key)
+                codec.key.require([key])
                 change.gone += delete_row(codec, reader, key).gone
     except UnknownLayoutError:
         raise TableAlteredError(codec.definition.name) from None
@@ -106,11 +107,3 @@ def sent_change(
         raise UsageError(f"a row that was sent: {error.what}", "use an older release") from error
     change.expires = None if due is None else Timestamp(due)
     return change
-
-
-def _require_values(codec: TableCodec, batch: pa.RecordBatch) -> None:
-    """Raise `UsageError` for a null in a column that takes none."""
-    for column in codec.definition.columns:
-        if not column.is_nullable and batch.column(column.name).null_count:
-            where = f"{codec.definition.where}, column {column.name!r}"
-            raise UsageError(f"{where} is null", "it takes no null: give it a value")

@@ -24,6 +24,7 @@ import pyarrow as pa
 from kvstore.errors import UsageError
 from kvstore.joins.side import Answers, Asked, Search, Side
 from kvstore.joins.sources import Piece
+from kvstore.tables.changing import two_named
 from kvstore.tables.codec import TableCodec
 from kvstore.tables.conform import key_values
 
@@ -52,6 +53,7 @@ class TableSide:
 
     def choose(self, columns: Sequence[str]) -> TableSide:
         """The side with these columns of the table."""
+        self._require_once(columns)
         return TableSide(self._stored, self._codec, columns)
 
     @property
@@ -76,8 +78,13 @@ class TableSide:
     @contextmanager
     def opened(self) -> Iterator[TableAnswers]:
         """Hold the history that is kept."""
+        self._require_once(self._columns)
         with self._stored.opened() as answers:
             yield TableAnswers(answers, self._codec, self._columns)
+
+    def _require_once(self, columns: Sequence[str]) -> None:
+        if ROW_TIMESTAMP in columns:  # of a table of an older release
+            raise two_named(self._codec, ROW_TIMESTAMP)
 
 
 class TableAnswers:

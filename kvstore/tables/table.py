@@ -18,7 +18,7 @@ from kvstore.span import Span
 from kvstore.tables.building import build_index
 from kvstore.tables.changing import RowImages, change_schema, changed_batches, require_images
 from kvstore.tables.classes import row_of
-from kvstore.tables.codec import TableCodec, UnknownLayoutError, dicts
+from kvstore.tables.codec import TableCodec, UnknownLayoutError, each_dict
 from kvstore.tables.collected import CollectedRows
 from kvstore.tables.conform import batches_of
 from kvstore.tables.evolve import Added, Alteration, IndexColumns, named_parts
@@ -137,15 +137,15 @@ class Table:
         limit: int | None = None,
     ) -> pa.RecordBatchReader:
         """The rows whose key begins with the values `key`, in key order, as typed batches. Columns
-        that are not asked for are not decoded. Memory is bounded."""
+        that are not asked for are not decoded. Memory is bounded. Raises `CorruptionError` that
+        names the first row that cannot be read, behind the rows before it."""
         require_limit(limit)
         rows = self._reader()
         span = Span.of_prefix(rows.codec(self.name, as_of).key.key(key))
         batches = rows.batches(span, as_of, reverse=reverse, limit=limit)
         codec = rows.codec(self.name, as_of)  # of the time that the scan has picked, or later
         schema = codec.schema_of(columns)
-        decoded = (codec.decode(batch.column(0), batch.column(1), columns) for batch in batches)
-        return pa.RecordBatchReader.from_batches(schema, decoded)
+        return pa.RecordBatchReader.from_batches(schema, codec.decoded(batches, columns))
 
     def rows(
         self,
@@ -157,7 +157,7 @@ class Table:
     ) -> Iterator[Any]:
         """The rows of `scan`, one by one."""
         reader = self.scan(*key, as_of=as_of, columns=columns, reverse=reverse, limit=limit)
-        found = chain.from_iterable(map(dicts, reader))
+        found = chain.from_iterable(map(each_dict, reader))
         return found if columns is not None or self._model is None else map(self._made, found)
 
     def find(
@@ -324,7 +324,7 @@ class Table:
         found: Timestamp | None = rows.store.persist(rows.codec(self.name).key.whole_key(key))
         return found
 
-    def update(self, *key: Any, **columns: Any) -> Timestamp | None:
+    def update(self, /, *key: Any, **columns: Any) -> Timestamp | None:
         """Set some columns of a row, which does not expire afterwards even if it did before. Raises
         `UsageError` for a row that does not exist, and for a column of the key."""
         if not columns:
@@ -347,8 +347,11 @@ class Table:
         return self._write(make, is_checked=True)
 
     def delete(self, *key: Any) -> Timestamp | None:
-        """Delete a row, whether or not it exists. Its history stays."""
-        return self._write(lambda codec, rows: delete_row(codec, rows, codec.key.whole_key(key)))
+        """Delete a row, whether or not it exists. Its history stays.
+
+        A row of an older release may have a key that no value of Python is: bytes stand for a text
+        that is no UTF-8, a number of days or units for a time, as errors name them."""
+        return self._write(lambda codec, rows: delete_row(codec, rows, codec.key.stored_key(key)))
 
     def alter(
         self,

@@ -133,7 +133,7 @@ class Tidying:
     def _fits_once(self, codec: TableCodec, index: Index, key: bytes, entry: bytes) -> bool:
         since = self._committer.since
         for _, at, value in self._versions.history(key):
-            if value is not None and codec.entry(index, codec.to_dict(key, value)) == entry:
+            if value is not None and entry in codec.entries_of(key, value):
                 return True
             if at <= since:  # older versions are garbage
                 break

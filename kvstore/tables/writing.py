@@ -7,6 +7,10 @@ GC of tables deletes the others.
 Invariants
 1. A commit that sets a row sets its entries too, in every index of the newest definition.
 2. An entry is deleted only by a commit that sets its row to other values, or deletes it.
+3. A row is deleted and replaced whatever it holds: the old row is read as its bytes, because an
+   older release may have stored what no column holds.
+4. Values of a unique index are compared as the bytes of its entries: all NaN are one value, and so
+   are 0.0 and -0.0.
 """
 
 from __future__ import annotations
@@ -16,11 +20,12 @@ from typing import Any
 
 import pyarrow as pa
 
-from kvstore.errors import NotUniqueError
+from kvstore.errors import CorruptionError, NotUniqueError, UsageError
 from kvstore.limits import SCAN_CHUNK
 from kvstore.span import Span
-from kvstore.tables.codec import TableCodec
+from kvstore.tables.codec import TableCodec, UnknownLayoutError
 from kvstore.tables.definition import Index
+from kvstore.tables.exact import as_python
 from kvstore.tables.sources import RowChange, RowReader
 
 
@@ -38,8 +43,7 @@ def delete_row(codec: TableCodec, reader: RowReader, key: bytes) -> RowChange:
     """Delete one row."""
     change = RowChange(gone=[key])
     if codec.definition.indexes and (old := reader.get(key)) is not None:
-        row = codec.to_dict(key, old)
-        change.gone += [codec.entry(index, row) for index in codec.definition.indexes]
+        change.gone += codec.entries_of(key, old)
     return change
 
 
@@ -48,15 +52,14 @@ def _replace(
 ) -> None:
     """Add the entries of a row that is set, and delete the entries of the row that it replaces."""
     old = reader.get(key)
-    before = None if old is None else codec.to_dict(key, old)
-    for index in codec.definition.indexes:
-        entry = codec.entry(index, row)
+    before = [] if old is None else codec.entries_of(key, old)
+    entries = [codec.entry(index, row) for index in codec.definition.indexes]
+    for index, entry in zip(codec.definition.indexes, entries, strict=True):
         if index.is_unique:
-            _require_unique(codec, reader, index, row, key)
+            _require_unique(codec, reader, index, row, key, entry)
         change.keys.append(entry)
         change.values.append(b"")
-        if before is not None and (stale := codec.entry(index, before)) != entry:
-            change.gone.append(stale)
+    change.gone += [stale for stale in before if stale not in entries]
 
 
 def put_batches(
@@ -69,7 +72,7 @@ def put_batches(
     same commit sets or deletes the rows of `replaced`: what they are now takes no value of a unique
     index."""
     change = RowChange()
-    seen: dict[tuple[Any, ...], bytes] = {}
+    seen: dict[bytes, bytes] = {}
     indexes = codec.definition.indexes
     for batch in _pieces(batches):
         keys, values = (column.to_pylist() for column in codec.encode(batch))
@@ -80,41 +83,47 @@ def put_batches(
             change.keys += found
             change.values += [b""] * len(found)
             if index.is_unique:
-                _require_unique_batch(codec, reader, index, batch, keys, seen, replaced)
+                _require_unique_batch(codec, reader, index, batch, keys, found, seen, replaced)
         if indexes:
             change.gone += _stale(codec, reader, keys, entries)
     return change
 
 
 def put_rows(codec: TableCodec, reader: RowReader, rows: Iterable[Mapping[str, Any]]) -> RowChange:
-    """Set rows. The last row of a key wins."""
+    """Set rows. The last row of a key wins. An error names a row by its place, from 0 on."""
     change = RowChange()
-    seen: dict[tuple[Any, ...], bytes] = {}
-    for row in rows:
-        each = put_row(codec, reader, row)
-        _require_distinct(codec, seen, each.keys[0], each.values[0])
+    seen: dict[bytes, bytes] = {}
+    for at, row in enumerate(rows):
+        try:
+            each = put_row(codec, reader, row)
+        except NotUniqueError:
+            raise
+        except UsageError as error:
+            raise UsageError(f"{error.what}, in row {at}", error.remedy) from error
+        _require_distinct(codec, seen, each)
         change.keys += each.keys
         change.values += each.values
         change.gone += each.gone
     return change
 
 
-def _require_distinct(
-    codec: TableCodec, seen: dict[tuple[Any, ...], bytes], key: bytes, value: bytes
-) -> None:
+def _require_distinct(codec: TableCodec, seen: dict[bytes, bytes], change: RowChange) -> None:
     """Raise `NotUniqueError` if a row of `seen` has the values of this one in a unique index."""
-    for index in codec.definition.indexes:
+    key, *entries = change.keys
+    for index, entry in zip(codec.definition.indexes, entries, strict=True):
         if index.is_unique:
-            row = codec.to_dict(key, value)
-            values = [row[name] for name in codec.definition.parts_named(index.parts)]
-            first = seen.setdefault((index.number, *values), key)
-            if None not in values and first != key:
-                raise not_unique(codec, index, values, _key_row(codec, first))
+            first = seen.setdefault(value_part(codec, key, entry), key)
+            if first != key:
+                row = codec.to_dict(key, change.values[0])
+                values = [row[name] for name in codec.definition.parts_named(index.parts)]
+                if None not in values:
+                    raise not_unique(codec, index, values, first)
 
 
-def _key_row(codec: TableCodec, key: bytes) -> dict[str, Any]:
-    names = (column.name for column in codec.key.columns)
-    return dict(zip(names, codec.key.values(key), strict=True))
+def value_part(codec: TableCodec, key: bytes, entry: bytes) -> bytes:
+    """The beginning of the entry of a row: the prefix of the index, and the values of its
+    columns."""
+    return entry[: len(entry) - (len(key) - len(codec.key.prefix))]
 
 
 def _pieces(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -135,7 +144,12 @@ def _stale(
     if not pairs:
         return []
     columns = [pa.array(list(column), pa.binary()) for column in zip(*pairs, strict=True)]
-    batch = codec.decode(*columns)
+    try:
+        batch = codec.decode(*columns, is_checked=False)
+    except UnknownLayoutError:
+        raise
+    except CorruptionError:
+        return [entry for pair in pairs for entry in codec.entries_of(*pair)]
     stale: list[bytes] = []
     for index in codec.definition.indexes:
         stale += codec.entries(index, batch).to_pylist()
@@ -146,15 +160,19 @@ def _stale(
 
 
 def _require_unique(
-    codec: TableCodec, reader: RowReader, index: Index, row: Mapping[str, Any], key: bytes
+    codec: TableCodec,
+    reader: RowReader,
+    index: Index,
+    row: Mapping[str, Any],
+    key: bytes,
+    entry: bytes,
 ) -> None:
     """Raise `NotUniqueError` if another row has the values of `row` in a unique index. The reads
     count as reads of the transaction, so that two of them cannot both pass."""
-    names = codec.definition.parts_named(index.parts)
-    values = [row[name] for name in names]
+    values = [row[name] for name in codec.definition.parts_named(index.parts)]
     if None in values:
         return
-    taken = other_row(codec, reader, index, values, key)
+    taken = other_row(codec, reader, index, value_part(codec, key, entry), key)
     if taken is not None:
         raise not_unique(codec, index, values, taken)
 
@@ -163,36 +181,34 @@ def other_row(
     codec: TableCodec,
     reader: RowReader,
     index: Index,
-    values: Sequence[Any],
+    values: bytes,
     key: bytes,
     replaced: Container[bytes] = (),
-) -> dict[str, Any] | None:
-    """A row with these values in an index, other than the rows of `key` and of `replaced`; None if
-    there is none."""
-    prefix = codec.index_codec(index).key(values)
-    for batch in reader.batches(Span.of_prefix(prefix), None, reverse=False, limit=None):
+) -> bytes | None:
+    """The key of a row whose entry in an index begins with `values`, other than the rows of `key`
+    and of `replaced`; None if there is none."""
+    at = codec.definition.indexes.index(index)
+    for batch in reader.batches(Span.of_prefix(values), None, reverse=False, limit=None):
         for entry in batch.column(0).to_pylist():
-            found = codec.key.prefix + entry[len(prefix) :]
+            found: bytes = codec.key.prefix + entry[len(values) :]
             if found == key or found in replaced:
                 continue
-            if (stored := reader.get(found)) is not None:
-                row = codec.to_dict(found, stored)
-                if codec.entry(index, row) == entry:
-                    return row
+            stored = reader.get(found)
+            if stored is not None and codec.entries_of(found, stored)[at : at + 1] == [entry]:
+                return found
     return None
 
 
 def not_unique(
-    codec: TableCodec, index: Index, values: Sequence[Any], taken: Mapping[str, Any]
+    codec: TableCodec, index: Index, values: Sequence[Any], taken: bytes
 ) -> NotUniqueError:
-    """The error of values that another row has."""
+    """The error of values that another row has, whose key is `taken`."""
     definition = codec.definition
     named = zip(definition.parts_named(index.parts), values, strict=True)
-    key = (f"{column.name}={taken[column.name]!r}" for column in definition.key_columns)
     return NotUniqueError(
         f"{definition.where}, index {index.name!r}",
         values=", ".join(f"{name}={value!r:.100}" for name, value in named),
-        other=", ".join(key),
+        other=codec.key.named(taken),
     )
 
 
@@ -202,17 +218,20 @@ def _require_unique_batch(
     index: Index,
     batch: pa.RecordBatch,
     keys: list[bytes],
-    seen: dict[tuple[Any, ...], bytes],
+    entries: list[bytes],
+    seen: dict[bytes, bytes],
     replaced: Container[bytes],
 ) -> None:
-    names = codec.definition.parts_named(index.parts)
-    columns = [batch.column(name).to_pylist() for name in names]
-    for key, *values in zip(keys, *columns, strict=True):
-        if None in values:
+    columns = [batch.column(name) for name in codec.definition.parts_named(index.parts)]
+    for row, (key, entry) in enumerate(zip(keys, entries, strict=True)):
+        if any(column.null_count and not column[row].is_valid for column in columns):
             continue
-        first = seen.setdefault((index.number, *values), key)
-        taken = other_row(codec, reader, index, values, key, replaced)
-        if first != key:
-            raise not_unique(codec, index, values, _key_row(codec, first))
-        if taken is not None:
-            raise not_unique(codec, index, values, taken)
+        values = value_part(codec, key, entry)
+        first = seen.setdefault(values, key)
+        taken = first
+        if first == key:
+            other = other_row(codec, reader, index, values, key, replaced)
+            if other is None:
+                continue
+            taken = other
+        raise not_unique(codec, index, [as_python(column, row) for column in columns], taken)

@@ -1,7 +1,7 @@
 """Random histories of a whole store, against the model: a hypothesis state machine to inherit.
 
-All verbs of a store run in random order, with tiny limits, with a clock that is set forward and
-back, and with restarts in between. Every answer must be the model's. At the end of each history the
+All verbs of a store run in random order, with a clock that is set forward and back, and with
+restarts in between. Every answer must be the model's. At the end of each history the
 ruling property is checked: the state at s plus the changes in (s, e] is the state at e.
 
     class MyMachine(StoreMachine):
@@ -17,9 +17,11 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+from collections.abc import Mapping
 from contextlib import ExitStack
 from datetime import timedelta
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pyarrow as pa
@@ -36,10 +38,8 @@ from kvstore.errors import (
 )
 from kvstore.span import Span
 from kvstore.store import Store
-from kvstore.testing.bounds import bounds
 from kvstore.testing.model import Model, Row, order, state_after
-from kvstore.testing.strategies import KEYS, keys, ops, spans, tiny_limits, values
-from kvstore.testing.strategies import bounds as span_bounds
+from kvstore.testing.strategies import KEYS, bounds, keys, ops, spans, values
 from kvstore.timestamp import TIMESTAMP_MAX
 
 START_NS = 1_000_000
@@ -47,6 +47,9 @@ START_NS = 1_000_000
 
 class StoreMachine(RuleBasedStateMachine):
     """One random history. `store` is open at `place`, `clock` is its clock, `model` its model."""
+
+    limits: Mapping[str, int] = MappingProxyType({})
+    """The limits of `kvstore.limits` that a subclass has set for this history."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -57,10 +60,8 @@ class StoreMachine(RuleBasedStateMachine):
         self.opened = ExitStack()
         self.opened.callback(shutil.rmtree, self.place)
 
-    @initialize(limits=tiny_limits)
-    def begin(self, limits: dict[str, int]) -> None:
-        self.limits = limits
-        self.opened.enter_context(bounds(limits))
+    @initialize()
+    def begin(self) -> None:
         self.store = self.open_store()
         self.opened.callback(lambda: self.store.close())
         self.opened.callback(self.check)
@@ -155,7 +156,7 @@ class StoreMachine(RuleBasedStateMachine):
         if there is not None:
             self.model.batch(self.store.upper - 1, [("delete", key, None)])
 
-    @rule(reads=st.sets(keys), bound=span_bounds, writes=ops, between=keys)
+    @rule(reads=st.sets(keys), bound=bounds, writes=ops, between=keys)
     def transaction(self, reads: set[bytes], bound: Any, writes: list[Any], between: bytes) -> None:
         """Another commit comes in between: it conflicts if, and only if, its key was read. Reads
         that are too many to remember are joined, and conflict with their neighbours too."""
@@ -226,7 +227,7 @@ class StoreMachine(RuleBasedStateMachine):
             self.model.clear(*span)
             self.store.clear_range(*span, compact=False)
 
-    @rule(data=st.data(), bound=span_bounds)
+    @rule(data=st.data(), bound=bounds)
     def revert_range(self, data: st.DataObject, bound: Any) -> None:
         then, now = self.model.state(to := self.time(data)), self.model.state(TIMESTAMP_MAX)
         start, end = bound
@@ -261,17 +262,12 @@ class StoreMachine(RuleBasedStateMachine):
         data=st.data(),
         asked=st.lists(keys, max_size=8),
         age_max=st.none() | st.integers(0, 3),
-        steps=st.sampled_from([0, 1, 1 << 62]),
     )
-    def join(
-        self, data: st.DataObject, asked: list[bytes], age_max: int | None, steps: int
-    ) -> None:
+    def join(self, data: st.DataObject, asked: list[bytes], age_max: int | None) -> None:
         times = [self.time(data) for _ in asked]
         labels = pa.table({"id": pa.array(asked, pa.binary()), "ts": pa.array(times, pa.int64())})
         max_age = None if age_max is None else timedelta(microseconds=age_max)
-        before = {} if "STEPS_BEFORE_SEEK" in self.limits else {"STEPS_BEFORE_SEEK": steps}
-        with bounds(before):
-            joined = self.store.join(labels, max_age=max_age).read_all()
+        joined = self.store.join(labels, max_age=max_age).read_all()
         self.check_join(joined, asked, times, None if age_max is None else age_max * 1000)
 
     def check_join(
@@ -310,7 +306,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(
         data=st.data(),
-        bound=span_bounds,
+        bound=bounds,
         reverse=st.booleans(),
         limit=st.none() | st.integers(0, 4),
     )
@@ -331,7 +327,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(
         data=st.data(),
-        bound=span_bounds,
+        bound=bounds,
         batch_rows=st.integers(1, 5),
         reverse=st.booleans(),
         limit=st.none() | st.integers(0, 4),
@@ -378,7 +374,7 @@ class StoreMachine(RuleBasedStateMachine):
                 return
             page = self.store.browsing.versions(key, page.next, limit=limit)
 
-    @rule(data=st.data(), bound=span_bounds, latest=st.booleans())
+    @rule(data=st.data(), bound=bounds, latest=st.booleans())
     def changes(self, data: st.DataObject, bound: Any, latest: bool) -> None:
         since, upto = sorted((self.time(data), self.time(data)))
         check_changes(self.store, self.model, since, upto, bound, latest=latest)

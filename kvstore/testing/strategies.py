@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from kvstore.testing.bounds import TINY
-
 KEYS = [
     b"",
     b"\x00",
@@ -44,13 +42,6 @@ ops = st.lists(
     max_size=8,
 )
 """Writes of one batch."""
-
-_names = st.sets(st.sampled_from(sorted(TINY)))
-tiny_limits = st.one_of(
-    st.just(set()), st.just(set()), _names, _names.map(lambda names: TINY.keys() - names)
-).map(lambda names: {name: TINY[name] for name in sorted(names)})
-"""Limits of `kvstore.limits` that a history runs with: the usual ones in half of the runs, in the
-others few or most of them tiny."""
 
 rows = st.dictionaries(keys, st.one_of(values, st.none()), min_size=1, max_size=8)
 """Rows of one import; None deletes."""

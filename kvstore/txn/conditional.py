@@ -40,7 +40,7 @@ class Conditional:
 
     def __init__(self, parts: Parts) -> None:
         self._versions, self._committer = parts.versions, parts.committer
-        self._reads, self._write_set = parts.reads, parts.reserve.write_set
+        self._reads = parts.reads
 
     def write_if(
         self,
@@ -80,7 +80,7 @@ class Conditional:
         self, key: bytes, *, durability: Durability | None, note: CommitNote | None = None
     ) -> bytes | None:
         """Delete `key` and return its value; None, with nothing written, if the key is absent."""
-        writes = self._write_set()
+        writes = WriteSet()
         writes.delete(key)
         found: bytes | None = None
 

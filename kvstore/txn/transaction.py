@@ -57,7 +57,7 @@ class Transactions(WithTables):
         super().__init__(parts)
         self.versions, self._index, self._committer = parts.versions, parts.index, parts.committer
         self._pins, self._imports = parts.pins, parts.imports
-        self.write_set, self.narrow = parts.reserve.write_set, parts.reserve.narrow
+        self.write_set, self.narrow = WriteSet, parts.reserve.narrow
         self._abandoned: deque[int] = deque()
         # The look-up of a child would answer from the values that are kept in memory.
         forks.own(self, parts.committer.where, endings=("end", "abandon"))

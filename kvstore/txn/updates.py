@@ -21,6 +21,7 @@ from typing import Final, TypeAlias
 from kvstore.arguments import require_integer
 from kvstore.commit import CommitNote, Durability
 from kvstore.errors import UsageError, printable
+from kvstore.mvcc.write import WriteSet
 from kvstore.parts import Parts
 from kvstore.span import RESERVED, require_key
 
@@ -40,7 +41,6 @@ class Updates:
 
     def __init__(self, parts: Parts) -> None:
         self._versions, self._committer = parts.versions, parts.committer
-        self._write_set = parts.reserve.write_set
 
     def update(
         self,
@@ -53,7 +53,7 @@ class Updates:
     ) -> bytes | None:
         """See `Store.update`. The new value expires at `due`."""
         key, change = require_key(key), require_change(change)
-        writes = self._write_set()
+        writes = WriteSet()
         if key >= RESERVED:
             writes.delete(key)  # refuses a key that no put could have
         committer, frontiers = self._committer, self._committer.frontiers

@@ -8,13 +8,14 @@
     epochs    they join, runs and times are in order, and each counts the events that are there
     expiries  none is due before the time that the schedule waits for
     records   frontiers, holds, clears and imports agree with each other and with the rows
+    tables    each live row can be read by the columns of its table
 
 The comparison of index and versions takes no memory. Each row of the index is looked up in `data`.
 In the other direction both sides are counted and summed as hashes of (key, time). Only if these
 differ, a second pass looks up each version in the index, to name the missing ones.
 
 Commits continue meanwhile, because their versions are newer than the verified ones. GC and clears
-wait.
+wait. A live reader does not follow its writer meanwhile, whose GC does not wait.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
 from functools import lru_cache
 
 from kvstore.changes.entry import (
@@ -64,6 +66,7 @@ from kvstore.verify.records import (
     check_stamps,
 )
 from kvstore.verify.report import Findings, StoreReport
+from kvstore.verify.tables import check_tables
 
 _HASH_MASK = (1 << 64) - 1
 _COMMITS_CACHED = 16
@@ -77,18 +80,23 @@ def verify(parts: Parts, *, progress: Callable[[int], None] | None = None) -> St
     started = time.perf_counter()
     pins, committer = parts.pins, parts.committer
     pin = pins.new()
+    # Another process sees no pin, so a live reader stands still until its walk has ended.
+    standing = committer.lock if committer.policy.is_live else nullcontext()
     try:
-        with committer.lock:
-            pins.keep(pin, committer.since, kind="verification")
-            walk = _Walk(parts)
-        walk.tell = progress or walk.tell
-        walk.data()
-        walk.index()
-        walk.compare()
-        walk.ranges()
-        walk.epochs()
-        walk.records()
-        check_expiries(walk.findings, committer)
+        with standing:
+            with committer.lock:
+                pins.keep(pin, committer.since, kind="verification")
+                walk = _Walk(parts)
+            walk.tell = progress or walk.tell
+            walk.data()
+            walk.index()
+            walk.compare()
+            walk.ranges()
+            walk.epochs()
+            walk.records()
+            check_expiries(walk.findings, committer)
+            if parts.reserve.has_tables:
+                check_tables(walk.findings, parts, walk.upto)
     finally:
         pins.let_go(pin, None)
     return StoreReport(
@@ -135,7 +143,7 @@ class _Walk:
         self.tell: Callable[[int], None] = lambda looked_at: None
         self._clears: tuple[Clear, ...] = parts.clears.all()
         self._cleared = newest_clears(self._clears)
-        self._upto = committer.upper - 1
+        self.upto = committer.upper - 1
         self._coming = committer.policy.coming
         self._floor: int = committer.since
         with self.findings.reading():
@@ -148,7 +156,7 @@ class _Walk:
         with self.findings.reading():
             self.stored_ranges.extend(stored_tombstones(self._engine))
             last = index.last()
-            if last > self._upto:
+            if last > self.upto:
                 self.findings.add("change index", f"has entries at {last}, not below upper")
             known = {s for found in index.generations.all() for s in found.every_stream()}
             for stream in index.stored_streams():
@@ -201,10 +209,10 @@ class _Walk:
                 self.findings.add(where, f"outside the spans of its import {suffix.hex()}")
             return
         timestamp = decode_suffix(suffix)
-        if self._upto < timestamp <= self._coming:
+        if self.upto < timestamp <= self._coming:
             return
-        if not 0 < timestamp <= self._upto:
-            self.findings.add(where, f"a version at {timestamp}, with upper at {self._upto + 1}")
+        if not 0 < timestamp <= self.upto:
+            self.findings.add(where, f"a version at {timestamp}, with upper at {self.upto + 1}")
         elif self._is_cleared(key, timestamp):
             self.findings.add(where, f"a version at {timestamp}, which had been cleared")
         elif timestamp > self._floor:
@@ -219,7 +227,7 @@ class _Walk:
         """The pass over the change index above the floor."""
         rows = 0
         with self.findings.reading():
-            for commit in self._index.read(since=self._floor, upto=self._upto):
+            for commit in self._index.read(since=self._floor, upto=self.upto):
                 self.chunks += 1
                 for row in commit.entry.rows():
                     self._row(row, commit)
@@ -269,7 +277,7 @@ class _Walk:
                 if is_reference(suffix):
                     continue
                 timestamp = decode_suffix(suffix)
-                if self._floor < timestamp <= self._upto:
+                if self._floor < timestamp <= self.upto:
                     key = unframe(framed)
                     if key not in keys_at(timestamp) and not self._is_cleared(key, timestamp):
                         self.findings.add(
@@ -291,7 +299,7 @@ class _Walk:
         if Fragments.of(self.stored_ranges) != fragments:
             self.findings.add("range tombstones", "in memory differ from the stored ones")
         for start, end, timestamp in self.stored_ranges:
-            if not (start < end and 0 < timestamp <= self._upto):
+            if not (start < end and 0 < timestamp <= self.upto):
                 self.findings.add(
                     f"range tombstone at {printable(start)}", f"ends or lies wrong, at {timestamp}"
                 )
@@ -318,7 +326,7 @@ class _Walk:
             self._meta,
             self._index,
             floor=self._floor,
-            upto=self._upto,
+            upto=self.upto,
         )
 
     def records(self) -> None:
@@ -329,7 +337,7 @@ class _Walk:
             check_hold(self.findings, hold, since)
         events = self._events if self._index_whole else None
         for record in self._records.values():
-            check_import(self.findings, record, events, floor=self._floor, upto=self._upto)
+            check_import(self.findings, record, events, floor=self._floor, upto=self.upto)
             whole = record.added is not None and record.added > since and not self._is_cut(record)
             check_rows(self.findings, record, self._rows[record.reference], is_whole=whole)
         check_key_lists(self.findings, self._meta, self._imports, self._committer)

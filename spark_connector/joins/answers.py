@@ -1,7 +1,7 @@
 """The columns that a join adds to the labels.
 
 value binary                 null where the key had no value, or one that is too old
-value_timestamp timestamp    the time of the version, cut to Spark's microseconds
+value_timestamp timestamp    the time of the version in microseconds, rounded up
 value_version bigint         the same in nanoseconds: exact
 """
 
@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from typing import Final
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark.sql.types import BinaryType, LongType, StructField, StructType, TimestampType
 
+from kvstore.arrow import to_microseconds
 from kvstore.errors import UsageError
 
 VALUE: Final = "value"
@@ -73,4 +73,4 @@ def added_columns(values: pa.Array, times: pa.Array, columns: Sequence[str]) -> 
 def time_column(times: pa.Array, *, is_exact: bool) -> pa.Array:
     """Times of versions: exact as integers of nanoseconds, otherwise as Spark's timestamps."""
     found = times.cast(pa.int64())
-    return found if is_exact else pc.divide(found, 1000).cast(pa.timestamp("us", tz="UTC"))
+    return found if is_exact else to_microseconds(found)

@@ -22,7 +22,7 @@ from kvstore.arguments import require_age
 from kvstore.clock import Clock
 from kvstore.errors import UsageError
 from kvstore.joins import OnGone
-from kvstore.timestamp import TimeLike, to_timestamp
+from kvstore.timestamp import TimeLike, reached, to_timestamp
 from spark_connector.access import Access, Address
 from spark_connector.joins.answers import added_fields
 from spark_connector.joins.table_rows import row_fields, row_key
@@ -122,7 +122,7 @@ def lookup_join(
         _labels(df, key, {AT: (F.lit(0), "as_of")}, None)
     found = plan(df.sparkSession, Access.of(source), time, table)
     require_nanoseconds("as_of", as_of, found.newest + 1)
-    at = F.lit(found.newest if time is None else time).cast("long")
+    at = F.lit(found.newest if time is None else reached(time, found.newest)).cast("long")
     labels = _labels(df, key, {AT: (at, "as_of")}, found.table)
     return _joined(df, labels, found, _Asked(key, "as_of", columns, prefix, None, "error"))
 
@@ -186,7 +186,8 @@ def _known(
         return {KNOWN: (column_of(df, known_at, _WHAT), "known_at")}
     at = found.newest
     if known_at is not None:
-        at = int(to_timestamp(known_at, name="known_at", now=Clock().wall_ns))
+        time = int(to_timestamp(known_at, name="known_at", now=Clock().wall_ns))
+        at = reached(time, found.newest)
     require_nanoseconds("known_at", known_at, found.newest + 1)
     return {KNOWN: (F.lit(at).cast("long"), "known_at")}
 

@@ -1,7 +1,7 @@
 """Labels that ask for rows of a table: their keys, and the typed columns that a join adds.
 
 the columns of the table     null where the label has no row, or one that is too old
-row_timestamp timestamp      the time of the row's version, cut to Spark's microseconds
+row_timestamp timestamp      the time of the row's version in microseconds, rounded up
 row_version bigint           the same in nanoseconds: exact
 """
 
@@ -16,7 +16,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql.types import LongType, StructField, StructType, TimestampType
 
 from kvstore.errors import UsageError
-from kvstore.tables.conform import same_values
+from kvstore.tables.exact import same_values
 from kvstore.tables.keys import KeyCodec
 from spark_connector.interfaces import arrow_function
 from spark_connector.joins.answers import fields_named, time_column
@@ -57,6 +57,12 @@ def row_fields(
         columns = [*names, TIMESTAMP]
     if isinstance(columns, str):
         raise UsageError(f"columns={columns!r}", "pass a list of names")
+    own = [name for name in columns if name in TIMES and name in table.codec.definition.by_name]
+    if own:
+        raise UsageError(
+            f"{table.where} has a column {own[0]!r}, and so has the answer of a join",
+            "name other columns in columns",
+        )
     typed = table.offered(changes=False, columns=[n for n in columns if n not in TIMES])
     offered = {field.name: StructField(field.name, field.dataType) for field in typed} | TIMES
     return fields_named([offered[name] for name in columns], labels, prefix)

@@ -26,6 +26,7 @@ from kvstore.errors import UsageError
 from kvstore.joins import OnGone
 from kvstore.span import Span
 from kvstore.splits import split_span
+from kvstore.timestamp import reached
 from spark_connector.access import Access
 from spark_connector.executors import asked
 from spark_connector.joins.answers import added_columns
@@ -79,6 +80,7 @@ def _planned(access: Access, as_of: int | None, table: str | None, split_bytes: 
     with open_origin(find(access), covering=[] if as_of is None else [as_of]) as origin:
         since, upper, _ = origin.frontiers(reaching=as_of or 0)
         if as_of is not None:
+            as_of = reached(as_of, upper - 1)
             require_readable(as_of, since=since, upper=upper)
         origin.keep(since if as_of is None else as_of)
         files = origin.files(upper - 1)

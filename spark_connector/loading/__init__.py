@@ -8,5 +8,5 @@ Floors, from the top:
     tables           the rows of a table
     rows             the rows of a load, in any order or sorted by key
     columns          the columns that a caller chooses
-    keys progress results
+    keys progress results planned
 """

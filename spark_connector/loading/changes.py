@@ -15,11 +15,16 @@ Invariants
 1. After the call, each key that the feed names, by itself or by a range, is as in the source at the
    end of the window. Applying a window again leaves the same state.
 2. The number of the micro-batch lies under `position`, in the commit of its changes, or in the log
-   entry of the push. So a batch that Spark repeats makes no second commit, and no second push.
+   entry of the push, with the stream and the plan of the micro-batch (`bulk/micro_batches.py`). So
+   a batch that Spark repeats makes no second commit, and no second push, and a batch of another
+   stream, or with other rows, is refused.
+
+    the key `position` := number | number " " query " " plan
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Mapping
 from typing import Final, overload
 
@@ -28,6 +33,7 @@ import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 from sortedcontainers import SortedDict
 
+from bulk.micro_batches import Origin
 from bulk.part import PartWriter
 from bulk.pushes import Push, Pushes, shard_of
 from bulk.pushes.log import MicroBatch
@@ -37,6 +43,7 @@ from kvstore.control.scripts import StoreOrClient
 from kvstore.errors import UsageError
 from kvstore.span import require_key
 from kvstore.timestamp import Timestamp
+from spark_connector.loading.planned import PLAN_DIGITS, planned_origin
 from spark_connector.releases import SOURCES, require
 
 _RANKS: Final[Mapping[str, int]] = {
@@ -49,6 +56,11 @@ _RANKS: Final[Mapping[str, int]] = {
 }
 _NEEDED: Final = ("key", "value", "_change_type", "_commit_version")
 _END: Final = "end_key"
+_ORDER: Final = ("_commit_version", "_rank")
+"""The columns by which changes are sorted: the order in which they took effect."""
+
+_DIGESTED_ROWS: Final = 1000
+"""Rows that are Python objects at one time while the plan is made of them."""
 
 
 @overload
@@ -87,58 +99,94 @@ def apply_changes(
     number of `shards` is as in `push`. All changes become visible at once, on each store.
     `position` is a key of the store that no other stream uses: it holds the number of the last
     micro-batch. In a push it names the stream. Pass it with the `batch_id` that `foreachBatch`
-    tells; then a repeated micro-batch is skipped. A stream with a new checkpoint location counts
-    anew and needs a position of its own: a number below the last one is refused. A store that was
-    restored from a backup needs such a stream, from a time before the backup: a number above the
-    next one is taken. Without `position` and `batch_id` a repeated window leaves the same state,
-    but is one more commit or push.
+    tells; then a repeated micro-batch is skipped. A stream with a new checkpoint location is
+    another one, which counts anew and needs a position of its own: its micro-batches are refused,
+    and so are a number below the last one, and the last number with other rows, as after a
+    checkpoint location was put back. A store that was restored from a backup needs a new stream,
+    from a time before the backup: a number above the next one is taken. Without `position` and
+    `batch_id` a repeated window leaves the same state, but is one more commit or push.
 
     The rows are collected in this process. Bound the micro-batches of a stream by
     `maxBytesPerTrigger`, and start a large store from a restored backup. Raises `UsageError` for a
-    frame that is no change feed, above `BATCH_BYTES_MAX`, for a micro-batch below the last one, and
-    for a push that clears more than 1,000 ranges of keys.
+    frame that is no change feed, above `BATCH_BYTES_MAX`, for a micro-batch that is neither the
+    last one again nor a later one of its stream, and for a push that clears more than 1,000
+    ranges of keys.
     """
-    feed = _feed(position, batch_id)
+    feed = _feed(changes, position, batch_id)
     require(SOURCES, "apply_changes")
     if isinstance(store, Pushes):
         return _pushed(changes, store, shards, feed)
     if shards != 1:
         raise UsageError(f"shards={shards} and a store", "pass shards with bulk.Pushes")
+    rows = None
     if feed is not None:
         found = store.get(feed.position)
-        if found is not None and _is_repeated(feed, _number(found, feed.position)):
-            return None
-    rows = _ordered(changes)
+        if found is not None:
+            last = _last(found, feed.position)
+            feed, rows = _with_plan(feed, last, changes)
+            if _is_repeated(feed, last):
+                return None
+    rows = _ordered(changes) if rows is None else rows
     if not rows.num_rows:
         return None
     with store.batch() as batch:
         for step in _steps(rows):
             step.add_to(batch)
         if feed is not None:
-            batch.put(feed.position, str(feed.number).encode())
+            origin = _planned(feed, rows).origin
+            batch.put(feed.position, f"{feed.number} {origin.text}".encode())
     return batch.timestamp
 
 
-def _feed(position: bytes | None, batch_id: int | None) -> MicroBatch | None:
+def _feed(changes: DataFrame, position: bytes | None, batch_id: int | None) -> MicroBatch | None:
     """The micro-batch that the caller names; None if he names none."""
     if (position is None) != (batch_id is None):
         raise UsageError("one of position and batch_id is given", "pass both, or neither")
     if position is None:
         return None
     require_key(position, name="position")
-    return MicroBatch(position, require_count(batch_id, name="batch_id", least=0))
+    number = require_count(batch_id, name="batch_id", least=0)
+    return MicroBatch(position, number, planned_origin(changes, number))
+
+
+def _with_plan(
+    feed: MicroBatch, last: MicroBatch, changes: DataFrame
+) -> tuple[MicroBatch, pa.Table | None]:
+    """The micro-batch with its plan, and its rows if they make the plan. Only a repetition that
+    Spark tells no offsets of is compared by its rows, which costs collecting them."""
+    if feed.origin.plan or feed.number != last.number:
+        return feed, None
+    rows = _ordered(changes)
+    return _planned(feed, rows), rows
+
+
+def _planned(feed: MicroBatch, rows: pa.Table) -> MicroBatch:
+    """The micro-batch, with a digest of its rows where Spark tells no offsets."""
+    if feed.origin.plan:
+        return feed
+    digest = hashlib.sha256()
+    ordered = rows.sort_by([(name, "ascending") for name in (*_ORDER, "key")])
+    for batch in ordered.to_batches(max_chunksize=_DIGESTED_ROWS):
+        digest.update(repr(batch.to_pydict()).encode())
+    plan = f"rows-{digest.hexdigest()[:PLAN_DIGITS]}"
+    return feed._replace(origin=feed.origin._replace(plan=plan))
 
 
 def _pushed(
     changes: DataFrame, pushes: Pushes, shards: int, feed: MicroBatch | None
 ) -> Push | None:
     """Push the last change of each key, and the ranges that were cleared."""
-    made = None if feed is None else pushes.of_feed(feed)
-    newest = None if made is None else made.feed
-    if feed is not None and newest is not None and _is_repeated(feed, newest.number):
-        return None
+    rows = None
+    if feed is not None:
+        made = pushes.of_feed(feed)
+        if made is not None and made.feed is not None:
+            feed, rows = _with_plan(feed, made.feed, changes)
+            if _is_repeated(feed, made.feed):
+                return None
+    rows = _ordered(changes) if rows is None else rows
+    feed = None if feed is None else _planned(feed, rows)
     last = LastChanges()
-    for step in _steps(_ordered(changes)):
+    for step in _steps(rows):
         step.add_to(last)
     if not last.values and not last.cleared:
         return None
@@ -240,24 +288,28 @@ def _ordered(changes: DataFrame) -> pa.Table:
     rows = rows.filter(pc.greater_equal(rows["_rank"], 0))
     if _END not in names and pc.any(pc.equal(rows["_rank"], _RANKS["delete_range"])).as_py():
         raise UsageError("the feed has range deletes, and no column end_key", "keep the column")
-    return rows.sort_by([("_commit_version", "ascending"), ("_rank", "ascending")])
+    return rows.sort_by([(name, "ascending") for name in _ORDER])
 
 
-def _is_repeated(feed: MicroBatch, last: int) -> bool:
+def _is_repeated(feed: MicroBatch, last: MicroBatch) -> bool:
     """Whether a micro-batch is the last one again. Spark repeats no other one, so a lower number
     belongs to a stream that counts anew, whose rows would be lost."""
-    if feed.number < last:
+    feed.require_same_stream(last)
+    if feed.number < last.number:
         raise UsageError(
-            f"micro-batch {feed.number} of {feed.position!r} comes behind micro-batch {last}",
+            f"micro-batch {feed.number} of {feed.position!r} comes behind micro-batch "
+            f"{last.number}",
             "pass another position: a new checkpoint location makes another stream",
         )
-    return feed.number == last
+    return feed.number == last.number
 
 
-def _number(found: bytes, position: bytes) -> int:
-    if not found.isdigit():
+def _last(found: bytes, position: bytes) -> MicroBatch:
+    """The last micro-batch, as the key `position` tells it."""
+    number, _, origin = found.partition(b" ")
+    if not number.isdigit() or not origin.isascii():
         raise UsageError(
             f"the key {position!r} holds {found[:20]!r}, and no number of a micro-batch",
             "pass a key of its own as position",
         )
-    return int(found)
+    return MicroBatch(position, int(number), Origin.of_text(origin.decode()))

@@ -30,6 +30,7 @@ from pyspark.sql.types import (
 from kvstore.codec import tuples
 from kvstore.codec.ordered import TERMINATOR
 from kvstore.errors import UsageError
+from kvstore.tables.exact import require_held
 from spark_connector.interfaces import arrow_function
 
 
@@ -110,6 +111,12 @@ def _doubles(column: pa.Array) -> pa.Array:
     return _tagged(tuples.DOUBLE, bits ^ flips)
 
 
+def _texts(column: pa.Array) -> pa.Array:
+    # A key with another text could not be decoded.
+    require_held(column, column.type, "a key column", 0)
+    return _framed(tuples.TEXT)(column)
+
+
 def _framed(tag: bytes) -> Callable[[pa.Array], pa.Array]:
     def encode(column: pa.Array) -> pa.Array:
         escaped = pc.replace_substring(column.cast(pa.binary()), b"\x00", b"\x00\xff")
@@ -151,7 +158,7 @@ _ENCODERS: tuple[tuple[Callable[[pa.DataType], bool], Callable[[pa.Array], pa.Ar
     (pa.types.is_signed_integer, _integers(tuples.INTEGER)),
     (pa.types.is_floating, _doubles),
     (_is_binary, _framed(tuples.BYTES)),
-    (_is_text, _framed(tuples.TEXT)),
+    (_is_text, _texts),
     (pa.types.is_date32, _days),
     (pa.types.is_timestamp, _instants),
 )

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pyspark.sql import Column, DataFrame
 
@@ -19,6 +19,7 @@ import bulk
 from bulk.bucket import BucketUrl
 from bulk.ingest import require_on_conflict
 from bulk.manifest import Manifest
+from bulk.micro_batches import Origin
 from bulk.remote import OnConflict
 from bulk.sort import Duplicates
 from kvstore.control.scripts import StoreOrClient, as_store
@@ -28,7 +29,7 @@ from kvstore.errors import (
     TableAlteredError,
     UsageError,
 )
-from kvstore.imports import INGEST_DIRECTORY
+from kvstore.imports import INGEST_DIRECTORY, ImportRecord
 from kvstore.store import Store
 from kvstore.tables import Table
 from kvstore.timestamp import Timestamp
@@ -38,6 +39,19 @@ from spark_connector.loading.columns import Columns
 from spark_connector.loading.progress import Progress
 from spark_connector.loading.rows import ImportRows
 from spark_connector.loading.tables import require_typed, rows_once, table_rows
+
+
+class OfBatch(NamedTuple):
+    """The micro-batch whose rows a load has: the name of its stream, its number, its origin."""
+
+    name: str
+    number: int
+    origin: Origin
+
+    def require_repeated(self, record: ImportRecord) -> None:
+        """Raise `UsageError` if a record with the id of this micro-batch is of another one."""
+        known = Origin.of_text(record.origin)
+        self.origin.require_repeated(repr(self.name), self.number, known)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +113,42 @@ def bulk_import(
 
     Raises `UsageError` on bad columns, duplicates and null keys or values; then no row is added.
     """
-    more: Any = {"import_id": import_id, "progress": progress, "max_bytes": max_bytes}
+    return load(
+        df,
+        store,
+        key,
+        value,
+        staging,
+        partitions,
+        on_conflict,
+        op=op,
+        splits=splits,
+        duplicates=duplicates,
+        order_by=order_by,
+        expires=expires,
+        import_id=import_id,
+        progress=progress,
+        max_bytes=max_bytes,
+    )
+
+
+def load(
+    df: DataFrame,
+    store: StoreOrClient | Table,
+    key: Columns | None = None,
+    value: Column | str | None = None,
+    staging: Address | None = None,
+    partitions: int | None = None,
+    on_conflict: OnConflict = "overwrite",
+    *,
+    op: Column | str | None = None,
+    splits: Sequence[bytes] | None = None,
+    duplicates: Duplicates = "error",
+    order_by: Column | str | None = None,
+    expires: Column | str | None = None,
+    **more: Any,
+) -> Timestamp:
+    """As `bulk_import`; `more` has the parameters of `run_import`."""
     if isinstance(store, Table):
         require_typed(store, duplicates, key, value, op, splits, order_by)
         return _table_import(df, store, staging, partitions, on_conflict, expires, **more)
@@ -134,14 +183,16 @@ def run_import(
     progress: Progress | None = None,
     check: Callable[[], None] | None = None,
     max_bytes: int | None = None,
+    of_batch: OfBatch | None = None,
 ) -> ImportReport:
     """Load `rows` as `bulk_import` does, and return a report.
 
     The seconds of the report are 0 if the job ran before. `check` is as in `bulk.ingest`.
+    `of_batch` is given by `batch_importer`.
     """
     require_on_conflict(on_conflict)
     with as_store(store) as into:  # a client whose files are elsewhere is refused before the build
-        known = None if import_id is None else _added_before(into, import_id)
+        known = None if import_id is None else _added_before(into, import_id, of_batch)
         place = _staging_place(into, staging)
     if known is not None:
         return known
@@ -149,7 +200,10 @@ def run_import(
     manifest = build_import(rows, place, import_id, progress, max_bytes, times)
     built = time.perf_counter()
     try:
-        stamp = bulk.ingest(store, place, on_conflict, True, check=check, times=times)
+        origin = "" if of_batch is None else of_batch.origin.text
+        stamp = bulk.ingest(
+            store, place, on_conflict, True, check=check, times=times, origin=origin
+        )
     except (NotUniqueError, TableAlteredError):  # only other rows could continue
         with as_store(store) as into:
             into.imports.abort(manifest.import_id)
@@ -157,8 +211,12 @@ def run_import(
         raise
     except UsageError as error:
         if import_id is not None and isinstance(error, ImportRefusedError):
-            with as_store(store) as into:
-                known = _added_before(into, import_id)
+            try:
+                with as_store(store) as into:
+                    known = _added_before(into, import_id, of_batch)
+            except UsageError:
+                _remove(place)
+                raise
             if known is not None:  # another thread ran the same job meanwhile
                 _remove(place)
                 return known
@@ -218,8 +276,9 @@ def stage_import(
     return build_import(rows, staging_at(staging), import_id, progress, max_bytes)
 
 
-def _added_before(store: Store, import_id: int) -> ImportReport | None:
-    """The report of an import that was added before. Undoes one that a crash left half done."""
+def _added_before(store: Store, import_id: int, of_batch: OfBatch | None) -> ImportReport | None:
+    """The report of an import that was added before. Undoes one that a crash left half done. Raises
+    `UsageError` if the import is of another micro-batch."""
     with store.imports.alone(import_id):  # waits for another thread that is adding it
         known = store.imports.get(import_id)
     if known is None:
@@ -227,6 +286,8 @@ def _added_before(store: Store, import_id: int) -> ImportReport | None:
     if known.added is None:
         store.imports.abort(import_id)
         return None
+    if of_batch is not None:
+        of_batch.require_repeated(known)
     files = len(known.spans)
     return ImportReport(known.added, import_id, known.rows, files, known.size_bytes, 0.0, 0.0)
 

@@ -8,7 +8,7 @@ Invariants
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
@@ -18,9 +18,10 @@ from pyspark import TaskContext
 from pyspark.sql import Column, DataFrame
 
 from bulk.definitions import EncodedBy
-from bulk.encoded import due_column, key_text, stored_batches, stored_schema
+from bulk.encoded import key_text, stored_batches, stored_schema
 from bulk.pushes.rows import sharded_batches, sharded_schema
 from bulk.sort import Duplicates
+from kvstore.columns import due_column
 from kvstore.errors import KeyOrderError, UsageError
 from kvstore.tables import Table, TableCodec
 from kvstore.tables.conform import conform
@@ -40,6 +41,9 @@ class RowEncoder:
 
     table: str
     definition: bytes
+    names: tuple[str, ...]
+    """The names of the columns, without the due times. The batches of a task have numbers in their
+    place: Spark reads a dot and a backquote in a name as parts of the name."""
     expires: str | None = None
     shards: int | None = None
 
@@ -56,7 +60,7 @@ class RowEncoder:
         for batch in batches:
             try:
                 given, dues = self._timed(batch, first)
-                rows = conform(definition, given, first)
+                rows = conform(definition, _with_times(definition, given), first)
             except UsageError as error:
                 raise UsageError(f"{error.what}{_place()}", error.remedy) from None
             first += batch.num_rows
@@ -65,10 +69,10 @@ class RowEncoder:
 
     def _timed(self, batch: pa.RecordBatch, first: int) -> tuple[pa.RecordBatch, pa.Array | None]:
         """The columns of the table, and the due times as nanoseconds: null for rows that stay."""
+        given = batch.select(range(len(self.names))).rename_columns(list(self.names))
         if self.expires is None:
-            return batch, None
-        last = batch.num_columns - 1
-        return batch.select(range(last)), due_column(batch.column(last), self.expires, first)
+            return given, None
+        return given, due_column(batch.column(len(self.names)), self.expires, first)
 
 
 def table_rows(
@@ -85,10 +89,10 @@ def table_rows(
     values, and every column that takes no null. `expires` has the due times: an expression, or the
     name of one more column.
     """
-    name = None if expires is None else str(expires)
-    rows = df if expires is None else _with_dues(df, codec.definition, expires)
-    _require_columns(rows, codec.definition, has_dues=expires is not None)
-    encoder = RowEncoder(codec.definition.name, codec.stored, name, shards)
+    name, definition = None if expires is None else str(expires), codec.definition
+    rows, names = _numbered(df, definition, expires)
+    _require_columns(rows, definition, names)
+    encoder = RowEncoder(definition.name, codec.stored, names, name, shards)
     made = [EncodedBy.of(codec)]
     return ImportRows(rows, "key", "value", partitions=partitions, encoder=encoder, tables=made)
 
@@ -114,21 +118,41 @@ def rows_once(codec: TableCodec | None) -> Iterator[None]:
         raise UsageError(what, "remove duplicates: df.dropDuplicates") from error
 
 
-def _with_dues(df: DataFrame, definition: Definition, expires: Column | str) -> DataFrame:
-    """The rows with their due times in the last column. A named column that the table lacks has due
-    times alone."""
-    what = "the times at which rows expire"
-    rows = selected(df, [df["*"], column_of(df, expires, what).alias(_DUE)], what)
-    require_time(str(expires), rows.schema[_DUE].dataType)
-    is_more = isinstance(expires, str) and expires in df.columns
-    return rows.drop(expires) if is_more and expires not in definition.by_name else rows
+def _numbered(
+    df: DataFrame, definition: Definition, expires: Column | str | None
+) -> tuple[DataFrame, tuple[str, ...]]:
+    """The rows under numbers in the place of names, with their due times in the last column, and
+    the names. A named column that the table lacks has due times alone."""
+    rows, names = df, df.columns
+    if expires is not None:
+        what = "the times at which rows expire"
+        rows = selected(df, [df["*"], column_of(df, expires, what).alias(_DUE)], what)
+        require_time(str(expires), rows.schema.fields[-1].dataType)
+    rows = rows.toDF(*(f"column_{number}" for number in range(len(rows.columns))))
+    if isinstance(expires, str) and expires in names and expires not in definition.by_name:
+        rows = rows.drop(f"column_{names.index(expires)}")
+        names = [name for name in names if name != expires]
+    return rows, tuple(names)
 
 
-def _require_columns(df: DataFrame, definition: Definition, *, has_dues: bool) -> None:
-    schema = utc_schema(df.schema)
-    fields = list(schema)[: len(schema) - has_dues]
-    empty = [pa.array([], field.type) for field in fields]
-    conform(definition, pa.RecordBatch.from_arrays(empty, schema=pa.schema(fields)))
+def _require_columns(df: DataFrame, definition: Definition, names: Sequence[str]) -> None:
+    fields = list(utc_schema(df.schema))[: len(names)]
+    empty = pa.RecordBatch.from_arrays([pa.array([], each.type) for each in fields], list(names))
+    conform(definition, _with_times(definition, empty))
+
+
+def _with_times(definition: Definition, batch: pa.RecordBatch) -> pa.RecordBatch:
+    """The batch with times of day where it has what Spark reads them as: integers of
+    nanoseconds."""
+    columns = [
+        column.cast(pa.int64()).view(pa.time64("ns"))
+        if name in definition.by_name
+        and pa.types.is_time(definition.by_name[name].type)
+        and pa.types.is_signed_integer(column.type)
+        else column
+        for name, column in zip(batch.schema.names, batch.columns, strict=True)
+    ]
+    return pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
 
 
 def _place() -> str:

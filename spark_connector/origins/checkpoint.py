@@ -9,7 +9,7 @@ from datetime import timedelta
 import pyarrow as pa
 from typing_extensions import Self
 
-from backup.version_rows import row_batches
+from backup.version_rows import batches_in_order
 from kvstore.changes import Change
 from kvstore.engine import FileSpan
 from kvstore.joins import OnGone
@@ -57,12 +57,20 @@ class CheckpointOrigin:
         return self._store.requests.narrow(span)
 
     def points(
-        self, span: Span, *, since: int, upto: int, latest: bool, columns: Sequence[str], rows: int
+        self,
+        span: Span,
+        *,
+        since: int,
+        upto: int,
+        latest: bool,
+        columns: Sequence[str],
+        rows: int,
+        by_key: bool = False,
     ) -> Iterator[pa.RecordBatch]:
         changes = self._store.changes(
             since, upto, span.start, span.end, revisions="latest" if latest else "all"
         )
-        for batch in row_batches(change for change in changes if change.op != "delete_range"):
+        for batch in batches_in_order(each for each in changes if each.op != "delete_range"):
             yield batch.select(list(columns))
 
     def ranges(self, span: Span, *, since: int, upto: int, latest: bool) -> list[Change]:

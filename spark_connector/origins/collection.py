@@ -14,9 +14,11 @@ reading, or between two tasks, and the rows stay the same.
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from operator import itemgetter
 from typing import Any, Final
 
 import numpy as np
@@ -24,7 +26,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from typing_extensions import Self
 
-from backup.instants import covers, gone
+from backup.instants import covers, gone, instant_of
 from backup.shard import OP_DELETE_RANGE, OP_PUT, ShardBatch, ShardPart
 from backup.version_rows import range_rows
 from kvstore.changes import Change
@@ -53,6 +55,7 @@ SORTED_BYTES_MAX: Final = 32 << 20
 
 _RANGE_COLUMNS: Final = ["key", "timestamp", "op", "end_key"]
 _NEWEST_FIRST: Final = [("key", "ascending"), ("timestamp", "descending")]
+_OLDEST_FIRST: Final = [("key", "ascending"), ("timestamp", "ascending")]
 
 
 class CollectionOrigin:
@@ -69,9 +72,10 @@ class CollectionOrigin:
         self._chain = chain
         self._since = int(chain.since)
         if len(covering) == 1 and covering[0] < chain.since and chain.kept:
-            if not covers(chain, covering[0]):
+            kept = instant_of([chain], covering[0])
+            if not covers(chain, kept):
                 raise gone([chain], covering[0])
-            self._since = covering[0]  # a kept instant
+            self._since = kept  # a kept instant
         self._opened: dict[str, list[Group]] = {}
 
     def frontiers(self, reaching: int = 0) -> OriginFrontiers:
@@ -107,13 +111,23 @@ class CollectionOrigin:
             yield from table.select(list(columns)).to_batches(max_chunksize=rows)
 
     def points(
-        self, span: Span, *, since: int, upto: int, latest: bool, columns: Sequence[str], rows: int
+        self,
+        span: Span,
+        *,
+        since: int,
+        upto: int,
+        latest: bool,
+        columns: Sequence[str],
+        rows: int,
+        by_key: bool = False,
     ) -> Iterator[pa.RecordBatch]:
         if latest:
             # From the beginning of time the latest changes are the state, without deletions.
             found = self._newest(
                 span, since=since or -1, upto=upto, columns=columns, state=since == 0
             )
+        elif by_key:
+            found = self._oldest_first(span, since=since, upto=upto, columns=columns)
         else:
             found = self._all(span, since=since, upto=upto, columns=columns)
         for table in found:
@@ -212,6 +226,19 @@ class CollectionOrigin:
                 if group.may_hold(span):
                     yield points(group, needed, span, since=since, upto=upto)
 
+    def _oldest_first(
+        self, span: Span, *, since: int, upto: int, columns: Sequence[str]
+    ) -> Iterator[pa.Table]:
+        """All versions of the window by key, oldest first."""
+        needed = columns_with(columns, "key", "timestamp", "op")
+        runs = [
+            wanted
+            for groups in self._groups(since=since, upto=upto)
+            if (wanted := [group for group in groups if group.may_hold(span)])
+        ]
+        for part in _sortable_spans(runs, span):
+            yield from _sorted(runs, part, needed, since, upto)
+
     def _newest(
         self, span: Span, *, since: int, upto: int, columns: Sequence[str], state: bool
     ) -> Iterator[pa.Table]:
@@ -272,15 +299,14 @@ class CollectionOrigin:
         columns: Sequence[str],
     ) -> Iterator[pa.Table]:
         needed = columns_with(columns, "key", "timestamp", "op")
-        tables = [
-            points(group, needed, span, since=since, upto=upto)
-            for groups in runs
-            for group in groups
-            if group.may_hold(span)
-        ]
-        if not tables:
+        groups = [group for run in runs for group in run if group.may_hold(span)]
+        if not groups:
             return
-        table = pa.concat_tables(tables)
+        window: Any = {"since": since, "upto": upto}
+        if sum(group.size_bytes for group in groups) > 4 * SORTED_BYTES_MAX:
+            yield _newest_rows(groups, needed, span, **window)
+            return
+        table = pa.concat_tables([points(group, needed, span, **window) for group in groups])
         order = pc.sort_indices(table, _NEWEST_FIRST)
         yield first_of_each_key(table.take(order).combine_chunks(), None)
 
@@ -319,6 +345,75 @@ class CollectionOrigin:
         """The row groups of a batch that may hold rows of the window and the span."""
         runs = self._runs(batch, since=since, upto=upto)
         return [group for groups in runs for group in groups if group.may_hold(span)]
+
+
+def _newest_rows(
+    groups: Sequence[Group], columns: Sequence[str], span: Span, *, since: int, upto: int
+) -> pa.Table:
+    """The newest version of each key of a span. The versions are found by keys and times, and the
+    other columns are read of one row group at a time: older versions, which may be many and large,
+    are never in memory together."""
+    found = []
+    for number, group in enumerate(groups):
+        table = points(group, ["key", "timestamp", "op"], span, since=since, upto=upto)
+        table = table.append_column("group", pa.array(np.full(table.num_rows, number)))
+        found.append(table.append_column("row", pa.array(np.arange(table.num_rows))))
+    table = pa.concat_tables(found)
+    found.clear()
+    order = pc.sort_indices(table, _NEWEST_FIRST)
+    newest = first_of_each_key(table.take(order).combine_chunks(), None)
+    rows = []
+    for number in newest["group"].unique().to_pylist():
+        wanted = newest.filter(pc.equal(newest["group"], number))["row"]
+        table = points(groups[number], columns, span, since=since, upto=upto)
+        rows.append(table.take(wanted))
+    table = pa.concat_tables(rows) if rows else points(groups[0], columns, span, since=0, upto=0)
+    return table.take(pc.sort_indices(table, _NEWEST_FIRST[:1])).combine_chunks()
+
+
+def _sorted(
+    runs: Sequence[Sequence[Group]], span: Span, columns: Sequence[str], since: int, upto: int
+) -> Iterator[pa.Table]:
+    """The versions of a span by key, oldest first. A span whose rows are too many to be sorted at
+    once is cut at the key in its middle, and reads its row groups again."""
+    groups = [group for run in runs for group in run if group.may_hold(span)]
+    tables: list[pa.Table] = []
+    for group in groups:
+        tables.append(points(group, columns, span, since=since, upto=upto))
+        if sum(table.nbytes for table in tables) > SORTED_BYTES_MAX:
+            break
+    else:
+        if tables:
+            table = pa.concat_tables(tables)
+            yield table.take(pc.sort_indices(table, _OLDEST_FIRST)).combine_chunks()
+        return
+    tables.clear()
+    only = ["key", "timestamp", "op"]
+    each = (points(group, only, span, since=since, upto=upto)["key"].unique() for group in groups)
+    keys = pc.unique(pa.chunked_array(each, pa.binary()))
+    keys = keys.take(pc.sort_indices(keys))
+    if len(keys) > 1:
+        middle = keys[len(keys) // 2].as_py()
+        for half in (Span(span.start, middle), Span(middle, span.end)):
+            yield from _sorted(runs, half, columns, since, upto)
+    else:
+        yield from _of_one_key(runs, span, columns, since, upto)
+
+
+def _of_one_key(
+    runs: Sequence[Sequence[Group]], span: Span, columns: Sequence[str], since: int, upto: int
+) -> Iterator[pa.Table]:
+    """The versions of the one key of a span, oldest first. Holds a row group of each run."""
+
+    def versions(groups: Sequence[Group]) -> Iterator[tuple[int, pa.Table]]:
+        for group in reversed(groups):
+            if group.may_hold(span):
+                table = points(group, columns, span, since=since, upto=upto)
+                for row in reversed(range(table.num_rows)):
+                    yield table["timestamp"][row].as_py(), table.slice(row, 1)
+
+    for _, table in heapq.merge(*map(versions, runs), key=itemgetter(0)):
+        yield table
 
 
 def _file_spans(runs: Iterable[Sequence[Group]]) -> list[FileSpan]:

@@ -109,9 +109,19 @@ class Origin(Protocol):
         ...
 
     def points(
-        self, span: Span, *, since: int, upto: int, latest: bool, columns: Sequence[str], rows: int
+        self,
+        span: Span,
+        *,
+        since: int,
+        upto: int,
+        latest: bool,
+        columns: Sequence[str],
+        rows: int,
+        by_key: bool = False,
     ) -> Iterator[pa.RecordBatch]:
-        """The puts and deletes in the window `(since, upto]`."""
+        """The puts and deletes in the window `(since, upto]`. With `by_key` they come by key, those
+        of one key oldest first. Memory holds a bounded number of their bytes, also where all are of
+        one key."""
         ...
 
     def ranges(self, span: Span, *, since: int, upto: int, latest: bool) -> list[Change]:

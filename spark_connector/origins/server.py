@@ -100,7 +100,15 @@ class ServerOrigin:
             yield batch.select(list(columns))
 
     def points(
-        self, span: Span, *, since: int, upto: int, latest: bool, columns: Sequence[str], rows: int
+        self,
+        span: Span,
+        *,
+        since: int,
+        upto: int,
+        latest: bool,
+        columns: Sequence[str],
+        rows: int,
+        by_key: bool = False,
     ) -> Iterator[pa.RecordBatch]:
         def changed(rest: Span) -> pa.RecordBatchReader:
             return self._client.versions_batches(

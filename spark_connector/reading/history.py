@@ -1,7 +1,7 @@
 """The history of a store as a frame: its commits, imports, reverts and backups.
 
     version bigint         the time in nanoseconds: `versionAsOf` takes it
-    timestamp timestamp    the same, cut to microseconds
+    timestamp timestamp    the same in microseconds, rounded up
     operation string       commit | import | revert | backup
     id string              the id of an import
     rows bigint            the changed keys of a commit, and the rows of an import or a backup
@@ -19,6 +19,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  # as every Spark program has it
 
 from kvstore.span import RESERVED
+from kvstore.timestamp import TIMESTAMP_MAX
 from spark_connector.access import Access, Address
 from spark_connector.executors import asked
 from spark_connector.origins.opening import open_origin
@@ -67,7 +68,8 @@ def history(spark: SparkSession, source: Address) -> DataFrame:
         F.coalesce("rows", "changed").alias("rows"),
         "bytes",
     )
-    at = F.timestamp_micros(F.expr("version div 1000")).alias("timestamp")
+    rounded = F.least(F.expr("(version + 999) div 1000"), F.lit(TIMESTAMP_MAX // 1000))
+    at = F.timestamp_micros(rounded).alias("timestamp")
     rows = joined.unionByName(backups).select("version", at, "operation", "id", "rows", "bytes")
     return rows.orderBy(F.col("version").desc(), "operation")
 

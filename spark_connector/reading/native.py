@@ -41,7 +41,7 @@ from kvstore.errors import UsageError
 from kvstore.limits import ARROW_ROWS_MAX
 from kvstore.mvcc import Cover
 from kvstore.span import Span
-from kvstore.timestamp import TimeLike, to_timestamp
+from kvstore.timestamp import TimeLike, reached, to_timestamp
 from spark_connector.access import Access, Address
 from spark_connector.options import require_nanoseconds
 from spark_connector.origins.collection import CollectionOrigin
@@ -132,7 +132,7 @@ def read_collection(
     with CollectionOrigin(place, [] if asked is None else [asked]) as origin:
         oldest, upper, _ = origin.frontiers()
         require_nanoseconds("as_of", as_of, upper)
-        at = upper - 1 if asked is None else int(asked)
+        at = upper - 1 if asked is None else reached(int(asked), upper - 1)
         require_readable(at, since=oldest, upper=upper)
         span = origin.narrow(span)
         found = "native is False" if native is False else plan(origin, access, span, at)

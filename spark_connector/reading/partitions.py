@@ -64,7 +64,8 @@ class ReadPartition(InputPartition):
 
 
 def require_window(since: int, upto: int, *, oldest: int, upper: int, latest: bool) -> None:
-    """Raise unless the origin has all changes in `(since, upto]`."""
+    """Raise unless the origin has all changes in `(since, upto]`. The caller has put each time
+    through `kvstore.timestamp.reached`."""
     if since >= upper:
         raise NotYetWrittenError(as_of=Timestamp(since), upper=upper)
     if since > upto:
@@ -173,11 +174,18 @@ def read_partition(
     """The rows of a partition as batches of the asked schema, bounded in rows and bytes."""
     freeze_objects()
     table = partition.table
-    columns = stored_columns(schema.names) if table is None else table.stored_columns(schema.names)
+    changes = partition.since is not None
+    if table is None:
+        columns = stored_columns(schema.names)
+    else:
+        columns = table.stored_columns(schema.names, changes=changes)
     with plain_errors(), open_origin(partition.place) as origin:
         for batch in _stored(origin, partition, columns, options.batch_rows):
             for part in _bounded(batch, options.batch_bytes):
-                yield shaped(part, schema) if table is None else table.shaped(part, schema)
+                if table is None:
+                    yield shaped(part, schema)
+                else:
+                    yield table.shaped(part, schema, changes=changes)
 
 
 def _stored(

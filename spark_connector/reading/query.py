@@ -16,7 +16,7 @@ from pyspark.sql.types import StructType
 from kvstore.commit import require_readable
 from kvstore.errors import NotYetWrittenError, UsageError
 from kvstore.span import Span
-from kvstore.timestamp import Timestamp
+from kvstore.timestamp import Timestamp, reached
 from spark_connector.interfaces import DataSourceReader, InputPartition
 from spark_connector.options import ReadOptions
 from spark_connector.origins.opening import open_origin
@@ -52,7 +52,7 @@ def table_schema(options: ReadOptions) -> StructType:
     with open_origin(find(options.access), covering=[] if end is None else [end]) as origin:
         oldest, upper, _ = origin.frontiers(reaching=end or 0)
         options.require_nanoseconds(upper)
-        at = upper - 1 if end is None else end
+        at = upper - 1 if end is None else reached(end, upper - 1)
         require_readable(at, since=oldest, upper=upper)
         table = table_at(origin, options.table, at)
     return table.offered(changes=options.changes, columns=options.columns)
@@ -117,13 +117,14 @@ class QueryReader(DataSourceReader):
         end = options.upto if self._changes else options.as_of
         oldest, upper, _ = origin.frontiers(reaching=end or 0)
         options.require_nanoseconds(upper)
+        end = None if end is None else Timestamp(reached(end, upper - 1))
         if end is not None and end >= upper and not origin.place.is_server:
             raise NotYetWrittenError(as_of=Timestamp(end), upper=upper, remedy=_COPY_ENDS)
         if not self._changes:
-            as_of = upper - 1 if options.as_of is None else options.as_of
+            as_of = upper - 1 if end is None else end
             require_readable(as_of, since=oldest, upper=upper)
             return None, as_of
         assert options.since is not None, "__init__ has checked it"
-        upto = upper - 1 if options.upto is None else options.upto
-        require_window(options.since, upto, oldest=oldest, upper=upper, latest=options.latest)
-        return options.since, upto
+        since, upto = reached(options.since, upper - 1), upper - 1 if end is None else end
+        require_window(since, upto, oldest=oldest, upper=upper, latest=options.latest)
+        return since, upto

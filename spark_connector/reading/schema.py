@@ -7,7 +7,8 @@
               _change_type string      put | delete | delete_range; with images:
                                        insert | update_preimage | update_postimage | delete
               _commit_version bigint   the commit's timestamp in nanoseconds: exact
-              _commit_timestamp timestamp    the same, cut to Spark's microseconds
+              _commit_timestamp timestamp    the same in microseconds, rounded up: as a time of a
+                                             read it has the commit
 
 Spark compares the schema of the first batch, nullability included, with the schema that it asked
 for, and trusts all later batches. So every batch is built to the asked schema. Spark prunes no
@@ -21,7 +22,6 @@ from functools import cache
 from typing import Final
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark.sql.types import (
     BinaryType,
     LongType,
@@ -31,6 +31,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from kvstore.arrow import to_microseconds
 from kvstore.errors import UsageError
 from spark_connector.interfaces import utc_schema
 
@@ -130,8 +131,7 @@ def column_of_change(batch: pa.RecordBatch, name: str) -> pa.Array:
     if name == "_commit_version":
         return batch.column("timestamp")
     if name == "_commit_timestamp":
-        microseconds = pc.divide(batch.column("timestamp"), 1000)
-        return microseconds.cast(pa.timestamp("us", tz="UTC"))
+        return to_microseconds(batch.column("timestamp"))
     return batch.column(name)
 
 

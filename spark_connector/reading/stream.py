@@ -37,7 +37,7 @@ from pyspark.sql.types import StructType
 
 from kvstore.errors import HistoryGoneError, UsageError
 from kvstore.span import Span
-from kvstore.timestamp import NS_PER_SECOND, Timestamp
+from kvstore.timestamp import NS_PER_SECOND, Timestamp, reached
 from spark_connector.interfaces import (
     DataSourceStreamReader,
     InputPartition,
@@ -81,6 +81,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         frontiers = self._frontiers()
         self._options.require_nanoseconds(frontiers.upper)
         since = self._options.since
+        if since is not None:  # later commits of the same microsecond are not skipped
+            since = Timestamp(reached(since, frontiers.upper - 1))
         return _offset(since or 0, frontiers.store_id, state=since is None)
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802

@@ -86,6 +86,12 @@ class TypedRows:
         named = {field.name: field for field in added}
         definition = self.codec.definition
         names = [*definition.by_name, *named] if columns is None else columns
+        ours = [name for name in named if name in definition.by_name]
+        if columns is None and ours:
+            raise UsageError(
+                f"{self.where} has a column {ours[0]!r}, and so have its changes",
+                "name the other columns by the option columns",
+            )
         if len(set(names)) != len(names):
             raise UsageError(f"columns={','.join(names)}", "name each column once")
         fields = []
@@ -114,24 +120,28 @@ class TypedRows:
                     "leave the schema out, or begin the stream anew after an alteration",
                 )
 
-    def stored_columns(self, names: Sequence[str]) -> list[str]:
+    def stored_columns(self, names: Sequence[str], *, changes: bool) -> list[str]:
         """The stored columns that the asked columns are made of. The columns of the key need no
         value."""
         definition = self.codec.definition
         keys = {column.name for column in definition.key_columns}
-        of_rows = [name for name in names if name not in _CHANGE_NAMES]
+        of_rows = [name for name in names if not changes or name not in _CHANGE_NAMES]
         return ["key"] if keys.issuperset(of_rows) else ["key", "value"]
 
-    def shaped(self, batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-        """A batch of stored columns, turned into the asked columns."""
-        names = [name for name in schema.names if name not in _CHANGE_NAMES]
+    def shaped(
+        self, batch: pa.RecordBatch, schema: pa.Schema, *, changes: bool = False
+    ) -> pa.RecordBatch:
+        """A batch of stored columns, turned into the asked columns. A table may have columns that
+        are called as those of `changes`."""
+        ours = _CHANGE_NAMES if changes else frozenset[str]()
+        names = [name for name in schema.names if name not in ours]
         keys = batch.column("key")
         has_values = "value" in batch.schema.names
         values = batch.column("value") if has_values else pa.nulls(len(keys), pa.binary())
         rows = self.codec.decode(keys, values, names)
         columns = [
             column_of_change(batch, field.name)
-            if field.name in _CHANGE_NAMES
+            if field.name in ours
             else self._cast(rows.column(field.name), field, keys)
             for field in schema
         ]

@@ -13,6 +13,7 @@ from pyspark.sql import functions as F  # noqa: N812  # as every Spark program h
 
 from spark_connector.access import Access, Address
 from spark_connector.filters import Comparison, checked, to_text
+from spark_connector.loading.columns import quoted
 from spark_connector.releases import SOURCES, require
 
 
@@ -46,7 +47,7 @@ def read_where(
 
 
 def _condition(each: Comparison) -> Column:
-    column = F.col(each.column)
+    column = F.col(quoted(each.column))
     if each.operator == "in":
         return column.isin(*map(_of_spark, each.value)) if each.value else F.lit(False)
     value = F.lit(_of_spark(each.value))

@@ -63,7 +63,8 @@ def writer(access: Access, chain: str, times: SeedTimes) -> _Task:
                 return [write_batch(blob, desc, versions, rule=VERSIONS, names=names, beside=False)]
             except KeyOrderError as error:
                 raise UsageError(
-                    f"key {printable(error.key)} has two versions at one time", "drop one"
+                    f"key {printable(error.key)} has two versions at one time",
+                    "drop one: df.dropDuplicates",
                 ) from error
 
         return as_batches(work, *access.directories())

@@ -88,7 +88,7 @@ def merger(directory: Path, runs: Sequence[Run], spans: Sequence[Span]) -> _Task
         place = directory / f"files-{secrets.token_hex(8)}"
         with storage_errors(str(place)):
             place.mkdir()
-        return list(seed_files(place, merged(runs, span)))
+        return list(seed_files(place, merged(runs, span), "drop one: df.dropDuplicates"))
 
     def merge(numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for number in chain.from_iterable(batch.column(0).to_pylist() for batch in numbers):

@@ -27,8 +27,8 @@ from bulk.sst import SstFile
 from kvstore.engine.rocks import RocksEngine
 from kvstore.errors import RetryableError
 from kvstore.journal import Journal
-from kvstore.testing.bounds import bounds
 from tests.backup.histories import change
+from tests.harness.bounds import bounds
 
 CALLS = (
     "fsync", "link", "unlink", "remove", "rename", "replace", "mkdir",

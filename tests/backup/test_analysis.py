@@ -14,8 +14,8 @@ import pytest
 
 import backup
 import kvstore
-from kvstore.testing.seeds import seeded
 from tests.backup.histories import change
+from tests.harness.seeds import seeded
 
 CURRENT_STATE = """
     with version as (from read_parquet('{parts}')),

@@ -22,11 +22,11 @@ from kvstore.errors import (
 )
 from kvstore.limits import SCAN_CHUNK
 from kvstore.mvcc import OpenWriteSet
-from kvstore.testing.parts import parts_of
 from tests.backup.histories import (
     live_through,
     versions,
 )
+from tests.harness.parts import parts_of
 
 pytestmark = [pytest.mark.usefixtures("each_engine"), pytest.mark.tiny_limits]
 

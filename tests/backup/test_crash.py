@@ -23,10 +23,10 @@ import pytest
 import kvstore
 import kvstore.limits
 from backup import Collection
-from kvstore.testing.bounds import TINY, bounds, some_tiny
-from kvstore.testing.seeds import seeded
 from tests.backup import children
 from tests.backup.histories import versions
+from tests.harness.bounds import TINY, bounds, some_tiny
+from tests.harness.seeds import seeded
 
 
 class Depth(NamedTuple):

@@ -12,7 +12,6 @@ import backup
 import kvstore
 from backup.drills import Drill, newest_proof, with_drill
 from backup.shard import MemoryBlob, MemoryConsensus, Storage
-from backup.testing.faults import FaultRates, FaultyBlob, FaultyConsensus, Weather
 from kvstore.errors import (
     CorruptionError,
     HistoryGoneError,
@@ -22,6 +21,7 @@ from kvstore.errors import (
 )
 from kvstore.limits import DRILLS_KEPT
 from tests.backup.histories import flip_a_bit, live_through, parts_of
+from tests.harness.storage_faults import FaultRates, FaultyBlob, FaultyConsensus, Weather
 
 
 def test_random_instants_are_proved_against_the_source_and_recorded(

@@ -17,7 +17,7 @@ from backup import Collection
 from backup.reading.reader import CollectionReader
 from kvstore import ManualClock, Store, Timestamp
 from kvstore.testing.model import state_after
-from kvstore.testing.seeds import seeded
+from tests.harness.seeds import seeded
 
 pytestmark = pytest.mark.tiny_limits
 

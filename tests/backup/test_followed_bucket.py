@@ -19,11 +19,11 @@ import pytest
 import backup
 import kvstore
 from backup.overview import CollectionInfo
-from backup.testing.proxy import Answer, Proxy, Request
-from kvstore.testing.seeds import seeded
 from tests.backup import children
 from tests.backup.children import FollowerSays
 from tests.backup.test_reader_requests import url
+from tests.harness.proxy import Answer, Proxy, Request
+from tests.harness.seeds import seeded
 from tests.shard.conftest import s3_bucket, s3_options, s3_server
 
 __all__ = ["s3_bucket", "s3_server", "url"]

@@ -22,18 +22,18 @@ import backup
 import kvstore
 from backup import FollowStatus
 from backup.shard import MemoryBlob, MemoryConsensus, Storage
-from backup.testing.faults import FaultRates, FaultyBlob, FaultyConsensus, Weather
 from kvstore.clock import ManualClock
 from kvstore.errors import HistoryHeldError, UsageError
 from kvstore.limits import MERGE_FAN_IN
 from kvstore.storage import patience as patience_module
 from kvstore.storage.patience import Patience
-from kvstore.testing.bounds import bounds
-from kvstore.testing.forks import STATUS, reap
-from kvstore.testing.seeds import seeded
 from kvstore.timestamp import NS_PER_SECOND
 from tests.backup.children import follow_until_killed
 from tests.backup.histories import change
+from tests.harness.bounds import bounds
+from tests.harness.forks import STATUS, reap
+from tests.harness.seeds import seeded
+from tests.harness.storage_faults import FaultRates, FaultyBlob, FaultyConsensus, Weather
 
 SOON = timedelta(milliseconds=1)
 WAIT_S = 120

@@ -9,7 +9,7 @@ import kvstore
 from backup import Collection
 from backup.shard import MemoryBlob, MemoryConsensus, Storage
 from kvstore.limits import ROLLUP_EVERY
-from kvstore.testing.parts import parts_of
+from tests.harness.parts import parts_of
 
 
 class Counted:

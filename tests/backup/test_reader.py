@@ -16,7 +16,6 @@ import backup
 import kvstore
 from backup.reading.reader import CollectionReader
 from backup.shard import MemoryBlob, MemoryConsensus, Storage
-from backup.testing.faults import FaultRates, FaultyBlob, FaultyConsensus, Weather
 from kvstore.errors import (
     ClosedError,
     CorruptionError,
@@ -27,9 +26,10 @@ from kvstore.errors import (
 )
 from kvstore.storage.patience import Patience
 from kvstore.tables import Table
-from kvstore.testing.bounds import bounds
-from kvstore.testing.seeds import seeded
 from tests.backup.histories import KEYS, Instants, live_through, parts_of
+from tests.harness.bounds import bounds
+from tests.harness.seeds import seeded
+from tests.harness.storage_faults import FaultRates, FaultyBlob, FaultyConsensus, Weather
 
 SEED = "KVSTORE_READER_SEED"
 CLEAR = FaultRates(refused=0.0, lost_reply=0.0, torn=0.0, delayed=0.0, stale=0.0)

@@ -11,7 +11,7 @@ from obstore.store import ObjectStore
 
 import backup
 import kvstore
-from backup.testing.proxy import Proxy, Request
+from tests.harness.proxy import Proxy, Request
 from tests.shard.conftest import s3_bucket, s3_options, s3_server
 
 __all__ = ["s3_bucket", "s3_server"]

@@ -16,7 +16,7 @@ from backup.reading.reader import CollectionReader
 from kvstore import ManualClock, Store, Timestamp
 from kvstore.errors import NotYetWrittenError, UsageError
 from kvstore.tables import Table
-from kvstore.testing.seeds import seeded
+from tests.harness.seeds import seeded
 
 pytestmark = pytest.mark.tiny_limits
 

@@ -21,8 +21,8 @@ from backup import replication
 from kvstore.errors import HistoryGoneError, HoldLostError, UsageError
 from kvstore.limits import CHANGE_CHUNK_BYTES, INLINE_VALUE_BYTES
 from kvstore.mvcc import WriteSet
-from kvstore.testing.parts import parts_of
 from tests.backup.histories import change, same, staged_import, versions
+from tests.harness.parts import parts_of
 
 pytestmark = [pytest.mark.usefixtures("each_engine"), pytest.mark.tiny_limits]
 

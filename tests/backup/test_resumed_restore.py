@@ -18,13 +18,13 @@ import backup
 import kvstore
 from backup.pieces import read_piece, read_plan
 from backup.sharing import shared
-from backup.testing.proxy import Proxy
 from kvstore.errors import HistoryGoneError, StorageError, UsageError
-from kvstore.testing.bounds import bounds
-from kvstore.testing.seeds import seeded
 from tests.backup import children
 from tests.backup.histories import change, live_through, versions
 from tests.backup.test_reader_requests import part_reads, proxy, url
+from tests.harness.bounds import bounds
+from tests.harness.proxy import Proxy
+from tests.harness.seeds import seeded
 from tests.shard.conftest import s3_bucket, s3_options, s3_server
 
 __all__ = ["proxy", "s3_bucket", "s3_server", "url"]

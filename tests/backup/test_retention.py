@@ -22,13 +22,13 @@ from kvstore.errors import (
 )
 from kvstore.limits import LEASE_NS
 from kvstore.storage.file_consensus import FileConsensus
-from kvstore.testing.bounds import bounds
 from tests.backup.histories import (
     Crash,
     live_through,
     parts_of,
     versions,
 )
+from tests.harness.bounds import bounds
 
 pytestmark = [pytest.mark.usefixtures("each_engine"), pytest.mark.tiny_limits]
 

@@ -17,7 +17,7 @@ from backup.shard import OP_DELETE, OP_DELETE_RANGE, OP_PUT
 from kvstore import ManualClock, Span
 from kvstore.errors import HistoryGoneError
 from kvstore.mvcc import Fragments
-from kvstore.testing.seeds import seeded
+from tests.harness.seeds import seeded
 
 KEYS = [bytes([a, b]) for a in b"abc" for b in b"stuvw"]
 

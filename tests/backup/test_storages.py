@@ -15,8 +15,8 @@ import backup
 import bulk
 import kvstore
 from backup.shard import MemoryBlob, MemoryConsensus, Storage
-from backup.testing.faults import FaultRates, FaultyBlob, FaultyConsensus, Weather
 from tests.backup.histories import change, staged_import, versions
+from tests.harness.storage_faults import FaultRates, FaultyBlob, FaultyConsensus, Weather
 from tests.shard import azurite
 from tests.shard.conftest import azure_container, azure_server, s3_bucket, s3_options, s3_server
 

@@ -20,13 +20,13 @@ from backup.shard import VERSIONS, AsOf, Compact
 from backup.thinning import Thinning
 from kvstore.clock import ManualClock
 from kvstore.errors import HistoryGoneError, NotYetWrittenError, UsageError
-from kvstore.testing.bounds import bounds
-from kvstore.testing.seeds import seeded
 from spark_connector.access import Access
 from spark_connector.origins.opening import open_origin
 from spark_connector.origins.place import find
 from tests.backup import test_crash as crash
 from tests.backup.histories import change
+from tests.harness.bounds import bounds
+from tests.harness.seeds import seeded
 from tests.shard.rows import model_state, state_of
 from tests.shard.test_rules import UPPER, Row, edges, histories, times
 from tests.shard.test_rules import Store as Batches

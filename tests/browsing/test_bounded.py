@@ -12,8 +12,8 @@ from kvstore.engine.api import Cursor
 from kvstore.engine.memory import MemoryEngine
 from kvstore.limits import BROWSE_ENTRIES_MAX, BROWSE_ROWS_MAX, BROWSE_VALUE_BYTES
 from kvstore.span import Span
-from kvstore.testing.bounds import bounds
 from kvstore.timestamp import NS_PER_SECOND
+from tests.harness.bounds import bounds
 
 MANY, FEW = 12_000, 200
 MIB = 1 << 20

@@ -13,9 +13,9 @@ from kvstore.collected import COLLECTIONS, collections
 from kvstore.errors import CorruptionError
 from kvstore.meta import Meta
 from kvstore.server.page import Page
-from kvstore.testing.bounds import bounds
-from kvstore.testing.parts import parts_of
 from kvstore.timestamp import NS_PER_SECOND
+from tests.harness.bounds import bounds
+from tests.harness.parts import parts_of
 from tests.page.asking import Asking
 
 pytestmark = pytest.mark.usefixtures("each_engine")

@@ -25,8 +25,8 @@ from kvstore.errors import (
 )
 from kvstore.storage.address import open_blob
 from kvstore.storage.contract import Blob
-from kvstore.testing.bounds import bounds
 from tests.bulk.staged import ROWS
+from tests.harness.bounds import bounds
 from tests.shard.conftest import s3_bucket, s3_options, s3_server
 
 __all__ = ["s3_bucket", "s3_server"]
@@ -210,7 +210,7 @@ def alter_manifest(place: Place) -> None:
 
 
 def newer_manifest(place: Place) -> None:
-    place.rewrite(MANIFEST_NAME, lambda data: data.replace(b'"format": 2', b'"format": 99'))
+    place.rewrite(MANIFEST_NAME, lambda data: data.replace(b'"format": 1', b'"format": 99'))
 
 
 def no_manifest(place: Place) -> None:

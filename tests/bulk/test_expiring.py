@@ -9,18 +9,22 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import bulk
+import bulk.tables
 import kvstore
-from bulk.staging import MANIFEST_NAME
+from bulk.files import file_rows
+from bulk.pushes.rows import PushedRows
 from kvstore import ManualClock, Store, Timestamp
+from kvstore.commit import sent_expiry
 from kvstore.errors import ImportRefusedError, KeyConflictError, UsageError
 from kvstore.limits import KEY_BYTES_MAX
 from kvstore.mvcc.expiry import EXPIRY, WAITING, longest_key
-from kvstore.testing.bounds import bounds
 from kvstore.testing.model import state_after
-from kvstore.testing.seeds import seeded
+from tests.harness.bounds import bounds
+from tests.harness.seeds import seeded
 
 pytestmark = pytest.mark.tiny_limits
 
@@ -114,6 +118,69 @@ def test_columns_that_cannot_be_are_refused(tmp_path: Path) -> None:
         with pytest.raises(UsageError, match="deletes"):
             writer.write(deleted)
         writer.write(rows({b"l" * longest_key(): START}))
+
+
+UNITS = {"seconds": 1, "milliseconds": 10**3, "microseconds": 10**6}
+NEVER = 253_402_214_400
+"""The last day of 9999 in seconds, which often stands for "never"."""
+
+
+@pytest.mark.parametrize("unit", UNITS)
+@pytest.mark.parametrize("moment", [NEVER, 1_900_000_000, 400_000_000_000])
+def test_a_due_time_of_another_unit_is_refused_in_every_load(
+    store: Store, tmp_path: Path, unit: str, moment: int
+) -> None:
+    """As nanoseconds it has long passed, so the rows would be deleted right after the load."""
+    given = moment * UNITS[unit]
+    if given > 253_402_300_800 * 10**6:
+        return  # a year behind 9999
+    numbers = pa.array([START + HOUR, None, given], pa.int64())
+    instants = numbers.cast(pa.timestamp("ns", "UTC"))
+    schema = pa.schema([("key", pa.string()), ("value", pa.string())])
+    table = store.table("t", schema, key=["key"])
+    texts = pa.table({"key": ["a", "b", "c"], "value": ["v"] * 3})
+    for number, column in enumerate([numbers, instants, pa.array(numbers.dictionary_encode())]):
+        whole = texts.append_column("due", column)
+        path = tmp_path / f"{number}.parquet"
+        pq.write_table(whole, path)
+        refused = pytest.raises(UsageError, match=rf"due.* has {given} in row 2")
+        with refused:
+            bulk.tables.import_files(table, [path], "overwrite", "error", expires="due")
+        with refused:
+            list(file_rows([path], key="key", value="value", expires="due"))
+        rows = PushedRows(table.codec(), 2)
+        with refused:
+            rows.add(whole, "due")
+        rows.close()
+        named = whole.rename_columns(["key", "value", "expires"])
+        with pytest.raises(UsageError, match=f"{given} in row 2"):
+            store.put_many(named)
+        made = bulk.Import.create(tmp_path / f"staged-{number}")
+        binary = pa.schema([("key", pa.binary()), ("value", pa.binary())])
+        batch = texts.cast(binary).append_column("expires", column).to_batches()[0]
+        with made.writer() as writer, pytest.raises(UsageError, match=f"{given} in row 2"):
+            writer.write(batch)
+    with bulk.Import.create(tmp_path / "one").writer() as writer:
+        for due in (given, Timestamp(given), Timestamp(given).to_datetime()):
+            with pytest.raises(UsageError, match="expires"):
+                writer.put(b"k", b"v", expires=due)
+    for call in (store.put, lambda *_, expires: table.put({"key": "k"}, expires=expires)):
+        with pytest.raises(UsageError, match="expires"):
+            call(b"k", b"v", expires=given)
+    assert store.count() == 0
+    assert list(table.rows()) == []
+
+
+@pytest.mark.parametrize("never", ["9999-12-31T00:00:00Z", datetime(9999, 12, 31, tzinfo=UTC)])
+def test_a_due_time_behind_the_last_one_is_told(store: Store, never: Any) -> None:
+    with pytest.raises(UsageError, match=r"lies behind the last time, 2262-04-11"):
+        store.put(b"k", b"v", expires=never)
+    with pytest.raises(UsageError, match=r"lies behind the last time, 2262-04-11"):
+        sent_expiry(never)
+    column = pa.array([None, NEVER]).cast(pa.timestamp("s", "UTC"))
+    texts = pa.table({"key": ["a", "b"], "value": ["v", "v"], "expires": column})
+    with pytest.raises(UsageError, match=r"'expires' has 253402214400 s in row 1.*2262"):
+        store.put_many(texts)
 
 
 def test_a_time_that_passed_before_the_rows_came_deletes_them_right_after(
@@ -256,13 +323,6 @@ def test_crafted_records_are_refused(store: Store, tmp_path: Path) -> None:
     plain.seal()
     with pytest.raises(UsageError, match="belong to tables"):
         bulk.ingest(store, plain.staging)
-
-
-def test_an_older_release_refuses_the_manifest(tmp_path: Path) -> None:
-    made = staged(tmp_path / "staged", rows({b"a": START}))
-    assert b'"format": 4' in (made.staging / MANIFEST_NAME).read_bytes()
-    made = staged(tmp_path / "plain", rows({b"a": None}))
-    assert b'"format": 2' in (made.staging / MANIFEST_NAME).read_bytes()
 
 
 def test_put_many_takes_a_column(store: Store, clock: ManualClock) -> None:

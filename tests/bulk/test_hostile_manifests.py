@@ -120,28 +120,29 @@ FIELDS: dict[str, Callable[[Fields], object]] = {
     "parts: one listed a hundred times": lambda fields: fields["parts"].extend(
         fields["parts"] * 99
     ),
-    "tables: in a format without": setting("tables", []),
-    "format: of tables, without them": setting("format", 3),
-    "tables: null": lambda fields: fields.update(format=3, tables=None),
+    "expiries: null": setting("expiries", None),
+    "expiries: a number": setting("expiries", 1),
+    "expiries: missing": dropping("expiries"),
+    "tables: missing": dropping("tables"),
+    "tables: null": lambda fields: fields.update(tables=None),
     "tables: no digest": lambda fields: fields.update(
-        format=3, tables=[{"table": "t", "revision": 1, "digest": "../" * 22}]
+        tables=[{"table": "t", "revision": 1, "digest": "../" * 22}]
     ),
     "tables: revision 0": lambda fields: fields.update(
-        format=3, tables=[{"table": "t", "revision": 0, "digest": "0" * 64}]
+        tables=[{"table": "t", "revision": 0, "digest": "0" * 64}]
     ),
     "tables: absent from the store": lambda fields: fields.update(
-        format=3, tables=[{"table": "t", "revision": 1, "digest": "0" * 64}]
+        tables=[{"table": "t", "revision": 1, "digest": "0" * 64}]
     ),
     "an unknown field": setting("remark", "hello"),
     "an unknown field of a part": part_setting("remark", "hello"),
     "format: none": setting("format", None),
     "format: true": setting("format", True),
-    "format: real": setting("format", 2.0),
-    "format: text": setting("format", "2"),
-    "format: a list": setting("format", [2]),
+    "format: real": setting("format", 1.0),
+    "format: text": setting("format", "1"),
+    "format: a list": setting("format", [1]),
     "format: zero": setting("format", 0),
-    "format: newer": setting("format", 3),
-    "format: older, with the fields of this": setting("format", 1),
+    "format: newer": setting("format", 2),
 }
 
 
@@ -181,12 +182,12 @@ TEXTS: dict[str, bytes] = {
     "a list": b"[]",
     "null": b"null",
     "an empty object": b"{}",
-    "deep lists": b'{"format": 2, "parts": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+    "deep lists": b'{"format": 1, "parts": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
     "deep objects": b'{"parts":' * 100_000,
     "an integer of many digits": b'{"format": ' + b"2" * 100_000 + b"}",
     "NaN": b'{"format": NaN}',
-    "a name twice": b'{"format": 2, "format": 2}',
-    "UTF-16": '{"format": 2}'.encode("utf-16"),
+    "a name twice": b'{"format": 1, "format": 1}',
+    "UTF-16": '{"format": 1}'.encode("utf-16"),
     "broken UTF-8": b'{"format": "\xff"}',
 }
 
@@ -266,4 +267,4 @@ def test_a_part_listed_twice_under_two_names_is_refused(
 def test_the_manifest_that_is_written_is_the_one_that_is_read(staging: Path) -> None:
     content = (staging / MANIFEST_NAME).read_text()
     assert bulk.read_manifest(staging).to_json() == content
-    assert json.loads(content)["format"] == 2
+    assert json.loads(content)["format"] == 1

@@ -13,9 +13,9 @@ import pytest
 import bulk
 import kvstore
 from bulk.staging import MANIFEST_NAME
-from kvstore.testing.seeds import seed_of
 from tests.bulk.refusal import REFUSED
 from tests.bulk.staged import ROWS, described, everything_in, manifest_of, reseal, stage
+from tests.harness.seeds import seed_of
 
 pytestmark = pytest.mark.usefixtures("each_engine")
 

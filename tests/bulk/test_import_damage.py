@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
@@ -116,36 +115,6 @@ def test_a_copied_staging_directory_is_taken_by_its_checksums(
 def test_a_manifest_of_a_newer_release_is_refused(store: kvstore.Store, tmp_path: Path) -> None:
     stage(tmp_path / "staged", {b"a": b"1"})
     path = tmp_path / "staged" / MANIFEST_NAME
-    path.write_text(path.read_text().replace('"format": 2', '"format": 99'))
+    path.write_text(path.read_text().replace('"format": 1', '"format": 99'))
     with pytest.raises(FormatVersionError):
         bulk.ingest(store, tmp_path / "staged")
-
-
-def as_format_1(staging: Path) -> None:
-    """Give a sealed import the manifest that format 1 had: SHA-256, under that name."""
-    path = staging / MANIFEST_NAME
-    fields = json.loads(path.read_text())
-    del fields["checksum"]
-    fields["format"] = 1
-    for part in fields["parts"]:
-        del part["digest"]
-        part["sha256"] = hashlib.sha256((staging / part["name"]).read_bytes()).hexdigest()
-    canonical = json.dumps(fields, sort_keys=True, separators=(",", ":"))
-    fields["checksum"] = hashlib.sha256(canonical.encode()).hexdigest()
-    path.write_text(json.dumps(fields))
-
-
-def test_an_import_of_format_1_is_taken_once_and_checked(
-    store: kvstore.Store, tmp_path: Path
-) -> None:
-    stage(tmp_path / "staged", {b"a": b"1"})
-    as_format_1(tmp_path / "staged")
-    known = json.loads((tmp_path / "staged" / MANIFEST_NAME).read_text())["checksum"]
-    shutil.copytree(tmp_path / "staged", tmp_path / "altered")
-    flip_a_bit(tmp_path / "altered")
-    with pytest.raises(ImportRefusedError, match="altered"):
-        bulk.ingest(store, tmp_path / "altered")
-    stamp = bulk.ingest(store, tmp_path / "staged", thorough=True)
-    assert store.get(b"a") == b"1"
-    assert bulk.ingest(store, tmp_path / "staged") == stamp
-    assert [record.digest for record in store.imports.all()] == [known]

@@ -17,9 +17,9 @@ import bulk
 import kvstore
 from kvstore import ManualClock
 from kvstore.errors import HistoryGoneError, KVStoreError, LockedError, UsageError
-from kvstore.testing.bounds import TINY, bounds
-from kvstore.testing.kills import run_until_killed
-from kvstore.testing.seeds import seed_of
+from tests.harness.bounds import TINY, bounds
+from tests.harness.kills import run_until_killed
+from tests.harness.seeds import seed_of
 
 SEED = "KVSTORE_SEED_SEED"
 KEYS = [b"", b"a", b"a\x00", b"a\x00\x01", b"b", b"b\xff"]

@@ -19,7 +19,7 @@ from bulk.encoded import stored_batches
 from bulk.loading import import_rows
 from kvstore import desc, unique
 from kvstore.errors import ConflictError, ImportRefusedError, NotUniqueError
-from kvstore.testing.bounds import bounds
+from tests.harness.bounds import bounds
 
 pytestmark = pytest.mark.usefixtures("each_engine")
 

@@ -15,7 +15,7 @@ import kvstore
 from kvstore import Store
 from kvstore.changes.changeset import ChangesetId, Serials
 from kvstore.errors import ClosedError
-from kvstore.testing.parts import parts_of
+from tests.harness.parts import parts_of
 
 pytestmark = [pytest.mark.usefixtures("each_engine"), pytest.mark.tiny_limits]
 

@@ -25,7 +25,7 @@ from kvstore.changes.epoch import Epoch, pack_run, unpack_run
 from kvstore.codec.json import JsonObject
 from kvstore.errors import BusyError, CorruptionError, UsageError
 from kvstore.meta import Meta
-from kvstore.testing.parts import parts_of
+from tests.harness.parts import parts_of
 
 pytestmark = [pytest.mark.usefixtures("each_engine"), pytest.mark.tiny_limits]
 
@@ -183,7 +183,7 @@ def test_a_close_ends_the_domain_and_cuts_what_is_open(tmp_path: Path) -> None:
 CHILD = """
 import os, sys, kvstore
 from kvstore.changes import capture
-from kvstore.testing.parts import parts_of
+from tests.harness.parts import parts_of
 capture.EPOCHS_PENDING_MAX = int(sys.argv[2])
 store = kvstore.open(sys.argv[1], engine=os.environ["EACH_ENGINE"], durability="async")
 for number in range(25):

@@ -31,7 +31,7 @@ from kvstore.changes.stream import (
 )
 from kvstore.errors import CorruptionError, UsageError
 from kvstore.limits import STREAMS_MAX
-from kvstore.testing.parts import parts_of
+from tests.harness.parts import parts_of
 
 pytestmark = [pytest.mark.usefixtures("each_engine"), pytest.mark.tiny_limits]
 

@@ -22,9 +22,9 @@ from kvstore.mvcc import Versions
 from kvstore.mvcc.version import Revision
 from kvstore.span import Span
 from kvstore.store import Store
-from kvstore.testing.parts import parts_of
 from kvstore.testing.strategies import bounds, ops, rows
 from kvstore.timestamp import TIMESTAMP_MAX
+from tests.harness.parts import parts_of
 
 pytestmark = [pytest.mark.usefixtures("each_engine"), pytest.mark.tiny_limits]
 

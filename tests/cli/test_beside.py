@@ -14,9 +14,9 @@ import pytest
 
 import bulk
 import kvstore
-from kvstore.testing.bounds import bounds
 from tests.cli.installed import Run, told
 from tests.control.owners import owning
+from tests.harness.bounds import bounds
 
 pytestmark = pytest.mark.usefixtures("each_engine")
 

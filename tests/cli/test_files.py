@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 
 import kvstore
 from kvstore.cli.app import app
-from kvstore.testing.seeds import seeded
 from tests.cli.installed import Run, told
+from tests.harness.seeds import seeded
 
 NAMES = ["f.jsonl", "f.ndjson.gz", "f.csv", "f.tsv.zst", "f.csv.gz", "f.parquet", "f.arrow"]
 
@@ -63,6 +63,10 @@ def test_text_needs_no_notation_and_a_time_and_a_span_choose_rows(run: Run, tmp_
     stamp = run("delete", tmp_path / "s", "a2").stdout.strip()
     run("export", tmp_path / "s", tmp_path / "f.csv", "--prefix", "a")
     assert (tmp_path / "f.csv").read_text() == '"key","value"\n"a1","say ""hi""\n"\n'
+    refused = run("export", tmp_path / "s", tmp_path / "f.csv", code=2)
+    assert "f.csv exists; name another file, or pass --overwrite" in refused.stderr
+    run("export", tmp_path / "s", tmp_path / "f.csv", "--start", "b", "--overwrite")
+    assert (tmp_path / "f.csv").read_text() == '"key","value"\n"b1","say ""hi""\n"\n'
     with kvstore.open_read_only(tmp_path / "s") as store:
         before = store.to_time(stamp) - 1
     run("export", tmp_path / "s", tmp_path / "f.tsv", "--as-of", f"{before:d}")

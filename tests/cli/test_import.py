@@ -78,7 +78,7 @@ def test_a_column_has_the_times_at_which_keys_expire(run: Run, tmp_path: Path, s
     assert "one is named twice" in refused.stderr
     (tmp_path / "soon.csv").write_text("key,value,until\na,1,2100-01-01T00:00:00Z\nb,2,soon\n")
     refused = run("import", tmp_path / "s", tmp_path / "soon.csv", "--expires", "until", code=2)
-    assert "soon.csv: column until: 'soon' is no time; write ISO-8601" in refused.stderr
+    assert "soon.csv: row 3, column 'until': 'soon' is no time; write ISO-8601" in refused.stderr
 
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".csv.gz", ".tsv", ".parquet", ".arrow"])

@@ -29,7 +29,7 @@ import kvstore
 from bulk.pushes import Pushes
 from kvstore.cli.early import INTERRUPTED
 from kvstore.cli.exits import DONE, USAGE
-from kvstore.testing.seeds import seeded
+from tests.harness.seeds import seeded
 
 ROOT = Path(__file__).parents[2]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}

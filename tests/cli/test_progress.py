@@ -11,7 +11,7 @@ import pytest
 
 import kvstore
 from bulk.exports import export_rows
-from bulk.files import file_rows
+from bulk.files import Reads, file_rows
 from bulk.progress import Reading
 from kvstore import Span
 from kvstore.cli.output import counting, print_table
@@ -89,7 +89,9 @@ def test_the_share_of_files_that_was_read_is_told_by_their_bytes(tmp_path: Path,
             with store.snapshot() as snapshot:
                 export_rows(store, snapshot, path, Span())
     reading = Reading(paths)
-    shares = [reading.share for _ in file_rows(paths, key="key", value="value", reading=reading)]
+    shares = [
+        reading.share for _ in file_rows(paths, key="key", value="value", reads=Reads(reading))
+    ]
     assert shares == sorted(shares)
     assert 0 < shares[0] <= shares[-1] <= 1.0
     assert any(0.4 < share < 0.6 for share in shares)  # the first file is read

@@ -14,11 +14,11 @@ import pytest
 
 import bulk
 import kvstore
-from backup.testing.proxy import Answer, Proxy
 from bulk.pushes import Pushes
 from kvstore.errors import UsageError
 from tests.backup.test_reader_requests import url
 from tests.cli.installed import ROOT, Run
+from tests.harness.proxy import Answer, Proxy
 from tests.pushes.made import build_time, push
 from tests.shard.conftest import s3_bucket, s3_options, s3_server
 
@@ -29,7 +29,7 @@ WAIT_S = 120
 
 WITHOUT_PATIENCE = """
 from kvstore.cli.start import main
-from kvstore.testing.bounds import bounds
+from tests.harness.bounds import bounds
 
 with bounds(RETRY_S=0.0, PULL_PAUSE_S_MAX=0.1):
     main()

@@ -77,9 +77,9 @@ def test_a_seed_that_is_refused_leaves_nothing(run: Run, tmp_path: Path) -> None
     assert "one is named twice" in refused("key,value,ts\na,1,5\n", *columns)
     assert "no column 'ts'" in refused("key,value\na,1\n")
     # A time without a zone names a different instant in each place.
-    assert "column ts: " in refused("key,value,ts\na,1,2026-01-01T00:00:00\n")
+    assert "column 'ts': " in refused("key,value,ts\na,1,2026-01-01T00:00:00\n")
     assert "ISO-8601 with a zone" in refused("key,value,ts\na,1,\n")
-    assert "column ts: " in refused("key,value,ts\na,1,99999999999999999999\n")
+    assert "column 'ts': " in refused("key,value,ts\na,1,99999999999999999999\n")
     assert "looks like" in refused("key,value,ts\na,1,1700000000\n")
     assert "below since" in refused("key,value,ts\na,1,5\n", "--since", 6)
     assert "--duplicates last" in refused("key,value,ts\na,1,5\na,2,5\n")

@@ -20,7 +20,7 @@ from kvstore.cli.app import app
 from kvstore.cli.exits import EXIT_CODES, exit_code
 from kvstore.errors import KVStoreError
 from kvstore.journal import Journal
-from kvstore.testing.parts import parts_of
+from tests.harness.parts import parts_of
 
 pytestmark = pytest.mark.usefixtures("each_engine")
 

@@ -148,7 +148,7 @@ def test_bad_files_are_refused_by_column_and_row_and_add_nothing(
     with kvstore.open(path) as store:
         before = store.upper
     null = refusal(pa.table({"vendor": ["C", None], "trip_id": [1, 2]}))
-    assert "f.parquet: table 'trips', column 'vendor' is null in row 1" in null
+    assert "f.parquet: table 'trips', column 'vendor' is null in row 2" in null
     assert "'cost'" in refusal(pa.table({"vendor": ["C"], "trip_id": [1], "cost": [1]}))
     assert "column 'trip_id' is int64, not string" in refusal(
         pa.table({"vendor": ["C"], "trip_id": ["x"]})
@@ -257,7 +257,10 @@ def test_an_export_is_typed_as_of_a_time_and_whole(run: Run, path: Path, tmp_pat
         asked = store.table("trips").scan().read_all()
     target = tmp_path / "trips.parquet"
     target.write_bytes(b"an older file")
-    assert told(run("export", path, "trips", target, "--json"))["rows"] == 3
+    refused = run("export", path, "trips", target, code=2)
+    assert "trips.parquet exists; name another file, or pass --overwrite" in refused.stderr
+    assert target.read_bytes() == b"an older file"
+    assert told(run("export", path, "trips", target, "--overwrite", "--json"))["rows"] == 3
     read = pq.read_table(target)
     assert read.schema.field("pickup").type == pa.timestamp("us", "UTC")
     assert read.replace_schema_metadata() == asked

@@ -23,7 +23,6 @@ import bulk
 import kvstore
 from backup import Collection
 from kvstore.errors import UsageError
-from kvstore.testing.seeds import seed_of
 from spark_connector import bulk_import, lookup_join, session
 from spark_connector.jobs.backup import backup
 from spark_connector.jobs.compact import compact
@@ -32,6 +31,7 @@ from spark_connector.jobs.verify import verify
 from tests.cluster import pushing
 from tests.cluster.killing import has_tasks, killing
 from tests.cluster.streams import run_to_end
+from tests.harness.seeds import seed_of
 
 ROWS = 3000
 SEED = "KVSTORE_CLUSTER_SEED"

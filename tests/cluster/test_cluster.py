@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from kvstore.testing.seeds import seed_of
 from tests.cluster.again import DONE, KINDS, UNDER_WAY
 from tests.cluster.cluster import Cluster, end_group, install_wheel, library_zip, running
 from tests.cluster.driver import KILLS
+from tests.harness.seeds import seed_of
 
 DRIVER_S_MAX = 900
 """The longest life of a driver; a quiet machine needs a minute for the longest."""

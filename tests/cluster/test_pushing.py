@@ -20,12 +20,12 @@ import pytest
 
 import bulk
 import kvstore
-from backup.testing.proxy import Answer, Proxy, Request
 from bulk.pushes.pull import Puller
-from kvstore.testing.seeds import seed_of
 from tests.cluster import pushing
 from tests.cluster.cluster import Cluster, end_group, library_zip, running
 from tests.cluster.test_cluster import DRIVER_S_MAX, drive, shipped
+from tests.harness.proxy import Answer, Proxy, Request
+from tests.harness.seeds import seed_of
 from tests.harness.wheels import ROOT
 from tests.shard.conftest import s3_options, s3_server
 

@@ -31,8 +31,8 @@ from kvstore.errors import (
     UsageError,
 )
 from kvstore.tasks.worker import Worker
-from kvstore.testing.bounds import bounds
 from tests.control.owners import owning
+from tests.harness.bounds import bounds
 
 pytestmark = [pytest.mark.usefixtures("each_engine"), pytest.mark.tiny_limits]
 

@@ -14,11 +14,11 @@ import pytest
 import bulk
 import kvstore
 from backup import Collection
-from kvstore.testing.bounds import bounds
-from kvstore.testing.seeds import seeded
 from tests.control import owners
 from tests.control.owners import Owner
 from tests.control.scripting import Script, imported, staging
+from tests.harness.bounds import bounds
+from tests.harness.seeds import seeded
 
 
 class Rounds:

@@ -21,8 +21,8 @@ from kvstore.errors import (
     NotListeningError,
     UsageError,
 )
-from kvstore.testing.forks import STATUS, reap
 from tests.control.owners import owning
+from tests.harness.forks import STATUS, reap
 
 pytestmark = pytest.mark.usefixtures("each_engine")
 

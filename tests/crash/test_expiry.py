@@ -15,11 +15,11 @@ import pytest
 import bulk
 import kvstore
 from kvstore import ManualClock
-from kvstore.testing.bounds import bounds
-from kvstore.testing.kills import SEED, run_until_killed
 from kvstore.testing.model import state_after
-from kvstore.testing.parts import parts_of
-from kvstore.testing.seeds import seeded
+from tests.harness.bounds import bounds
+from tests.harness.kills import SEED, run_until_killed
+from tests.harness.parts import parts_of
+from tests.harness.seeds import seeded
 
 START = 1_700_000_000_000_000_000
 STEP = 1000

@@ -25,8 +25,8 @@ from kvstore.storage.file_blob import FileBlob
 from kvstore.storage.file_consensus import FileConsensus
 from kvstore.tasks import Tasks
 from kvstore.tasks.queue import read_tasks
-from kvstore.testing.faults import ERRORS, faults
-from kvstore.testing.seeds import seeded
+from tests.harness.seeds import seeded
+from tests.harness.system_faults import ERRORS, faults
 from tests.journal.folds import Payloads
 
 Acknowledged = list[bytes]

@@ -22,7 +22,7 @@ from bulk.pushes import Pushes
 from bulk.pushes.pull import Puller
 from kvstore.errors import KVStoreError, OutOfSpaceError, PoisonedError
 from kvstore.store import Store
-from kvstore.testing.bounds import bounds
+from tests.harness.bounds import bounds
 
 DISK_BYTES = 24 << 20
 VALUE = os.urandom(64 * 1024)

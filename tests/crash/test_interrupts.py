@@ -1,4 +1,4 @@
-"""Ctrl-C at a random moment of a call (`kvstore.testing.interrupts`): the call is done or not done,
+"""Ctrl-C at a random moment of a call (`tests.harness.interrupts`): the call is done or not done,
 the handle works or says that it is poisoned, and nothing stays locked or pinned.
 """
 
@@ -24,11 +24,11 @@ from kvstore.engine.memory import MemoryEngine
 from kvstore.engine.state import MemoryState
 from kvstore.errors import PoisonedError
 from kvstore.recent import RecentCommits
-from kvstore.testing.bounds import bounds
-from kvstore.testing.interrupts import Outcome, interrupted, measured
-from kvstore.testing.parts import parts_of
-from kvstore.testing.seeds import seeded
 from kvstore.txn import Transactions
+from tests.harness.bounds import bounds
+from tests.harness.interrupts import Outcome, interrupted, measured
+from tests.harness.parts import parts_of
+from tests.harness.seeds import seeded
 
 pytestmark = pytest.mark.usefixtures("each_engine")
 

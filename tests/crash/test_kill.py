@@ -17,10 +17,10 @@ import bulk
 import kvstore
 from backup import Collection
 from kvstore.store import Store
-from kvstore.testing.kills import SEED, run_until_killed
 from kvstore.testing.model import state_after
-from kvstore.testing.seeds import seeded
 from tests.crash import children
+from tests.harness.kills import SEED, run_until_killed
+from tests.harness.seeds import seeded
 
 Child = Callable[[Path, Any, int], None]
 Said = list[tuple[Any, ...]]

@@ -1,4 +1,4 @@
-"""Random histories whose process is killed in the middle of a write (`kvstore.testing.kills`)."""
+"""Random histories whose process is killed in the middle of a write (`tests.harness.kills`)."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import pytest
 import bulk
 import kvstore
 from kvstore.store import Store
-from kvstore.testing.kills import SEED, Rounds, run_until_killed
-from kvstore.testing.seeds import seeded
-from kvstore.testing.workload import Session, State, Step, Workload, with_rows
+from tests.harness.kills import SEED, Rounds, run_until_killed
+from tests.harness.seeds import seeded
+from tests.harness.workload import Session, State, Step, Workload, with_rows
 
 
 class WithImports(Workload):

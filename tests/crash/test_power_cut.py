@@ -15,8 +15,8 @@ import bulk
 import kvstore
 from kvstore.store import Store
 from kvstore.testing.model import state_after
-from kvstore.testing.seeds import seeded
 from tests.crash.children import stage
+from tests.harness.seeds import seeded
 
 
 def live_log(path: Path) -> Path:

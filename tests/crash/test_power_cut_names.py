@@ -14,8 +14,8 @@ import pytest
 
 import kvstore
 from kvstore.errors import KVStoreError
-from kvstore.testing.seeds import seed_of
 from tests.crash import disk, recorded
+from tests.harness.seeds import seed_of
 from tests.harness.writer import State, check
 
 STEPS = 60

@@ -18,7 +18,7 @@ import pytest
 import bulk
 import kvstore
 from kvstore.errors import PoisonedError
-from kvstore.testing.parts import parts_of
+from tests.harness.parts import parts_of
 
 pytestmark = pytest.mark.usefixtures("each_engine")
 

@@ -26,9 +26,9 @@ from kvstore.errors import (
     StorageError,
 )
 from kvstore.journal import Journal, Sync
-from kvstore.testing.disk import MemoryDisk
-from kvstore.testing.parts import parts_of
 from tests.engine.memory_store import PATH, entries, open_memory, put, stage
+from tests.harness.disk import MemoryDisk
+from tests.harness.parts import parts_of
 
 
 def test_a_store_killed_before_its_first_file_can_be_opened(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from kvstore.engine.rocks_opening import salvage
 from kvstore.engine.wal import BLOCK_BYTES, find_damage
 from kvstore.errors import CorruptionError
 from kvstore.testing.engines import fill, read
-from kvstore.testing.parts import data_family
+from tests.harness.parts import data_family
 
 Change = Callable[[bytearray], bytes]
 

@@ -27,7 +27,7 @@ from kvstore.limits import (
     SORTED_MERGE_FILE_BYTES,
 )
 from kvstore.store.upkeep import Upkeep
-from kvstore.testing.seeds import seeded
+from tests.harness.seeds import seeded
 
 FLUSHES = 3 * SMALL_FILES_MAX
 FAMILY_FILES_MAX = 2 * SMALL_FILES_MAX

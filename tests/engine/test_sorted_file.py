@@ -26,7 +26,7 @@ from kvstore.engine.loose import LooseFiles
 from kvstore.engine.sorted_file import Figures, figures_of, key_blocks_of
 from kvstore.errors import AccessDeniedError, CorruptionError, StorageError
 from kvstore.limits import KEY_BYTES_MAX
-from kvstore.testing.seeds import seed_of
+from tests.harness.seeds import seed_of
 from tests.harness.varints import varint
 
 

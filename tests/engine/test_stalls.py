@@ -15,8 +15,8 @@ import pytest
 import kvstore
 from kvstore.engine.api import DATA
 from kvstore.errors import ClosedError
-from kvstore.testing.bounds import bounds
-from kvstore.testing.parts import data_family, parts_of
+from tests.harness.bounds import bounds
+from tests.harness.parts import data_family, parts_of
 
 WAIT_S = 60
 

@@ -15,7 +15,7 @@ import kvstore
 from kvstore import Change, ManualClock, Store, Timestamp
 from kvstore.feeds.envelopes import debezium_lines
 from kvstore.feeds.lines import changes_json_lines
-from kvstore.testing.seeds import seeded
+from tests.harness.seeds import seeded
 
 pytestmark = pytest.mark.tiny_limits
 

@@ -10,8 +10,8 @@ import pytest
 import kvstore
 from kvstore import ManualClock, Store
 from kvstore.errors import ClosedError, FencedError, PoisonedError, StorageError
-from kvstore.testing.parts import parts_of
 from tests.feed.follower import WAIT_S, Follower, keys
+from tests.harness.parts import parts_of
 
 pytestmark = [pytest.mark.usefixtures("each_engine"), pytest.mark.tiny_limits]
 

@@ -19,7 +19,7 @@ from kvstore.codec.keys import encode_change_key
 from kvstore.engine import CHANGES
 from kvstore.errors import ClosedError, CorruptionError, EventsMissingError
 from kvstore.feeds import quiescent
-from kvstore.testing.parts import parts_of
+from tests.harness.parts import parts_of
 
 pytestmark = [pytest.mark.usefixtures("each_engine"), pytest.mark.tiny_limits]
 

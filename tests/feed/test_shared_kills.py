@@ -20,9 +20,9 @@ import pytest
 
 import kvstore
 from kvstore.server import ListenAddress, app, serving
-from kvstore.testing.bounds import bounds
-from kvstore.testing.kills import SEED
-from kvstore.testing.seeds import seeded
+from tests.harness.bounds import bounds
+from tests.harness.kills import SEED
+from tests.harness.seeds import seeded
 
 WORKERS = 3
 COMMITS_PER_ROUND = 60

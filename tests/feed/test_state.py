@@ -15,8 +15,8 @@ import kvstore
 from kvstore import Position
 from kvstore.errors import FencedError, HoldLostError, UsageError
 from kvstore.feeds import debezium_lines
-from kvstore.testing.bounds import bounds
-from kvstore.testing.seeds import seeded
+from tests.harness.bounds import bounds
+from tests.harness.seeds import seeded
 
 pytestmark = pytest.mark.usefixtures("each_engine")
 

@@ -28,7 +28,7 @@ from kvstore.journal import Journal, Sync
 from kvstore.store import Store
 from kvstore.tasks import Tasks
 from kvstore.tasks.worker import Worker
-from kvstore.testing import forks
+from tests.harness import forks
 
 OTHER_ROWS = 20_000
 """Rows of the passes that are open during a fork: more than one chunk, as a pass reads a chunk at

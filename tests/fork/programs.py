@@ -29,7 +29,7 @@ from kvstore.storage.object_store import ObjectBlob
 from kvstore.store import Store
 from kvstore.tasks import Tasks
 from kvstore.tasks.worker import Worker
-from kvstore.testing.forks import STATUS, reap
+from tests.harness.forks import STATUS, reap
 from tests.pushes.made import push
 
 ROWS = 5_000

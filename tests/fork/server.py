@@ -23,7 +23,7 @@ from pathlib import Path
 import kvstore
 from kvstore.errors import KVStoreError
 from kvstore.store import Store
-from kvstore.testing.forks import reap
+from tests.harness.forks import reap
 
 WORKERS = 3
 

@@ -15,8 +15,8 @@ import pytest
 import kvstore
 from kvstore.errors import ForkedError
 from kvstore.forks import own
-from kvstore.testing.forks import STATUS, reap
-from kvstore.testing.seeds import seed_of
+from tests.harness.forks import STATUS, reap
+from tests.harness.seeds import seed_of
 
 ROOT = Path(__file__).parents[2]
 FEW, MANY = 5, 100

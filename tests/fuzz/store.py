@@ -18,9 +18,9 @@ from kvstore.engine.api import CHANGES, DATA, META, RANGES
 from kvstore.errors import CorruptionError, FormatVersionError, KVStoreError
 from kvstore.loops.blocks import lz4_size
 from kvstore.loops.live import LiveColumns, LiveRows
-from kvstore.testing.bounds import bounds
-from kvstore.testing.crafted import FAMILIES, Stored, crafted_store, outcome, outcomes
 from tests.fuzz.driver import Target
+from tests.harness.bounds import bounds
+from tests.harness.crafted import FAMILIES, Stored, crafted_store, outcome, outcomes
 from tests.harness.sound import WHOLE_ROWS, sound_entries
 from tests.loops import blocks_oracle
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from kvstore.testing.seeds import seed_of
 from tests.fuzz.driver import mutations, targets
+from tests.harness.seeds import seed_of
 
 TARGETS = targets()
 

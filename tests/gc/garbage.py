@@ -11,7 +11,7 @@ from kvstore.codec.keys import TAIL_BYTES, split_data_key
 from kvstore.codec.ordered import unframe
 from kvstore.engine.api import DATA
 from kvstore.gc.rules import garbage, revived
-from kvstore.testing.parts import parts_of
+from tests.harness.parts import parts_of
 from tests.joins.histories import pairs, table
 
 KEYS = [bytes([letter]) for letter in b"abcdef"]

@@ -20,7 +20,7 @@ from kvstore.errors import HistoryGoneError, HistoryHeldError, UsageError
 from kvstore.limits import INLINE_VALUE_BYTES
 from kvstore.mvcc import Fragments
 from kvstore.mvcc.versions import stored_tombstones
-from kvstore.testing.parts import parts_of
+from tests.harness.parts import parts_of
 from tests.harness.soak import soaked
 from tests.mvcc.invariants import check_fragments
 
@@ -276,7 +276,7 @@ CRASH = textwrap.dedent(
     """
     import os, signal, sys
     import kvstore
-    from kvstore.testing.parts import parts_of
+    from tests.harness.parts import parts_of
     from kvstore import ManualClock
 
     path, when = sys.argv[1:]

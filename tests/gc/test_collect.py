@@ -21,9 +21,9 @@ from kvstore.errors import HistoryGoneError, UsageError
 from kvstore.gc.rules import garbage
 from kvstore.gc.search import garbage_of_keys
 from kvstore.mvcc.diff import stored_keys
-from kvstore.testing.bounds import bounds
-from kvstore.testing.parts import parts_of
 from tests.gc.garbage import KEYS, add_import, left_over, readable, stored
+from tests.harness.bounds import bounds
+from tests.harness.parts import parts_of
 
 pytestmark = [pytest.mark.usefixtures("each_engine"), pytest.mark.tiny_limits]
 

@@ -16,9 +16,8 @@ import pytest
 import kvstore
 from kvstore import GcPolicy, ManualClock, Store
 from kvstore.background import Failures
-from kvstore.claims import FEED, UNKNOWN, HoldRecord, from_fields, to_fields
+from kvstore.claims import FEED, HoldRecord, from_fields, to_fields
 from kvstore.codec.json import read_object
-from kvstore.engine.api import META
 from kvstore.errors import (
     FencedError,
     HistoryHeldError,
@@ -27,8 +26,8 @@ from kvstore.errors import (
     UsageError,
 )
 from kvstore.limits import HOLD_TEXT_CHARS_MAX
-from kvstore.testing.parts import parts_of
 from tests.gc.garbage import collecting
+from tests.harness.parts import parts_of
 
 pytestmark = pytest.mark.usefixtures("each_engine")
 
@@ -60,22 +59,6 @@ def test_a_hold_says_whose_it_is_also_after_a_restart(tmp_path: Path) -> None:
         assert (taken.kind, taken.timestamp) == ("user", moved)
 
 
-def test_a_hold_that_an_older_release_wrote_is_read(tmp_path: Path) -> None:
-    with kvstore.open(tmp_path / "db") as store:
-        at = store.put(b"k", b"v")
-        fields = {"v": 1, "timestamp": at, "token": "ab", "max_age_ns": None, "lost": False}
-        batch = parts_of(store).engine.batch()
-        batch.put(b"hold/old", json.dumps(fields).encode(), parts_of(store).engine.families[META])
-        parts_of(store).engine.write(batch)
-    with kvstore.open(tmp_path / "db") as store:
-        assert store.holds.all() == [HoldRecord("old", at, "ab", None)]
-        assert store.holds.all()[0].kind == UNKNOWN
-        assert "hold 'old'" in store.stats()["held_by"][0]
-        store.hold("old", at=at, max_age=HOUR)
-        (record,) = store.holds.all()
-        assert (record.kind, record.timestamp) == ("user", at)
-
-
 def test_fields_of_a_record_come_back_as_they_were() -> None:
     time = kvstore.Timestamp(7)
     whole = HoldRecord("h", time, "t", 5, True, "feed", "f", "me", time, time)
@@ -96,6 +79,21 @@ def test_texts_of_a_hold_are_one_bounded_line(store: Store) -> None:
     for name in ("", "two\nlines", 5, ["h"]):
         with pytest.raises(UsageError, match="hold name"):
             store.hold(name)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["feed/x", "feed/x/0of2", "feed/", "reader/r"])
+def test_no_hold_fences_a_feed_by_its_name(store: Store, name: str) -> None:
+    """`store.hold("feed/x")` took the hold of the feed `x`, whose consumer then failed."""
+    store.put(b"k", b"v")
+    feed = store.feed("x", start="oldest")
+    with pytest.raises(UsageError, match="one of a feed or of a reader"):
+        store.hold(name)
+    for batch in feed:
+        assert [event.value for event in batch.events] == [b"v"]
+        feed.ack(batch)
+    assert {record.name for record in store.holds.all()} == {"feed/x"}
+    with store.hold("feeds/x"):
+        pass
 
 
 # -- claims that hold GC back

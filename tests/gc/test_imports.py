@@ -13,9 +13,9 @@ import bulk
 import kvstore
 from kvstore import ManualClock, Store
 from kvstore.errors import HistoryGoneError, StorageError
-from kvstore.testing.bounds import bounds
-from kvstore.testing.parts import parts_of
 from tests.gc.garbage import KEYS, add_import
+from tests.harness.bounds import bounds
+from tests.harness.parts import parts_of
 
 pytestmark = [pytest.mark.usefixtures("each_engine"), pytest.mark.tiny_limits]
 

@@ -11,9 +11,9 @@ from backup import Collection
 from kvstore import ManualClock
 from kvstore.gc.removing import Removing
 from kvstore.gc.search import Move, garbage_of_keys
-from kvstore.testing.bounds import bounds
-from kvstore.testing.parts import parts_of
 from tests.gc.garbage import KEYS, add_import, left_over, readable, stored
+from tests.harness.bounds import bounds
+from tests.harness.parts import parts_of
 from tests.joins.histories import pairs, table
 
 pytestmark = pytest.mark.usefixtures("each_engine")

@@ -20,9 +20,9 @@ from kvstore import GcPolicy, ManualClock, Span, Store
 from kvstore.engine.api import DATA
 from kvstore.errors import ClosedError, UsageError
 from kvstore.mvcc.versions import stored_tombstones
-from kvstore.testing.bounds import bounds
-from kvstore.testing.parts import parts_of
 from tests.gc.garbage import KEYS, add_import, collecting, left_over, readable, stored
+from tests.harness.bounds import bounds
+from tests.harness.parts import parts_of
 
 pytestmark = [pytest.mark.usefixtures("each_engine"), pytest.mark.tiny_limits]
 
@@ -155,8 +155,8 @@ CRASH = textwrap.dedent(
     """
     import os, signal, sys
     import kvstore
-    from kvstore.testing.bounds import bounds
-    from kvstore.testing.parts import parts_of
+    from tests.harness.bounds import bounds
+    from tests.harness.parts import parts_of
     from kvstore import ManualClock
 
     path, step, nth = sys.argv[1], sys.argv[2], int(sys.argv[3])

@@ -21,9 +21,9 @@ from kvstore.codec.keys import FIRST_TIMED_SUFFIX, TAIL_BYTES
 from kvstore.engine.api import DATA, META, pairs
 from kvstore.engine.rocks import RocksCursor
 from kvstore.errors import HistoryGoneError, ImportRefusedError, UsageError
-from kvstore.testing.bounds import bounds
-from kvstore.testing.parts import parts_of
 from tests.gc.garbage import readable
+from tests.harness.bounds import bounds
+from tests.harness.parts import parts_of
 
 pytestmark = [pytest.mark.usefixtures("each_engine"), pytest.mark.tiny_limits]
 
@@ -413,8 +413,8 @@ CRASH = textwrap.dedent(
     import os, signal, sys
     import kvstore
     from kvstore import ManualClock
-    from kvstore.testing.bounds import bounds
-    from kvstore.testing.parts import parts_of
+    from tests.harness.bounds import bounds
+    from tests.harness.parts import parts_of
 
     path, since, nth = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
     store = kvstore.open(

@@ -8,8 +8,8 @@ from pathlib import Path
 import bulk
 import kvstore
 from kvstore import ManualClock
-from kvstore.testing.crafted import Stored, stored_in
-from kvstore.testing.parts import parts_of
+from tests.harness.crafted import Stored, stored_in
+from tests.harness.parts import parts_of
 
 WHOLE_ROWS = 30
 """The number of rows from which on record batches take an entry as a whole, if `WHOLE_ROWS_MIN` is

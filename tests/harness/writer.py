@@ -12,8 +12,8 @@ from typing import Any
 import bulk
 import kvstore
 from kvstore.store import Store
-from kvstore.testing.parts import parts_of
 from kvstore.timestamp import Timestamp
+from tests.harness.parts import parts_of
 
 KEYS = 60
 MINUTE_NS = 60 * 10**9

@@ -24,8 +24,8 @@ from kvstore.errors import (
     UsageError,
 )
 from kvstore.limits import PART_WHOLE_BYTES_MAX
-from kvstore.testing.bounds import TINY, bounds
-from kvstore.testing.seeds import seed_of
+from tests.harness.bounds import TINY, bounds
+from tests.harness.seeds import seed_of
 from tests.joins.histories import KEYS, known, pairs, table, write_at_random
 
 SEED = "KVSTORE_COLLECTION_JOIN_SEED"

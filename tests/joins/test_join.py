@@ -22,8 +22,8 @@ from kvstore.errors import (
     NotYetWrittenError,
     UsageError,
 )
-from kvstore.testing.bounds import TINY, bounds
-from kvstore.testing.seeds import seed_of
+from tests.harness.bounds import TINY, bounds
+from tests.harness.seeds import seed_of
 from tests.joins.histories import KEYS, NS, known, pairs, table, write_at_random
 
 pytestmark = pytest.mark.usefixtures("each_engine")

@@ -7,7 +7,7 @@ from typing import Any
 
 from kvstore.errors import KVStoreError
 from kvstore.journal import Journal, Record
-from kvstore.testing.disk import MemoryDisk
+from tests.harness.disk import MemoryDisk
 
 PATH = "/journal"
 IDENTITY = 0x01020304

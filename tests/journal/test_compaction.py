@@ -12,7 +12,7 @@ from kvstore.errors import JournalDamagedError, LockedError, NotAStoreError
 from kvstore.journal import Journal, compact, inspect
 from kvstore.journal.compaction import compact_by_content
 from kvstore.journal.names import COMPACTING_NAME
-from kvstore.testing.disk import MemoryDisk
+from tests.harness.disk import MemoryDisk
 from tests.journal.folds import PATH, Payloads, open_journal, state_of
 
 

@@ -13,7 +13,7 @@ from contextlib import suppress
 import pytest
 
 from kvstore.journal import Journal, Sync, compact
-from kvstore.testing.disk import MemoryDisk, ProcessDied
+from tests.harness.disk import MemoryDisk, ProcessDied
 from tests.journal.folds import PATH, Payloads, open_journal, state_of
 
 

@@ -12,7 +12,7 @@ from kvstore.errors import CorruptionError, JournalDamagedError
 from kvstore.journal import Journal, Sync, inspect, read
 from kvstore.journal.records import decode, encode
 from kvstore.journal.stuffing import PAIR
-from kvstore.testing.disk import MemoryDisk
+from tests.harness.disk import MemoryDisk
 from tests.journal.folds import PATH, Payloads, live_file, open_journal, outcome_of, state_of
 
 ITEMS = [b"one", b"\xfe\xfd", b"", b"x\xfe\xfdy", b"zeros\0\0\0", b"\0\0", b"end\xfe\xfd"]

@@ -18,8 +18,8 @@ import pytest
 from kvstore.errors import JournalDamagedError, PoisonedError, StorageError
 from kvstore.journal import Journal, Sync, inspect, read
 from kvstore.journal import tail as tail_module
-from kvstore.testing.disk import MemoryDisk, ProcessDied
-from kvstore.testing.seeds import seeded
+from tests.harness.disk import MemoryDisk, ProcessDied
+from tests.harness.seeds import seeded
 from tests.journal.folds import PATH, Payloads, live_file, open_journal, outcome_of, state_of
 from tests.journal.test_crash import POLICIES, WORKLOADS, History, Workload
 

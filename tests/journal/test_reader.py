@@ -17,8 +17,8 @@ from kvstore.journal import reader as reader_module
 from kvstore.journal.raw import RawRecords
 from kvstore.journal.reader import raw_records_reversed
 from kvstore.journal.stuffing import PAIR
-from kvstore.testing.bounds import bounds
-from kvstore.testing.disk import MemoryDisk
+from tests.harness.bounds import bounds
+from tests.harness.disk import MemoryDisk
 from tests.journal.folds import PATH, live_file, open_journal
 
 

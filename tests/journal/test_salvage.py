@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from kvstore.errors import UsageError
 from kvstore.journal import Journal, Record, inspect, read, salvage
 from kvstore.journal.salvage import Keep
-from kvstore.testing.disk import MemoryDisk, ProcessDied
+from tests.harness.disk import MemoryDisk, ProcessDied
 from tests.journal.folds import open_journal
 
 KEEPS: list[Keep] = ["prefix", "all"]

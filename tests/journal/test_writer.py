@@ -22,7 +22,7 @@ from kvstore.errors import (
 )
 from kvstore.journal import Journal, Record, Sync, read
 from kvstore.journal.records import encode, encode_many
-from kvstore.testing.disk import MemoryDisk
+from tests.harness.disk import MemoryDisk
 from tests.journal.folds import PATH, Payloads, live_file, open_journal, state_of
 
 

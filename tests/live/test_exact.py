@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 import kvstore
-from kvstore.testing.seeds import seed_of
+from tests.harness.seeds import seed_of
 from tests.harness.writer import check, key
 from tests.live import children
 from tests.live.children import Seen

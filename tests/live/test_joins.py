@@ -13,8 +13,8 @@ import pytest
 import kvstore
 from kvstore import Join
 from kvstore.errors import HistoryGoneError, NotYetWrittenError
-from kvstore.testing.bounds import bounds
-from kvstore.testing.seeds import seed_of
+from tests.harness.bounds import bounds
+from tests.harness.seeds import seed_of
 
 USERS = pa.schema([("user", pa.int64()), ("score", pa.float64())])
 READINGS = pa.schema(

@@ -18,8 +18,8 @@ from kvstore.errors import CorruptionError
 from kvstore.loops.lookup import find_floors, find_ordered, find_timed
 from kvstore.mvcc.fragments import Fragments, RangeTombstone
 from kvstore.mvcc.version import newest_at, timeline
-from kvstore.testing.bounds import bounds
 from kvstore.timestamp import TIMESTAMP_MAX
+from tests.harness.bounds import bounds
 from tests.loops import stored_key
 from tests.mvcc.test_scan import STAMPS, by_history, entries_of, keys, reads, stored
 from tests.mvcc.test_scan import times as moments

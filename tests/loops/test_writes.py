@@ -17,7 +17,7 @@ from kvstore.codec.ordered import frame
 from kvstore.limits import KEY_BYTES_MAX
 from kvstore.loops.writes import Puts, put_all, set_rows
 from kvstore.opening import ENGINES
-from kvstore.testing.bounds import bounds
+from tests.harness.bounds import bounds
 from tests.loops import raw
 from tests.mvcc.test_scan import times
 

@@ -25,9 +25,9 @@ from kvstore.engine.api import DATA
 from kvstore.errors import ConflictError, StorageError, UsageError
 from kvstore.metrics import DEFINITIONS, Distribution
 from kvstore.metrics.slow import warn_of_slow
-from kvstore.testing.bounds import bounds
-from kvstore.testing.parts import data_family, parts_of
 from kvstore.upkeep import submit_gc
+from tests.harness.bounds import bounds
+from tests.harness.parts import data_family, parts_of
 
 START = 1_700_000_000_000_000_000
 SECOND = 10**9

@@ -14,8 +14,8 @@ from kvstore.codec.ordered import frame
 from kvstore.limits import FEW_ROWS_MAX
 from kvstore.mvcc.fragments import Fragments, RangeTombstone
 from kvstore.mvcc.scan import Read, few_rows
-from kvstore.testing.bounds import bounds
-from kvstore.testing.parts import parts_of
+from tests.harness.bounds import bounds
+from tests.harness.parts import parts_of
 from tests.loops.test_timed import ListReader
 from tests.mvcc.test_scan import (
     STAMPS,

@@ -16,9 +16,9 @@ from kvstore.mvcc import Cover, Fragments, RangeTombstone
 from kvstore.mvcc.diff import choose
 from kvstore.mvcc.stretches import between, build, leaves, newest_in
 from kvstore.span import Span
-from kvstore.testing.bounds import bounds as limits
 from kvstore.testing.strategies import KEYS, bounds, spans
 from kvstore.timestamp import TIMESTAMP_MAX
+from tests.harness.bounds import bounds as limits
 from tests.mvcc.invariants import check_fragments
 
 tombstones = st.builds(

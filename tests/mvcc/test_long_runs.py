@@ -7,8 +7,8 @@ from itertools import product
 import pytest
 
 from kvstore import Store
-from kvstore.testing.bounds import bounds
 from kvstore.timestamp import Timestamp
+from tests.harness.bounds import bounds
 
 pytestmark = pytest.mark.usefixtures("each_engine")
 

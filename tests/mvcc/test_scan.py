@@ -22,7 +22,7 @@ from kvstore.mvcc.columns import KeyColumns
 from kvstore.mvcc.fragments import Fragments, RangeTombstone
 from kvstore.mvcc.scan import Read, live_columns, live_rows
 from kvstore.mvcc.version import Lifetime, newest_at, timeline
-from kvstore.testing.bounds import bounds
+from tests.harness.bounds import bounds
 
 Entries = list[tuple[bytes, bytes]]
 

@@ -13,7 +13,7 @@ from kvstore import ManualClock, Store
 from kvstore.errors import ClosedError, UsageError
 from kvstore.limits import KEY_BYTES_MAX
 from kvstore.mvcc import WriteSet
-from kvstore.testing.parts import parts_of
+from tests.harness.parts import parts_of
 from tests.mvcc.invariants import check_fragments
 
 WRITES = [("put", b"k", b"v"), ("delete", b"k"), ("delete_range", b"k", b"l")]

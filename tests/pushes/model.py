@@ -13,9 +13,9 @@ Effect = dict[bytes, bytes | None]
 
 class Made(NamedTuple):
     """A push, as its job made it. `prefix=None` adds. Live writes after `built_at` stay, unless it
-    is None."""
+    is None. A push of changes has rows that delete, and may have others than of its prefix."""
 
-    rows: Mapping[bytes, bytes]
+    rows: Mapping[bytes, bytes | None]
     prefix: bytes | None
     built_at: int | None
 
@@ -52,6 +52,19 @@ class ModelStore:
                 return event
         return None
 
+    def last_change(self, key: bytes) -> Event | None:
+        """As `last`, but a delete by a push counts only where it took a value away."""
+        last: Event | None = None
+        for event in reversed(self.events):
+            if key not in event.effect or event.number in self.taken_back:
+                continue
+            if last is not None and event.effect[key] is not None:
+                return last
+            last = event
+            if event.number is None or event.effect[key] is not None:
+                return last
+        return last
+
     def state(self) -> dict[bytes, bytes]:
         """The live keys."""
         shown = {key: self.last(key) for event in self.events for key in event.effect}
@@ -62,7 +75,7 @@ class ModelStore:
         """Add a push. `made.rows` are the rows of this shard."""
 
         def is_newer(key: bytes) -> bool:
-            found = self.last(key)
+            found = self.last_change(key)
             if made.built_at is None or found is None or found.number is not None:
                 return False
             return found.at > made.built_at

@@ -7,7 +7,7 @@ from multiprocessing.connection import Connection
 import kvstore
 from bulk.pushes import Pushes
 from bulk.pushes.pull import Puller
-from kvstore.testing.bounds import bounds
+from tests.harness.bounds import bounds
 
 
 def pull_on(path: str, url: str, said: Connection) -> None:

@@ -9,7 +9,6 @@ import pytest
 
 import bulk
 import kvstore
-from backup.testing.faults import FaultRates, FaultyBlob, Weather
 from bulk.pushes import Pushes
 from bulk.pushes.log import MicroBatch
 from bulk.pushes.modes import SPANS_MAX
@@ -18,7 +17,8 @@ from kvstore.errors import CorruptionError, UsageError
 from kvstore.span import RESERVED
 from kvstore.storage.memory import MemoryBlob
 from kvstore.storage.patience import Patience
-from kvstore.testing.seeds import seed_of
+from tests.harness.seeds import seed_of
+from tests.harness.storage_faults import FaultRates, FaultyBlob, Weather
 from tests.pushes.made import CountingBlob, drain
 
 

@@ -21,7 +21,7 @@ from kvstore import Store, unique
 from kvstore.errors import AccessDeniedError, CorruptionError, ImportRefusedError, NotUniqueError
 from kvstore.storage.memory import MemoryBlob
 from kvstore.tables import Table
-from kvstore.testing.bounds import bounds
+from tests.harness.bounds import bounds
 from tests.pushes.made import drain, push
 
 SCHEMA = pa.schema([("id", pa.int64()), ("mail", pa.string())])

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.fleet import Fleet
-from kvstore.testing.seeds import seed_of
+from tests.harness.seeds import seed_of
 
 
 def hold(stores: int) -> None:

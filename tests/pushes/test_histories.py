@@ -17,10 +17,10 @@ from backup import Collection
 from bulk.pushes import Pushes, shard_of
 from bulk.pushes.pull import Puller
 from kvstore.store import Store
-from kvstore.testing.bounds import bounds
-from kvstore.testing.kills import run_until_killed
-from kvstore.testing.seeds import seed_of
-from tests.pushes.made import build_time, drain, push
+from tests.harness.bounds import bounds
+from tests.harness.kills import run_until_killed
+from tests.harness.seeds import seed_of
+from tests.pushes.made import build_time, push
 from tests.pushes.model import Effect, Made, ModelStore
 from tests.pushes.puller import pull_on
 
@@ -29,6 +29,8 @@ KEYS = [b"%s/%d" % (prefix, number) for prefix in (b"a", b"b") for number in ran
 
 class Host:
     """A store, its model, its last backup, and the states that its timeline must show."""
+
+    keys: Sequence[bytes] = KEYS
 
     def __init__(self, root: Path, pushes: Pushes, shard: int, pick: random.Random) -> None:
         self.root, self.pushes, self.shard, self.pick = root, pushes, shard, pick
@@ -42,6 +44,30 @@ class Host:
     def open(self) -> None:
         self.store: Store = kvstore.open(self.at)
         self.puller = Puller(self.store, self.pushes, name=f"s{self.shard}", shard=self.shard)
+        self.store.imports.link = self.linked(self.store.imports.link)  # type: ignore[method-assign]
+
+    def linked(self, link: Callable[[Sequence[Path]], None]) -> Callable[[Sequence[Path]], None]:
+        """`link` of a store whose service may write just before it. A push is then between its pass
+        over the store and its commit."""
+
+        def write_first(files: Sequence[Path]) -> None:
+            if self.pick.random() < 0.5:
+                self.write()
+            link(files)
+
+        return write_first
+
+    def write(self) -> None:
+        """A random write of the service."""
+        kind = self.pick.choices(["rows", "range", "expiry"], [6, 2, 2])[0]
+        if kind == "rows":
+            keys = self.pick.sample(self.keys, self.pick.randint(1, 4))
+            value = b"live %d" % self.pick.getrandbits(20)
+            self.live({key: self.pick.choice([None, value]) for key in keys})
+        elif kind == "range":
+            self.delete_range(self.pick.choice([b"a", b"b"]))
+        else:
+            self.expire(self.pick.choice(self.keys))
 
     def state(self, as_of: kvstore.Timestamp | None = None) -> dict[bytes, bytes]:
         """The live keys at a time."""
@@ -58,6 +84,15 @@ class Host:
             for key, value in effect.items():
                 batch.delete(key) if value is None else batch.put(key, value)
         self.model.write(int(self.store.upper) - 1, effect)
+
+    def expire(self, key: bytes) -> None:
+        """Put a key that expires at once."""
+        due = self.store.now() + 2 * 10**6
+        self.store.put(key, b"short", expires=kvstore.Timestamp(due))
+        self.model.write(int(self.store.upper) - 1, {key: b"short"})
+        while self.store.get(key) is not None:
+            pass
+        self.model.write(due, {key: None})
 
     def delete_range(self, prefix: bytes) -> None:
         self.store.delete_range(prefix + b"/", prefix + b"0")
@@ -96,7 +131,9 @@ class Host:
         """The state to which the changes of a window lead, by each kind of reading them."""
         for order in ("key", "time"):
             state = dict(before)
-            for change in self.store.changes(since, upto, order=order):
+            found = self.store.changes(since, upto, order=order)
+            # By key a range delete comes at its start, so the times tell what it deletes.
+            for change in sorted(found, key=lambda change: change.timestamp):
                 if change.op == "delete_range":
                     assert change.end_key is not None
                     for key in [k for k in state if change.key <= k < change.end_key]:
@@ -111,9 +148,10 @@ class Host:
 class History:
     """One random history."""
 
-    keys: Sequence[bytes] = KEYS
     spans: Sequence[bytes | None] = (None, b"a/", b"")
     """A push replaces the keys of one of these prefixes, or nothing."""
+    changes = True
+    """Whether some pushes are changes, with rows that delete."""
     host: type[Host] = Host
 
     def __init__(self, root: Path, pick: random.Random, url: str, shards: int) -> None:
@@ -124,18 +162,16 @@ class History:
         self.hosts = [self.host(root / str(n), self.pushes, n, pick) for n in range(shards)]
         self.read_at = 0
 
-    def effect(self) -> Effect:
-        keys = self.pick.sample(self.keys, self.pick.randint(1, 4))
-        value = b"live %d" % self.pick.getrandbits(20)
-        return {key: self.pick.choice([None, value]) for key in keys}
-
     def build(self) -> None:
         """A job reads its data now."""
         self.read_at = build_time(*(host.store for host in self.hosts))
 
     def push(self) -> None:
+        if self.changes and self.pick.random() < 0.3:
+            self.push_changes()
+            return
         prefix = self.pick.choice(self.spans)
-        among = [key for key in self.keys if key.startswith(prefix or b"")]
+        among = [key for key in self.host.keys if key.startswith(prefix or b"")]
         keys = [key for key in among if self.pick.random() < 0.5]
         rows = {key: b"push %d" % self.pick.getrandbits(20) for key in keys}
         keeps = self.pick.random() < 0.6
@@ -145,7 +181,28 @@ class History:
         self.made.append(made)
 
     def send(self, made: Made, **how: Any) -> None:
-        push(self.pushes, made.rows, shards=self.shards, prefix=made.prefix, **how)
+        rows = {key: value for key, value in made.rows.items() if value is not None}
+        push(self.pushes, rows, shards=self.shards, prefix=made.prefix, **how)
+
+    def push_changes(self) -> None:
+        """Push rows that put and delete. Some clear a range too."""
+        keys = self.pick.sample(self.host.keys, self.pick.randint(1, 5))
+        value = b"changed %d" % self.pick.getrandbits(20)
+        rows = {key: self.pick.choice([None, value]) for key in sorted(keys)}
+        made = Made(rows, self.pick.choice(self.spans), None)
+        cleared = [] if made.prefix is None else [(made.prefix, made.prefix[:1] + b"z" or b"z")]
+        with self.pushes.begin_changes(self.shards, cleared=cleared) as building:
+            for shard in range(self.shards):
+                with building.writer(shard) as writer:
+                    for key, value_of in rows.items():
+                        if shard_of(key, self.shards) != shard:
+                            continue
+                        if value_of is None:
+                            writer.delete(key)
+                        else:
+                            writer.put(key, value_of)
+            building.seal()
+        self.made.append(made)
 
     def revert(self) -> None:
         pushes = [at for at, made in enumerate(self.made, 1) if isinstance(made, Made)]
@@ -159,9 +216,12 @@ class History:
 
     def pull(self) -> None:
         host = self.pick.choice(self.hosts)
-        drain(host.puller)
+        self.drain(host)
         assert host.puller.status["log"] == len(self.made)
-        self.advance(host)
+
+    def drain(self, host: Host) -> None:
+        while host.puller.step():
+            self.advance(host)
 
     def advance(self, host: Host) -> None:
         """Have the model of a host take what its store has taken."""
@@ -179,8 +239,7 @@ class History:
     def step(self) -> None:
         host = self.pick.choice(self.hosts)
         steps: list[tuple[Callable[[], None], int]] = [
-            (lambda: host.live(self.effect()), 6),
-            (lambda: host.delete_range(self.pick.choice([b"a", b"b"])), 1),
+            (host.write, 7),
             (self.build, 3),
             (self.push, 4),
             (self.revert, 3),
@@ -198,8 +257,9 @@ class History:
             for _ in range(steps):
                 self.step()
             for host in self.hosts:
+                self.drain(host)
+                host.note()
                 host.require_history()
-                drain(host.puller)
                 assert [*host.at.glob("ingest/*.fetched")] == []
         finally:
             for host in self.hosts:

@@ -29,7 +29,7 @@ from kvstore.errors import (
 )
 from kvstore.storage import address
 from kvstore.storage.memory import MemoryBlob
-from kvstore.testing.bounds import bounds
+from tests.harness.bounds import bounds
 from tests.pushes.made import CountingBlob, drain, push
 
 

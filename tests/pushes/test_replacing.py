@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from bulk.pushes.pull import Puller
 from kvstore.errors import CorruptionError, FormatVersionError, HistoryGoneError, UsageError
 from kvstore.storage.memory import MemoryBlob
 from kvstore.store import Store
-from kvstore.testing.bounds import bounds
+from tests.harness.bounds import bounds
 from tests.pushes.made import build_time, drain, push
 
 
@@ -175,6 +175,66 @@ def test_writes_between_the_pass_and_the_commit_are_seen(
     wanted = {**rows(b"newer", 10, 30), **late}
     del wanted[b"a/13"], wanted[b"a/14"]
     assert dict(store.scan(prefix=b"a/")) == wanted
+
+
+def _expire(store: Store) -> None:
+    store.put(b"a/03", b"live", expires=kvstore.Timestamp(store.now() + 10**6))
+    while store.get(b"a/03") is not None:
+        pass
+
+
+DELETES: dict[str, Callable[[Store], object]] = {
+    "key": lambda store: store.delete(b"a/03"),
+    "range": lambda store: store.delete_range(b"a/02", b"a/04"),
+    "expiry": _expire,
+    "transaction": lambda store: store.transact(lambda txn: txn.delete(b"a/03")),
+}
+
+
+@pytest.mark.parametrize("is_restored", [False, True], ids=["here", "restored"])
+@pytest.mark.parametrize("by", DELETES)
+def test_a_key_that_a_service_deleted_under_a_replace_stays_deleted(
+    pushes: Pushes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by: str, is_restored: bool
+) -> None:
+    """The pass of the replace finds the key alive, and its commit comes after the delete: the push
+    leaves a delete over the dead key. It is no write to the key, whatever was reverted since."""
+    older = {b"a/02": b"live", b"a/03": b"live", b"a/04": b"live"}
+    with kvstore.open(tmp_path / "store") as store:
+        store.put_many(older)
+        built_at = build_time(store)
+        link = store.imports.link
+
+        def delete_first(files: Any) -> None:
+            DELETES[by](store)
+            link(files)
+
+        puller = Puller(store, pushes, name="s")
+        with monkeypatch.context() as patched:
+            patched.setattr(store.imports, "link", delete_first)
+            push(pushes, {b"a/09": b"1"}, mode="replace", prefix=b"a/")
+            drain(puller)
+        push(pushes, {b"a/03": b"2"})
+        pushes.revert(2)
+        push(pushes, {}, mode="replace", prefix=b"a/")
+        drain(puller)
+        assert dict(store.scan()) == {}
+        Collection(tmp_path / "backups").backup(store)
+        if is_restored:
+            Collection(tmp_path / "backups").restore(tmp_path / "restored")
+    with kvstore.open(tmp_path / ("restored" if is_restored else "store")) as store:
+        newer = dict.fromkeys(older, b"4")
+        push(pushes, newer, keep_newer=True, built_at=built_at)
+        puller = Puller(store, pushes, name="s")
+        drain(puller)
+        del newer[b"a/03"]
+        if by == "range":
+            del newer[b"a/02"]
+        assert dict(store.scan()) == newer
+        pushes.revert(1)
+        drain(puller)
+        push(pushes, older, mode="replace", prefix=b"a/", keep_newer=True, built_at=built_at)
+        drain(puller)
+        assert dict(store.scan()) == dict.fromkeys(newer, b"live")
 
 
 def test_an_empty_push_empties_the_span_and_each_shard_its_own(pushes: Pushes) -> None:
@@ -398,20 +458,12 @@ def test_an_event_with_a_mode_that_no_job_writes_is_damage(fields: dict[str, Any
     push(pushes, {b"a/1": b"v"}, mode="replace", prefix=b"a/")
     name = f"log/{1:020d}.json"
     event = json.loads(blob.get(name) or b"")
-    assert event["format"] == 2
+    assert event["format"] == 1
     blob.delete(name)
     blob.put(name, json.dumps({**event, **fields}).encode())
     with pytest.raises(CorruptionError, match=r"log/0*1\.json"):
         pushes.list()
     blob.delete(name)
-    blob.put(name, json.dumps({**event, "format": 3}).encode())
+    blob.put(name, json.dumps({**event, "format": 2}).encode())
     with pytest.raises(FormatVersionError, match=r"log/0*1\.json"):
         pushes.list()
-
-
-def test_a_push_without_a_mode_is_written_for_older_readers() -> None:
-    blob = MemoryBlob()
-    push(Pushes.over(blob, "older"), {b"a": b"v"})
-    event = json.loads(blob.get(f"log/{1:020d}.json") or b"")
-    assert event["format"] == 1
-    assert "mode" not in event

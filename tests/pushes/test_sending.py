@@ -15,8 +15,8 @@ from bulk.pushes.sending import send_rows
 from kvstore.arrow import rows_schema
 from kvstore.errors import UsageError
 from kvstore.storage.memory import MemoryBlob
-from kvstore.testing.bounds import bounds
-from kvstore.testing.seeds import seeded
+from tests.harness.bounds import bounds
+from tests.harness.seeds import seeded
 from tests.pushes.made import drain
 
 SHARDS = 3

@@ -15,7 +15,6 @@ import pytest
 
 import kvstore
 from backup import Collection
-from backup.testing.faults import FaultRates, FaultyBlob, Weather
 from bulk.pushes import Pushes
 from bulk.pushes.log import REVERT
 from bulk.pushes.pull import Puller
@@ -25,7 +24,8 @@ from kvstore.storage.address import open_blob
 from kvstore.storage.contract import BlobInfo
 from kvstore.storage.memory import MemoryBlob
 from kvstore.storage.patience import Patience
-from kvstore.testing.bounds import bounds
+from tests.harness.bounds import bounds
+from tests.harness.storage_faults import FaultRates, FaultyBlob, Weather
 from tests.pushes.made import CountingBlob, drain, push
 from tests.shard.conftest import s3_options, s3_server
 

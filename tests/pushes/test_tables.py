@@ -23,8 +23,8 @@ from kvstore.reserve import FIRST_ROW
 from kvstore.storage.memory import MemoryBlob
 from kvstore.tables import Table
 from kvstore.tables.space import rows_prefix, table_prefix
-from kvstore.testing.bounds import bounds
-from kvstore.testing.seeds import seeded
+from tests.harness.bounds import bounds
+from tests.harness.seeds import seeded
 from tests.pushes.made import drain
 
 SCHEMA = pa.schema([("id", pa.int64()), ("zone", pa.string()), ("fare", pa.float64())])

@@ -28,6 +28,8 @@ NUMBERS = {key: number for number, key in KEYS.items()}
 class TypedHost(Host):
     """A store with a table, and an index of it."""
 
+    keys = tuple(KEYS.values())
+
     def open(self) -> None:
         super().open()
         self.table = self.store.table("trips", SCHEMA, "id", indexes={"by_value": "value"})
@@ -52,6 +54,15 @@ class TypedHost(Host):
                 else:
                     table.put({"id": NUMBERS[key], "value": value})
         self.model.write(int(self.store.upper) - 1, effect)
+
+    def expire(self, key: bytes) -> None:
+        due = self.store.now() + 2 * 10**6
+        row = {"id": NUMBERS[key], "value": b"short"}
+        self.table.put(row, expires=kvstore.Timestamp(due))
+        self.model.write(int(self.store.upper) - 1, {key: b"short"})
+        while self.table.get(NUMBERS[key]) is not None:
+            pass
+        self.model.write(due, {key: None})
 
     def delete_range(self, prefix: bytes) -> None:
         self.live({KEYS[number]: None for number in IDS if (number < 6) == (prefix == b"a")})
@@ -83,8 +94,8 @@ class TypedHost(Host):
 class TypedHistory(History):
     """A history of typed pushes."""
 
-    keys = tuple(KEYS.values())
     spans = (None, b"")
+    changes = False
     host = TypedHost
 
     def send(self, made: Made, **how: Any) -> None:

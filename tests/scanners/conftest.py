@@ -10,7 +10,7 @@ import pytest
 import bulk
 import kvstore
 from kvstore.scanners import crew, scan
-from kvstore.testing.parts import parts_of
+from tests.harness.parts import parts_of
 from tests.scanners.crews import ROWS, key
 
 

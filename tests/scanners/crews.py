@@ -7,7 +7,7 @@ import pyarrow as pa
 
 import kvstore
 from kvstore.scanners import SCANS_DIRECTORY, crew
-from kvstore.testing.parts import parts_of
+from tests.harness.parts import parts_of
 
 ROWS = 20_000
 

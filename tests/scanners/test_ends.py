@@ -18,7 +18,7 @@ from kvstore import worker_process
 from kvstore.errors import ClosedError, CorruptionError, StorageError
 from kvstore.scanners import SCANS_DIRECTORY, scan
 from kvstore.scanners.source import ScanSource
-from kvstore.testing.parts import parts_of
+from tests.harness.parts import parts_of
 from tests.scanners.crews import (
     ROWS,
     crew_at_work,

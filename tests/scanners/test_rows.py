@@ -13,7 +13,7 @@ import pytest
 import bulk
 import kvstore
 from kvstore.scanners import SCANS_DIRECTORY, scan
-from kvstore.testing.parts import parts_of
+from tests.harness.parts import parts_of
 from tests.scanners.crews import (
     ROWS,
     crew_at_work,

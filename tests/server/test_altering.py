@@ -20,7 +20,7 @@ from kvstore.control.scripts import as_store
 from kvstore.errors import AccessDeniedError, NotUniqueError, TableAlteredError, UsageError
 from kvstore.server import ListenAddress, Token, app, serving
 from kvstore.tables.definition import Definition
-from kvstore.testing.bounds import bounds
+from tests.harness.bounds import bounds
 
 pytestmark = pytest.mark.usefixtures("each_engine")
 

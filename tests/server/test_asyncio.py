@@ -24,7 +24,7 @@ from kvstore.errors import AccessDeniedError, ClosedError, PreconditionError, St
 from kvstore.server import ListenAddress, Token, app, serving
 from kvstore.server.guarded import GuardedProtocol, GuardedServer
 from kvstore.server.running import bound
-from kvstore.testing.forks import reap
+from tests.harness.forks import reap
 
 LOCAL = ListenAddress("127.0.0.1", 0)
 

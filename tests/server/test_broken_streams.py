@@ -20,7 +20,7 @@ from kvstore.server import ListenAddress, app, serving
 from kvstore.server.invocation import Invocation
 from kvstore.server.verbs import Answer, Verb
 from kvstore.server.verbs.reads import READS
-from kvstore.testing.bounds import bounds
+from tests.harness.bounds import bounds
 
 LOCAL = ListenAddress("127.0.0.1", 0)
 KEYS = [b"%05d" % number for number in range(2000)]

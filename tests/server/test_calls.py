@@ -36,8 +36,8 @@ from kvstore.server import ListenAddress, Token, app, serving
 from kvstore.server.access import READ
 from kvstore.server.verbs import Verb
 from kvstore.span import RESERVED
-from kvstore.testing.bounds import bounds
-from kvstore.testing.parts import parts_of
+from tests.harness.bounds import bounds
+from tests.harness.parts import parts_of
 
 STRANGE_KEYS = [
     b"",

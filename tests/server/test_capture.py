@@ -16,7 +16,7 @@ from kvstore.client import Client, connect
 from kvstore.errors import HistoryGoneError, UsageError
 from kvstore.server import ListenAddress, app, serving
 from kvstore.span import Span
-from kvstore.testing.bounds import bounds
+from tests.harness.bounds import bounds
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from kvstore.client import Client, connect, connect_async
 from kvstore.errors import BusyError, ClosedError, RetryableError, UsageError
 from kvstore.server import ListenAddress, app, serving
 from kvstore.server.changesets import LentChangesets
-from kvstore.testing.bounds import bounds
+from tests.harness.bounds import bounds
 from tests.server.process import ServerProcess
 
 

@@ -11,7 +11,7 @@ import kvstore
 from kvstore.client import connect
 from kvstore.errors import FencedError, UsageError
 from kvstore.server import ListenAddress, Token, app, serving
-from kvstore.testing.bounds import bounds
+from tests.harness.bounds import bounds
 
 LOCAL = ListenAddress("127.0.0.1", 0)
 

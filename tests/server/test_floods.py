@@ -30,8 +30,8 @@ from kvstore.server.guarded import GuardedServer
 from kvstore.server.invocation import Invocation
 from kvstore.server.running import bound, server_config
 from kvstore.server.verbs import Answer, Verb
-from kvstore.testing.bounds import bounds
-from kvstore.testing.seeds import seeded
+from tests.harness.bounds import bounds
+from tests.harness.seeds import seeded
 
 VALUE = bytes(range(256)) * (8 << 10)
 """A value of 2 MiB: sockets hold less than two of it."""

@@ -23,8 +23,8 @@ from kvstore.errors import AccessDeniedError, RetryableError, UsageError
 from kvstore.protocol import WRITES_SCHEMA
 from kvstore.server import ListenAddress, Running, Token, app, serving
 from kvstore.server.head import head_of
-from kvstore.testing.bounds import bounds
-from kvstore.testing.seeds import seeded
+from tests.harness.bounds import bounds
+from tests.harness.seeds import seeded
 from tests.server.process import ServerProcess
 
 SECRET = "s" * 32

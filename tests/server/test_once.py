@@ -27,9 +27,9 @@ from kvstore.errors import (
 from kvstore.mvcc import WriteSet
 from kvstore.server import ListenAddress, app, serving
 from kvstore.store import RequestToken
-from kvstore.testing.bounds import bounds
-from kvstore.testing.forks import STATUS, reap
-from kvstore.testing.seeds import seeded
+from tests.harness.bounds import bounds
+from tests.harness.forks import STATUS, reap
+from tests.harness.seeds import seeded
 from tests.server.process import ServerProcess
 from tests.txn.serialization import Record, cycle, edges
 

@@ -18,7 +18,7 @@ from kvstore.client import connect
 from kvstore.limits import SERVER_PIPELINED_MAX
 from kvstore.server import ListenAddress, app, server_tls, serving
 from kvstore.server.outbox import Outbox, Unsent
-from kvstore.testing.bounds import bounds
+from tests.harness.bounds import bounds
 from tests.server.process import ServerProcess, memory_max, readers_of
 
 LARGE = 32 << 20

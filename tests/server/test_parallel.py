@@ -27,8 +27,8 @@ from kvstore.errors import (
 )
 from kvstore.server import ListenAddress, Running, Token, app, serving
 from kvstore.server.streams import BrokenStreamError, arrow_parts
-from kvstore.testing.bounds import TINY, bounds
-from kvstore.testing.seeds import seed_of
+from tests.harness.bounds import TINY, bounds
+from tests.harness.seeds import seed_of
 from tests.joins.histories import KEYS, table, write_at_random
 
 LOCAL = ListenAddress("127.0.0.1", 0)

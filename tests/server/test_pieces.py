@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstore.server.verbs.pieces import in_pieces
-from kvstore.testing.bounds import bounds
+from tests.harness.bounds import bounds
 
 FIT = 1000
 sizes = st.lists(st.sampled_from([0, 1, 100, FIT, 3 * FIT]), max_size=300)

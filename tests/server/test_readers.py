@@ -24,7 +24,7 @@ from kvstore.errors import (
     UsageError,
 )
 from kvstore.server import App, ListenAddress, Running, Token, app, server_tls, serving
-from kvstore.testing.seeds import seeded
+from tests.harness.seeds import seeded
 from tests.server.process import ServerProcess, readers_of
 from tests.server.test_hostile import request, say, status
 

@@ -32,8 +32,8 @@ from kvstore.protocol import ARROW_TYPE, to_json
 from kvstore.server import ListenAddress, Token, app, serving
 from kvstore.tables.sent import digest_of
 from kvstore.tables.space import index_prefix
-from kvstore.testing.bounds import bounds
-from kvstore.testing.seeds import seeded
+from tests.harness.bounds import bounds
+from tests.harness.seeds import seeded
 
 pytestmark = pytest.mark.usefixtures("each_engine")
 

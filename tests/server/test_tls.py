@@ -23,7 +23,7 @@ from kvstore.errors import (
     UsageError,
 )
 from kvstore.server import ListenAddress, Token, app, read_tokens, server_tls, serving
-from kvstore.testing.bounds import bounds
+from tests.harness.bounds import bounds
 from tests.server.process import ServerProcess
 
 SECRET = "s" * 32

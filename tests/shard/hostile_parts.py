@@ -27,8 +27,8 @@ from kvstore.digest import digest
 from kvstore.errors import CorruptionError, FormatVersionError
 from kvstore.joins.order import in_order
 from kvstore.storage.memory import MemoryBlob
-from kvstore.testing.bounds import bounds
 from kvstore.timestamp import TIMESTAMP_MAX
+from tests.harness.bounds import bounds
 from tests.shard import thrift
 
 MEMORY_BYTES = 2 << 30

@@ -22,7 +22,6 @@ from backup.shard.rows.part_bytes import MissingPartError
 from backup.shard.rows.part_reader import open_part, read_part
 from backup.shard.rows.rules import DIFFS, VERSIONS, AsOf, Window
 from backup.shard.state.state import ShardBatch, ShardPart
-from backup.testing.faults import FaultRates, FaultyBlob, Weather
 from kvstore.clock import ManualClock
 from kvstore.digest import digest
 from kvstore.errors import CorruptionError, FormatVersionError, KeyOrderError, UsageError
@@ -30,7 +29,8 @@ from kvstore.limits import BOUND_BYTES_MAX, PART_BYTES_MAX, ROW_GROUP_ROWS_MAX
 from kvstore.span import Span
 from kvstore.storage.file_blob import FileBlob
 from kvstore.storage.memory import MemoryBlob
-from kvstore.testing.bounds import bounds
+from tests.harness.bounds import bounds
+from tests.harness.storage_faults import FaultRates, FaultyBlob, Weather
 from tests.shard.rows import (
     Diff,
     Row,

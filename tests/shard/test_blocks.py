@@ -21,8 +21,8 @@ from backup.shard.rows.trailer import bytes_before, read_trailer
 from backup.shard.state.state import ShardPart
 from kvstore.errors import CorruptionError
 from kvstore.joins.order import in_order
-from kvstore.testing.bounds import bounds
 from kvstore.timestamp import TIMESTAMP_MAX
+from tests.harness.bounds import bounds
 
 COUNT = 3000
 

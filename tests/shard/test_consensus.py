@@ -14,7 +14,6 @@ import pytest
 from obstore.store import LocalStore, MemoryStore, ObjectStore
 
 from backup.testing.consensus import KEY, ConsensusContract, cas, fill, seqnos
-from backup.testing.proxy import Answer, Proxy, Request
 from kvstore.errors import CorruptionError, IndeterminateError
 from kvstore.journal import Journal
 from kvstore.storage.contract import Cas, Consensus, Versioned
@@ -22,6 +21,7 @@ from kvstore.storage.file_consensus import FileConsensus
 from kvstore.storage.memory import MemoryConsensus
 from kvstore.storage.object_store import ObjectConsensus, open_object_store
 from kvstore.storage.patience import Patience
+from tests.harness.proxy import Answer, Proxy, Request
 
 
 class TestMemoryConsensus(ConsensusContract):

@@ -16,7 +16,7 @@ from backup.shard.state import codec
 from backup.shard.state.state import ShardBatch
 from kvstore.errors import CorruptionError, FormatVersionError
 from kvstore.span import Span
-from kvstore.testing.seeds import seed_of
+from tests.harness.seeds import seed_of
 from tests.shard.test_codec import FIRST, FULL, PART
 
 VALUES: list[Any] = [

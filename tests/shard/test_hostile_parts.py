@@ -15,7 +15,7 @@ import pytest
 from backup.shard.rows.part_reader import translated
 from backup.shard.rows.thrift import read_struct
 from kvstore.errors import CorruptionError, DeterminateError
-from kvstore.testing.seeds import seed_of
+from tests.harness.seeds import seed_of
 from tests.shard import hostile_parts, thrift
 
 ROOT = Path(__file__).parents[2]

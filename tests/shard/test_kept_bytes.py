@@ -15,7 +15,7 @@ from backup.shard import MemoryBlob
 from kvstore.errors import KVStoreError
 from kvstore.storage.cached_blob import CachedBlob
 from kvstore.storage.kept_bytes import InDirectory, InMemory, KeptBytes
-from kvstore.testing.seeds import seeded
+from tests.harness.seeds import seeded
 
 BOUND = 20_000
 

@@ -19,7 +19,6 @@ from backup.shard.rows.batch_writer import BatchDesc
 from backup.shard.rows.rules import DIFFS, VERSIONS, AsOf, Rule
 from backup.shard.shard import Shard
 from backup.shard.state.state import EMPTY
-from backup.testing.faults import FaultRates, FaultyBlob, FaultyConsensus, Weather
 from kvstore.clock import ManualClock
 from kvstore.errors import (
     DeterminateError,
@@ -30,6 +29,7 @@ from kvstore.errors import (
 )
 from kvstore.storage.memory import MemoryBlob, MemoryConsensus
 from kvstore.storage.patience import Patience
+from tests.harness.storage_faults import FaultRates, FaultyBlob, FaultyConsensus, Weather
 from tests.shard.rows import (
     Diff,
     Row,

@@ -14,7 +14,6 @@ from backup.shard.rows.rules import DIFFS, VERSIONS
 from backup.shard.state.state import EMPTY, ShardBatch
 from backup.testing.blobs import BlobContract
 from backup.testing.consensus import ConsensusContract
-from backup.testing.faults import FaultyBlob, FaultyConsensus, Weather
 from kvstore.errors import (
     HistoryGoneError,
     UpperMismatchError,
@@ -26,7 +25,8 @@ from kvstore.storage.file_blob import FileBlob
 from kvstore.storage.file_consensus import FileConsensus
 from kvstore.storage.memory import MemoryBlob, MemoryConsensus
 from kvstore.storage.object_store import ObjectBlob, ObjectConsensus
-from kvstore.testing.bounds import bounds
+from tests.harness.bounds import bounds
+from tests.harness.storage_faults import FaultyBlob, FaultyConsensus, Weather
 from tests.shard.rows import delete, put, versions
 from tests.shard.world import World, open_shard, read, write
 

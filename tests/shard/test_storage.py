@@ -40,6 +40,10 @@ def test_an_s3_url_is_an_object_store(s3_server: str, s3_bucket: Callable[[], Ob
     lives(open_storage(url, **options), open_storage(url, **options))
     del options["client_options"]  # an endpoint with the scheme http is asked by http
     assert open_storage(url, **options).consensus.list_keys() != []
+    odd = [f"{url}%23old", f"{url}%3Fold", f"{url} ü"]
+    for each in odd:
+        assert open_storage(each, **options).consensus.list_keys() == []
+        lives(open_storage(each, **options), open_storage(each, **options))
 
 
 def test_a_clients_option_among_the_stores_is_refused_with_its_place() -> None:

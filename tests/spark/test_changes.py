@@ -4,9 +4,11 @@ repeated."""
 from __future__ import annotations
 
 import random
+import shutil
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -15,7 +17,7 @@ import kvstore
 from bulk.pushes.pull import Puller
 from kvstore import Store
 from kvstore.errors import UsageError
-from spark_connector import apply_changes
+from spark_connector import apply_changes, batch_importer
 from tests.pushes.made import drain
 from tests.spark.test_origins import write_history
 
@@ -96,6 +98,8 @@ def test_a_push_of_changes_is_one_commit_and_its_revert_takes_them_back(
     assert made is not None
     assert (made.number, made.mode, made.rows) == (1, "change", 2)
     assert apply_changes(changes, pushes, position=b"feed", batch_id=3) is None
+    with pytest.raises(UsageError, match="3 of b'feed' was written before with other rows"):
+        apply_changes(changes.where("key <> X'62'"), pushes, position=b"feed", batch_id=3)
     with pytest.raises(UsageError, match="micro-batch 2 of b'feed' comes behind micro-batch 3"):
         apply_changes(changes, pushes, position=b"feed", batch_id=2)
     assert apply_changes(changes.limit(0), pushes) is None
@@ -118,6 +122,9 @@ def test_a_repeated_micro_batch_makes_no_second_commit(spark: SparkSession, stor
     store.put(b"a", b"newer")
     assert apply_changes(batch, store, position=b"~feed", batch_id=0) is None
     assert store.get(b"a") == b"newer"
+    other = spark.createDataFrame([(b"a", None, b"2", "put", 5)], CHANGES)
+    with pytest.raises(UsageError, match="0 of b'~feed' was written before with other rows"):
+        apply_changes(other, store, position=b"~feed", batch_id=0)
     # The first state comes in batches of keys, whose versions do not ascend from batch to batch.
     older = spark.createDataFrame([(b"b", None, b"2", "put", 4)], CHANGES)
     assert apply_changes(older, store, position=b"~feed", batch_id=1) is not None
@@ -128,40 +135,112 @@ def test_a_repeated_micro_batch_makes_no_second_commit(spark: SparkSession, stor
         apply_changes(batch, store, position=b"~feed", batch_id=0)
 
 
-def test_a_stream_that_stops_and_starts_keeps_a_second_store_equal(
+def test_a_micro_batch_is_added_once_and_another_one_of_its_number_is_refused(
     spark: SparkSession, tmp_path: Path
 ) -> None:
+    """One stream into three targets: a store that applies changes, a push, and imports. It stops
+    and starts, is repeated, begins anew, and gets an older checkpoint location."""
+    pushes, state = bulk.Pushes(tmp_path / "pushes"), tmp_path / "state"
     with (
         kvstore.open(tmp_path / "source", durability="async") as source,
         kvstore.open(tmp_path / "target", durability="async") as target,
+        kvstore.open(tmp_path / "pulls", durability="async") as pulls,
+        kvstore.open(tmp_path / "imports", durability="async") as imports,
     ):
+        puller = Puller(pulls, pushes, name="s")
+        add = batch_importer(imports, "orders", "key", "value", duplicates="last", order_by="n")
+        named: Any = {"position": b"~feed"}
+        doors: dict[str, Callable[[DataFrame, int], object]] = {
+            "apply": lambda df, n: apply_changes(df, target, **named, batch_id=n),
+            "push": lambda df, n: apply_changes(df, pushes, **named, batch_id=n),
+            "import": lambda df, n: add(puts(df), n),
+        }
         (tmp_path / "copies").mkdir()
-        for number in range(6):
-            source.put(b"k%d" % number, b"v")
-        for number in range(2):
-            source.checkpoint(tmp_path / "copies" / str(number))
-            follow(spark, tmp_path, target)
-            assert [row for row in target.scan() if row[0] != b"~feed"] == list(source.scan())
-            source.delete_range(b"k1", b"k4")
-            source.put(b"k2", b"again")
-        position = target.get(b"~feed")
-        follow(spark, tmp_path, target)
-        assert target.get(b"~feed") == position
+
+        def run(checkpoint: Path, copy: str | None) -> dict[str, str]:
+            """Let the stream read up to a new copy, and return what the targets refused."""
+            if copy is not None:
+                source.checkpoint(tmp_path / "copies" / copy)
+            return follow(spark, tmp_path / "copies", checkpoint, doors)
+
+        def commits() -> tuple[bytes | None, int, int]:
+            drain(puller)
+            return target.get(b"~feed"), len(pushes.list()), len(imports.imports.all())
+
+        def require_equal() -> None:
+            drain(puller)
+            rows = dict(source.scan())
+            assert {key: value for key, value in target.scan() if key != b"~feed"} == rows
+            assert dict(pulls.scan()) == rows
+            assert {key: value for key, value in imports.scan() if key in rows} == rows
+
+        source.put_many({b"k1": b"v", b"k2": b"v"})
+        assert run(state, "0") == {}
+        require_equal()
+        assert commits()[1:] == (1, 1)
+        shutil.copytree(state, tmp_path / "older")
+
+        source.delete_range(b"k1", b"k2")
+        source.put(b"k2", b"again")
+        before = commits()
+        refused = run(tmp_path / "lost", "1")  # its micro-batch 0 has a row that nobody has yet
+        assert refused.keys() == doors.keys()
+        assert all(
+            "micro-batch 0 of " in each and "from the stream" in each for each in refused.values()
+        )
+        assert commits() == before
+
+        assert run(state, None) == {}  # the first stream goes on
+        require_equal()
+        before = commits()
+        assert before[1:] == (2, 2)
+        for name in ("1", ".1.crc"):  # as after a crash before Spark recorded the end of the batch
+            (state / "commits" / name).unlink(missing_ok=True)
+        assert run(state, None) == {}
+        assert commits() == before
+
+        source.put(b"k3", b"new")
+        refused = run(tmp_path / "older", "2")  # plans micro-batch 1 with a row more
+        assert refused.keys() == doors.keys()
+        assert all("written before with other offsets" in each for each in refused.values())
+        assert commits() == before
+        with pytest.raises(
+            UsageError, match="micro-batch 0 of 'orders' comes behind micro-batch 1"
+        ):
+            add(spark.sql("SELECT 'k2' AS key, 'v2' AS value, 0 AS n"), 0)
 
 
-def follow(spark: SparkSession, directory: Path, target: Store) -> None:
+def puts(changes: DataFrame) -> DataFrame:
+    return changes.where("value IS NOT NULL").withColumn("n", changes["_commit_version"])
+
+
+def follow(
+    spark: SparkSession,
+    copies: Path,
+    checkpoint: Path,
+    doors: dict[str, Callable[[DataFrame, int], object]],
+) -> dict[str, str]:
+    """Let a stream run to its end, and return the refusals of its targets."""
+    refused: dict[str, str] = {}
+
+    def through(batch: DataFrame, number: int) -> None:
+        for name, door in doors.items():
+            try:
+                door(batch, number)
+            except UsageError as error:  # noqa: PERF203  # the other doors are tried too
+                refused[name] = str(error)
+
     query = (
         spark.readStream.format("kvstore")
         .options(readChangeFeed="true", maxRowsPerTrigger="4")
-        .load(str(directory / "copies"))
-        .writeStream.foreachBatch(
-            lambda df, n: apply_changes(df, target, position=b"~feed", batch_id=n) and None
-        )
-        .option("checkpointLocation", str(directory / "stream"))
+        .load(str(copies))
+        .writeStream.foreachBatch(through)
+        .option("checkpointLocation", str(checkpoint))
         .trigger(availableNow=True)
         .start()
     )
     assert query.awaitTermination(WAIT_S)
+    return refused
 
 
 def test_what_is_no_change_feed_is_refused_and_changes_nothing(

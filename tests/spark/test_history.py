@@ -17,6 +17,7 @@ import bulk
 import kvstore
 from backup import Collection
 from kvstore.errors import NotAStoreError
+from kvstore.timestamp import microseconds_of
 from spark_connector import history, read_where
 from spark_connector.loading.writer import StagingWriter
 from spark_connector.reading.schema import STATE
@@ -53,6 +54,8 @@ def test_history_tells_commits_imports_reverts_and_backups(
     assert found.columns == ["version", "timestamp", "operation", "id", "rows", "bytes"]
     rows = [(row.version, row.operation, row.id, row.rows) for row in found.collect()]
     assert rows == wanted
+    micros = found.selectExpr("unix_micros(timestamp) AS t").collect()
+    assert [row.t for row in micros] == [microseconds_of(version) for version, *_ in wanted]
     backed = history(spark, tmp_path / "collection").collect()
     assert [row.version for row in backed if row.operation == "commit"] == [w[0] for w in wanted]
     [last] = [row for row in backed if row.operation == "backup"]

@@ -23,10 +23,10 @@ from kvstore.errors import (
     NotYetWrittenError,
     UsageError,
 )
-from kvstore.testing.seeds import seed_of
 from spark_connector import lookup_join, point_in_time_join
 from spark_connector.joins import tasks
 from spark_connector.origins.place import find
+from tests.harness.seeds import seed_of
 from tests.harness.soak import soaked
 from tests.joins.test_join import known
 from tests.spark.test_origins import KEYS, write_history
@@ -162,9 +162,11 @@ def test_times_are_instants_and_the_exact_version_is_told(
     [row] = joined.collect()
     assert bytes(row["known value"]) == b"2"
     moment = row["known value_timestamp"].astimezone(timezone.utc)
-    assert int(moment.timestamp() * 1e6) in range(
-        int(place.second) // 1000 - 1, int(place.second) // 1000 + 2
-    )
+    assert moment == place.second.to_datetime()
+    # The time comes back as a time of the version, and of no former one.
+    back = spark.createDataFrame([("a", moment)], "id string, ts timestamp")
+    [again] = point_in_time_join(back, str(place.path), "id").collect()
+    assert bytes(again.f_value) == b"2"
 
 
 @pytest.mark.spark

@@ -9,9 +9,11 @@ from __future__ import annotations
 import random
 import subprocess
 import sys
+import tracemalloc
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -23,10 +25,13 @@ from kvstore import Change, Span, Store
 from kvstore.changes import Revisions
 from kvstore.errors import HistoryGoneError, NotAStoreError, NotYetWrittenError, UsageError
 from kvstore.server import ListenAddress, app, serving
+from kvstore.timestamp import NS_PER_SECOND, Timestamp, microseconds_of
 from spark_connector.options import Mode, read_options
 from spark_connector.origins import collection as collection_module
 from spark_connector.origins.opening import open_origin
 from spark_connector.origins.place import Place, find
+from spark_connector.reading import images
+from spark_connector.reading.images import POSTIMAGE, PREIMAGE, image_rows
 from spark_connector.reading.partitions import (
     ReadPartition,
     plan_partitions,
@@ -35,6 +40,8 @@ from spark_connector.reading.partitions import (
 )
 from spark_connector.reading.query import QueryReader
 from spark_connector.reading.schema import CHANGES, STATE, arrow_schema
+from spark_connector.reading.stream import StreamReader
+from tests.harness.bounds import bounds
 from tests.harness.soak import soaked
 
 KEYS = [bytes([a, b]) for a in (0, 97, 98, 255) for b in (0, 1, 120)] + [b"", b"a", b"aaa"]
@@ -152,6 +159,41 @@ def test_state_and_changes_from_checkpoint_and_collection_equal_the_stores(
                         assert ordered(_changes(found)) == ordered(list(expected))
 
 
+def test_a_time_in_microseconds_comes_back_as_its_commit(tmp_path: Path) -> None:
+    """Each commit is two microseconds behind the one before, and not a whole number of them."""
+    clock = kvstore.ManualClock(1_800_000_000 * NS_PER_SECOND + 1)
+    with kvstore.open(tmp_path / "store", clock=clock) as store:
+        stamps = []
+        for number in range(4):
+            clock.advance(2000)
+            stamps.append(store.put(b"k", b"%d" % number))
+        Collection(tmp_path / "collection").backup(store)
+        store.checkpoint(tmp_path / "checkpoint")
+    told = [Timestamp(microseconds_of(stamp) * 1000) for stamp in stamps]
+    assert all(one < out < one + 1000 for one, out in zip(stamps, told, strict=True))
+    for place in places(tmp_path):
+        for number, at in enumerate(told):
+            assert asked(place, timestampAsOf=at) == [b"%d" % number]
+            changes = {"readChangeFeed": "true", "startingTimestamp": "0"}
+            assert len(asked(place, **changes, endingTimestamp=at)) == number + 1
+            assert len(asked(place, **{**changes, "startingTimestamp": at})) == 3 - number
+        options = {"path": place.path, "readChangeFeed": "true", "startingTimestamp": str(told[-1])}
+        stream = StreamReader(read_options(options, "stream"), CHANGES)
+        assert stream.initialOffset()["timestamp"] == stamps[-1]  # the next commit is not skipped
+        with pytest.raises(NotYetWrittenError):
+            asked(place, timestampAsOf=Timestamp(told[-1] + 1000))
+
+
+def asked(place: Place, **options: object) -> list[bytes]:
+    """The values of a read with these options."""
+    mode: Mode = "changes" if "readChangeFeed" in options else "state"
+    text = {"path": place.path, **{name: str(value) for name, value in options.items()}}
+    schema = CHANGES if mode == "changes" else STATE
+    reader = QueryReader(read_options(text, mode), schema, changes=mode == "changes")
+    batches = [batch for part in reader.partitions() for batch in reader.read(part)]
+    return [value for batch in batches for value in batch.column("value").to_pylist()]
+
+
 def _changes(table: pa.Table) -> list[Change]:
     names = ["_commit_version", "_change_type", "key", "end_key", "value"]
     columns = [table[name].to_pylist() for name in names]
@@ -188,8 +230,14 @@ def expected_images(
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_images_are_what_keys_were_and_have_become(tmp_path: Path, seed: int) -> None:
+def test_images_are_what_keys_were_and_have_become(
+    tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pick = random.Random(300 + seed)
+    if seed % 3:  # pieces end between two keys, and between two changes of one key
+        monkeypatch.setattr(images, "PIECE_BYTES", pick.choice([1, 60, 400]))
+        monkeypatch.setattr(images, "PIECE_EVENTS", pick.choice([1, 7, 1 << 18]))
+        monkeypatch.setattr(collection_module, "SORTED_BYTES_MAX", pick.choice([1, 300]))
     with kvstore.open(tmp_path / "store", durability="async") as store, ExitStack() as held:
         write_history(store, tmp_path, pick, 30)
         times = [0, *{change.timestamp for change in store.changes(0, order="time")}]
@@ -209,6 +257,66 @@ def test_images_are_what_keys_were_and_have_become(tmp_path: Path, seed: int) ->
                     rows = zip(*(found[name].to_pylist() for name in names), strict=True)
                     wanted = expected_images(store, span, since, upto, revisions)
                     assert sorted(rows, key=_image_order) == sorted(wanted, key=_image_order)
+
+
+@pytest.mark.parametrize("keys", [1, 48])
+def test_changes_with_images_and_states_are_read_in_bounded_memory(
+    tmp_path: Path, keys: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """48 changes of 1 MiB, of one key or of as many, whose old values are as large. A task holds a
+    few pieces of them: Python's bytes and Arrow's are counted."""
+    monkeypatch.setattr(images, "PIECE_BYTES", 1 << 20)
+    monkeypatch.setattr(collection_module, "SORTED_BYTES_MAX", 2 << 20)
+    names = ("SORTED_CHANGES_BYTES_MAX", "ROW_GROUP_BYTES_MAX", "ARROW_BYTES_MAX")
+    few = dict.fromkeys(names, 1 << 20)
+    with bounds(few), kvstore.open(tmp_path / "store", durability="async") as store:
+        pick = random.Random(keys)
+        for number in range(keys):
+            store.put(b"k%02d" % number, pick.randbytes(1 << 20))
+        since = store.upper - 1
+        collection = Collection(tmp_path / "collection")
+        collection.backup(store)
+        for number in range(48):
+            store.put(b"k%02d" % (number % keys), pick.randbytes(1 << 20))
+            if number % 24 == 23:
+                collection.backup(store)
+        upto = store.upper - 1
+        store.checkpoint(tmp_path / "checkpoint")
+        for place in places(tmp_path):
+            with open_origin(place) as origin, _counted() as counted:
+                window: Any = {"since": since, "upto": upto, "latest": False, "rows": 1000}
+                ops = [
+                    op
+                    for batch in image_rows(origin, Span(), **window)
+                    for op in batch.column("op").to_pylist()
+                ]
+            assert ops == [PREIMAGE, POSTIMAGE] * 48
+            assert counted[0] < 24 << 20, place.path
+            with open_origin(place) as origin, _counted() as counted:
+                state = origin.state(Span(), upto, ["key", "value"], 1000)
+                found = [key for batch in state for key in batch.column("key").to_pylist()]
+            assert found == [b"k%02d" % number for number in range(keys)]
+            assert counted[0] < 24 << 20, place.path
+
+
+_POOLS: list[pa.MemoryPool] = []
+"""Pools that have counted: one is destroyed after the last of its bytes."""
+
+
+@contextmanager
+def _counted() -> Iterator[list[int]]:
+    """Counts the most bytes that Python and Arrow have held in the block."""
+    pool, before = pa.proxy_memory_pool(pa.system_memory_pool()), pa.default_memory_pool()
+    _POOLS.append(pool)
+    found: list[int] = []
+    tracemalloc.start()
+    pa.set_memory_pool(pool)
+    try:
+        yield found
+    finally:
+        pa.set_memory_pool(before)
+        found.append(tracemalloc.get_traced_memory()[1] + (pool.max_memory() or 0))
+        tracemalloc.stop()
 
 
 def _image_order(row: tuple[str, bytes, bytes | None, int]) -> tuple[bytes, int, str]:

@@ -18,8 +18,6 @@ from kvstore import ManualClock, Span
 from kvstore.client import connect
 from kvstore.errors import HistoryGoneError, KVStoreError, UsageError
 from kvstore.server import ListenAddress, app, serving
-from kvstore.testing.bounds import bounds
-from kvstore.testing.seeds import seed_of
 from spark_connector import lookup_join, point_in_time_join
 from spark_connector.access import Access
 from spark_connector.options import read_options
@@ -28,6 +26,8 @@ from spark_connector.origins.place import find
 from spark_connector.reading.query import QueryReader
 from spark_connector.reading.schema import STATE
 from tests.certificates import made_certificate
+from tests.harness.bounds import bounds
+from tests.harness.seeds import seed_of
 from tests.server.process import ServerProcess
 from tests.spark.test_joins import ADDED, answers, frame
 

@@ -10,9 +10,9 @@ import pytest
 import bulk
 from backup import Collection
 from kvstore import Store
-from kvstore.testing.bounds import bounds
-from kvstore.testing.parts import parts_of
 from spark_connector.jobs import backup
+from tests.harness.bounds import bounds
+from tests.harness.parts import parts_of
 from tests.spark.test_stream import Seen, run
 
 if TYPE_CHECKING:

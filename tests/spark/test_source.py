@@ -16,6 +16,7 @@ import bulk
 import kvstore
 from backup import Collection
 from kvstore import Timestamp
+from kvstore.timestamp import microseconds_of
 from spark_connector import bulk_import, read_where, sorted_rows
 from spark_connector.java import java_for_spark
 from tests.cluster.cluster import make_environment
@@ -164,9 +165,8 @@ def test_changes_of_a_window(spark: SparkSession, history: History, path: str) -
     assert found == sorted(expected)
     at = df.where("_change_type = 'delete_range'").first()
     assert at is not None
-    microseconds = spark.sql(f"SELECT timestamp_micros({history.second // 1000}) AS t").first()
-    assert microseconds is not None
-    assert at._commit_timestamp == microseconds.t
+    rounded = f"SELECT timestamp_micros({microseconds_of(history.second)}) AS t"
+    assert at._commit_timestamp == spark.sql(rounded).collect()[0].t
 
 
 def test_window_excludes_its_start_and_includes_its_end(

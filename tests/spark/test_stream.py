@@ -13,8 +13,6 @@ from backup import Collection
 from kvstore import Store
 from kvstore.errors import UsageError
 from pyspark_kvstore import DefaultSource
-from spark_connector import batch_importer
-from spark_connector.loading.sink import import_id_of
 from spark_connector.reading.schema import STATE
 
 if TYPE_CHECKING:
@@ -307,39 +305,3 @@ def test_options_of_a_stream_are_refused_in_our_words_last(
     assert "UnboundLocalError" not in str(caught.value)
     with pytest.raises(UsageError, match=r"import: writeStream\.foreachBatch"):
         DefaultSource({}).streamWriter(STATE, overwrite=False)
-
-
-def test_each_micro_batch_is_one_import_however_often_it_is_tried(
-    spark: SparkSession, store: Store, tmp_path: Path
-) -> None:
-    source = tmp_path / "source"
-    add = batch_importer(store, "orders", "key", "value", duplicates="last", order_by="n")
-    counted = []
-
-    def add_twice(batch: DataFrame, batch_id: int) -> None:
-        add(batch, batch_id)
-        counted.append(len(store.imports.all()))
-        add(batch, batch_id)  # as after a crash before Spark recorded the end of the batch
-
-    for number in range(2):
-        rows = f"SELECT 'k{number}' AS key, 'v{number}' AS value, {number} AS n"
-        spark.sql(rows).coalesce(1).write.mode("append").json(str(source))
-        query = (
-            spark.readStream.schema("key string, value string, n int")
-            .json(str(source))
-            .writeStream.foreachBatch(add_twice)
-            .option("checkpointLocation", str(tmp_path / "state"))
-            .trigger(availableNow=True)
-            .start()
-        )
-        query.awaitTermination()
-        assert query.exception() is None
-    assert counted == [1, 2]
-    assert [found.import_id for found in store.imports.all()] == [
-        import_id_of("orders", 0),
-        import_id_of("orders", 1),
-    ]
-    assert dict(store.scan()) == {b"k0": b"v0", b"k1": b"v1"}
-    # With a new checkpoint location a stream begins with number 0: its rows are not skipped.
-    with pytest.raises(UsageError, match="micro-batch 0 of 'orders' comes behind micro-batch 1"):
-        add(spark.sql("SELECT 'k2' AS key, 'v2' AS value, 0 AS n"), 0)

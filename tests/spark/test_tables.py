@@ -71,6 +71,11 @@ def test_rows_and_entries_come_typed_at_one_time(spark: SparkSession, store: Sto
         ("SELECT ARRAY(1) AS zone, 1 AS id", "column 'zone' is string, not list"),
         ("SELECT IF(id = 2, NULL, id) AS id FROM range(0, 4, 1, 1)", "'id' is null in row 2 of "),
         ("SELECT id + 2147483646 AS id FROM range(0, 4, 1, 1)", "does not hold 2147483648 of row"),
+        (
+            "SELECT id, IF(id = 3, CAST(X'636166e9' AS STRING), 'é') AS zone"
+            " FROM range(0, 5, 1, 1)",
+            "column 'zone' is string, which does not hold b'caf\\xe9' of row 3 of partition 0",
+        ),
         ("SELECT 1 AS id FROM range(2)", "the row id=1 of table 'trips' came twice"),
     ],
 )
@@ -136,8 +141,12 @@ def test_rows_expire_with_their_entries(spark: SparkSession, tmp_path: Path) -> 
         for expires, told in (("then", "then"), ("zone", "is string, and no time")):
             with pytest.raises(UsageError, match=told):
                 bulk_import(frame, trips, expires=expires)
-        with pytest.raises(UsageError, match="'id' has 1700000000 in row 0, which looks"):
-            bulk_import(spark.sql("SELECT 1700000000 AS id"), trips, expires="id")
+        for due in (1_700_000_000, 253_402_214_400):  # 9999 in seconds is 1970 in nanoseconds
+            frame = spark.sql(f"SELECT {due}L AS id")
+            with pytest.raises(UsageError, match=f"'id' has {due} in row 0, which"):
+                bulk_import(frame, trips, expires="id")
+            with pytest.raises(UsageError, match=f"'expires' has {due} in row 0, which"):
+                bulk_import(frame.selectExpr("'k' AS k", "id"), store, "k", "k", expires="id")
         assert store.upper == before
 
 

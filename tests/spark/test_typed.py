@@ -10,22 +10,33 @@ from collections.abc import Iterator, Sequence
 from datetime import date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from uuid import UUID
 
 import pyarrow as pa
 import pytest
+from pyspark.sql import functions as F  # noqa: N812
 
+import bulk
 import kvstore
 from backup import Collection
+from bulk.pushes.pull import Puller
 from kvstore.errors import UsageError
 from kvstore.server import ListenAddress, app, serving
 from kvstore.span import Span, prefix_end
 from kvstore.tables import Table, desc
-from spark_connector import lookup_join, point_in_time_join, read_collection, read_where
+from spark_connector import (
+    bulk_import,
+    lookup_join,
+    point_in_time_join,
+    push,
+    read_collection,
+    read_where,
+)
 from spark_connector.filters import checked, to_text
 from spark_connector.reading.indexed import ROWS_MAX, row_spans
 from spark_connector.source import KVStoreSource
+from tests.pushes.made import drain
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -149,7 +160,7 @@ def test_a_read_has_the_columns_of_its_time(history: History, path: str) -> None
     assert read(path, versionAsOf=str(at)) == expected(history.trips.rows(as_of=at))
     assert read(path, columns="trip") == expected(history.trips.rows(columns=["trip"]))
     _, parts = planned(path)
-    assert parts[0].table.stored_columns(["trip", "vendor"]) == ["key"]
+    assert parts[0].table.stored_columns(["trip", "vendor"], changes=False) == ["key"]
 
 
 def test_plain_reads_leave_tables_out(history: History, path: str) -> None:
@@ -484,10 +495,6 @@ def test_types_of_which_spark_has_no_own_are_exact(spark: SparkSession, tmp_path
         store.table("kinds", schema, keys).put({n: value for n, (_, value, _) in kinds.items()})
         wide = pa.schema([("id", pa.int64()), ("wide", pa.decimal256(50, 2))])
         store.table("wide", wide, "id").put({"id": 1, "wide": Decimal("1.5")})
-        late = pa.schema([("id", pa.int64()), ("at", pa.timestamp("s", "UTC"))])
-        rows_of_late = pa.table({"id": [1, 2], "at": pa.array([0, 2**62], pa.int64())})
-        table = store.table("late", late, "id")
-        table.put_batch(rows_of_late.cast(late))
     path = str(tmp_path / "store")
     equal: list[Any] = [("id", "=", Decimal(2**64 - 1)), ("uuid", "=", UUID(int=7))]
     [row] = read_where(spark, path, equal, table="kinds").collect()
@@ -495,5 +502,81 @@ def test_types_of_which_spark_has_no_own_are_exact(spark: SparkSession, tmp_path
     with pytest.raises(UsageError, match=r"column 'wide': Spark has no type for decimal256"):
         read(path, table="wide")
     assert read(path, table="wide", columns="id") == [(1,)]
-    with pytest.raises(UsageError, match=r"id=2 of table 'late', column 'at': the value fits"):
-        read(path, table="late")
+
+
+FIRST: Final = {None: datetime.min, "UTC": datetime.min.replace(tzinfo=timezone.utc)}  # noqa: DTZ901
+LAST: Final = {
+    zone: (datetime.max - timedelta(microseconds=999_999)).replace(tzinfo=first.tzinfo)  # noqa: DTZ901
+    for zone, first in FIRST.items()
+}
+EDGES: Final[dict[str, tuple[pa.DataType, list[Any]]]] = {
+    "bool": (pa.bool_(), [False, True]),
+    "int8": (pa.int8(), [-(2**7), 2**7 - 1]),
+    "uint8": (pa.uint8(), [0, 2**8 - 1]),
+    "uint32": (pa.uint32(), [0, 2**32 - 1]),
+    "int64": (pa.int64(), [-(2**63), 2**63 - 1]),
+    "uint64": (pa.uint64(), [0, 2**64 - 1]),
+    "float32": (pa.float32(), [-0.0, 1e-45]),
+    "float64": (pa.float64(), [float("-inf"), 5e-324]),
+    "decimal": (pa.decimal128(38, 10), [Decimal(-(10**28)) + 1, Decimal(1).scaleb(-10)]),
+    "small decimal": (pa.decimal128(3, 2), [Decimal("-9.99"), Decimal("9.99")]),
+    "text": (pa.string(), ["", "a\0\U0010ffff\r\n"]),
+    "large": (pa.large_string(), ["", "x"]),
+    "binary": (pa.binary(), [b"", b"\0\xff"]),
+    "fixed": (pa.binary(2), [b"\0\0", b"\xff\xff"]),
+    "uuid": (pa.uuid(), [UUID(int=0), UUID(int=2**128 - 1)]),
+    "date": (pa.date32(), [date.min, date.max]),
+    **{
+        f"{unit} {zone}": (pa.timestamp(unit, zone), [FIRST[zone], LAST[zone]])
+        for unit in ("s", "ms", "us")
+        for zone in (None, "UTC")
+    },
+    "ns": (pa.timestamp("ns"), [-(2**63) + 1, 2**63 - 1]),
+    "ns UTC": (pa.timestamp("ns", "UTC"), [-1, 2**63 - 1]),
+    "time s": (pa.time32("s"), [time.min, time(23, 59, 59)]),
+    "time ms": (pa.time32("ms"), [time.min, time(23, 59, 59, 999_000)]),
+    "time us": (pa.time64("us"), [time.min, time.max]),
+    "time ns": (pa.time64("ns"), [1, 86_400 * 10**9 - 1]),
+    "lasts s": (pa.duration("s"), [timedelta(seconds=-1), timedelta(days=100_000)]),
+    "lasts us": (pa.duration("us"), [timedelta(microseconds=-1), timedelta(days=100_000_000)]),
+    "lasts ns": (pa.duration("ns"), [-1, 2**63 - 1]),
+    "a.b": (pa.string(), ["a dot", "x"]),
+    "c`d": (pa.string(), ["a backquote", "x"]),
+    "_change_type": (pa.string(), ["ours", "x"]),
+}
+"""Types with their least and greatest values, and names that Spark reads as more than a name."""
+
+
+def test_what_spark_reads_of_a_table_it_loads_back(spark: SparkSession, tmp_path: Path) -> None:
+    fields = [("id", pa.int64()), *((name, kind) for name, (kind, _) in EDGES.items())]
+    rows = [
+        {"id": number, **{name: values[number] for name, (_, values) in EDGES.items()}}
+        for number in range(2)
+    ]
+    rows.append({"id": 2, **dict.fromkeys(EDGES)})
+    with kvstore.open(tmp_path / "store") as store:
+        store.table("kinds", pa.schema(fields), "id").put_batch(
+            pa.Table.from_pylist(rows, pa.schema(fields))
+        )
+        store.checkpoint(tmp_path / "copy")
+        wanted = store.table("kinds").scan().read_all()
+    frame = spark.read.format("kvstore").option("table", "kinds").load(str(tmp_path / "copy"))
+    with kvstore.open(tmp_path / "other") as other:
+        table = other.table("kinds", pa.schema(fields), "id")
+        bulk_import(frame, table)
+        assert table.scan().read_all().equals(wanted)
+        expiring = frame.where("id = 1").withColumn("e.`x", F.expr("now() + INTERVAL 1 DAY"))
+        bulk_import(expiring, table, expires="e.`x")
+        assert table.ttl(1) is not None
+        pushes = bulk.Pushes(tmp_path / "pushes")
+        pushed = push(frame, str(tmp_path / "pushes"), table=table)
+        other.table("kinds").delete(0)
+        drain(Puller(other, pushes, name="other"))
+        assert (pushed.rows, table.scan().read_all().equals(wanted)) == (3, True)
+    where = [("a.b", "=", "a dot"), ("c`d", "startswith", "a back"), ("_change_type", "=", "ours")]
+    [row] = read_where(
+        spark, tmp_path / "copy", where, table="kinds", columns="id,a.b,c`d,_change_type"
+    ).collect()
+    assert row.id == 0
+    with pytest.raises(Exception, match="has a column '_change_type', and so have its changes"):
+        read(str(tmp_path / "copy"), table="kinds", readChangeFeed="true", startingTimestamp="0")

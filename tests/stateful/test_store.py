@@ -24,13 +24,13 @@ from kvstore.errors import (
     UsageError,
 )
 from kvstore.store import Store
-from kvstore.testing.bounds import bounds
-from kvstore.testing.expiries import ExpiringMachine, lives
 from kvstore.testing.histories import check_changes, check_whole
-from kvstore.testing.parts import parts_of
 from kvstore.testing.strategies import keys, ops, rows
 from kvstore.timestamp import TIMESTAMP_MAX, Timestamp
+from tests.harness.bounds import bounds
+from tests.harness.parts import parts_of
 from tests.mvcc.invariants import check_fragments
+from tests.stateful.expiring import ExpiringMachine, lives
 
 
 class WholeMachine(ExpiringMachine):

@@ -22,7 +22,7 @@ import kvstore
 from kvstore.errors import HistoryGoneError, KVStoreError
 from kvstore.store import Store
 from kvstore.testing.model import state_after
-from kvstore.testing.seeds import seed_of
+from tests.harness.seeds import seed_of
 
 pytestmark = [pytest.mark.usefixtures("each_engine"), pytest.mark.tiny_limits]
 

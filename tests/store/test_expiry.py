@@ -17,9 +17,9 @@ from kvstore.errors import ConflictError, UsageError
 from kvstore.limits import KEY_BYTES_MAX
 from kvstore.mvcc import OpenWriteSet
 from kvstore.span import RESERVED
-from kvstore.testing.bounds import bounds
 from kvstore.testing.model import state_after
-from kvstore.testing.parts import parts_of
+from tests.harness.bounds import bounds
+from tests.harness.parts import parts_of
 
 pytestmark = [pytest.mark.usefixtures("each_engine"), pytest.mark.tiny_limits]
 

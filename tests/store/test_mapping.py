@@ -8,8 +8,8 @@ import pytest
 
 import kvstore
 from kvstore.errors import CorruptionError, UsageError
-from kvstore.testing.bounds import bounds
-from kvstore.testing.seeds import seeded
+from tests.harness.bounds import bounds
+from tests.harness.seeds import seeded
 
 pytestmark = pytest.mark.usefixtures("each_engine")
 

@@ -16,7 +16,7 @@ import bulk
 import kvstore
 from kvstore.errors import ConflictError, StorageError
 from kvstore.notices import Burst
-from kvstore.testing.parts import parts_of
+from tests.harness.parts import parts_of
 
 
 @pytest.fixture

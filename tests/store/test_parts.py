@@ -37,9 +37,9 @@ from kvstore.parts import Parts
 from kvstore.reserve import Reserve
 from kvstore.store import Layout, Replication, SmallExport, Upkeep
 from kvstore.store.tasks import LazyTasks
-from kvstore.testing.bounds import bounds
 from kvstore.timestamp import Timestamp
 from tests.commit.conftest import Bench, writes_of
+from tests.harness.bounds import bounds
 
 
 class Alone(NamedTuple):

@@ -19,8 +19,8 @@ from kvstore import unique
 from kvstore.errors import KVStoreError, NotUniqueError, TableAlteredError, UsageError
 from kvstore.tables.definition import Definition
 from kvstore.tables.space import definition_key
-from kvstore.testing.bounds import bounds
-from kvstore.testing.seeds import seeded
+from tests.harness.bounds import bounds
+from tests.harness.seeds import seeded
 
 pytestmark = pytest.mark.usefixtures("each_engine")
 

@@ -12,8 +12,8 @@ import pytest
 
 import kvstore
 from kvstore.errors import HistoryGoneError, NotYetWrittenError, UsageError
-from kvstore.testing.bounds import bounds
-from kvstore.testing.seeds import seed_of
+from tests.harness.bounds import bounds
+from tests.harness.seeds import seed_of
 
 pytestmark = [pytest.mark.usefixtures("each_engine"), pytest.mark.tiny_limits]
 
@@ -249,3 +249,14 @@ def test_changes_have_the_names_of_delta(store: kvstore.Store, readings: kvstore
     assert kinds.column("_change_type").to_pylist() == ["insert", "update_postimage"]
     with pytest.raises(UsageError, match="images='all'"):
         readings.changes(begun, images="all")  # type: ignore[arg-type]
+
+
+def test_latest_rounds_down_as_a_join_does(store: kvstore.Store) -> None:
+    schema = pa.schema([("k", pa.int64()), ("e", pa.timestamp("s", "UTC"))])
+    table = store.table("t", schema, key=["k"], event_time="e")
+    table.put({"k": 1, "e": moment(1)})
+    assert table.latest(1, at=moment(1) + timedelta(milliseconds=1500)) == table.get(1, moment(1))
+    days = store.table("d", schema.set(1, pa.field("e", pa.date32())), key=["k"], event_time="e")
+    days.put({"k": 1, "e": moment(0).date()})
+    assert days.latest(1, at=moment(3)) == days.latest(1, at=moment(0).date())
+    assert days.latest(1, at=moment(-3)) is None

@@ -13,7 +13,7 @@ import kvstore
 from kvstore import Store
 from kvstore.errors import FencedError, UsageError
 from kvstore.tables import Table, TableFeed
-from kvstore.testing.seeds import seeded
+from tests.harness.seeds import seeded
 
 pytestmark = [pytest.mark.usefixtures("each_engine"), pytest.mark.tiny_limits]
 

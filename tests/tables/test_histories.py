@@ -18,7 +18,7 @@ from backup import Collection
 from bulk.definitions import EncodedBy
 from kvstore.span import Span
 from kvstore.tables.space import definition_key, is_entry, table_prefix
-from kvstore.testing.seeds import seed_of
+from tests.harness.seeds import seed_of
 
 pytestmark = [pytest.mark.usefixtures("each_engine"), pytest.mark.tiny_limits]
 

@@ -16,9 +16,9 @@ from kvstore.errors import NotUniqueError, UsageError
 from kvstore.span import Span
 from kvstore.tables.space import index_prefix, table_prefix
 from kvstore.tasks import Worker
-from kvstore.testing.bounds import bounds
-from kvstore.testing.parts import parts_of
 from kvstore.upkeep import handlers, submit_index
+from tests.harness.bounds import bounds
+from tests.harness.parts import parts_of
 
 pytestmark = pytest.mark.usefixtures("each_engine")
 

@@ -15,7 +15,7 @@ import backup
 import kvstore
 from kvstore import Join, ManualClock
 from kvstore.errors import HistoryGoneError, NotYetWrittenError, UsageError
-from kvstore.testing.seeds import seed_of
+from tests.harness.seeds import seed_of
 
 pytestmark = [pytest.mark.usefixtures("each_engine"), pytest.mark.tiny_limits]
 

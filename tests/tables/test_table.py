@@ -178,30 +178,6 @@ def test_plain_calls_leave_tables_alone(store: kvstore.Store, trips: kvstore.Tab
     feed.close()
 
 
-def test_a_store_of_before_keeps_its_keys_and_says_so(tmp_path: Path) -> None:
-    from kvstore.mvcc.write import OpenWriteSet
-    from kvstore.testing.parts import parts_of
-
-    key = RESERVED + b"old"
-    with kvstore.open(tmp_path / "old") as store:
-        writes = OpenWriteSet()
-        writes.put(key, b"1")
-        parts_of(store).committer.commit(writes)
-    with kvstore.open(tmp_path / "old") as store:
-        assert list(store.scan()) == [(key, b"1")]
-        store.put(key, b"2")
-        with store.batch() as batch:
-            batch.put(key + b"a", b"3")
-        with store.transaction() as txn:
-            txn.delete(key + b"a")
-        assert [change.key for change in store.changes(0)] == [key, key, key + b"a", key + b"a"]
-        store.delete_range(key, key + b"b")
-        assert list(store.scan()) == []
-        with pytest.raises(UsageError, match="nine bytes ff, where tables lie; move them"):
-            store.table("trips", SCHEMA, key="trip_id")
-        assert store.stats()["reserved_keys_taken"] is True
-
-
 def test_transactions_see_their_rows_and_conflict(
     store: kvstore.Store, trips: kvstore.Table
 ) -> None:

@@ -13,7 +13,7 @@ from kvstore.clock import ManualClock
 from kvstore.errors import ClosedError, DependencyError, LockedError, NotAStoreError, UsageError
 from kvstore.journal import Journal
 from kvstore.tasks import NewTask, Task, TaskRef, Tasks
-from kvstore.testing.disk import MemoryDisk
+from tests.harness.disk import MemoryDisk
 
 SECOND = 1_000_000_000
 

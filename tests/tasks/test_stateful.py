@@ -13,9 +13,9 @@ from kvstore.clock import ManualClock
 from kvstore.errors import DependencyError
 from kvstore.journal import Journal, Sync
 from kvstore.tasks import CONTENT, NewTask, Task, Tasks, TaskState
-from kvstore.testing.bounds import bounds
-from kvstore.testing.disk import MemoryDisk
-from kvstore.testing.strategies import tiny_limits
+from tests.harness.bounds import bounds
+from tests.harness.disk import MemoryDisk
+from tests.harness.tiny_limits import tiny_limits
 
 SECOND = 1_000_000_000
 QUEUES = st.sampled_from(["a", "b", "c"])

@@ -15,8 +15,8 @@ from kvstore.errors import UsageError
 from kvstore.store import Store
 from kvstore.tasks import Outcome, Retry, Worker, arguments_of, dead_letters, progress_of
 from kvstore.tasks import submit as submit_call
-from kvstore.testing.parts import parts_of
 from kvstore.upkeep import handlers, submit_compact, submit_gc
+from tests.harness.parts import parts_of
 from tests.tasks.rivals import Stop, outcomes_of_rivals
 
 SECOND = 1_000_000_000

@@ -18,7 +18,7 @@ from kvstore.errors import (
     StorageError,
     UsageError,
 )
-from kvstore.testing.parts import parts_of
+from tests.harness.parts import parts_of
 
 pytestmark = [pytest.mark.usefixtures("each_engine"), pytest.mark.tiny_limits]
 

@@ -153,7 +153,7 @@ CRASH = textwrap.dedent(
     """
     import os, signal, sys
     import kvstore
-    from kvstore.testing.parts import parts_of
+    from tests.harness.parts import parts_of
     from kvstore import ManualClock
 
     path, what, when = sys.argv[1:]

@@ -11,7 +11,7 @@ import pytest
 import kvstore
 from kvstore import Store, recent
 from kvstore.errors import ConflictError
-from kvstore.testing.parts import parts_of
+from tests.harness.parts import parts_of
 from tests.txn.serialization import Record, cycle, edges
 
 pytestmark = [pytest.mark.usefixtures("each_engine"), pytest.mark.tiny_limits]

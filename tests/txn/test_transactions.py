@@ -13,8 +13,8 @@ import bulk
 import kvstore
 from kvstore import ManualClock, Span, Store, recent
 from kvstore.errors import ClosedError, ConflictError, UsageError
-from kvstore.testing.parts import parts_of
 from kvstore.txn import ReadSet
+from tests.harness.parts import parts_of
 
 pytestmark = [pytest.mark.usefixtures("each_engine"), pytest.mark.tiny_limits]
 

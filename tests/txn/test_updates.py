@@ -16,8 +16,8 @@ import kvstore
 from kvstore.errors import ConflictError, UsageError
 from kvstore.limits import KEY_BYTES_MAX, VALUE_BYTES_MAX
 from kvstore.span import RESERVED
-from kvstore.testing.bounds import bounds
-from kvstore.testing.seeds import seeded
+from tests.harness.bounds import bounds
+from tests.harness.seeds import seeded
 
 ONE = b"\xff" * 8
 

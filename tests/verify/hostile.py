@@ -17,8 +17,8 @@ from kvstore.codec.ordered import TERMINATOR, frame
 from kvstore.engine.api import CHANGES, DATA, RANGES
 from kvstore.errors import KVStoreError
 from kvstore.limits import KEY_BYTES_MAX
-from kvstore.testing.bounds import bounds
-from kvstore.testing.crafted import Stored, crafted_store, outcome, outcomes, upkeep
+from tests.harness.bounds import bounds
+from tests.harness.crafted import Stored, crafted_store, outcome, outcomes, upkeep
 from tests.harness.sound import WHOLE_ROWS
 
 KEYS = [b"a", b"b\x00c", b"i", b"large", b"row0001"]

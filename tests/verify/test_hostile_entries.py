@@ -15,9 +15,9 @@ from kvstore.codec.keys import encode_change_key
 from kvstore.engine.api import CHANGES
 from kvstore.engine.rocks import RocksEngine
 from kvstore.errors import CorruptionError, KVStoreError
-from kvstore.testing.bounds import bounds
-from kvstore.testing.crafted import Stored, outcome, outcomes, write_over
-from kvstore.testing.parts import parts_of
+from tests.harness.bounds import bounds
+from tests.harness.crafted import Stored, outcome, outcomes, write_over
+from tests.harness.parts import parts_of
 from tests.harness.sound import WHOLE_ROWS, sound_entries
 from tests.verify.hostile import (
     KEYS,

@@ -19,7 +19,7 @@ from kvstore.engine.memory import MemoryEngine
 from kvstore.engine.rocks import RocksEngine
 from kvstore.errors import CorruptionError, FormatVersionError, KVStoreError
 from kvstore.opening import engine_at
-from kvstore.testing.crafted import (
+from tests.harness.crafted import (
     Stored,
     crafted_store,
     outcome,
@@ -28,7 +28,7 @@ from kvstore.testing.crafted import (
     upkeep,
     write_over,
 )
-from kvstore.testing.parts import parts_of
+from tests.harness.parts import parts_of
 
 pytestmark = pytest.mark.damages_store
 

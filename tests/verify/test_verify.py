@@ -30,11 +30,11 @@ from kvstore.engine.api import CHANGES, DATA, META, RANGES
 from kvstore.errors import CorruptionError
 from kvstore.meta import Meta
 from kvstore.span import Span
-from kvstore.testing.parts import parts_of
 from kvstore.timestamp import Timestamp
 from kvstore.verify import report
 from kvstore.verify.records import check_frontiers
 from kvstore.verify.walk import newest_clears
+from tests.harness.parts import parts_of
 
 pytestmark = [pytest.mark.usefixtures("each_engine"), pytest.mark.damages_store]
 

@@ -17,7 +17,7 @@ from kvstore.errors import UsageError
 from kvstore.limits import BROWSE_KEY_BYTES_MAX
 from kvstore.server.access import Grant
 from kvstore.server.page.blocks import Cell
-from kvstore.server.page.notation import from_notation, shortened, to_notation
+from kvstore.server.page.notation import at_millisecond, from_notation, shortened, to_notation
 from kvstore.span import Span
 from kvstore.store import Store
 from kvstore.timestamp import Timestamp
@@ -86,11 +86,12 @@ class PageRequest:
         text = self.at_text
         if not text:
             return None
-        time = int(text) if text.isdecimal() and len(text) < 20 else text
-        chosen = self.store.to_time(time, name="at")
+        chosen = self.store.to_time(text, name="at")
         newest = Timestamp(self.store.upper - 1)
-        # A live reader cannot complete the present time: its newest time stands for it.
-        return newest if newest < chosen <= self.store.now() else chosen
+        # A live reader cannot complete the present time: its newest time stands for it. So it
+        # does for the millisecond by which the page tells it.
+        present = max(self.store.now(), at_millisecond(newest))
+        return newest if newest < chosen <= present else chosen
 
     @cached_property
     def as_of(self) -> Timestamp:

@@ -16,7 +16,7 @@ import re
 from typing import Final
 
 from kvstore.errors import UsageError
-from kvstore.timestamp import NS_PER_SECOND, Timestamp
+from kvstore.timestamp import NS_PER_SECOND, TIMESTAMP_MAX, Timestamp
 
 _ESCAPE: Final = re.compile(rb"\\(?:\\|x([0-9A-Fa-f]{2}))")
 _UNITS: Final = ((86_400, "d"), (3600, "h"), (60, "min"), (1, "s"))
@@ -72,11 +72,19 @@ def hex_lines(raw: bytes) -> list[str]:
 
 
 def moment(at: int | None) -> str:
-    """A time to the millisecond, UTC; a dash for no time."""
+    """A time to the millisecond, which the field of the time takes back; a dash for no time.
+
+    It is rounded up, as `kvstore.timestamp` says: the page as of it has the commit.
+    """
     if at is None:
         return "-"
-    whole = str(Timestamp(at))
-    return f"{whole[:10]} {whole[11:23]}"
+    whole = str(Timestamp(min(at_millisecond(at), TIMESTAMP_MAX)))
+    return f"{whole[:10]} {whole[11:23]}Z"
+
+
+def at_millisecond(at: int) -> int:
+    """A time rounded up to milliseconds, in nanoseconds."""
+    return -(-at // 10**6) * 10**6
 
 
 def duration(ns: float) -> str:

@@ -183,7 +183,7 @@ class Page:
             "path": path,
             "hidden": list(kept.items()),
             "slide": slide,
-            "shown": "now" if is_now else f"{moment(call.as_of)} UTC",
+            "shown": "now" if is_now else moment(call.as_of),
             "at": call.at_text,
             "oldest": moment(oldest),
             "oldest_ms": oldest // 1_000_000,

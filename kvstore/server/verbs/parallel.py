@@ -25,7 +25,7 @@ from kvstore.arrow import binary_array
 from kvstore.changes import Change
 from kvstore.changes.columns import changes_schema, version_changes_schema
 from kvstore.changes.entry import OP_DELETE, OP_DELETE_RANGE, OP_PUT
-from kvstore.claims import READER
+from kvstore.claims import READER, READER_HOLDS
 from kvstore.errors import RetryableError, UsageError
 from kvstore.joins.side import VALUE_FIELDS, Asked, Search
 from kvstore.limits import (
@@ -41,7 +41,6 @@ from kvstore.server.verbs.pieces import in_pieces
 from kvstore.server.verbs.verb import SPAN, Answer, Verb, described
 from kvstore.timestamp import TIMESTAMP_MAX, to_timestamp
 
-_LEASE: Final = "reader/"
 _DUE_CHANGES_SCHEMA: Final = version_changes_schema().append(changes_schema().field("expires"))
 _OPS: Final = {"put": OP_PUT, "delete": OP_DELETE, "delete_range": OP_DELETE_RANGE}
 
@@ -55,7 +54,7 @@ def lease(call: Invocation) -> Answer:
         raise UsageError(f"seconds={seconds}", f"pass at most {READER_LEASE_S_MAX:g} seconds")
     at, name = call.time("at"), _lease_name(call)
     time = call.store.since if at is None else to_timestamp(at, name="at")
-    leases = [record for record in holds.all() if record.name.startswith(_LEASE)]
+    leases = [record for record in holds.all() if record.name.startswith(READER_HOLDS)]
     ended = [
         record.name
         for record in leases
@@ -186,7 +185,7 @@ def _lease_name(call: Invocation) -> str:
     name = call.text("name")
     if not name or len(name) > 100:
         raise UsageError(f"name {name!r} of a lease", "pass a random text of 1 to 100 characters")
-    return _LEASE + name
+    return READER_HOLDS + name
 
 
 def _batches(changes: Iterable[Change], schema: pa.Schema) -> Iterator[pa.RecordBatch]:

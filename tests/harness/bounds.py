@@ -28,7 +28,7 @@ from types import ModuleType
 from typing import Final
 
 from kvstore import limits
-from kvstore.testing.seeds import seed_of
+from tests.harness.seeds import seed_of
 
 PACKAGES: Final = ("kvstore", "bulk", "backup", "spark_connector", "pyspark_kvstore")
 

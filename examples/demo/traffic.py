@@ -6,8 +6,8 @@ import random
 import threading
 from types import TracebackType
 
+from examples.demo import flights
 from kvstore.store import Store
-from spark_connector.demo import flights
 
 BATCH = 20
 PAUSE_S = 0.02

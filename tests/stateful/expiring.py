@@ -13,12 +13,14 @@ from typing import Any
 
 import pyarrow as pa
 from hypothesis import strategies as st
-from hypothesis.stateful import rule
+from hypothesis.stateful import initialize, rule
 
 from kvstore.testing.histories import StoreMachine
 from kvstore.testing.strategies import KEYS, keys, values
 from kvstore.timestamp import TIMESTAMP_MAX, Timestamp
 from kvstore.txn import Transaction
+from tests.harness.bounds import bounds
+from tests.harness.tiny_limits import tiny_limits
 
 NEAR_NS = 256
 """No rule commits so often that its last commit would lie further above its first one."""
@@ -28,7 +30,27 @@ lives = st.integers(1, 3).map(lambda us: timedelta(microseconds=us))
 
 
 class ExpiringMachine(StoreMachine):
-    """Adds puts that expire, and every operation on them."""
+    """Adds puts that expire, and every operation on them. Each history runs with limits of its own,
+    many of them tiny."""
+
+    @initialize(limits=tiny_limits)
+    def begin(self, limits: dict[str, int]) -> None:  # type: ignore[override]  # hypothesis calls it
+        self.limits = limits
+        self.opened.enter_context(bounds(limits))
+        super().begin()
+
+    @rule(
+        data=st.data(),
+        asked=st.lists(keys, max_size=8),
+        age_max=st.none() | st.integers(0, 3),
+        steps=st.sampled_from([0, 1, 1 << 62]),
+    )
+    def join(  # type: ignore[override]  # hypothesis calls it
+        self, data: st.DataObject, asked: list[bytes], age_max: int | None, steps: int
+    ) -> None:
+        before = {} if "STEPS_BEFORE_SEEK" in self.limits else {"STEPS_BEFORE_SEEK": steps}
+        with bounds(before):
+            super().join(data, asked, age_max)
 
     def settle(self) -> None:
         """Write the due deletes. A key that is due within the next rule is due now instead."""

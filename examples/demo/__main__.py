@@ -1,4 +1,4 @@
-"""The demo: `make demo`, or `python -m spark_connector.demo [--out DIRECTORY]`.
+"""The demo: `make demo`, or `python -m examples.demo [--out DIRECTORY]`.
 
 Spark jobs import a year of real flights month by month into a live store, while ordinary writes
 continue. After each month the demo takes an incremental backup. It builds one month before a backup
@@ -23,12 +23,12 @@ from rich.console import Console
 import backup
 import bulk
 import kvstore
+from examples.demo import flights
+from examples.demo.place import prepare
+from examples.demo.report import Month, save_picture, table
+from examples.demo.traffic import LiveTraffic
 from kvstore.timestamp import Timestamp
 from spark_connector import session, stage_import
-from spark_connector.demo import flights
-from spark_connector.demo.place import prepare
-from spark_connector.demo.report import Month, save_picture, table
-from spark_connector.demo.traffic import LiveTraffic
 from spark_connector.jobs.command import reporting_errors
 
 BUILT_EARLY = 6
@@ -42,7 +42,7 @@ CONSOLE_WIDTH = 108
 @reporting_errors
 def main() -> int:
     """Run the demo. Raises `AssertionError` if a result differs from the expected one."""
-    parser = argparse.ArgumentParser(prog="python -m spark_connector.demo", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m examples.demo", description=__doc__)
     parser.add_argument(
         "--out", type=Path, default=Path("demo-out"), help="directory, emptied first"
     )

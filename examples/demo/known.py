@@ -1,4 +1,4 @@
-"""The demo of joins: `make demo-joins`, or `python -m spark_connector.demo.known`.
+"""The demo of joins: `make demo-joins`, or `python -m examples.demo.known`.
 
 A model of delays gets for each flight the last delay of the same carrier at the same airport. It
 must be trained on the delay that was known an hour before departure, because it will be asked at
@@ -28,9 +28,9 @@ from rich.table import Table
 
 import bulk
 import kvstore
+from examples.demo import flights
+from examples.demo.place import prepare
 from kvstore.timestamp import NS_PER_SECOND
-from spark_connector.demo import flights
-from spark_connector.demo.place import prepare
 
 AHEAD_S: Final = 3600
 """How long before departure the model is asked."""
@@ -63,7 +63,7 @@ class Leakage(NamedTuple):
 
 def main() -> int:
     """Run the demo. Raises `AssertionError` if a join gives a delay that was not known."""
-    parser = argparse.ArgumentParser(prog="python -m spark_connector.demo.known")
+    parser = argparse.ArgumentParser(prog="python -m examples.demo.known")
     parser.add_argument("--out", type=Path, default=Path("demo-out"), help="emptied first")
     out: Path = parser.parse_args().out
     prepare(out)

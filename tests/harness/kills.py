@@ -5,7 +5,7 @@
 
     Rounds(context, Workload(), place).run(hits=20)     # prints the seed
 
-`kvstore.testing.workload` has the steps and their model. A kill loses no bytes that the system has
+`tests.harness.workload` has the steps and their model. A kill loses no bytes that the system has
 taken. A commit may be lost if no durable commit followed it. So the store must be in the state
 after some whole step, from the last durable acknowledgement to the step under way.
 
@@ -28,8 +28,8 @@ from kvstore.errors import KVStoreError
 from kvstore.opening import engine_at, open_read_only
 from kvstore.opening import open as open_store
 from kvstore.store import Store
-from kvstore.testing.seeds import seeded
-from kvstore.testing.workload import FEED, Session, State, Step, Workload
+from tests.harness.seeds import seeded
+from tests.harness.workload import FEED, Session, State, Step, Workload
 
 SEED: Final = "KVSTORE_KILLS_SEED"
 """Name in the environment: the seed that a kill test is to repeat."""

@@ -1,0 +1,1 @@
+"""Programs that show the store at work. None of them is installed with it: see README.md."""

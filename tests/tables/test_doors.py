@@ -1,0 +1,301 @@
+"""What comes in is what was there: every array and every value, by every door, comes back equal or
+is refused by column and row before anything is written; and what a door took can be got out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import kvstore
+from bulk.pushes.rows import PushedRows
+from bulk.tables import export_parquet, import_files
+from kvstore.client import connect
+from kvstore.errors import UsageError
+from kvstore.server import ListenAddress, app, serving
+from kvstore.tables import TableCodec
+from kvstore.tables.conform import conform
+from kvstore.tables.definition import Definition
+from kvstore.tables.evolve import define
+from kvstore.tables.exact import as_python
+from tests.tables import arrays
+
+FIRST = 1000
+"""The number of the first row that a door tells."""
+
+
+@st.composite
+def given_column(draw: st.DrawFn) -> tuple[pa.DataType, pa.Array]:
+    """A type of columns, and an array that comes: mostly of a type that the column takes."""
+    column = draw(st.sampled_from(arrays.COLUMNS))
+    fitting = [source for source in arrays.SOURCES if arrays.takes(column, source)]
+    source = draw(st.sampled_from(fitting) | st.sampled_from(arrays.SOURCES))
+    return column, draw(arrays.arrays(source))
+
+
+def inner(type_: pa.DataType) -> pa.DataType:
+    """The type of the values of a dictionary or of runs."""
+    has_values = pa.types.is_dictionary(type_) or pa.types.is_run_end_encoded(type_)
+    return type_.value_type if has_values else type_
+
+
+def outcome(column: pa.DataType, array: pa.Array) -> tuple[list[Any] | None, str]:
+    """What a column must have afterwards, or the error that must name what it does not hold."""
+    source, meanings = inner(array.type), arrays.meanings(array)
+    if not arrays.takes(column, source):
+        return None, r"column 'x' is .*, not "
+    for row, value in enumerate(meanings):
+        if not arrays.holds(column, source, value):
+            return None, rf"column 'x' is .*, which does not hold .* of row {FIRST + row}; "
+    return [arrays.as_meaning(column, source, value) for value in meanings], ""
+
+
+def definition_of(column: pa.DataType, *, is_key: bool) -> Definition:
+    schema = pa.schema([("n", pa.int64()), ("x", column)])
+    return define("t", 1, schema, ["x", "n"] if is_key else ["n"], {"by_x": ["x"]})
+
+
+def check_codec(data: st.DataObject) -> None:
+    """A batch that is conformed, encoded and decoded, as a value and in a key and in an index."""
+    column, array = data.draw(given_column())
+    is_key = data.draw(st.booleans())
+    definition = definition_of(column, is_key=is_key)
+    codec = TableCodec(definition)
+    batch = pa.RecordBatch.from_arrays([pa.array(range(len(array))), array], ["n", "x"])
+    expected, error = outcome(column, array)
+    if is_key and None in arrays.meanings(array):
+        error, expected = r"column 'x' is ", None
+    if expected is None:
+        with pytest.raises(UsageError, match=error):
+            conform(definition, batch, FIRST)
+        check_values(codec, array, [])
+        return
+    rows = conform(definition, batch, FIRST)
+    keys, values = codec.encode(rows)
+    found = codec.decode(keys, values).column("x")
+    if is_key:
+        expected = [zero(column, each) for each in expected]
+    assert arrays.meanings(found) == expected
+    assert list(codec.faults(keys, values)) == []
+    entries = codec.entries(definition.indexes[0], rows).to_pylist()
+    pairs = list(zip(keys.to_pylist(), values.to_pylist(), strict=True))
+    assert [codec.entries_of(*pair) for pair in pairs] == [[entry] for entry in entries]
+    for pair, row in (
+        zip(pairs, codec.decode(keys, values).to_pylist(), strict=True)
+        if (arrays.family(column) not in ("instant", "timestamp", "duration", "time"))
+        else ()
+    ):
+        assert_equal(codec.to_dict(*pair), row)
+    check_values(codec, array, [codec.to_dict(*pair)["x"] for pair in pairs])
+
+
+def check_values(codec: TableCodec, array: pa.Array, rows: list[Any]) -> None:
+    """Each value of an array that Python has is taken or refused by `put` as the array is."""
+    column = codec.definition.by_name["x"].type
+    source = inner(array.type)
+    meanings = arrays.meanings(array)
+    for at, value in enumerate(meanings):
+        given_value = python_value(array, at)
+        if value is None or given_value is NOTHING:
+            continue
+        is_held = arrays.takes(column, source) and arrays.holds(column, source, value)
+        row = {"n": at, "x": given_value}
+        if not is_held:
+            with pytest.raises(UsageError, match="column 'x'"):
+                codec.row(row)
+            continue
+        found = codec.to_dict(*codec.row(row))["x"]
+        if rows:
+            assert_equal({"x": found}, {"x": rows[at]})
+
+
+NOTHING: Any = object()
+
+
+def python_value(array: pa.Array, at: int) -> Any:
+    """The value of Python that means the same as a value of an array, if there is one."""
+    kind = inner(array.type)
+    plain = array
+    if kind != array.type:
+        if pa.types.is_run_end_encoded(array.type) or "view" in str(kind):
+            return NOTHING
+        plain = array.dictionary.take(array.indices)
+    if arrays.family(kind) in ("instant", "timestamp", "date", "time", "duration"):
+        value = as_python(plain, at) if kind != pa.date64() else NOTHING
+        return NOTHING if type(value) is int else value
+    if arrays.family(kind) in ("text", "decimal"):
+        try:
+            return plain[at].as_py()
+        except UnicodeDecodeError:
+            return NOTHING
+    return plain[at].as_py()
+
+
+def zero(column: pa.DataType, bits: Any) -> Any:
+    """In a key -0.0 is 0.0."""
+    is_zero = arrays.family(column) == "float" and bits == arrays.bits_of(-0.0)
+    return arrays.bits_of(0.0) if is_zero else bits
+
+
+def assert_equal(one: dict[str, Any], other: dict[str, Any]) -> None:
+    for name, value in one.items():
+        wanted = other[name]
+        is_nan = value != value and wanted != wanted
+        assert value == wanted or is_nan, (name, value, wanted)
+
+
+@given(st.data())
+@settings(max_examples=250)
+def test_an_array_goes_in_exactly_or_is_refused(data: st.DataObject) -> None:
+    check_codec(data)
+
+
+@pytest.mark.soak
+@given(st.data())
+@settings(max_examples=20_000)
+def test_many_arrays_go_in_exactly_or_are_refused(data: st.DataObject) -> None:
+    check_codec(data)
+
+
+@pytest.mark.parametrize("foreign", arrays.FOREIGN, ids=str)
+def test_an_array_of_no_column_is_refused(foreign: pa.DataType) -> None:
+    for column in (pa.string(), pa.int64(), pa.binary()):
+        batch = pa.record_batch({"n": pa.array([1]), "x": pa.nulls(1, foreign)})
+        with pytest.raises(UsageError, match="column 'x' is "):
+            conform(definition_of(column, is_key=False), batch, FIRST)
+
+
+Door = Callable[[kvstore.Store, kvstore.Table, pa.Table, Path], None]
+
+
+def by_batch(_: kvstore.Store, table: kvstore.Table, rows: pa.Table, __: Path) -> None:
+    table.put_batch(rows)
+
+
+def by_transaction(store: kvstore.Store, _: kvstore.Table, rows: pa.Table, __: Path) -> None:
+    with store.transaction() as transaction:
+        transaction.table("t").put_batch(rows)
+
+
+def by_arrow_file(_: kvstore.Store, table: kvstore.Table, rows: pa.Table, place: Path) -> None:
+    with pa.ipc.new_file(place / "rows.arrow", rows.schema) as writer:
+        writer.write_table(rows)
+    import_files(table, [place / "rows.arrow"], "overwrite", "last")
+
+
+def by_parquet(_: kvstore.Store, table: kvstore.Table, rows: pa.Table, place: Path) -> None:
+    if inner(rows.schema.field("x").type) == pa.date64():
+        raise NotToldError  # Arrow rounds it to days
+    try:
+        pq.write_table(rows, place / "rows.parquet")
+    except (pa.ArrowException, OSError) as error:
+        raise NotToldError from error
+    if inner(pq.read_schema(place / "rows.parquet").field("x").type) != inner(rows["x"].type):
+        raise NotToldError  # Parquet has fewer types
+    import_files(table, [place / "rows.parquet"], "overwrite", "last")
+
+
+def by_push(store: kvstore.Store, table: kvstore.Table, rows: pa.Table, place: Path) -> None:
+    made = PushedRows(table.codec(), 2)
+    try:
+        made.add(rows, None)
+    finally:
+        made.close()
+    by_batch(store, table, rows, place)
+
+
+def by_dicts(_: kvstore.Store, table: kvstore.Table, rows: pa.Table, __: Path) -> None:
+    column = rows["x"].combine_chunks()
+    values = [python_value(column, at) for at in range(len(column))]
+    if NOTHING in values or not arrays.takes(table.schema.field("x").type, inner(column.type)):
+        raise NotToldError  # no value of Python means the same
+    table.put_batch([{"n": at, "x": value} for at, value in enumerate(values)])
+
+
+def by_client(store: kvstore.Store, _: kvstore.Table, rows: pa.Table, __: Path) -> None:
+    listening = serving(app(store), ListenAddress("127.0.0.1", 0))
+    with listening as running, connect(running.url) as client:
+        client.table("t").put_batch(rows)
+
+
+DOORS: dict[str, Door] = {
+    "put_batch": by_batch,
+    "transaction": by_transaction,
+    "arrow file": by_arrow_file,
+    "parquet": by_parquet,
+    "push": by_push,
+    "dicts": by_dicts,
+    "client": by_client,
+}
+
+
+def check_door(data: st.DataObject, door: Door, place: Path) -> None:
+    """Rows go in by a door and are read by each way, or are refused and none is there. Then each is
+    deleted."""
+    column, array = data.draw(given_column().filter(lambda given: len(given[1]) > 0))
+    expected, _ = outcome(column, array)
+    with kvstore.open(place / "s", engine="memory", durability="async") as store:
+        schema = pa.schema([("n", pa.int64()), ("x", column)])
+        table = store.table("t", schema, key=["n"], indexes={"by_x": ["x"]})
+        rows = pa.table({"n": pa.array(range(len(array)), pa.int64()), "x": array})
+        before = store.upper
+        refusal = None
+        try:
+            door(store, table, rows, place)
+        except UsageError as error:
+            refusal = error
+        except NotToldError:
+            return
+        if refusal is not None or expected is None:
+            assert list(store.changes(before - 1, store.upper - 1)) == []
+            assert list(table.scan()) == []
+            assert (refusal is not None) is (expected is None), refusal
+            return
+        found = table.scan().read_all().sort_by("n").column("x").combine_chunks()
+        assert arrays.meanings(found) == expected
+        read = list(table.rows())
+        for row in read:
+            assert_equal(table.get(row["n"]), row)
+            assert_equal(table.get_many([(row["n"],)])[0], row)
+            assert row["n"] in [each["n"] for each in table.find("by_x", row["x"])]
+        assert len(list(table.find("by_x"))) == len(read)
+        assert store.verify().ok
+        out = place / "out.parquet"
+        if pa.types.is_decimal(column) and column.scale < 0:
+            with pytest.raises(UsageError, match=r"column 'x' is decimal.*columns="):
+                export_parquet(store, "t", out)
+        else:
+            export_parquet(store, "t", out)
+            assert arrays.meanings(pq.read_table(out)["x"].combine_chunks()) == expected
+        for row in read:
+            table.delete(row["n"])
+        assert list(table.rows()) == list(table.find("by_x")) == []
+
+
+class NotToldError(Exception):
+    """The library that a test writes with has no such type or value."""
+
+
+@pytest.mark.parametrize("name", DOORS)
+@given(data=st.data())
+@settings(max_examples=25)
+def test_every_door_takes_exactly_or_refuses(
+    name: str, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    check_door(data, DOORS[name], tmp_path_factory.mktemp("door"))
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("name", DOORS)
+@given(data=st.data())
+@settings(max_examples=2_000)
+def test_every_door_takes_exactly_or_refuses_many(
+    name: str, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    check_door(data, DOORS[name], tmp_path_factory.mktemp("door"))

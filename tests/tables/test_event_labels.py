@@ -1,0 +1,129 @@
+"""Labels and event times of every unit, of every century: a join answers as the numbers say."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pyarrow as pa
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import kvstore
+from kvstore.tables.kinds import kind_of
+from kvstore.timestamp import OTHER_UNITS_MAX
+
+DAY_NS = 86_400 * 10**9
+UNITS = {"s": 10**9, "ms": 10**6, "us": 1000, "ns": 1}
+EVENT_UNITS = {
+    pa.date32(): DAY_NS,
+    pa.timestamp("s", "UTC"): 10**9,
+    pa.timestamp("ms", "UTC"): 10**6,
+    pa.timestamp("us", "UTC"): 1000,
+    pa.timestamp("ns", "UTC"): 1,
+    pa.timestamp("us"): 1000,
+    pa.int64(): 1,
+    pa.int8(): 1,
+    pa.uint64(): 1,
+}
+LABEL_UNITS = {
+    **{pa.timestamp(unit, zone): size for unit, size in UNITS.items() for zone in ("UTC", None)},
+    pa.date32(): DAY_NS,
+    pa.date64(): 10**6,
+    pa.int64(): 1,
+    pa.int8(): 1,
+    pa.uint64(): 1,
+}
+
+
+def compare(event: pa.DataType, label: pa.DataType) -> bool:
+    """Whether labels of a type ask for event times of another."""
+    if pa.types.is_date(label):
+        return pa.types.is_date(event)
+    if pa.types.is_timestamp(label) and label.tz is None:
+        return getattr(event, "tz", None) is None
+    return True
+
+
+@given(st.data())
+@settings(max_examples=150)
+def test_labels_find_event_times_of_every_unit_and_century(data: st.DataObject) -> None:
+    """As `latest` does: before 1970, behind 2262, dates, integers. A label asks for the newest
+    event at its time, and a row too old is null."""
+    event = data.draw(st.sampled_from(sorted(EVENT_UNITS, key=str)))
+    labels = [each for each in sorted(LABEL_UNITS, key=str) if compare(event, each)]
+    label = data.draw(st.sampled_from(labels))
+    events = data.draw(st.lists(times_of(event), min_size=1, max_size=6, unique=True))
+    near = [each * EVENT_UNITS[event] + more for each in events for more in (-1, 0, 1)]
+    asked = data.draw(st.lists(labels_of(label, near), min_size=1, max_size=6))
+    age = data.draw(st.none() | st.timedeltas(timedelta(0), timedelta(days=999_999_999)))
+    with kvstore.open(None, engine="memory") as store:
+        schema = pa.schema([("k", pa.int64()), ("e", event), ("n", pa.int64())])
+        table = store.table("t", schema, key=["k"], event_time="e")
+        stored = as_type(events, event)
+        numbers = pa.array(range(len(events)))
+        table.put_batch(pa.table({"k": pa.array([1] * len(events)), "e": stored, "n": numbers}))
+        given_labels = pa.table({"k": pa.array([1] * len(asked)), "at": as_type(asked, label)})
+        found = table.join(given_labels, "k", "at", max_age=age, columns=["n"]).read_all()
+    most = None if age is None else age // timedelta(microseconds=1) * 1000
+    expected = []
+    for each in asked:
+        at = each * LABEL_UNITS[label]
+        fitting = [
+            (one * EVENT_UNITS[event], place)
+            for place, one in enumerate(events)
+            if one * EVENT_UNITS[event] <= at
+        ]
+        newest = max(fitting, default=None)
+        is_young = newest is not None and (most is None or at - newest[0] <= most)
+        expected.append(newest[1] if newest is not None and is_young else None)
+    assert found.column("n").to_pylist() == expected
+
+
+def times_of(type_: pa.DataType) -> st.SearchStrategy[int]:
+    """Numbers of units that an event time takes."""
+    kind = kind_of(type_)
+    if kind.least is not None:
+        assert kind.most is not None
+        return st.integers(kind.least, kind.most) | st.integers(-10, 10)
+    if pa.types.is_integer(type_):
+        return whole(type_)
+    return st.integers(-(1 << 63), (1 << 63) - 1)
+
+
+def whole(type_: pa.DataType) -> st.SearchStrategy[int]:
+    bits = type_.bit_width
+    if pa.types.is_signed_integer(type_):
+        return st.integers(-(1 << bits - 1), (1 << bits - 1) - 1)
+    return st.integers(0, (1 << bits) - 1)
+
+
+def labels_of(type_: pa.DataType, near: list[int]) -> st.SearchStrategy[int]:
+    """Numbers of units of labels: any, and some beside the events."""
+    unit = LABEL_UNITS[type_]
+    bits = pa.int64() if not pa.types.is_integer(type_) else type_
+    least, most = (-(1 << 31), (1 << 31) - 1) if type_ == pa.date32() else (None, None)
+    every = st.integers(least, most) if least is not None else whole(bits)
+    if type_ == pa.date64():
+        every = st.integers(-(1 << 31), (1 << 31) - 1).map(lambda day: day * 86_400_000)
+        unit = DAY_NS
+    beside = [each // unit for each in near]
+    if type_ == pa.date64():
+        beside = [each * 86_400_000 for each in beside if abs(each) < 1 << 31]
+    elif least is not None and most is not None:
+        beside = [each for each in beside if least <= each <= most]
+    else:
+        low = 0 if pa.types.is_unsigned_integer(bits) else -(1 << bits.bit_width - 1)
+        high = low + (1 << bits.bit_width) - 1
+        beside = [each for each in beside if low <= each <= high]
+    # numbers that look like seconds are refused
+    is_plain = pa.types.is_integer(type_)
+    every = every.filter(lambda each: not is_plain or not 10**9 <= each <= OTHER_UNITS_MAX)
+    beside = [each for each in beside if not is_plain or not 10**9 <= each <= OTHER_UNITS_MAX]
+    return every | st.sampled_from(beside) if beside else every
+
+
+def as_type(numbers: list[int], type_: pa.DataType) -> pa.Array:
+    """Numbers of units as an array."""
+    if pa.types.is_integer(type_):
+        return pa.array(numbers, type_)
+    return pa.array(numbers, pa.int32() if type_ == pa.date32() else pa.int64()).view(type_)
