@@ -18,12 +18,12 @@ unexport PYTHONDONTWRITEBYTECODE
 # The time for which `make soak` fuzzes each format by coverage, where atheris installs.
 FUZZ_SECONDS := 60
 
-.PHONY: help setup test check lint types loops docs format demo demo-joins demo-tables bench bench-quick bench-growth year soak cluster spark-matrix sanitize browser azure clean
+.PHONY: help setup test check lint types docs format demo demo-joins demo-tables bench bench-quick bench-growth year soak cluster spark-matrix sanitize browser azure clean
 
 help:
 	@echo 'make setup        create $(VENV) with the pinned versions'
 	@echo 'make test         run the tests'
-	@echo 'make check        lint, formatting, types, compiled loops, documents'
+	@echo 'make check        lint, formatting, types, documents'
 	@echo 'make docs         build the site in docs/_build'
 	@echo 'make format       format, and apply the fixes of the linter'
 	@echo 'make demo         Spark in, incremental backup out, on real data: under four minutes'
@@ -43,7 +43,7 @@ help:
 setup: $(READY)
 
 # A new top-level package must be installed as well: the editable install lists them by name.
-$(READY): pyproject.toml constraints.txt $(wildcard kvstore/loops/compiled/*.p*) $(wildcard */__init__.py)
+$(READY): pyproject.toml setup.py constraints.txt $(wildcard kvstore/loops/*.pyx kvstore/loops/*.pxi) $(wildcard */__init__.py)
 	@set -e; \
 	if ! $(PY) -m pip --version >/dev/null 2>&1; then \
 	  python=; \
@@ -66,17 +66,16 @@ $(READY): pyproject.toml constraints.txt $(wildcard kvstore/loops/compiled/*.p*)
 	fi; \
 	echo "setup: installing into $(VENV) ($$($(PY) --version)); minutes the first time"; \
 	$(PY) -m pip install -q --disable-pip-version-check -c constraints.txt pip setuptools; \
-	$(PY) -m pip install -q --disable-pip-version-check -c constraints.txt cython \
-	  || echo 'setup: Cython does not install here, so loops will run in Python'; \
-	PYTHONWARNINGS=ignore $(PY) -m pip install -q --disable-pip-version-check --no-build-isolation \
-	  -c constraints.txt -e '.[spark,server,dev,docs]'; \
+	$(PY) -W ignore setup.py -q compiler; \
+	PYTHONWARNINGS=ignore $(PY) -m pip install -q --disable-pip-version-check \
+	  --build-constraint constraints.txt -c constraints.txt -e '.[spark,server,dev,docs]'; \
 	$(PY) -m compileall -q kvstore bulk backup spark_connector pyspark_kvstore; \
 	touch $(READY)
 
 test: $(READY)
 	$(PYTEST) -n 2 --dist loadgroup
 
-check: lint types loops docs
+check: lint types docs
 
 lint: $(READY)
 	$(PY) -m ruff check .
@@ -84,10 +83,6 @@ lint: $(READY)
 
 types: $(READY)
 	$(PY) -m mypy
-
-# Fails where the loops could be compiled and plain ones run.
-loops: $(READY)
-	$(PY) -m tests.loops.loaded
 
 # A warning is an error: a broken link, an unknown name, a page that no list names.
 docs: $(READY)
@@ -165,6 +160,6 @@ azure: $(READY)
 
 clean:
 	rm -rf $(VENV) build dist docs/_build docs/reference/_commands.md demo-out benchmarks/out spark-warehouse *.egg-info \
-	  kvstore/loops/compiled/*.c kvstore/loops/compiled/*.so \
+	  kvstore/loops/*.c kvstore/loops/*.so \
 	  .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -126,7 +126,7 @@ def _machine(facts: dict[str, Any]) -> Iterator[str]:
     yield f"| memory | {memory:.0f} GiB |"
     yield f"| disk | an fsync of one page takes {facts['fsync_ms']} ms |"
     yield f"| load before the run | {facts['load']} |"
-    yield f"| Python | {facts['python']}, {facts['loops']} loops |"
+    yield f"| Python | {facts['python']} |"
     yield f"| RocksDB | {facts['rocksdb']} |"
     yield f"| packages | {packages} |"
 

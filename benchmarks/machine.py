@@ -14,8 +14,6 @@ from typing import Any
 
 import rocksdict
 
-from kvstore.loops import COMPILED
-
 _PACKAGES = (
     "rocksdict", "pyarrow", "numpy", "pyspark", "lmdb", "plyvel", "duckdb", "deltalake", "pylance",
     "pyiceberg", "arcticdb",
@@ -34,7 +32,6 @@ def facts() -> dict[str, Any]:
         "load": round(os.getloadavg()[0], 2),
         "fsync_ms": _fsync_ms(),
         "python": platform.python_version(),
-        "loops": "compiled" if COMPILED else "plain",
         "rocksdb": _rocksdb(),
         "packages": _packages(),
     }

@@ -44,8 +44,8 @@ import pyarrow.csv as pa_csv
 
 from kvstore.errors import UsageError
 from kvstore.limits import CSV_BLOCK_BYTES, TEXT_ROW_BYTES_MAX
-from kvstore.loops import scan_records
 from kvstore.loops.contract import CLOSED, FIELD, QUOTED, RETURN
+from kvstore.loops.records import scan_records
 
 Quoting: TypeAlias = Literal["standard", "none"]
 QUOTINGS: Final[tuple[Quoting, ...]] = ("standard", "none")

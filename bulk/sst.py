@@ -27,8 +27,8 @@ from kvstore.engine.rocks_options import table_options
 from kvstore.errors import KVStoreError, OutOfSpaceError, StorageError, UsageError
 from kvstore.errors.system import storage_errors
 from kvstore.forks import own
-from kvstore.loops import set_rows
 from kvstore.loops.contract import Column
+from kvstore.loops.writes import set_rows
 
 UNFINISHED_SUFFIX: Final = ".tmp"
 _PIECE_BYTES: Final = 1 << 20

@@ -11,7 +11,7 @@ import pyarrow as pa
 from typing_extensions import Buffer
 
 from kvstore.limits import ARROW_BYTES_MAX
-from kvstore.loops import join
+from kvstore.loops.columns import join
 from kvstore.timestamp import TIMESTAMP_MAX
 
 

@@ -3,14 +3,12 @@ together."""
 
 from __future__ import annotations
 
-import logging
 import os
 import secrets
 import shutil
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -32,7 +30,6 @@ from kvstore.engine.rocks_secondary import SecondaryEngine
 from kvstore.errors import FormatVersionError, NotAStoreError, UsageError
 from kvstore.errors.system import storage_errors
 from kvstore.gc import GcPolicy
-from kvstore.loops import COMPILED
 from kvstore.meta import FORMAT, INDEX_FLOOR, SINCE, UPPER, Meta
 from kvstore.mvcc import RangeTombstone, Versions
 from kvstore.mvcc.write import stage_tombstones
@@ -46,7 +43,6 @@ AnyStore = TypeVar("AnyStore", bound=Store)
 
 FORMAT_VERSION: Final = 1
 ENGINES: Final = ("rocksdb", "memory")
-_LOGGER: Final = logging.getLogger("kvstore.loops")
 
 
 def open(  # noqa: A001  # named as the public call, which is in `kvstore.control`
@@ -82,7 +78,6 @@ def open_as(
             f"{path!r} would be a directory of that name",
             'for a store in memory: kvstore.open(None, engine="memory")',
         )
-    _tell_of_plain_loops()
     began = time.perf_counter()
     directory = None if path is None else require_path(path)
     if clock is not None and not callable(getattr(clock, "wall_ns", None)):
@@ -135,16 +130,6 @@ def _taken_up(where: str, capture: Capture, began: float | None) -> Capture:
             facts["seconds"] = round(time.perf_counter() - began, 3)
         notice("kvstore.store", "recovered", store=where, **facts)
     return capture
-
-
-@cache
-def _tell_of_plain_loops() -> None:
-    """Log once that the loops are not compiled: nothing else shows why a process is slow."""
-    if not COMPILED:
-        _LOGGER.warning(
-            "the plain loops run: reads and commits take several times as long; "
-            "install a wheel, or compile them (`make setup`), and unset KVSTORE_LOOPS"
-        )
 
 
 def engine_at(path: Path) -> str | None:

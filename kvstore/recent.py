@@ -20,7 +20,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from kvstore.limits import RECENT_KEYS_MAX
-from kvstore.loops import NewestValues
+from kvstore.loops.lookup import NewestValues
 
 
 class Touched(NamedTuple):

@@ -29,6 +29,7 @@ _Result = TypeVar("_Result")
 
 _DESCRIPTION: Final = "spark.job.description"
 _MISSING: Final = re.compile(r"ModuleNotFoundError: (No module named '[^']*')")
+_NOT_COMPILED: Final = re.compile(r"NotCompiledError: (the loops of kvstore are not compiled .*?);")
 _OTHER_PYTHON: Final = re.compile(r"\[PYTHON_VERSION_MISMATCH\] (.*?\.) ")
 
 
@@ -61,14 +62,20 @@ def running_tasks(spark: SparkSession, doing: str) -> Iterator[None]:
     """Tasks run in the block. Spark's pages show them as `kvstore: doing`, unless the caller has
     described his jobs himself.
 
-    Executors without this library, or with another Python, are reported as a `UsageError` of one
-    line.
+    Executors without this library, without its compiled modules, or with another Python, are
+    reported as a `UsageError` of one line.
     """
     try:
         with _described(spark, f"kvstore: {doing}"):
             yield
     except (Py4JJavaError, PySparkException) as error:
         text = str(error)
+        if (bare := _NOT_COMPILED.search(text)) is not None:
+            raise UsageError(
+                f"Spark's executors have sources without compiled modules: {bare[1]}",
+                "install a wheel of kvstore-mvcc in their Python, or ship an archive of an "
+                "installed one: see docs/how-to/spark-cluster.md",
+            ) from None
         if (missing := _MISSING.search(text)) is not None:
             raise UsageError(
                 f"Spark's executors cannot import the library: {missing[1]}",

@@ -13,8 +13,9 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("kvstore", "bulk", "backup", "spark_connector", "pyspark_kvstore")
 
-TWINS = Path("kvstore/loops")
-"""The modules of this package exist twice on purpose: compiled, and in Python."""
+LOOPS = Path("kvstore/loops")
+"""Modules that are compiled. A `.pyi` beside each names its functions and classes, and
+`contract.py` the shapes that they take, by names that the packages above have for their own."""
 
 TESTING = "testing"
 """Users and tests call packages of this name. Models in them have the names of the modelled
@@ -34,7 +35,8 @@ def trees() -> dict[Path, ast.Module]:
     return {
         path.relative_to(ROOT): ast.parse(path.read_text())
         for package in PACKAGES
-        for path in sorted((ROOT / package).rglob("*.py"))
+        for path in sorted((ROOT / package).rglob("*.py*"))
+        if path.suffix in {".py", ".pyi"}
     }
 
 
@@ -46,7 +48,7 @@ def test_no_two_public_types_share_a_name() -> None:
     places = defaultdict(list)
     for path, tree in trees().items():
         for node in tree.body:
-            if path.is_relative_to(TWINS) or TESTING in path.parts:
+            if path.is_relative_to(LOOPS) or TESTING in path.parts:
                 continue
             if isinstance(node, ast.ClassDef):
                 places[node.name].append(str(path))
@@ -96,8 +98,8 @@ def used_names() -> Counter[str]:
             elif isinstance(node, ast.Constant) and isinstance(node.value, str):
                 imported = re.findall(r"^from [\w.]+ import (\w+)$", node.value, re.MULTILINE)
                 found.update(imported)
-    for source in (ROOT / TWINS).rglob("*.pyx"):
-        found.update(re.findall(r"\w+", source.read_text()))
+    for source in [*(ROOT / LOOPS).glob("*.pyx"), *(ROOT / LOOPS).glob("*.pxi")]:
+        found.update(re.findall(r"(?<!\bdef )\b\w+", source.read_text()))
     return found
 
 

@@ -106,8 +106,40 @@ def test_a_wheel_holds_no_file_of_an_earlierbuild(tmp_path: Path) -> None:
         path.relative_to(source).as_posix()
         for name in PACKAGES
         for path in (source / name).rglob("*")
-        if path.suffix in {".py", ".pyx", ".pxi"}
+        if path.suffix in {".py", ".pyi", ".pyx", ".pxi", ".so"}
         or path.name == "py.typed"
         or path.parent.name in ("options", "files")
     }
     assert held == expected
+
+
+def run_without_compiler(source: Path, *command: str, **environment: str) -> tuple[int, list[str]]:
+    """The exit status and the lines of a program that finds no program on its path."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", *command],
+        cwd=source,
+        env={"PATH": str(source), **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    return done.returncode, done.stdout.splitlines()
+
+
+def test_a_build_without_a_compiler_asks_for_one_or_says_what_it_lacks(tmp_path: Path) -> None:
+    source = source_copy(tmp_path)
+    status, lines = run_without_compiler(source, "setup.py", "-q", "build_ext", CC="false")
+    assert (status, len(lines)) == (1, 1)
+    assert "no C compiler, which its loops need; install one (Debian and Ubuntu: apt" in lines[0]
+    if sys.platform == "linux":
+        hook = "import setuptools.build_meta as b; print(b.get_requires_for_build_wheel())"
+        status, lines = run_without_compiler(source, "-c", hook)
+        assert (status, lines[-1]) == (0, "['ziglang']")
+        status, lines = run_without_compiler(source, "setup.py", "-q", "compiler")
+        assert (status, len(lines)) == (0, 1)
+        assert "no C compiler here; this build fetches one, the package ziglang" in lines[0]
+    status, lines = run_without_compiler(
+        source, "setup.py", "-q", "compiler", CC=f"{sys.executable} -c ''"
+    )
+    assert (status, lines) == (0, [])

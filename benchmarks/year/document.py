@@ -37,7 +37,7 @@ def page(lines: Sequence[Line], plan: Plan, facts: Mapping[str, Any]) -> str:
         "machine": (
             f"Commit {facts['commit']}, {facts['date']}, {facts['processor']} with "
             f"{facts['cores']} cores, load {facts['load']} before the run, an fsync of "
-            f"{facts['fsync_ms']} ms, {facts['loops']} loops."
+            f"{facts['fsync_ms']} ms."
         ),
         "level": f"{LEVEL:g}",
         "keep_days": str(plan.keep_days),

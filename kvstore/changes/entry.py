@@ -41,18 +41,8 @@ import pyarrow as pa
 from kvstore.changes.lz4 import CODEC, unpack_block
 from kvstore.errors import CorruptionError, FormatVersionError
 from kvstore.limits import COMPRESS_FROM_BYTES
-from kvstore.loops import (
-    ENTRY_HEAD,
-    RULE_ANY,
-    RULE_ID,
-    RULE_NO_VALUE,
-    RULE_SPAN,
-    cut,
-    join,
-    join_writes,
-    survey,
-    tuples,
-)
+from kvstore.loops.columns import cut, join, join_writes, survey, tuples
+from kvstore.loops.contract import ENTRY_HEAD, RULE_ANY, RULE_ID, RULE_NO_VALUE, RULE_SPAN
 
 assert sys.byteorder == "little", "entries are written as the machine's own integers"
 

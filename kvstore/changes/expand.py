@@ -22,7 +22,7 @@ from kvstore.changes.event import Event, Expand, Images, Operation
 from kvstore.changes.expiring import DueTimes
 from kvstore.changes.index import ChangeIndex, Commit, PlacedRow, Select, placed
 from kvstore.changes.windows import ChangeReader
-from kvstore.loops import tuples
+from kvstore.loops.columns import tuples
 from kvstore.mvcc.versions import Versions
 from kvstore.span import Span
 from kvstore.timestamp import Timestamp

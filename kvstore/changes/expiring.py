@@ -20,7 +20,7 @@ from typing import TypeVar
 from kvstore.changes.change import Change, ExpiringChange
 from kvstore.changes.event import Event, ExpiringEvent, Operation
 from kvstore.limits import DUE_ROWS_MAX, EXPIRY_READ_BYTES
-from kvstore.loops import gather
+from kvstore.loops.columns import gather
 from kvstore.mvcc.dues import dues_at, dues_of, may_expire
 from kvstore.mvcc.expiry import Due
 from kvstore.mvcc.versions import Versions

@@ -13,7 +13,7 @@ import pyarrow as pa
 from typing_extensions import Buffer
 
 from kvstore.errors import CorruptionError
-from kvstore.loops import lz4_size
+from kvstore.loops.blocks import lz4_size
 
 CODEC: Final = "lz4_raw"
 """The name by which Arrow packs and unpacks a block."""

@@ -43,7 +43,7 @@ from kvstore.limits import (
     SORTED_CHANGES_BYTES_MAX,
     SORTED_CHANGES_MAX,
 )
-from kvstore.loops import arrange, tuples
+from kvstore.loops.columns import arrange, tuples
 from kvstore.mvcc.diff import Difference
 from kvstore.mvcc.fragments import RangeTombstone
 from kvstore.mvcc.version import newest_at

@@ -134,10 +134,7 @@ app = typer.Typer(
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        from kvstore.loops import COMPILED  # with it come numpy and Arrow
-
-        loops = "compiled" if COMPILED else "plain"
-        print_line(f"kvstore {__version__} ({loops} loops)")
+        print_line(f"kvstore {__version__}")
         raise typer.Exit
 
 
@@ -149,7 +146,7 @@ def _options(
             "--version",
             callback=_print_version,
             is_eager=True,
-            help="Print the version, and whether loops are compiled, and exit.",
+            help="Print the version, and exit.",
         ),
     ] = False,
 ) -> None:

@@ -23,7 +23,6 @@ from kvstore.cli.output import print_json, print_table
 from kvstore.cli.times import in_words
 from kvstore.clock import Clock
 from kvstore.errors import KVStoreError
-from kvstore.loops import COMPILED
 from kvstore.opening import engine_at, open_read_only
 from kvstore.store import Store
 from kvstore.version import __version__
@@ -59,7 +58,7 @@ def doctor(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Look at the environment, and at a store: versions, loops, disk, clock, holds, failures.
+    """Look at the environment, and at a store: versions, disk, clock, holds, failures.
 
     Exits with 1 if something is bad. Costs the opening of the store and a pass over the rows of its
     tables; `kvstore verify` reads it whole.
@@ -88,11 +87,6 @@ def _environment() -> Iterator[Finding]:
     yield Finding("ok", "kvstore", f"{__version__} at {Path(kvstore.__file__).parent}")
     yield Finding("ok", "python", f"{platform.python_version()} at {sys.executable}")
     yield Finding("ok", "platform", platform.platform())
-    if COMPILED:
-        yield Finding("ok", "loops", "compiled")
-    else:
-        remedy = "install a C compiler, then install kvstore again"
-        yield Finding("note", "loops", "plain: scans take ten times as long", remedy)
     yield from map(_library, _LIBRARIES)
     extras = [f"{name} {found}" for name in _EXTRAS if (found := _version(name)) is not None]
     yield Finding("ok", "extras", ", ".join(extras) or "none")

@@ -32,8 +32,7 @@ SUMMARIES: Final[Mapping[str, str]] = {
     "serve": "Serve a store until a signal ends the process (SIGINT or SIGTERM).",
     "ui": "Show a store as a page for a browser, until a signal ends the process (SIGINT "
     "or SIGTERM).",
-    "doctor": "Look at the environment, and at a store: versions, loops, disk, clock, holds, "
-    "failures.",
+    "doctor": "Look at the environment, and at a store: versions, disk, clock, holds, failures.",
     "journal": "Look at, compact or rescue a journal.",
     "help": "Print the help of a command, or of all commands.",
     "backup": "Back a store up, and restore it as of any instant.",

@@ -22,7 +22,7 @@ from kvstore.commit import Expires, sent_expiry
 from kvstore.errors import UsageError
 from kvstore.joins.labels import times_given
 from kvstore.limits import CLIENT_URL_KEY_BYTES_MAX, SERVER_BODY_BYTES_MAX
-from kvstore.loops import are_keys
+from kvstore.loops.lookup import are_keys
 from kvstore.mvcc import Version
 from kvstore.protocol import (
     ARROW_TYPE,

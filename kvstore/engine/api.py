@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol
 
 from kvstore.limits import SCAN_CHUNK, SCAN_CHUNK_BYTES
-from kvstore.loops import Found, Live
+from kvstore.loops.contract import Found
+from kvstore.loops.live import Live
 
 DATA: Final = "data"
 RANGES: Final = "ranges"

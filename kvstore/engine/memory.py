@@ -73,7 +73,7 @@ from kvstore.errors.system import storage_errors
 from kvstore.forks import own
 from kvstore.journal import OS_FILES, Files, Journal, Sync, replay
 from kvstore.limits import MEMORY_BATCH_IN_PLACE_MAX, READ_ONLY_OPENINGS_MAX
-from kvstore.loops import ABSENT, Found
+from kvstore.loops.contract import ABSENT, Found
 
 _DATA: Final = FAMILY_NUMBERS[DATA]
 

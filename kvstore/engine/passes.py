@@ -14,7 +14,7 @@ from kvstore.engine.api import next_count
 from kvstore.engine.editions import Edition, SortedChunk
 from kvstore.errors import ClosedError
 from kvstore.limits import SCAN_CHUNK
-from kvstore.loops import Live
+from kvstore.loops.live import Live
 
 
 class Owner(Protocol):

@@ -65,7 +65,8 @@ from kvstore.limits import (
     SCAN_CHUNK_BYTES,
     STALL_LOOK_S,
 )
-from kvstore.loops import Entries, Live, Readers, collect
+from kvstore.loops.live import Entries, Live, collect
+from kvstore.loops.lookup import Readers
 
 
 class RocksEngine:

@@ -42,7 +42,8 @@ from kvstore.codec.varint import read_varint
 from kvstore.errors import CorruptionError
 from kvstore.errors.system import storage_errors
 from kvstore.limits import KEY_BYTES_MAX, VALUE_BYTES_MAX
-from kvstore.loops import BLOCK_KEYS_BYTES_MAX, block_handles, block_keys, lz4_size
+from kvstore.loops.blocks import block_handles, block_keys, lz4_size
+from kvstore.loops.contract import BLOCK_KEYS_BYTES_MAX
 
 _Handle: TypeAlias = "tuple[int, int]"
 """Offset and size of a block."""

@@ -9,6 +9,7 @@
     |   |-- ForeignPackageError     another package hides our `bulk` or `backup`
     |   |-- NotFoundError           the call names a table, a hold or a feed that is not there
     |   |-- NotACounterError        the value of a key is no counter
+    |   |-- NotCompiledError        the compiled modules are missing here
     |   |-- ClosedError             the object was closed; open a new one
     |   |-- ForkedError             a handle belongs to the process that opened it
     |   |-- KeyOrderError           keys must come in ascending order, each once
@@ -109,6 +110,7 @@ from kvstore.errors.usage import (
     NoBucketError,
     NotACounterError,
     NotAStoreError,
+    NotCompiledError,
     NotFoundError,
     NotUniqueError,
     UsageError,
@@ -124,6 +126,7 @@ __all__ = [
     "AccessDeniedError",
     "NoBucketError",
     "ForeignPackageError",
+    "NotCompiledError",
     "ClosedError",
     "ForkedError",
     "KeyOrderError",

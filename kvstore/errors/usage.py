@@ -81,6 +81,20 @@ class NotACounterError(UsageError):
     written."""
 
 
+class NotCompiledError(UsageError, ImportError):
+    """This installation lacks a compiled module for the interpreter `here`, such as "CPython 3.11.7
+    on linux-x86_64"; `cause` says which one."""
+
+    def __init__(self, here: str, cause: str) -> None:
+        super().__init__(
+            f"the loops of kvstore are not compiled for {here}: {cause}",
+            "install a wheel of kvstore-mvcc that was built for it; in a checkout, `make setup` "
+            "compiles them",
+        )
+        self.here = here
+        self.cause = cause
+
+
 class ClosedError(UsageError):
     """The object was used after it was closed."""
 

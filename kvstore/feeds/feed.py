@@ -39,7 +39,7 @@ from kvstore.errors import ClosedError, CorruptionError, HistoryGoneError, Usage
 from kvstore.feeds.state import StateReader
 from kvstore.holds import Hold
 from kvstore.limits import FEED_BATCH_BYTES, FEED_BATCH_ROWS, STREAMS_MAX
-from kvstore.loops import gather
+from kvstore.loops.columns import gather
 from kvstore.timestamp import Timestamp
 
 if TYPE_CHECKING:

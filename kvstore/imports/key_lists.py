@@ -31,7 +31,7 @@ from kvstore.errors import CorruptionError
 from kvstore.imports.record import ImportRecord
 from kvstore.imports.stored import UNCHANGED, RowChanges
 from kvstore.limits import IMPORT_KEYS_BYTES_MAX
-from kvstore.loops import referring_keys
+from kvstore.loops.blocks import referring_keys
 from kvstore.meta import Meta
 
 KEYS_PREFIX: Final = "import-keys/"

@@ -1,7 +1,7 @@
 """The side of a join that a store or a snapshot answers.
 
 A piece of labels is looked up in one walk through the store, which seeks or merges
-(`kvstore.loops.plain.timed`). A pin keeps history from the call of the join until its end.
+(`kvstore.loops.lookup`). A pin keeps history from the call of the join until its end.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The contract of both halves of the loops: the shapes of arguments and results, and constants.
+"""The contract of the loops: the shapes of their arguments and results, and constants.
 
-The format of stored keys is not here: both halves take its constants from `kvstore.codec`.
+The format of stored keys is not here: the loops take its constants from `kvstore.codec`.
 """
 
 from __future__ import annotations
@@ -100,6 +100,16 @@ Made: TypeAlias = "Sequence[Any]"
 their width varies, the offsets."""
 
 
+KeyColumn: TypeAlias = (
+    "tuple[int, int, bool, int, Buffer | None, int, Buffer | None, Buffer | None]"
+)
+"""A column of values that become elements of keys: its kind; the tag of its elements; whether they
+are flipped; and the five items of `Column`."""
+
+Keys: TypeAlias = "tuple[int, Buffer, Buffer]"
+"""The number of keys, their offsets as integers of 32 bits, and their joined bytes."""
+
+
 class Seeker(Protocol):
     """The methods of an engine's reader that a look-up calls."""
 
@@ -160,8 +170,8 @@ class Frontiers(Protocol):
 
 
 def let_others_run() -> None:
-    """Return at once. Compiled loops over many keys call this now and then: the call of a Python
-    function gives other threads their turn and delivers signals."""
+    """Return at once. Loops over many keys call this now and then: the call of a Python function
+    gives other threads their turn and delivers signals."""
 
 
 FIELD: Final = 0
@@ -169,4 +179,4 @@ UNQUOTED: Final = 1
 QUOTED: Final = 2
 CLOSED: Final = 3
 RETURN: Final = 4
-"""Where in a record of CSV a byte stands: see `kvstore.loops.plain.records`."""
+"""Where in a record of CSV a byte stands: see `kvstore.loops.records`."""

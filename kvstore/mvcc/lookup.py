@@ -33,7 +33,8 @@ from kvstore.codec.keys import UNLIMITED, encode_suffix, span_bounds
 from kvstore.codec.ordered import TERMINATOR, escape
 from kvstore.engine.api import Engine
 from kvstore.limits import STEPS_BEFORE_SEEK
-from kvstore.loops import ABSENT, find_among, find_floors, find_many, find_ordered, find_timed
+from kvstore.loops.contract import ABSENT
+from kvstore.loops.lookup import find_among, find_floors, find_many, find_ordered, find_timed
 from kvstore.mvcc.fragments import Fragments
 from kvstore.mvcc.stretches import limit_of
 from kvstore.mvcc.version import Stamps

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 from kvstore.arrow import array_of
 from kvstore.engine.api import Cursor, Engine
 from kvstore.limits import ARROW_BYTES_MAX, KEY_BYTES_MAX, SCAN_CHUNK, SCAN_CHUNK_BYTES
-from kvstore.loops import Entries, Live, LiveColumns, LiveRows
 from kvstore.loops.contract import Nearby
+from kvstore.loops.live import Entries, Live, LiveColumns, LiveRows
 from kvstore.mvcc.version import Stamps
 
 if TYPE_CHECKING:

@@ -30,7 +30,8 @@ from kvstore.codec.keys import (
 from kvstore.codec.ordered import frame
 from kvstore.engine.api import DATA, RANGES, Cursor, Engine, pairs
 from kvstore.limits import FEW_ROWS_MAX, REBUILD_FRAGMENTS_FROM, SCAN_CHUNK
-from kvstore.loops import LiveRows, Lookup, NewestValues
+from kvstore.loops.live import LiveRows
+from kvstore.loops.lookup import Lookup, NewestValues
 from kvstore.mvcc.diff import Difference, differences, stored_keys
 from kvstore.mvcc.export import VersionColumns, version_columns
 from kvstore.mvcc.fragments import Fragments, RangeTombstone

@@ -75,7 +75,7 @@ from kvstore.limits import (
     SCAN_WORKERS_MAX,
     STREAMS_MAX,
 )
-from kvstore.loops import PointRead, are_keys
+from kvstore.loops.lookup import PointRead, are_keys
 from kvstore.meta import FORMAT, Meta
 from kvstore.mvcc import Version, Versions, WriteSet
 from kvstore.mvcc.scan import first_rows

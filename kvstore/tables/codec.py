@@ -24,7 +24,8 @@ import pyarrow as pa
 
 from kvstore.arrow import binary_array
 from kvstore.errors import CorruptionError, FormatVersionError, UsageError
-from kvstore.loops import RowDicts, contract
+from kvstore.loops import contract
+from kvstore.loops.single import RowDicts
 from kvstore.tables.definition import Column, Definition, Index
 from kvstore.tables.exact import is_held, require_held, shown, unheld
 from kvstore.tables.keys import KeyCodec

@@ -27,7 +27,9 @@ from kvstore.codec.tuples import (
 )
 from kvstore.errors import CorruptionError, UsageError
 from kvstore.limits import KEY_BYTES_MAX
-from kvstore.loops import KeyMaker, contract, decode_keys, encode_keys, row_keys
+from kvstore.loops import contract
+from kvstore.loops.elements import decode_keys, encode_keys
+from kvstore.loops.single import KeyMaker, row_keys
 from kvstore.tables.definition import Column, Definition, KeyPart
 from kvstore.tables.exact import as_python
 from kvstore.tables.kinds import Kind

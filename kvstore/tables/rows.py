@@ -1,6 +1,6 @@
 """Values of rows: the columns beside the key, in the layout of one schema number.
 
-`kvstore.loops.plain.rows` has the bytes.
+`kvstore.loops.rows` has the bytes.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ import pyarrow as pa
 
 from kvstore.arrow import array_of
 from kvstore.errors import CorruptionError, FormatVersionError, UsageError
-from kvstore.loops import contract, decode_rows, encode_rows
+from kvstore.loops import contract
 from kvstore.loops.contract import ROW_FORMAT, Column, Made
+from kvstore.loops.rows import decode_rows, encode_rows
 from kvstore.tables.definition import Layout
 from kvstore.tables.kinds import Kind, kind_of
 

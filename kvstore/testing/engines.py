@@ -25,7 +25,9 @@ from kvstore.codec.keys import TOMBSTONE, UNLIMITED, encode_suffix, require_entr
 from kvstore.codec.ordered import TERMINATOR, escape, frame
 from kvstore.engine import CHANGES, DATA, FAMILIES, META, RANGES, Engine
 from kvstore.errors import ClosedError, CorruptionError, LockedError
-from kvstore.loops import ABSENT, find_many, put_all
+from kvstore.loops.contract import ABSENT
+from kvstore.loops.lookup import find_many
+from kvstore.loops.writes import put_all
 from kvstore.testing.strategies import bounds, keys, spans, values
 
 Writes = list[tuple[str, bytes, bytes]]

@@ -286,7 +286,7 @@ def test_tables_of_text_have_no_control_characters(run: Run, path: Path) -> None
 
 def test_doctor_looks_at_the_environment_and_at_a_store(run: Run, path: Path) -> None:
     found = {each["subject"]: each for each in lines(run("doctor", path, "--json"))}
-    assert {"python", "loops", "rocksdict", "bulk", "backup", "clock", "disk", "size"} <= set(found)
+    assert {"python", "rocksdict", "bulk", "backup", "clock", "disk", "size"} <= set(found)
     assert {each["verdict"] for each in found.values()} <= {"ok", "note"}
     assert "python" in run("doctor").stdout
 

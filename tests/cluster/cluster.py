@@ -166,9 +166,10 @@ def running(workers: int = 2, *, cores: int = 1, shares: bool = True) -> Iterato
         shutil.rmtree(root, ignore_errors=True)
 
 
-def library_zip(path: Path) -> Path:
+def library_zip(
+    path: Path, *, left_out: tuple[str, ...] = (".pyc", ".c", ".pyi", ".pyx", ".pxi", ".md")
+) -> Path:
     """The packages of this tree, with their compiled modules, as an archive that Spark unpacks."""
-    left_out = (".pyc", ".c", ".pyx", ".pxi", ".md")
     with zipfile.ZipFile(path, "w") as archive:
         for package in PACKAGES:
             for file in sorted((ROOT / package).rglob("*")):
@@ -178,7 +179,7 @@ def library_zip(path: Path) -> Path:
 
 
 def install_wheel(cluster: Cluster) -> Path:
-    """A Python for executors into which a wheel of this tree is installed, without a compiler."""
+    """A Python for executors into which a wheel of this tree is installed."""
     place = cluster.root / "installed"
     site = make_environment(place / "environment")
     build(source_copy(place), "wheel", place)

@@ -89,18 +89,7 @@ def loads(spark: SparkSession, shared: Path, pick: random.Random) -> dict[str, A
         restore(spark, place / "collection", place / "restored", tasks=2)
     with kvstore.open(place / "restored") as restored:
         assert list(restored.scan()) == model()
-    loops = spark.sparkContext.parallelize(range(2), 2).map(loops_here).collect()
-    return {
-        "rows": ROWS,
-        "streamed": len(stream(spark, place, f"checkpoint-{name}")),
-        "loops": sorted(set(loops)),
-    }
-
-
-def loops_here(_: int) -> str:
-    from kvstore.loops.chosen import COMPILED
-
-    return "compiled" if COMPILED else "plain"
+    return {"rows": ROWS, "streamed": len(stream(spark, place, f"checkpoint-{name}"))}
 
 
 def stream(spark: SparkSession, shared: Path, checkpoint: str) -> list[tuple[bytes, bytes]]:
@@ -146,19 +135,20 @@ def hidden(spark: SparkSession, shared: Path, pick: random.Random) -> dict[str, 
 
 
 def bare(spark: SparkSession, shared: Path, pick: random.Random) -> dict[str, Any]:
-    """Executors without the library: the error says so."""
-    with kvstore.open("bare-store") as store:
+    """Executors without the library, or with sources alone: the error says so."""
+    bare = f"bare-{spark.sparkContext.applicationId}"
+    with kvstore.open(f"store-{bare}") as store:
         load = refusal(
             lambda: bulk_import(
-                frame(spark), store, "key", "value", staging=str(shared / "bare-staging")
+                frame(spark), store, "key", "value", staging=str(shared / f"staging-{bare}")
             )
         )
         assert store.imports.all() == []
-    assert not (shared / "bare-staging").exists()
-    Collection(shared / "bare").backup(stored(Path("bare-source")))
-    job = refusal(lambda: restore(spark, shared / "bare", shared / "bare-restored", tasks=2))
-    assert not (shared / "bare-restored").exists()
-    join = refusal(lambda: lookup_join(frame(spark), shared / "bare", "key"))
+    assert not (shared / f"staging-{bare}").exists()
+    Collection(shared / bare).backup(stored(Path(f"source-{bare}")))
+    job = refusal(lambda: restore(spark, shared / bare, shared / f"restored-{bare}", tasks=2))
+    assert not (shared / f"restored-{bare}").exists()
+    join = refusal(lambda: lookup_join(frame(spark), shared / bare, "key"))
     return {"load": load, "job": job, "join": join}
 
 

@@ -58,17 +58,13 @@ def test_work_on_a_cluster_with_a_shared_directory_survives_a_killed_executor(
     cluster: Cluster,
 ) -> None:
     found = drive(cluster, "loads", **shipped(cluster))["loads"]
-    assert found["loops"] == ["compiled"]
     assert found["rows"] == found["streamed"] == 3000
 
 
 @pytest.mark.cluster
-def test_executors_with_an_installed_wheel_do_the_same_work_by_plain_loops(
-    cluster: Cluster,
-) -> None:
+def test_executors_with_an_installed_wheel_do_the_same_work(cluster: Cluster) -> None:
     python = str(install_wheel(cluster))
     found = drive(cluster, "loads", **{"spark.pyspark.python": python})["loads"]
-    assert found["loops"] == ["plain"]
     assert found["rows"] == found["streamed"] == 3000
 
 
@@ -88,6 +84,16 @@ def test_executors_without_the_library_are_reported_in_one_line(cluster: Cluster
     errors = drive(cluster, "bare")["bare"]
     for error in errors.values():
         assert "executors cannot import the library: No module named" in error
+        assert "\n" not in error
+
+
+@pytest.mark.cluster
+def test_executors_with_sources_alone_are_told_what_they_lack(cluster: Cluster) -> None:
+    sources = library_zip(cluster.root / "sources.zip", left_out=(".so", ".pyc", ".c"))
+    errors = drive(cluster, "bare", **{"spark.submit.pyFiles": str(sources)})["bare"]
+    for error in errors.values():
+        assert "executors have sources without compiled modules" in error
+        assert "No module named 'kvstore.loops.blocks'; install a wheel" in error
         assert "\n" not in error
 
 

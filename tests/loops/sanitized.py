@@ -29,9 +29,10 @@ TESTS: Final = (
 )
 
 _CHECK: Final = """\
-from kvstore.loops import COMPILED, chosen
-modules = [getattr(chosen, name) for name in chosen.TWINS]
-assert COMPILED and all("sanitized" in module.__file__ for module in modules), modules
+import sys
+from kvstore.loops.compiled import LOOPS
+modules = [sys.modules[f"kvstore.loops.{name}"] for name in LOOPS]
+assert all("sanitized" in module.__file__ for module in modules), modules
 """
 
 
@@ -66,7 +67,7 @@ def build() -> None:
         ignored = shutil.ignore_patterns("*.so", "*.c", "__pycache__")
         shutil.copytree(ROOT / package, COPY / package, ignore=ignored)
     shutil.copy(ROOT / "pyproject.toml", COPY)
-    sources = sorted((COPY / "kvstore" / "loops" / "compiled").glob("*.pyx"))
+    sources = sorted((COPY / "kvstore" / "loops").glob("*.pyx"))
     subprocess.run(
         [sys.executable, "-m", "Cython.Build.Cythonize", "-i", *map(str, sources)],
         cwd=COPY,

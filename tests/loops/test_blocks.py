@@ -1,4 +1,4 @@
-"""The loops over blocks, compiled and plain: the same answers to any bytes."""
+"""The loops over blocks give the answers of their oracle to any bytes."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstore.codec.keys import TAIL_BYTES
+from kvstore.loops import blocks
+from kvstore.loops.blocks import block_handles, block_keys, lz4_size, referring_keys
 from tests.harness.varints import varint
-from tests.loops import both, plain, raw, stored_key
+from tests.loops import blocks_oracle, raw, stored_key
 
 SUFFIX = b"\x01\x00"
 LONGEST, MOST = 40, 4
@@ -40,19 +42,16 @@ keys = st.binary(max_size=6) | st.binary(max_size=2).map(lambda tail: b"prefix" 
 rows = st.dictionaries(keys, st.binary(max_size=9) | st.just(bytes(300)), min_size=1, max_size=12)
 
 
-@both
 @given(rows, st.integers(1, MOST))
-def test_a_block_has_the_rows_that_were_written(
-    loops: Any, rows: dict[bytes, bytes], whole_each: int
-) -> None:
+def test_a_block_has_the_rows_that_were_written(rows: dict[bytes, bytes], whole_each: int) -> None:
     values: list[bytes] = []
     contents = block(rows, whole_each)
-    assert loops.block_keys(contents, SUFFIX, LONGEST, MOST, values) == sorted(rows)
+    assert block_keys(contents, SUFFIX, LONGEST, MOST, values) == sorted(rows)
     assert values == [rows[key] for key in sorted(rows)]
-    assert loops.block_keys(contents, SUFFIX, LONGEST, MOST) == sorted(rows)
+    assert block_keys(contents, SUFFIX, LONGEST, MOST) == sorted(rows)
     with_suffix = [key + SUFFIX for key in sorted(rows)]
     if with_suffix == sorted(with_suffix):
-        assert loops.block_keys(contents, b"", LONGEST, MOST) == with_suffix
+        assert block_keys(contents, b"", LONGEST, MOST) == with_suffix
 
 
 @st.composite
@@ -68,19 +67,18 @@ def altered(draw: st.DrawFn) -> bytes:
     return bytes(contents[draw(st.sampled_from([0, 0, 0, 1])) :])
 
 
-def read(loops: Any, contents: bytes) -> object:
+def read(half: Any, contents: bytes) -> object:
     values: list[bytes] = []
     try:
-        return loops.block_keys(contents, SUFFIX, LONGEST, MOST, values), values
+        return half.block_keys(contents, SUFFIX, LONGEST, MOST, values), values
     except ValueError:
         return None
 
 
-@both
 @given(altered() | st.binary(max_size=80))
-def test_any_block_is_read_alike(loops: Any, contents: bytes) -> None:
-    found = read(loops, contents)
-    assert found == read(plain, contents)
+def test_any_block_is_read_alike(contents: bytes) -> None:
+    found = read(blocks, contents)
+    assert found == read(blocks_oracle, contents)
     if found is not None:
         listed, values = found
         assert len(listed) == len(values) > 0
@@ -88,20 +86,19 @@ def test_any_block_is_read_alike(loops: Any, contents: bytes) -> None:
         assert max(map(len, listed)) + len(SUFFIX) <= LONGEST
 
 
-@both
 @pytest.mark.parametrize(
     "number",
     [b"\x80" * 9 + b"\x02", b"\xff" * 9 + b"\x01", b"\xff" * 9 + b"\x7f", b"\x80" * 10 + b"\x00"],
     ids=["2**64", "2**64 - 1", "2**70 - 1", "eleven bytes"],
 )
 @pytest.mark.parametrize("at", [0, 1, 2])
-def test_a_number_beyond_a_block_is_refused(loops: Any, number: bytes, at: int) -> None:
+def test_a_number_beyond_a_block_is_refused(number: bytes, at: int) -> None:
     """It must not come around to a small one."""
     heads = [b"\x00", b"\x03", b"\x00"]
     heads[at] = number
     contents = b"".join(heads) + b"k" + SUFFIX + bytes(4) + (1).to_bytes(4, "little")
     with pytest.raises(ValueError):  # each loop has its own words
-        loops.block_keys(contents, SUFFIX, LONGEST, MOST)
+        block_keys(contents, SUFFIX, LONGEST, MOST)
 
 
 indexes = st.lists(
@@ -111,27 +108,23 @@ indexes = st.lists(
 )
 
 
-@both
 @given(indexes)
-def test_entries_of_an_index_name_their_blocks(
-    loops: Any, entries: list[tuple[bytes, int, int]]
-) -> None:
+def test_entries_of_an_index_name_their_blocks(entries: list[tuple[bytes, int, int]]) -> None:
     index, places, expected = b"", [], []
     for key, offset, size in entries:
         places.append(len(index))
         index += varint(0) + varint(len(key)) + key + varint(offset) + varint(size)
         expected.append((offset, size, len(index)))
-    assert loops.block_handles(index, places) == expected
-    assert loops.block_handles(index + b"\xff", places[::-1]) == expected[::-1]
+    assert block_handles(index, places) == expected
+    assert block_handles(index + b"\xff", places[::-1]) == expected[::-1]
 
 
-@both
 @given(
     st.binary(max_size=24)
     | st.lists(st.sampled_from([0, 1, 9, 0x80, 0xFF]), max_size=24).map(bytes),
     st.lists(st.integers(0, 30), max_size=3),
 )
-def test_any_index_is_read_alike(loops: Any, index: bytes, places: list[int]) -> None:
+def test_any_index_is_read_alike(index: bytes, places: list[int]) -> None:
     """A number of more than 64 bits may be read as any that no file can have."""
 
     def read(half: Any) -> object:
@@ -141,28 +134,26 @@ def test_any_index_is_read_alike(loops: Any, index: bytes, places: list[int]) ->
             return None
         return [[min(number, (1 << 64) - 1) for number in entry] for entry in found]
 
-    assert read(loops) == read(plain)
+    assert read(blocks) == read(blocks_oracle)
 
 
 references = st.integers(1, 3).map(lambda number: number.to_bytes(TAIL_BYTES - 1, "big"))
 
 
-@both
 @given(st.lists(st.tuples(raw, references, st.booleans()), max_size=8), references)
 def test_keys_that_refer_to_an_import_are_told_from_the_others(
-    loops: Any, rows: list[tuple[bytes, bytes, bool]], reference: bytes
+    rows: list[tuple[bytes, bytes, bool]], reference: bytes
 ) -> None:
     stored = [
         stored_key(key)[:-TAIL_BYTES] + referred + bytes([is_row]) for key, referred, is_row in rows
     ]
     expected = [key for key, referred, _ in rows if referred == reference]
-    assert loops.referring_keys(stored, reference) == expected
-    assert loops.referring_keys([key[1:] for key in stored], b"") == []
+    assert referring_keys(stored, reference) == expected
+    assert referring_keys([key[1:] for key in stored], b"") == []
 
 
-@both
 @given(st.lists(raw | st.binary(max_size=12), max_size=4), references)
-def test_keys_of_any_form_are_taken_alike(loops: Any, stems: list[bytes], reference: bytes) -> None:
+def test_keys_of_any_form_are_taken_alike(stems: list[bytes], reference: bytes) -> None:
     stored = [stem + reference + b"\x01" for stem in stems] + stems
 
     def read(half: Any) -> object:
@@ -171,26 +162,22 @@ def test_keys_of_any_form_are_taken_alike(loops: Any, stems: list[bytes], refere
         except ValueError as error:
             return str(error)
 
-    assert read(loops) == read(plain)
+    assert read(blocks) == read(blocks_oracle)
 
 
-@both
 @given(st.binary(max_size=200), st.integers(0, 300))
-def test_lengths_of_a_block_are_what_it_decompresses_to(
-    loops: Any, part: bytes, repeats: int
-) -> None:
+def test_lengths_of_a_block_are_what_it_decompresses_to(part: bytes, repeats: int) -> None:
     data = part * repeats
     block = pa.compress(data, codec="lz4_raw", asbytes=True)
-    assert loops.lz4_size(block) == loops.lz4_size(memoryview(block)) == len(data)
+    assert lz4_size(block) == lz4_size(memoryview(block)) == len(data)
 
 
-@both
 @given(
     st.binary(max_size=60) | st.lists(st.sampled_from([0, 15, 240, 255]), max_size=40).map(bytes)
 )
-def test_lengths_of_any_block_are_taken_alike(loops: Any, block: bytes) -> None:
-    size = plain.lz4_size(block)
-    assert loops.lz4_size(block) == size
+def test_lengths_of_any_block_are_taken_alike(block: bytes) -> None:
+    size = blocks_oracle.lz4_size(block)
+    assert lz4_size(block) == size
     assert size <= 255 * len(block)
     if size > 0:
         for wrong in range(max(size - 3, 0), size):

@@ -1,11 +1,9 @@
-"""Entries collected, decided and put into columns, compiled and plain: same results, same errors,
-on any input."""
+"""Entries collected, decided and put into columns: what the history of each key says, however a
+pass is cut."""
 
 from __future__ import annotations
 
 import gc
-import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
@@ -22,25 +20,26 @@ from kvstore.codec.keys import VALUE, encode_reference
 from kvstore.codec.ordered import frame
 from kvstore.errors import CorruptionError
 from kvstore.limits import VALUE_BYTES_MAX
+from kvstore.loops.columns import join
 from kvstore.loops.contract import Nearby
+from kvstore.loops.live import LiveColumns, LiveRows, collect
 from kvstore.mvcc.fragments import Fragments, RangeTombstone
 from kvstore.mvcc.scan import Read
-from tests.loops import both, plain, raw, stored_key
-from tests.mvcc.test_scan import STAMPS, entries_of, keys, ranges, reads, stored
+from tests.loops import raw, stored_key
+from tests.mvcc.test_scan import STAMPS, by_history, entries_of, keys, ranges, reads, stored
 
 
-@both
 @given(
     st.lists(st.tuples(raw, raw), max_size=12),
     st.integers(1, 14),
     st.one_of(st.integers(1, 20), st.just(1 << 40)),
 )
 def test_collect_takes_entries_up_to_a_count_or_to_bytes(
-    loops: Any, entries: list[tuple[bytes, bytes]], count: int, bytes_max: int
+    entries: list[tuple[bytes, bytes]], count: int, bytes_max: int
 ) -> None:
     source = iter(entries)
     found_keys, found_values = [b"before"], [b"that"]
-    may_be_more = loops.collect(source, found_keys, found_values, count, bytes_max)
+    may_be_more = collect(source, found_keys, found_values, count, bytes_max)
     taken = list(zip(found_keys, found_values, strict=True))[1:]
     assert taken == entries[: len(taken)]
     assert list(source) == entries[len(taken) :]
@@ -51,36 +50,33 @@ def test_collect_takes_entries_up_to_a_count_or_to_bytes(
     assert full or taken == entries
 
 
-@both
-def test_collect_hands_on_what_its_source_raises(loops: Any) -> None:
+def test_collect_hands_on_what_its_source_raises() -> None:
     def failing() -> Iterator[tuple[bytes, bytes]]:
         yield b"a", b"1"
         raise OSError("gone")
 
     found: list[bytes] = []
     with pytest.raises(OSError, match="gone"):
-        loops.collect(failing(), found, [], 9, 1 << 20)
+        collect(failing(), found, [], 9, 1 << 20)
     assert found == [b"a"]
 
 
-@both
 @pytest.mark.parametrize("entry", ["no pair", ("a", "b", "c"), ("a", 1)])
-def test_collect_lets_go_of_what_it_refuses(loops: Any, entry: object) -> None:
+def test_collect_lets_go_of_what_it_refuses(entry: object) -> None:
     refused = [entry]
     before = sys.getrefcount(entry)
     for _ in range(3):
         with pytest.raises((TypeError, ValueError)):
-            loops.collect(iter(refused), [], [], 1, 1)
+            collect(iter(refused), [], [], 1, 1)
     assert sys.getrefcount(entry) == before
 
 
-@both
-def test_collect_takes_from_what_is_no_iterator_as_well(loops: Any) -> None:
+def test_collect_takes_from_what_is_no_iterator_as_well() -> None:
     found: list[bytes] = []
-    assert not loops.collect([(b"a", b"1")], found, [], 2, 1 << 20)
+    assert not collect([(b"a", b"1")], found, [], 2, 1 << 20)
     assert found == [b"a"]
     with pytest.raises(TypeError):
-        loops.collect(None, [], [], 2, 1)
+        collect(None, [], [], 2, 1)
 
 
 def entries_in(found: list[Any]) -> list[tuple[bytes, bytes]]:
@@ -96,7 +92,6 @@ def entries_in(found: list[Any]) -> list[tuple[bytes, bytes]]:
     ]
 
 
-@both
 @given(
     stored,
     ranges,
@@ -105,21 +100,22 @@ def entries_in(found: list[Any]) -> list[tuple[bytes, bytes]]:
     st.lists(st.tuples(st.integers(0, 9), st.integers(1, 40), st.booleans()), max_size=8),
 )
 def test_live_is_the_same_however_a_pass_is_cut(
-    loops: Any, drawn: Any, deleted: Any, as_of: int, reverse: bool, cuts: list[Any]
+    drawn: Any, deleted: Any, as_of: int, reverse: bool, cuts: list[Any]
 ) -> None:
     fragments = Fragments.of(RangeTombstone(*parts) for parts in deleted)
     read = Read(as_of, STAMPS, fragments.nearby(as_of))
     entries = entries_of(drawn)[:: -1 if reverse else 1]
-    whole = plain.LiveRows(*read)
+    whole = LiveRows(*read)
     assert not whole.pass_over(iter(entries), len(entries) + 1)
     whole.end()
     expected = list(zip(*whole.found(), strict=True))
-    rows, columns = loops.LiveRows(*read), loops.LiveColumns(*read)
+    assert expected[:: -1 if reverse else 1] == by_history(drawn, fragments, as_of)
+    rows, columns = LiveRows(*read), LiveColumns(*read)
     found_rows, found_columns = [], []
     passed, sources = 0, (iter(entries), iter(entries))
     for count, bytes_max, is_handed_out in cuts:
         taken: tuple[list[bytes], list[bytes]] = [], []
-        more = plain.collect(iter(entries[passed:]), *taken, count, bytes_max)
+        more = collect(iter(entries[passed:]), *taken, count, bytes_max)
         passed += len(taken[0])
         for live, source in zip((rows, columns), sources, strict=True):
             assert live.pass_over(source, count, bytes_max) == more
@@ -140,9 +136,8 @@ def test_live_is_the_same_however_a_pass_is_cut(
     assert columns.found() == []
 
 
-@both
-def test_columns_grow_and_what_was_handed_out_stays(loops: Any) -> None:
-    live = loops.LiveColumns(5, {})
+def test_columns_grow_and_what_was_handed_out_stays() -> None:
+    live = LiveColumns(5, {})
     expected, found = [], []
     for size in [0, 1, 5000, 300, 0, 1, 70_000, 2, *range(2000)]:
         rows = [(b"%06d" % (len(expected) + row), bytes(size + row)) for row in range(3)]
@@ -154,9 +149,8 @@ def test_columns_grow_and_what_was_handed_out_stays(loops: Any) -> None:
     assert entries_in(found + live.found()) == expected
 
 
-@both
-def test_more_than_an_array_holds_becomes_several(loops: Any) -> None:
-    live, value = loops.LiveColumns(5, {}), bytes(VALUE_BYTES_MAX)
+def test_more_than_an_array_holds_becomes_several() -> None:
+    live, value = LiveColumns(5, {}), bytes(VALUE_BYTES_MAX)
     assert live.pass_over(iter([(stored_key(b"%d" % row), value) for row in range(2)]), 2)
     live.end()
     pieces = live.found()
@@ -164,38 +158,35 @@ def test_more_than_an_array_holds_becomes_several(loops: Any) -> None:
     assert all(memoryview(joined).nbytes == VALUE_BYTES_MAX for *_, joined in pieces)
 
 
-@both
-@pytest.mark.parametrize("kind", ["LiveRows", "LiveColumns"])
+@pytest.mark.parametrize("kind", [LiveRows, LiveColumns])
 @pytest.mark.parametrize("key", [b"", b"\x00\x01", bytes(10)])
-def test_live_refuses_what_is_no_stored_key(loops: Any, kind: str, key: bytes) -> None:
-    live = getattr(loops, kind)(5, {})
+def test_live_refuses_what_is_no_stored_key(kind: Any, key: bytes) -> None:
+    live = kind(5, {})
     with pytest.raises(CorruptionError, match="too short"):
         live.pass_over(iter([(stored_key(b"a"), b""), (key, b"")]), 2)
 
 
-@both
-def test_live_hands_on_what_its_source_raises(loops: Any) -> None:
+def test_live_hands_on_what_its_source_raises() -> None:
     def failing() -> Iterator[tuple[bytes, bytes]]:
         yield stored_key(b"a"), b"1"
         raise OSError("gone")
 
-    for kind in (loops.LiveRows, loops.LiveColumns):
+    for kind in (LiveRows, LiveColumns):
         with pytest.raises(OSError, match="gone"):
             kind(5, {}).pass_over(failing(), 9, 1 << 20)
 
 
-@both
-def test_live_lets_go_of_what_it_was_given(loops: Any) -> None:
+def test_live_lets_go_of_what_it_was_given() -> None:
     """A live loop holds one entry and the last key until it is released."""
     entry = stored_key(b"a"), bytes(100)
     before = [sys.getrefcount(each) for each in (entry, *entry)]
-    for kind in (loops.LiveRows, loops.LiveColumns):
+    for kind in (LiveRows, LiveColumns):
         live = kind(5, {encode_reference(1): (2, 4)})
         for _ in range(3):
             assert live.pass_over(iter([entry]), 1)
             live.end()
         found = live.found()
-        rows = entries_in(found) if kind is loops.LiveColumns else list(zip(*found, strict=True))
+        rows = entries_in(found) if kind is LiveColumns else list(zip(*found, strict=True))
         assert rows == [(b"a", bytes(100))] * 3
         del found, rows
         with pytest.raises((TypeError, ValueError)):
@@ -211,8 +202,7 @@ def _near(bounds: list[bytes], newest: list[int], key: bytes) -> Nearby:
     return b"", None, bounds, newest
 
 
-@both
-def test_live_looks_at_nothing_beyond_what_its_lists_and_stamps_hold(loops: Any) -> None:
+def test_live_looks_at_nothing_beyond_what_its_lists_and_stamps_hold() -> None:
     reference = encode_reference(1)
     of_import = [
         (frame(b"%02d" % row) + encode_reference(row + 1) + VALUE, b"") for row in range(100)
@@ -226,7 +216,7 @@ def test_live_looks_at_nothing_beyond_what_its_lists_and_stamps_hold(loops: Any)
             live.end()
             return default
 
-    for kind in (loops.LiveRows, loops.LiveColumns):
+    for kind in (LiveRows, LiveColumns):
         with pytest.raises((ValueError, IndexError)):
             kind(5, {reference: ()}).pass_over(iter(of_import), 100)
         for timed in ([], [(stored_key(b"0"), b"")]):
@@ -238,58 +228,29 @@ def test_live_looks_at_nothing_beyond_what_its_lists_and_stamps_hold(loops: Any)
                 live.end()
 
 
-@both
 @given(st.lists(raw, max_size=8))
-def test_joined_items_are_an_arrow_array(loops: Any, items: list[bytes]) -> None:
-    assert binary(len(items), loops.join(items)) == items
+def test_joined_items_are_an_arrow_array(items: list[bytes]) -> None:
+    assert binary(len(items), join(items)) == items
 
 
-@both
-def test_items_too_long_for_one_array_are_not_joined(loops: Any) -> None:
+def test_items_too_long_for_one_array_are_not_joined() -> None:
     item = bytes(1 << 20)
-    assert loops.join([item] * 2048) is None
-    assert loops.join([item] * 3) is not None
+    assert join([item] * 2048) is None
+    assert join([item] * 3) is not None
 
 
-@both
 @given(keys)
-def test_nothing_but_bytes_is_looked_into(loops: Any, key: bytes) -> None:
-    if loops is plain:
-        return
+def test_nothing_but_bytes_is_looked_into(key: bytes) -> None:
     with pytest.raises(TypeError):
-        loops.join([stored_key(key), "text"])
+        join([stored_key(key), "text"])
     for entry in (("text", b""), (stored_key(key), "text"), b"no pair"):
-        for kind in (loops.LiveRows, loops.LiveColumns):
+        for kind in (LiveRows, LiveColumns):
             with pytest.raises(TypeError):
                 kind(5, {}).pass_over(iter([entry]), 1)
     with pytest.raises(TypeError):
-        loops.collect(iter([(b"", "text")]), [], [], 1, 1)
+        collect(iter([(b"", "text")]), [], [], 1, 1)
     with pytest.raises(TypeError):
-        loops.collect(iter([b"no pair"]), [], [], 1, 1)
-
-
-def test_a_store_works_without_the_compiled_loops(tmp_path: Any) -> None:
-    script = """
-        import sys, kvstore
-        from kvstore import loops
-        with kvstore.open(sys.argv[1]) as store:
-            with store.batch() as batch:
-                for row in range(300):
-                    batch.put(b"%03d" % row, b"value")
-            store.delete_range(b"100", b"200")
-            rows = list(store.scan())
-            batches = store.scan_batches().read_all()
-        print(loops.COMPILED, len(rows), rows[100], batches.num_rows)
-    """
-    done = subprocess.run(
-        [sys.executable, "-c", "\n".join(line[8:] for line in script.splitlines()), tmp_path / "s"],
-        env={**os.environ, "KVSTORE_LOOPS": "plain"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout.split(maxsplit=2)[:2] == ["False", "200"]
-    assert done.stdout.endswith("(b'200', b'value') 200\n")
+        collect(iter([b"no pair"]), [], [], 1, 1)
 
 
 def binary(count: int, buffers: tuple[Buffer, Buffer] | None) -> list[bytes]:

@@ -1,4 +1,4 @@
-"""Look-ups, compiled and plain: same results, same errors, on any input."""
+"""Look-ups: what the history of each key says, on any input."""
 
 from __future__ import annotations
 
@@ -21,12 +21,14 @@ from kvstore.codec.keys import UNLIMITED, VALUE, encode_suffix
 from kvstore.codec.ordered import escape, frame
 from kvstore.errors import CorruptionError
 from kvstore.limits import KEY_BYTES_MAX
-from kvstore.loops import ABSENT
+from kvstore.loops.contract import ABSENT
+from kvstore.loops.lookup import Lookup, PointRead, Readers, are_keys, find_among, find_many
+from kvstore.loops.writes import put_all, set_rows
 from kvstore.mvcc.fragments import Fragments
 from kvstore.mvcc.lookup import rest_of
 from kvstore.mvcc.stretches import limit_of
 from kvstore.timestamp import TIMESTAMP_MAX, Timestamp
-from tests.loops import both, plain, raw, stored_key
+from tests.loops import raw, stored_key
 from tests.mvcc.test_scan import STAMPS, by_history, entries_of, keys, reads, stored
 
 # -- look-ups -------------------------------------------------------------------------------------
@@ -62,18 +64,15 @@ class ListReader:
         return self._entries[self._at][1]
 
 
-@both
 @given(stored, reads, st.lists(keys, max_size=6))
-def test_find_among_imports_is_what_the_history_says(
-    loops: Any, drawn: Any, as_of: int, absent: Any
-) -> None:
+def test_find_among_imports_is_what_the_history_says(drawn: Any, as_of: int, absent: Any) -> None:
     alive = dict(by_history(drawn, Fragments(), as_of))
     reader = ListReader(entries_of(drawn))
     checked: list[Any] = []
     asked = [*absent, *(key for key, _, _ in drawn)]
     for some in [asked, sorted(asked), *([key] for key in asked)]:
         checked.clear()
-        found = loops.find_among(reader, checked.append, some, as_of, rest_of(as_of), STAMPS)
+        found = find_among(reader, checked.append, some, as_of, rest_of(as_of), STAMPS)
         for key, (time, value) in zip(some, found, strict=True):
             assert value == alive.get(key)
             assert -1 <= time <= as_of
@@ -82,10 +81,9 @@ def test_find_among_imports_is_what_the_history_says(
             assert bool(checked) == (reader.key() is None)
 
 
-@both
 @given(stored, reads, st.lists(keys, max_size=9), st.sets(keys), st.data())
 def test_finding_many_is_finding_each(
-    loops: Any, drawn: Any, as_of: int, asked: list[bytes], bounds: set[bytes], data: Any
+    drawn: Any, as_of: int, asked: list[bytes], bounds: set[bytes], data: Any
 ) -> None:
     entries = entries_of(drawn)
     boundaries = sorted(bounds)
@@ -100,9 +98,9 @@ def test_finding_many_is_finding_each(
     asked = [*asked, *(key for key, _, _ in drawn)]
     if data.draw(st.booleans()):
         asked.sort()
-    readers = loops.Readers(lambda: ListReader(entries), lambda reader: None, 2)
+    readers = Readers(lambda: ListReader(entries), lambda reader: None, 2)
     one_by_one = [readers.find(key, rest, limits[bisect_right(boundaries, key)]) for key in asked]
-    found = loops.find_many(
+    found = find_many(
         ListReader(entries), lambda reader: None, asked, rest, (boundaries, limits), 0, ABSENT
     )
     assert found == one_by_one
@@ -114,17 +112,15 @@ def test_finding_many_is_finding_each(
         assert value == expected
 
 
-@both
 @given(st.lists(raw | NO_KEYS, max_size=40))
-def test_keys_are_bytes_of_a_length_that_a_store_takes(loops: Any, asked: list[Any]) -> None:
-    assert loops.are_keys(asked) == all(type(key) is bytes for key in asked)
-    assert loops.are_keys([b"k" * KEY_BYTES_MAX])
-    assert not loops.are_keys([b"k", b"k" * (KEY_BYTES_MAX + 1)])
+def test_keys_are_bytes_of_a_length_that_a_store_takes(asked: list[Any]) -> None:
+    assert are_keys(asked) == all(type(key) is bytes for key in asked)
+    assert are_keys([b"k" * KEY_BYTES_MAX])
+    assert not are_keys([b"k", b"k" * (KEY_BYTES_MAX + 1)])
 
 
-@both
 @pytest.mark.parametrize("emptied", ["keys", "boundaries", "limits"])
-def test_finding_many_looks_at_nothing_beyond_its_lists(loops: Any, emptied: str) -> None:
+def test_finding_many_looks_at_nothing_beyond_its_lists(emptied: str) -> None:
     lists: dict[str, list[bytes]] = {
         "keys": [b"%02d" % row for row in range(99)],
         "boundaries": [b"%02d" % row for row in range(99)],
@@ -139,15 +135,14 @@ def test_finding_many_looks_at_nothing_beyond_its_lists(loops: Any, emptied: str
     reader = Emptying([(stored_key(b"98"), b"")])
     keys, boundaries, limits = lists.values()
     with suppress(IndexError):
-        found = loops.find_many(
+        found = find_many(
             reader, lambda reader: None, keys, rest_of(9), (boundaries, limits), 0, None
         )
-        assert emptied != "keys" or loops is plain or len(found) == 99
+        assert emptied != "keys" or len(found) == 99
 
 
-@both
-def test_readers_are_lent_again_until_renewed(loops: Any) -> None:
-    readers = loops.Readers(lambda: ListReader([]), lambda reader: None, 2)
+def test_readers_are_lent_again_until_renewed() -> None:
+    readers = Readers(lambda: ListReader([]), lambda reader: None, 2)
     lent = [readers.borrow() for _ in range(3)]
     for ticket, reader in lent:
         readers.give_back(ticket, reader)
@@ -160,8 +155,7 @@ def test_readers_are_lent_again_until_renewed(loops: Any) -> None:
     assert readers.borrow()[1] not in [reader for _, reader in again]
 
 
-@both
-def test_readers_outlive_commits_to_other_keys(loops: Any) -> None:
+def test_readers_outlive_commits_to_other_keys() -> None:
     """A reader of the list as it was when it was made answers for the keys that were not written
     since."""
     entries = [(stored_key(b"a"), b"1"), (stored_key(b"b"), b"1")]
@@ -178,7 +172,7 @@ def test_readers_outlive_commits_to_other_keys(loops: Any) -> None:
         entries[:] = sorted({**dict(entries), stored_key(key): value}.items())
         readers.outlive({key: value}, bytes_max)
 
-    readers = loops.Readers(make, lambda reader: None, 2)
+    readers = Readers(make, lambda reader: None, 2)
     write(b"c", b"1")
     assert [find(b"a"), find(b"c"), len(made)] == [b"1", b"1", 1]
     write(b"b", b"2")
@@ -197,8 +191,7 @@ def test_readers_outlive_commits_to_other_keys(loops: Any) -> None:
     assert [find(b"c"), len(made)] == [b"4", 5]
 
 
-@both
-def test_a_reader_that_fails_is_checked_and_not_kept(loops: Any) -> None:
+def test_a_reader_that_fails_is_checked_and_not_kept() -> None:
     made: list[ListReader] = []
 
     def make() -> ListReader:
@@ -208,7 +201,7 @@ def test_a_reader_that_fails_is_checked_and_not_kept(loops: Any) -> None:
     def check(reader: object) -> None:
         raise CorruptionError("there", "a damaged block")
 
-    readers = loops.Readers(make, check, 2)
+    readers = Readers(make, check, 2)
     for _ in range(2):
         with pytest.raises(CorruptionError, match="damaged"):
             readers.find(b"k", b"", b"z")
@@ -219,8 +212,7 @@ class Timeline:
     since, floor, upper, is_healthy = 3, 3, 9, True
 
 
-@both
-def test_a_point_read_leaves_to_others_what_is_in_its_way(loops: Any) -> None:
+def test_a_point_read_leaves_to_others_what_is_in_its_way() -> None:
     engine, timeline, left = Timeline(), Timeline(), []
 
     def otherwise(key: object, as_of: object, default: object) -> str:
@@ -228,10 +220,10 @@ def test_a_point_read_leaves_to_others_what_is_in_its_way(loops: Any) -> None:
         return "otherwise"
 
     entries = [(frame(b"k") + encode_suffix(time) + VALUE, b"%d" % time) for time in (7, 4)]
-    readers = loops.Readers(lambda: ListReader(entries), lambda reader: None, 2)
+    readers = Readers(lambda: ListReader(entries), lambda reader: None, 2)
     engine.find = readers.find  # type: ignore[attr-defined]
-    lookup = loops.Lookup(engine, otherwise)
-    get = loops.PointRead(lookup, timeline, otherwise).get
+    lookup = Lookup(engine, otherwise)
+    get = PointRead(lookup, timeline, otherwise).get
     assert [get(b"k"), *(get(b"k", Timestamp(time)) for time in (4, 6, 3))] == [
         b"7",
         b"4",
@@ -261,11 +253,10 @@ def test_a_point_read_leaves_to_others_what_is_in_its_way(loops: Any) -> None:
     assert get(b"k") == "otherwise"
 
 
-@both
-def test_a_lookup_beside_range_tombstones_and_imports_is_left_to_who_knows(loops: Any) -> None:
+def test_a_lookup_beside_range_tombstones_and_imports_is_left_to_who_knows() -> None:
     engine, left = Timeline(), []
     entries = [(frame(b"k") + encode_suffix(7) + VALUE, b"7")]
-    readers = loops.Readers(lambda: ListReader(entries), lambda reader: None, 2)
+    readers = Readers(lambda: ListReader(entries), lambda reader: None, 2)
     engine.find, engine.borrow = readers.find, readers.borrow  # type: ignore[attr-defined]
     engine.give_back, engine.check = readers.give_back, print  # type: ignore[attr-defined]
 
@@ -273,7 +264,7 @@ def test_a_lookup_beside_range_tombstones_and_imports_is_left_to_who_knows(loops
         left.append(key)
         return b"slowly"
 
-    lookup = loops.Lookup(engine, slowly)
+    lookup = Lookup(engine, slowly)
     lookup.show(([b"m"], [UNLIMITED, limit_of(5)]), 0, {})
     assert [lookup.get(b"k", 8), lookup.get(b"j", 8)] == [b"7", None]
     assert lookup.get(b"n", 8) == b"slowly"
@@ -284,25 +275,23 @@ def test_a_lookup_beside_range_tombstones_and_imports_is_left_to_who_knows(loops
     assert left == [b"n", b"k"]
 
 
-@both
-def test_a_first_lookup_has_the_rest_of_its_time(loops: Any) -> None:
+def test_a_first_lookup_has_the_rest_of_its_time() -> None:
     engine, asked = Timeline(), []
     engine.find = lambda *parts: asked.append(parts)  # type: ignore[attr-defined]
     for time in (0, 1, TIMESTAMP_MAX):
-        loops.Lookup(engine, None).get(b"k", time)
+        Lookup(engine, None).get(b"k", time)
         assert asked.pop() == (b"k", rest_of(time), UNLIMITED)
-    engine.find = loops.Readers(lambda: ListReader([]), lambda reader: None, 2).find  # type: ignore[attr-defined]
+    engine.find = Readers(lambda: ListReader([]), lambda reader: None, 2).find  # type: ignore[attr-defined]
     with suppress(struct.error):  # no caller asks for this, but it must not crash Python
-        loops.Lookup(engine, None).get(b"k", -1)
+        Lookup(engine, None).get(b"k", -1)
 
 
-@both
-def test_a_lookup_keeps_to_one_view_while_another_is_shown(loops: Any) -> None:
+def test_a_lookup_keeps_to_one_view_while_another_is_shown() -> None:
     """Another thread may show a view while the collector calls a finalizer in the midst of a
     look-up."""
     engine = Timeline()
     engine.find = lambda key, rest, limit: limit  # type: ignore[attr-defined]
-    lookup = loops.Lookup(engine, None)
+    lookup = Lookup(engine, None)
     boundaries = [b"%04d" % row for row in range(1000)]
     limits = [b"\x00\x01%d" % row for row in range(1001)]
 
@@ -322,9 +311,7 @@ def test_a_lookup_keeps_to_one_view_while_another_is_shown(loops: Any) -> None:
         gc.set_threshold(*threshold)
 
 
-@both
-def test_a_point_read_says_what_it_is(loops: Any) -> None:
-    assert loops.PointRead.get.__doc__ == plain.PointRead.get.__doc__
+def test_a_point_read_says_what_it_is() -> None:
     with kvstore.open(None, engine="memory") as store:
         assert str(store.get.__doc__).startswith("The value of `key`")
 
@@ -340,8 +327,7 @@ def test_another_get_of_a_store_is_the_one_that_is_called(monkeypatch: pytest.Mo
         assert store.get(b"k") == b"v"
 
 
-@both
-def test_a_loop_over_many_keys_lets_other_threads_run(loops: Any) -> None:
+def test_a_loop_over_many_keys_lets_other_threads_run() -> None:
     ticks, is_done = 0, False
 
     def tick() -> None:
@@ -359,10 +345,10 @@ def test_a_loop_over_many_keys_lets_other_threads_run(loops: Any) -> None:
     thread.start()
     try:
         for loop in (
-            lambda: loops.find_many(reader, id, keys, rest_of(9), ([], [UNLIMITED]), 0, None),
-            lambda: loops.find_among(reader, id, keys, 9, rest_of(9), {}),
-            lambda: loops.put_all(slice, points, encode_suffix(9), None),
-            lambda: loops.set_rows({}, column, column, len(keys), bytes(8), None),
+            lambda: find_many(reader, id, keys, rest_of(9), ([], [UNLIMITED]), 0, None),
+            lambda: find_among(reader, id, keys, 9, rest_of(9), {}),
+            lambda: put_all(slice, points, encode_suffix(9), None),
+            lambda: set_rows({}, column, column, len(keys), bytes(8), None),
         ):
             before = ticks
             loop()

@@ -1,15 +1,15 @@
-"""The rows that answer labels, compiled and plain: the answer equals a pass over all rows."""
+"""The rows that answer labels: the answer equals a pass over all rows."""
 
 from __future__ import annotations
 
 from array import array
-from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.loops import both, raw
+from kvstore.loops.matches import match
+from tests.loops import raw
 
 Row = tuple[bytes, int, int]
 PASSED = 2
@@ -25,9 +25,7 @@ def column(keys: list[bytes]) -> tuple[int, array[int], bytes]:
     return len(keys), offsets, b"\xaa" * 7 + b"".join(keys)
 
 
-def matched(
-    loops: SimpleNamespace, rows: list[Row], labels: list[tuple[bytes, int]]
-) -> list[tuple[int, int]]:
+def matched(rows: list[Row], labels: list[tuple[bytes, int]]) -> list[tuple[int, int]]:
     distinct = sorted({key for key, _ in labels})
     keys = [key for key, _ in labels]
     starts = array("q", [keys.index(key) for key in distinct] + [len(labels)])
@@ -35,14 +33,13 @@ def matched(
     ops = array("B", [op for _, _, op in rows])
     asked = array("q", [time for _, time in labels])
     row_keys = column([key for key, _, _ in rows])
-    found = loops.match(row_keys, times, ops, PASSED, column(distinct), starts, asked)
+    found = match(row_keys, times, ops, PASSED, column(distinct), starts, asked)
     return list(zip(*found, strict=True))
 
 
-@both
 @given(rows=rows_of_keys, labels=labels_of_keys)
 def test_each_label_has_the_newest_row_of_its_key_at_its_time(
-    loops: SimpleNamespace, rows: list[Row], labels: list[tuple[bytes, int]]
+    rows: list[Row], labels: list[tuple[bytes, int]]
 ) -> None:
     rows = sorted(rows, key=lambda row: (row[0], -row[1], -row[2]))
     labels = sorted(labels, key=lambda label: (label[0], -label[1]))
@@ -52,21 +49,19 @@ def test_each_label_has_the_newest_row_of_its_key_at_its_time(
             if row_key == key and time <= as_of and op != PASSED:
                 expected.append((at, number))
                 break
-    assert matched(loops, rows, labels) == expected
+    assert matched(rows, labels) == expected
 
 
-@both
-def test_long_runs_of_rows_and_of_labels_are_leapt_over(loops: SimpleNamespace) -> None:
+def test_long_runs_of_rows_and_of_labels_are_leapt_over() -> None:
     rows = [(b"%05d" % key, time, 1) for key in range(0, 3000, 3) for time in (9, 5, 1)]
     few = [(b"00003", 5), (b"01500", 4), (b"01501", 4), (b"02997", 1), (b"02997", 0)]
-    assert matched(loops, rows, few) == [(0, 4), (1, 1502), (3, 2999)]
+    assert matched(rows, few) == [(0, 4), (1, 1502), (3, 2999)]
     many = [(b"%05d" % key, 7) for key in range(3000)]
-    assert matched(loops, rows[1503:1506], many) == [(1503, 1)]
+    assert matched(rows[1503:1506], many) == [(1503, 1)]
     one = [(b"k", time, 1) for time in range(5000, 0, -1)]
-    assert matched(loops, one, [(b"k", 4999), (b"k", 17), (b"k", 0)]) == [(0, 1), (1, 4983)]
+    assert matched(one, [(b"k", 4999), (b"k", 17), (b"k", 0)]) == [(0, 1), (1, 4983)]
 
 
-@both
 @pytest.mark.parametrize(
     ("offsets", "times", "starts"),
     [
@@ -80,12 +75,10 @@ def test_long_runs_of_rows_and_of_labels_are_leapt_over(loops: SimpleNamespace) 
     ],
 )
 def test_sizes_that_do_not_fit_are_refused(
-    loops: SimpleNamespace, offsets: list[int], times: list[int], starts: list[int]
+    offsets: list[int], times: list[int], starts: list[int]
 ) -> None:
     keys = (1, array("i", offsets), b"ab")
     asked = (1, array("i", [0, 2]), b"ab")
     ops = bytes(len(times))
     with pytest.raises(ValueError, match=r"key|row|labels"):
-        loops.match(
-            keys, array("q", times), ops, PASSED, asked, array("q", starts), array("q", [1])
-        )
+        match(keys, array("q", times), ops, PASSED, asked, array("q", starts), array("q", [1]))

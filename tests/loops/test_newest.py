@@ -1,4 +1,4 @@
-"""The cache of newest values: always exact, within its bound, and the same in both halves."""
+"""The cache of newest values: always exact, and within its bound."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstore.loops.plain.newest import (
+from kvstore.loops.lookup import (
     ENTRY_BYTES,
     REPLACED_MAX,
     ROUND,
     SAMPLE,
     SPANS_MAX,
     WRITES_JUDGED,
+    NewestValues,
 )
-from tests.loops import both
 
 KEYS = [b"", b"\x00", b"a", b"a\x00", b"b", b"\xff"]
 ROOM = 16 * (ENTRY_BYTES + 40)  # for some sixteen values
@@ -73,10 +73,9 @@ class Timeline:
         self.states.append(state)
 
 
-@both
 @given(history=steps, most=st.sampled_from([0, ROOM // 4, ROOM, 100 * ROOM]))
-def test_each_kept_value_is_the_newest_of_its_key(loops: Any, history: Any, most: int) -> None:
-    newest = loops.NewestValues(most)
+def test_each_kept_value_is_the_newest_of_its_key(history: Any, most: int) -> None:
+    newest = NewestValues(most)
     timeline = Timeline(newest)
     for name, *arguments in history:
         getattr(timeline, name)(*arguments)
@@ -94,9 +93,8 @@ def warm(newest: Any, rows: dict[bytes, bytes], at: int) -> None:
         newest.keep(key, value, at)
 
 
-@both
-def test_nothing_is_kept_before_the_first_commit_is_known(loops: Any) -> None:
-    newest = loops.NewestValues(ROOM)
+def test_nothing_is_kept_before_the_first_commit_is_known() -> None:
+    newest = NewestValues(ROOM)
     warm(newest, {b"k": b"old"}, 8)
     assert len(newest) == 0
     newest.note(8, {}, ())
@@ -107,9 +105,8 @@ def test_nothing_is_kept_before_the_first_commit_is_known(loops: Any) -> None:
     assert newest.get(b"k", 7) is None
 
 
-@both
-def test_a_full_cache_lets_a_key_in_when_it_is_asked_for_again(loops: Any) -> None:
-    newest = loops.NewestValues(ROOM)
+def test_a_full_cache_lets_a_key_in_when_it_is_asked_for_again() -> None:
+    newest = NewestValues(ROOM)
     newest.note(0, {}, ())
     for row in range(100):
         newest.keep(b"%04d" % row, b"1", 0)
@@ -120,9 +117,8 @@ def test_a_full_cache_lets_a_key_in_when_it_is_asked_for_again(loops: Any) -> No
     assert newest.get(b"k", 0) == b"1"
 
 
-@both
-def test_a_full_cache_lets_a_key_in_when_it_is_read_after_its_write(loops: Any) -> None:
-    newest = loops.NewestValues(ROOM)
+def test_a_full_cache_lets_a_key_in_when_it_is_read_after_its_write() -> None:
+    newest = NewestValues(ROOM)
     newest.note(0, {}, ())
     warm(newest, {b"%04d" % row: b"1" for row in range(100)}, 0)
     newest.note(1, {b"k": b"1", b"gone": None}, ())
@@ -131,9 +127,8 @@ def test_a_full_cache_lets_a_key_in_when_it_is_read_after_its_write(loops: Any) 
     assert newest.get(b"k", 1) == b"1"
 
 
-@both
-def test_a_write_lets_its_key_in_while_such_keys_are_read(loops: Any) -> None:
-    newest = loops.NewestValues(ROOM)
+def test_a_write_lets_its_key_in_while_such_keys_are_read() -> None:
+    newest = NewestValues(ROOM)
     timeline = Timeline(newest)
     names = (b"%06d" % row for row in itertools.count())
     warm(newest, {next(names): b"1" for _ in range(100)}, 0)
@@ -159,9 +154,8 @@ def test_a_write_lets_its_key_in_while_such_keys_are_read(loops: Any) -> None:
     assert newest.size <= ROOM
 
 
-@both
-def test_a_search_passes_over_few_keys_when_keys_come_and_go(loops: Any) -> None:
-    newest = loops.NewestValues(4000 * (ENTRY_BYTES + 10))
+def test_a_search_passes_over_few_keys_when_keys_come_and_go() -> None:
+    newest = NewestValues(4000 * (ENTRY_BYTES + 10))
     newest.note(0, {}, ())
     count = 40_000
     for row in range(count):
@@ -173,9 +167,8 @@ def test_a_search_passes_over_few_keys_when_keys_come_and_go(loops: Any) -> None
     assert newest.passed < 20 * count
 
 
-@both
-def test_values_in_use_outlive_a_pass_over_many_keys(loops: Any) -> None:
-    newest = loops.NewestValues(ROOM)
+def test_values_in_use_outlive_a_pass_over_many_keys() -> None:
+    newest = NewestValues(ROOM)
     newest.note(0, {}, ())
     warm(newest, {b"hot": b"1"}, 0)
     for row in range(1000):
@@ -185,9 +178,8 @@ def test_values_in_use_outlive_a_pass_over_many_keys(loops: Any) -> None:
     assert len(newest) > 10
 
 
-@both
-def test_a_value_that_missed_too_many_range_deletes_is_dropped(loops: Any) -> None:
-    newest = loops.NewestValues(ROOM)
+def test_a_value_that_missed_too_many_range_deletes_is_dropped() -> None:
+    newest = NewestValues(ROOM)
     newest.note(0, {}, ())
     warm(newest, {b"kept": b"1", b"idle": b"1"}, 0)
     for time in range(1, SPANS_MAX + 2):
@@ -197,9 +189,8 @@ def test_a_value_that_missed_too_many_range_deletes_is_dropped(loops: Any) -> No
     assert len(newest) == 1
 
 
-@both
-def test_keys_that_come_and_go_leave_nothing(loops: Any) -> None:
-    newest = loops.NewestValues(ROOM)
+def test_keys_that_come_and_go_leave_nothing() -> None:
+    newest = NewestValues(ROOM)
     newest.note(0, {}, ())
     objects = len(gc.get_objects())
     for time in range(1, 20_000, 2):
@@ -210,9 +201,8 @@ def test_keys_that_come_and_go_leave_nothing(loops: Any) -> None:
     assert len(gc.get_objects()) - objects < 500
 
 
-@both
-def test_a_value_larger_than_a_part_of_the_cache_is_not_kept(loops: Any) -> None:
-    newest = loops.NewestValues(ROOM)
+def test_a_value_larger_than_a_part_of_the_cache_is_not_kept() -> None:
+    newest = NewestValues(ROOM)
     newest.note(0, {}, ())
     warm(newest, {b"large": bytes(ROOM // 16), b"small": b"1"}, 0)
     assert newest.get(b"large", 0) is None
@@ -222,11 +212,10 @@ def test_a_value_larger_than_a_part_of_the_cache_is_not_kept(loops: Any) -> None
     assert newest.get(b"small", 1) in (None, bytes(ROOM))
 
 
-@both
 @given(seed=st.integers(0, 2**32))
-def test_a_table_of_many_keys_grows_and_shrinks_and_stays_exact(loops: Any, seed: int) -> None:
+def test_a_table_of_many_keys_grows_and_shrinks_and_stays_exact(seed: int) -> None:
     pick = random.Random(seed)
-    newest = loops.NewestValues(200 * (ENTRY_BYTES + 60))
+    newest = NewestValues(200 * (ENTRY_BYTES + 60))
     timeline = Timeline(newest)
     names = [pick.randbytes(pick.choice((3, 16, 32, 33, 70))) for _ in range(400)]
     for _ in range(30):
@@ -242,9 +231,8 @@ def test_a_table_of_many_keys_grows_and_shrinks_and_stays_exact(loops: Any, seed
         timeline.read(key, 0)
 
 
-@both
-def test_a_full_cache_without_hits_rests_and_wakes_by_its_sample(loops: Any) -> None:
-    newest = loops.NewestValues(ROOM)
+def test_a_full_cache_without_hits_rests_and_wakes_by_its_sample() -> None:
+    newest = NewestValues(ROOM)
     newest.note(0, {}, ())
     warm(newest, {b"%04d" % row: b"1" for row in range(20)}, 0)
     asked = (b"%d" % row for row in itertools.count())
@@ -262,9 +250,8 @@ def test_a_full_cache_without_hits_rests_and_wakes_by_its_sample(loops: Any) -> 
     assert newest.hits + newest.misses == 3 * ROUND + 3
 
 
-@both
-def test_a_commit_of_many_keys_removes_their_values(loops: Any) -> None:
-    newest = loops.NewestValues(ROOM)
+def test_a_commit_of_many_keys_removes_their_values() -> None:
+    newest = NewestValues(ROOM)
     newest.note(0, {}, ())
     warm(newest, {b"a": b"1", b"b": b"1"}, 0)
     written = {b"%04d" % row: b"2" for row in range(REPLACED_MAX)}

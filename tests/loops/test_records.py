@@ -1,14 +1,12 @@
-"""The ends of records, compiled and plain, are those that a table of states finds byte by byte."""
+"""The ends of records are those that a table of states finds byte by byte."""
 
 from __future__ import annotations
-
-from types import SimpleNamespace
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstore.loops.contract import CLOSED, FIELD, QUOTED, RETURN, UNQUOTED
-from tests.loops import both
+from kvstore.loops.records import scan_records
 
 LF, CR, QUOTE, COMMA = b'\n\r",'
 
@@ -41,17 +39,16 @@ def scanned(text: bytes, state: int, end: int, quote: int) -> tuple[int, int, in
     return state, whole, -1
 
 
-@both
 @given(texts, st.sampled_from([LF, CR]), st.sampled_from([QUOTE, -1]), st.integers(0, 9))
 def test_records_end_where_one_byte_at_a_time_says(
-    loops: SimpleNamespace, text: bytes, end: int, quote: int, cut: int
+    text: bytes, end: int, quote: int, cut: int
 ) -> None:
     state = FIELD
     for piece in (text[:cut], text[cut:]):
         if state == RETURN and end == CR:
             break
         wanted = scanned(piece, state, end, quote)
-        assert loops.scan_records(piece, state, COMMA, end, quote) == wanted
+        assert scan_records(piece, state, COMMA, end, quote) == wanted
         if wanted[2] >= 0:
             break
         state = wanted[0]

@@ -1,4 +1,4 @@
-"""Rows and keys of tables, compiled and plain: both make the same bytes, and refuse the same."""
+"""Rows and keys of tables: the loops make the bytes of their oracle, and refuse what it refuses."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 from kvstore.codec.tuples import Element, desc, encode_tuple
 from kvstore.errors import CorruptionError, FormatVersionError
 from kvstore.loops import contract
-from tests.loops import both, compiled, plain, raw
+from kvstore.loops.elements import decode_keys, encode_keys
+from kvstore.loops.rows import decode_rows, encode_rows
+from tests.loops import raw, rows_oracle
 
 WIDTHS = st.lists(st.sampled_from([0, 1, 2, 8, 16]), max_size=10)
 WHERE = "table trips"
@@ -48,10 +50,8 @@ def tables(draw: st.DrawFn) -> tuple[list[int], list[list[bytes | None]]]:
     return widths, draw(st.lists(st.tuples(*cell).map(list), max_size=12))
 
 
-@both
 @given(tables(), st.integers(0, 65535), st.integers(0, 9), st.data())
 def test_rows_come_back_column_by_column(
-    loops: Any,
     table: tuple[list[int], list[list[bytes | None]]],
     number: int,
     skip: int,
@@ -59,27 +59,26 @@ def test_rows_come_back_column_by_column(
 ) -> None:
     widths, rows = table
     columns = [column([row[at] for row in rows], width, skip) for at, width in enumerate(widths)]
-    encoded = loops.encode_rows(number, columns, len(rows))
-    assert encoded == plain.encode_rows(number, columns, len(rows))
+    encoded = encode_rows(number, columns, len(rows))
+    assert encoded == rows_oracle.encode_rows(number, columns, len(rows))
     first = data.draw(st.integers(0, len(rows)))
     wanted = data.draw(st.lists(st.sampled_from(range(len(widths))) if widths else st.nothing()))
-    found = loops.decode_rows(*encoded, first, len(rows) - first, number, widths, wanted, WHERE)
+    found = decode_rows(*encoded, first, len(rows) - first, number, widths, wanted, WHERE)
     for made, at in zip(found, wanted, strict=True):
         assert values_of(made, len(rows) - first, widths[at]) == [row[at] for row in rows[first:]]
 
 
-@both
-def test_bytes_of_a_row_are_these(loops: Any) -> None:
+def test_bytes_of_a_row_are_these() -> None:
     columns = [
         column([struct.pack("<q", 7)], 8),
         column([b"JFK"], 0),
         column([None], 1),
         column([b""], 0),
     ]
-    _, row = loops.encode_rows(3, columns, 1)
+    _, row = encode_rows(3, columns, 1)
     assert row.hex() == "1103000407000000000000000003034a464b"
     for size, head in ((255, "11"), (256, "12"), (65535, "12"), (65536, "14")):
-        _, row = loops.encode_rows(3, [column([b"a" * size], 0)], 1)
+        _, row = encode_rows(3, [column([b"a" * size], 0)], 1)
         assert row.hex().startswith(f"{head}030000{size.to_bytes(int(head[1]), 'little').hex()}")
 
 
@@ -92,33 +91,31 @@ def damaged(row: bytes, draw: Any) -> bytes:
     )
 
 
-@pytest.mark.skipif(compiled is None, reason="not compiled here")
 @given(tables(), st.data())
-def test_both_halves_read_the_same_from_damaged_rows(
+def test_damaged_rows_are_read_as_the_oracle_reads_them(
     table: tuple[list[int], list[list[bytes | None]]], data: st.DataObject
 ) -> None:
     widths, rows = table
     columns = [column([row[at] for row in rows[:1]], width) for at, width in enumerate(widths)]
-    _, row = plain.encode_rows(3, columns, len(rows[:1]))
+    _, row = rows_oracle.encode_rows(3, columns, len(rows[:1]))
     row = damaged(row, data.draw)
     offsets = struct.pack("<2i", 0, len(row))
     every = range(len(widths))
 
-    def outcome(loops: Any) -> Any:
+    def outcome(decode: Any) -> Any:
         try:
-            made = loops.decode_rows(offsets, row, 0, 1, 3, widths, every, WHERE)
+            made = decode(offsets, row, 0, 1, 3, widths, every, WHERE)
         except (CorruptionError, FormatVersionError) as error:
             return str(error)
         return [values_of(each, 1, width) for each, width in zip(made, widths, strict=True)]
 
-    assert outcome(plain) == outcome(compiled)
+    assert outcome(decode_rows) == outcome(rows_oracle.decode_rows)
 
 
-@both
-def test_a_row_of_a_newer_format_says_so(loops: Any) -> None:
+def test_a_row_of_a_newer_format_says_so() -> None:
     row = b"\x21\x00\x00"
     with pytest.raises(FormatVersionError, match="table trips, row 0 has format version 2"):
-        loops.decode_rows(struct.pack("<2i", 0, 3), row, 0, 1, 0, [], [], WHERE)
+        decode_rows(struct.pack("<2i", 0, 3), row, 0, 1, 0, [], [], WHERE)
 
 
 KINDS: dict[str, tuple[int, int, int, st.SearchStrategy[Any], Any]] = {
@@ -151,10 +148,8 @@ def keys(draw: st.DrawFn) -> tuple[list[tuple[str, bool]], list[tuple[Any, ...]]
     return columns, draw(st.lists(row, max_size=8))
 
 
-@both
 @given(keys(), st.sampled_from([b"", b"\xff\xff\x01"]), st.integers(0, 9))
 def test_keys_are_tuples_and_come_back(
-    loops: Any,
     table: tuple[list[tuple[str, bool]], list[tuple[Any, ...]]],
     prefix: bytes,
     skip: int,
@@ -165,7 +160,7 @@ def test_keys_are_tuples_and_come_back(
         (*KINDS[name][:2], is_falling, *column(cells[at], KINDS[name][2], skip))
         for at, (name, is_falling) in enumerate(columns)
     ]
-    offsets, data = loops.encode_keys(prefix, given_columns, len(rows))
+    offsets, data = encode_keys(prefix, given_columns, len(rows))
     found = pa.Array.from_buffers(
         pa.binary(), len(rows), [None, pa.py_buffer(offsets), pa.py_buffer(data)]
     ).to_pylist()
@@ -179,22 +174,21 @@ def test_keys_are_tuples_and_come_back(
 
     assert found == [encoded(row) for row in rows]
     shapes = [(*KINDS[name][:2], is_falling, KINDS[name][2]) for name, is_falling in columns]
-    made, ends = loops.decode_keys(offsets, data, 0, len(rows), len(prefix), shapes, WHERE)
+    made, ends = decode_keys(offsets, data, 0, len(rows), len(prefix), shapes, WHERE)
     assert ends == offsets[4:]
     for at, (name, _) in enumerate(columns):
         back = values_of(made[at], len(rows), KINDS[name][2])
         if name == "double":  # one NaN, one zero
             again = [(*given_columns[at][:3], *column(back, 8))]
-            assert loops.encode_keys(b"", again, len(rows)) == loops.encode_keys(
+            assert encode_keys(b"", again, len(rows)) == encode_keys(
                 b"", [given_columns[at]], len(rows)
             )
         else:
             assert back == cells[at]
 
 
-@pytest.mark.skipif(compiled is None, reason="not compiled here")
 @given(keys(), st.data())
-def test_both_halves_read_the_same_from_damaged_keys(
+def test_damaged_keys_are_read_as_the_oracle_reads_them(
     table: tuple[list[tuple[str, bool]], list[tuple[Any, ...]]], data: st.DataObject
 ) -> None:
     columns, rows = table
@@ -206,19 +200,18 @@ def test_both_halves_read_the_same_from_damaged_keys(
     key = damaged(encode_tuple(elements), data.draw)
     shapes = [(*KINDS[name][:2], is_falling, KINDS[name][2]) for name, is_falling in columns]
 
-    def outcome(loops: Any) -> Any:
+    def outcome(decode: Any) -> Any:
         offsets = struct.pack("<2i", 0, len(key))
         try:
-            made, ends = loops.decode_keys(offsets, key, 0, 1, 0, shapes, WHERE)
+            made, ends = decode(offsets, key, 0, 1, 0, shapes, WHERE)
         except CorruptionError as error:
             return str(error)
         widths = [shape[3] for shape in shapes]
         return ends, [values_of(each, 1, width) for each, width in zip(made, widths, strict=True)]
 
-    assert outcome(plain) == outcome(compiled)
+    assert outcome(decode_keys) == outcome(rows_oracle.decode_keys)
 
 
-@both
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -230,9 +223,9 @@ def test_both_halves_read_the_same_from_damaged_keys(
         (0, None, 0, b"1234", struct.pack("<2i", 3, 2)),
     ],
 )
-def test_buffers_that_are_too_small_are_refused(loops: Any, wrong: contract.Column) -> None:
+def test_buffers_that_are_too_small_are_refused(wrong: contract.Column) -> None:
     with pytest.raises(ValueError):
-        loops.encode_rows(0, [wrong], 1)
+        encode_rows(0, [wrong], 1)
     kind = contract.SIGNED if wrong[0] else contract.FRAMED
     with pytest.raises(ValueError):
-        loops.encode_keys(b"", [(kind, 0x10, False, *wrong)], 1)
+        encode_keys(b"", [(kind, 0x10, False, *wrong)], 1)

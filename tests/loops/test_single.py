@@ -1,9 +1,7 @@
-"""Single rows, compiled and plain: both make the same keys and the same dicts."""
+"""Single rows: the loops make the keys and the dicts of whole batches, and of their oracle."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import datetime, timedelta, timezone
 from itertools import pairwise
 from typing import Any
@@ -22,77 +20,65 @@ from kvstore.tables.codec import dicts
 from kvstore.tables.conform import batches_of
 from kvstore.tables.definition import Definition
 from kvstore.tables.evolve import define
-from tests.loops import both, compiled, plain
+from tests.loops import rows_oracle
 from tests.tables.drawn import definitions, rows_of
 
 EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 MICROS = st.integers(INSTANT_LEAST, INSTANT_MOST)
 
 
-@contextmanager
-def loops_of(loops: Any) -> Iterator[None]:
-    """The tables of this process run one half of the loops."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(keys_module, "KeyMaker", loops.KeyMaker)
-        patch.setattr(keys_module, "row_keys", loops.row_keys)
-        patch.setattr(codec_module, "RowDicts", loops.RowDicts)
-        yield
-
-
-@both
 @given(definitions(), st.data())
-def test_single_rows_are_those_of_batches(
-    loops: Any, definition: Definition, data: st.DataObject
-) -> None:
+def test_single_rows_are_those_of_batches(definition: Definition, data: st.DataObject) -> None:
     rows = data.draw(st.lists(rows_of(definition), max_size=4))
     batch = pa.Table.from_batches(
         batches_of(definition, pa.Table.from_pylist(rows, definition.schema)), definition.schema
     ).combine_chunks()
-    with loops_of(loops):
-        codec = TableCodec(definition)
-        for piece in batch.to_batches():
-            keys, values = (column.to_pylist() for column in codec.encode(piece))
-            assert [codec.row(row) for row in rows] == list(zip(keys, values, strict=True))
-            assert codec.to_dicts(keys, values) == rows == dicts(piece)
-            wanted = tuple(data.draw(st.lists(st.sampled_from(definition.schema.names))))
-            columns = tuple(dict.fromkeys(wanted))
-            some = [{name: row[name] for name in columns} for row in rows]
-            assert codec.to_dicts(keys, values, columns) == some
-            assert codec.to_dicts(keys, [None] * len(keys), columns) == [None] * len(keys)
-            for index in definition.indexes:
-                entries = codec.entries(index, piece).to_pylist()
-                assert codec.row_keys(index, entries) == keys
-                assert all(codec.fits(index, entries, list(rows)))
-                names = definition.parts_named(index.parts)
-                parts = [codec.index_codec(index).key([row[n] for n in names]) for row in rows]
-                assert codec.fits(index, entries, [*rows[1:], None][: len(rows)]) == [
-                    *(one == other for one, other in pairwise(parts)),
-                    *[False] * bool(rows),
-                ]
+    codec = TableCodec(definition)
+    for piece in batch.to_batches():
+        keys, values = (column.to_pylist() for column in codec.encode(piece))
+        assert [codec.row(row) for row in rows] == list(zip(keys, values, strict=True))
+        assert codec.to_dicts(keys, values) == rows == dicts(piece)
+        wanted = tuple(data.draw(st.lists(st.sampled_from(definition.schema.names))))
+        columns = tuple(dict.fromkeys(wanted))
+        some = [{name: row[name] for name in columns} for row in rows]
+        assert codec.to_dicts(keys, values, columns) == some
+        assert codec.to_dicts(keys, [None] * len(keys), columns) == [None] * len(keys)
+        for index in definition.indexes:
+            entries = codec.entries(index, piece).to_pylist()
+            assert codec.row_keys(index, entries) == keys
+            assert all(codec.fits(index, entries, list(rows)))
+            names = definition.parts_named(index.parts)
+            parts = [codec.index_codec(index).key([row[n] for n in names]) for row in rows]
+            assert codec.fits(index, entries, [*rows[1:], None][: len(rows)]) == [
+                *(one == other for one, other in pairwise(parts)),
+                *[False] * bool(rows),
+            ]
 
 
-@pytest.mark.skipif(compiled is None, reason="not compiled here")
 @given(definitions(), st.data())
-def test_both_halves_read_the_same_from_damage(definition: Definition, data: st.DataObject) -> None:
+def test_damage_is_read_as_the_oracle_reads_it(definition: Definition, data: st.DataObject) -> None:
     row = data.draw(rows_of(definition))
     key, value = TableCodec(definition).row(row)
     key, value = data.draw(
         st.sampled_from([(damaged(key, data), value), (key, damaged(value, data))])
     )
 
-    def outcome(loops: Any) -> Any:
-        with loops_of(loops):
-            codec = TableCodec(definition)
-            try:
-                found: Any = codec.to_dict(key, value)
-            except (CorruptionError, UsageError) as error:
-                found = type(error)
-            try:
-                return repr(found), [codec.row_keys(index, [key]) for index in definition.indexes]
-            except CorruptionError as error:
-                return repr(found), str(error)
+    def outcome() -> Any:
+        codec = TableCodec(definition)
+        try:
+            found: Any = codec.to_dict(key, value)
+        except (CorruptionError, UsageError) as error:
+            found = type(error)
+        try:
+            return repr(found), [codec.row_keys(index, [key]) for index in definition.indexes]
+        except CorruptionError as error:
+            return repr(found), str(error)
 
-    assert outcome(plain) == outcome(compiled)
+    found = outcome()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(keys_module, "row_keys", rows_oracle.row_keys)
+        patch.setattr(codec_module, "RowDicts", rows_oracle.RowDicts)
+        assert outcome() == found
 
 
 def damaged(stored: bytes, data: st.DataObject) -> bytes:
@@ -104,39 +90,34 @@ def damaged(stored: bytes, data: st.DataObject) -> bytes:
     )
 
 
-@both
 @given(MICROS)
 @example(INSTANT_LEAST)
 @example(INSTANT_MOST)
 @example(-1)
 @example(951_782_400_000_000)
 @example(-2_203_891_200_000_001)
-def test_instants_are_those_of_the_calendar(loops: Any, micros: int) -> None:
+def test_instants_are_those_of_the_calendar(micros: int) -> None:
     at = EPOCH + timedelta(microseconds=micros)
-    with loops_of(loops):
-        schema = pa.schema([("at", pa.timestamp("us", "UTC")), ("local", pa.timestamp("us"))])
-        codec = TableCodec(define("t", 1, schema, ["at"]))
-        row = {"at": at, "local": at.replace(tzinfo=None)}
-        batch = pa.RecordBatch.from_pylist([{"at": micros, "local": micros}], schema)
-        keys, values = (column[0].as_py() for column in codec.encode(batch))
-        assert (keys, values) == codec.row(row)
-        assert codec.to_dict(keys, values) == row
+    schema = pa.schema([("at", pa.timestamp("us", "UTC")), ("local", pa.timestamp("us"))])
+    codec = TableCodec(define("t", 1, schema, ["at"]))
+    row = {"at": at, "local": at.replace(tzinfo=None)}
+    batch = pa.RecordBatch.from_pylist([{"at": micros, "local": micros}], schema)
+    keys, values = (column[0].as_py() for column in codec.encode(batch))
+    assert (keys, values) == codec.row(row)
+    assert codec.to_dict(keys, values) == row
 
 
-@both
 @pytest.mark.parametrize("micros", [INSTANT_LEAST - 1, INSTANT_MOST + 1])
-def test_a_time_without_a_datetime_is_told(loops: Any, micros: int) -> None:
+def test_a_time_without_a_datetime_is_told(micros: int) -> None:
     schema = pa.schema([("id", pa.int64()), ("at", pa.timestamp("us", "UTC"))])
-    with loops_of(loops):
-        codec = TableCodec(define("t", 1, schema, ["id"]))
-        batch = pa.RecordBatch.from_pylist([{"id": 1, "at": micros}], schema)
-        keys, values = codec.encode(batch)
-        assert codec.decode(keys, values).column("at").cast(pa.int64()).to_pylist() == [micros]
-        with pytest.raises(UsageError, match="read the rows as Arrow"):
-            codec.to_dict(keys[0].as_py(), values[0].as_py())
+    codec = TableCodec(define("t", 1, schema, ["id"]))
+    batch = pa.RecordBatch.from_pylist([{"id": 1, "at": micros}], schema)
+    keys, values = codec.encode(batch)
+    assert codec.decode(keys, values).column("at").cast(pa.int64()).to_pylist() == [micros]
+    with pytest.raises(UsageError, match="read the rows as Arrow"):
+        codec.to_dict(keys[0].as_py(), values[0].as_py())
 
 
-@both
 @pytest.mark.parametrize(
     ("name", "value"),
     [
@@ -149,21 +130,18 @@ def test_a_time_without_a_datetime_is_told(loops: Any, micros: int) -> None:
         ("n", True),
     ],
 )
-def test_values_that_make_no_key_are_refused_by_column(loops: Any, name: str, value: Any) -> None:
-    with loops_of(loops):
-        schema = pa.schema([("n", pa.int8()), ("s", pa.string())])
-        codec = TableCodec(define("t", 1, schema, ["n", desc("s")]))
-        row = {"n": 1, "s": "a", name: value}
-        with pytest.raises(UsageError, match=f"column '{name}'"):
-            codec.key.whole_key([row["n"], row["s"]])
+def test_values_that_make_no_key_are_refused_by_column(name: str, value: Any) -> None:
+    schema = pa.schema([("n", pa.int8()), ("s", pa.string())])
+    codec = TableCodec(define("t", 1, schema, ["n", desc("s")]))
+    row = {"n": 1, "s": "a", name: value}
+    with pytest.raises(UsageError, match=f"column '{name}'"):
+        codec.key.whole_key([row["n"], row["s"]])
 
 
-@both
-def test_offsets_of_nulls_are_checked_too(loops: Any) -> None:
+def test_offsets_of_nulls_are_checked_too() -> None:
     schema = pa.schema([("id", pa.int64()), ("a", pa.binary()), ("b", pa.binary())])
-    with loops_of(loops):
-        codec = TableCodec(define("t", 1, schema, ["id"]))
-        key, value = codec.row({"id": 1, "a": None, "b": None})
-        assert value == bytes.fromhex("110000030000")
-        with pytest.raises(CorruptionError):
-            codec.to_dict(key, bytes.fromhex("110000030100"))
+    codec = TableCodec(define("t", 1, schema, ["id"]))
+    key, value = codec.row({"id": 1, "a": None, "b": None})
+    assert value == bytes.fromhex("110000030000")
+    with pytest.raises(CorruptionError):
+        codec.to_dict(key, bytes.fromhex("110000030100"))

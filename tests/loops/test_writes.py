@@ -1,4 +1,4 @@
-"""Writes, compiled and plain: same entries, same errors, on any input."""
+"""Writes: the entries that are made of any input, in their order."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ import kvstore
 from kvstore.codec.keys import TOMBSTONE, VALUE, encode_reference, encode_suffix
 from kvstore.codec.ordered import frame
 from kvstore.limits import KEY_BYTES_MAX
+from kvstore.loops.writes import Puts, put_all, set_rows
 from kvstore.opening import ENGINES
 from tests.harness.bounds import bounds
-from tests.loops import both, raw
+from tests.loops import raw
 from tests.mvcc.test_scan import times
 
 
-@both
 @given(st.dictionaries(raw, st.none() | raw, max_size=20), st.integers(1, 1 << 62))
 def test_points_are_put_as_entries_in_key_order(
-    loops: Any, points: dict[bytes, bytes | None], time: int
+    points: dict[bytes, bytes | None], time: int
 ) -> None:
     put: list[Any] = []
-    loops.put_all(lambda *entry: put.append(entry), points, encode_suffix(time), "family")
+    put_all(lambda *entry: put.append(entry), points, encode_suffix(time), "family")
     expected = [
         (frame(key) + encode_suffix(time) + (TOMBSTONE if value is None else VALUE), value or b"")
         for key, value in points.items()
@@ -35,12 +35,11 @@ def test_points_are_put_as_entries_in_key_order(
     assert put == [(*entry, "family") for entry in sorted(expected)]
 
 
-@both
 @given(st.lists(st.tuples(raw | st.just("text") | st.just(np.bytes_(b"n")), raw | st.none())))
-def test_puts_take_bytes_while_they_fit_and_leave_the_rest(loops: Any, drawn: list[Any]) -> None:
+def test_puts_take_bytes_while_they_fit_and_leave_the_rest(drawn: list[Any]) -> None:
     left: list[Any] = []
 
-    class Collected(loops.Puts):  # type: ignore[misc,name-defined]
+    class Collected(Puts):  # type: ignore[misc,name-defined]
         def put_otherwise(self, key: Any, value: Any) -> None:
             left.append((key, value))
 
@@ -59,13 +58,12 @@ def test_puts_take_bytes_while_they_fit_and_leave_the_rest(loops: Any, drawn: li
             setattr(puts, field, value)
 
 
-@both
-def test_what_put_raises_ends_it(loops: Any) -> None:
+def test_what_put_raises_ends_it() -> None:
     def put(*entry: object) -> None:
         raise OSError("no")
 
     with pytest.raises(OSError, match="no"):
-        loops.put_all(put, {b"a": b"1", b"b": None}, encode_suffix(1), None)
+        put_all(put, {b"a": b"1", b"b": None}, encode_suffix(1), None)
 
 
 class Entries(list[tuple[bytes, bytes]]):
@@ -86,7 +84,6 @@ def column_of(rows: list[bytes | None], first: int) -> Any:
     return 0, valid, first, data, offsets
 
 
-@both
 @given(
     st.lists(
         st.tuples(raw, st.none() | raw, times, st.sampled_from([VALUE, TOMBSTONE])), max_size=12
@@ -97,7 +94,7 @@ def column_of(rows: list[bytes | None], first: int) -> Any:
     st.integers(-1, 12),
 )
 def test_versions_are_set_in_their_order_until_one_is_refused(
-    loops: Any, drawn: list[Any], first: int, has_kinds: bool, has_times: bool, last: int
+    drawn: list[Any], first: int, has_kinds: bool, has_times: bool, last: int
 ) -> None:
     suffixes = [
         encode_suffix(time) if has_times else encode_reference(7) for _, _, time, _ in drawn
@@ -112,7 +109,7 @@ def test_versions_are_set_in_their_order_until_one_is_refused(
     keys, values = (column_of([row[at] for row in drawn], first) for at in (0, 1))
     suffix = b"".join(suffixes) if has_times else encode_reference(7)
     with bounds(SCAN_CHUNK=5):
-        done, error = loops.set_rows(
+        done, error = set_rows(
             target, keys, values, len(drawn), suffix, b"".join(kinds) if has_kinds else None
         )
     is_refused = 0 <= last < len(drawn)
@@ -125,7 +122,6 @@ SUFFIX = encode_reference(7)
 SOUND = 0, None, 0, b"abc", array("i", [0, 3])
 
 
-@both
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -139,16 +135,16 @@ SOUND = 0, None, 0, b"abc", array("i", [0, 3])
         (*SOUND[:4], array("i", [2, 1])),
     ],
 )
-def test_columns_that_lie_about_their_rows_are_refused(loops: Any, wrong: Any) -> None:
+def test_columns_that_lie_about_their_rows_are_refused(wrong: Any) -> None:
     for columns in (wrong, SOUND), (SOUND, wrong):
         target = Entries()
         with pytest.raises(ValueError, match=r"."):
-            loops.set_rows(target, *columns, 1, SUFFIX, None)
+            set_rows(target, *columns, 1, SUFFIX, None)
         assert target == []
     with pytest.raises(ValueError, match="one kind"):
-        loops.set_rows(Entries(), SOUND, SOUND, 1, SUFFIX, VALUE + VALUE)
+        set_rows(Entries(), SOUND, SOUND, 1, SUFFIX, VALUE + VALUE)
     with pytest.raises(ValueError, match="one suffix"):
-        loops.set_rows(Entries(), SOUND, SOUND, 1, SUFFIX + SUFFIX, None)
+        set_rows(Entries(), SOUND, SOUND, 1, SUFFIX + SUFFIX, None)
 
 
 @pytest.mark.parametrize("engine", ENGINES)

@@ -5,8 +5,8 @@ spark-matrix`.
 
 Each pair of a Python and a PySpark gets an environment in the directory, with the library's other
 dependencies, and runs `tests.matrix.scenario` in a classic session and by Spark Connect. A Python
-that this machine lacks is reported and left out. Plain loops run where this tree has none that are
-compiled for the Python. Without names such as `3.13-4.2.1` all pairs are run.
+that this machine lacks is reported and left out. The loops are compiled in this tree, once for each
+Python. Without names such as `3.13-4.2.1` all pairs are run.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def needed(release: str) -> list[str]:
     extra = project["optional-dependencies"]["spark"]
     others = [each for each in extra if not each.startswith("pyspark")]
     spark = f"pyspark[connect]=={release}" if _has_connect(release) else f"pyspark=={release}"
-    return [spark, *project["dependencies"], *others, "pytest"]
+    return [spark, *project["dependencies"], *others, "pytest", "setuptools", "cython"]
 
 
 def _has_connect(release: str) -> bool:
@@ -74,6 +74,8 @@ def environment(directory: Path, python: str, release: str) -> Path:
         subprocess.run([python, "-m", "venv", "--clear", str(directory)], check=True)
         quiet = ["-q", "--disable-pip-version-check"]
         subprocess.run([str(path), "-m", "pip", "install", *quiet, *needed(release)], check=True)
+        compile_loops = [str(path), "setup.py", "-q", "build_ext", "--inplace"]
+        subprocess.run(compile_loops, cwd=ROOT, check=True)
         ready.touch()
     return path
 

@@ -16,14 +16,12 @@ from kvstore.mvcc.fragments import Fragments, RangeTombstone
 from kvstore.mvcc.scan import Read, few_rows
 from tests.harness.bounds import bounds
 from tests.harness.parts import parts_of
-from tests.loops import BOTH, names
 from tests.loops.test_timed import ListReader
 from tests.mvcc.test_scan import (
     STAMPS,
     by_history,
     entries_of,
     keys,
-    patched,
     ranges,
     reads,
     stored,
@@ -52,7 +50,6 @@ class ListEngine:
         self.checked += 1
 
 
-@pytest.mark.parametrize("loops", BOTH, ids=names)
 @given(
     stored,
     ranges,
@@ -64,7 +61,6 @@ class ListEngine:
     st.integers(1, 4) | st.just(100),
 )
 def test_they_are_the_first_ones_of_the_whole_scan(
-    loops: Any,
     drawn: Any,
     deleted: Any,
     as_of: int,
@@ -78,10 +74,7 @@ def test_they_are_the_first_ones_of_the_whole_scan(
     read = Read(as_of, STAMPS, fragments.nearby(as_of))
     engine: Any = ListEngine(entries_of(drawn))
     span = span_bounds(start, end)
-    with (
-        patched(LiveRows=loops.LiveRows, Entries=loops.Entries),
-        bounds(VERSIONS_PASSED_MAX=passed),
-    ):
+    with bounds(VERSIONS_PASSED_MAX=passed):
         found = few_rows(engine, span, read, limit, reverse=reverse)
     wanted = [row for row in by_history(drawn, fragments, as_of) if start <= row[0] < end]
     if found is not None:

@@ -2,41 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kvstore.engine import DATA, Engine, rocks
+from kvstore.engine import DATA, Engine
 from kvstore.engine.memory import MemoryEngine
 from kvstore.engine.rocks import RocksEngine
-from kvstore.mvcc import RangeTombstone, Versions, lookup
-from kvstore.mvcc import versions as versions_module
-from tests.loops import BOTH, names
+from kvstore.mvcc import RangeTombstone, Versions
 from tests.mvcc.test_scan import STAMPS, by_history, entries_of, keys, ranges, reads, stored
 
 
-@pytest.fixture(scope="module", params=BOTH, ids=names)
-def loops(request: pytest.FixtureRequest) -> Iterator[ModuleType]:
-    with pytest.MonkeyPatch.context() as monkey:
-        for module, taken in (
-            (rocks, ["Readers"]),
-            (versions_module, ["Lookup"]),
-            (lookup, ["find_among", "find_many"]),
-        ):
-            for name in taken:
-                monkey.setattr(module, name, getattr(request.param, name))
-        yield request.param
-
-
 @pytest.fixture(scope="module", params=[RocksEngine, MemoryEngine])
-def engine(
-    request: pytest.FixtureRequest, loops: ModuleType, tmp_path_factory: pytest.TempPathFactory
-) -> Any:
+def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
     path: Path = tmp_path_factory.mktemp("lookup")
     engine = request.param(path / "db")
     yield engine

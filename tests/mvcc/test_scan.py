@@ -1,4 +1,4 @@
-"""A scan agrees with the history of each key, with compiled loops and with plain ones."""
+"""A scan agrees with the history of each key."""
 
 from __future__ import annotations
 
@@ -16,14 +16,13 @@ from kvstore.arrow import row_batches
 from kvstore.codec.keys import TOMBSTONE, VALUE, encode_reference, encode_suffix
 from kvstore.codec.ordered import frame
 from kvstore.limits import SCAN_CHUNK_BYTES
-from kvstore.loops import Live
+from kvstore.loops.live import Live
 from kvstore.mvcc import scan as scan_module
 from kvstore.mvcc.columns import KeyColumns
 from kvstore.mvcc.fragments import Fragments, RangeTombstone
 from kvstore.mvcc.scan import Read, live_columns, live_rows
 from kvstore.mvcc.version import Lifetime, newest_at, timeline
 from tests.harness.bounds import bounds
-from tests.loops import BOTH, names
 
 Entries = list[tuple[bytes, bytes]]
 
@@ -117,17 +116,16 @@ def test_repeats_are_neighbours_with_one_user_key(drawn: Any) -> None:
         assert KeyColumns(chunk).repeats.tolist() == expected
 
 
-@pytest.mark.parametrize("loops", BOTH, ids=names)
 @given(stored, ranges, reads, st.booleans(), st.integers(1, 9), st.integers(1, 4))
 def test_scan_is_what_the_history_of_each_key_says(
-    loops: Any, drawn: Any, deleted: Any, as_of: int, reverse: bool, chunk: int, passed: int
+    drawn: Any, deleted: Any, as_of: int, reverse: bool, chunk: int, passed: int
 ) -> None:
     fragments = Fragments.of(RangeTombstone(*parts) for parts in deleted)
     read = Read(as_of, STAMPS, fragments.nearby(as_of))
     entries = entries_of(drawn)
     expected = by_history(drawn, fragments, as_of)
     with (
-        patched(LiveRows=loops.LiveRows, LiveColumns=loops.LiveColumns, _FIRST_CHUNK=chunk),
+        patched(_FIRST_CHUNK=chunk),
         bounds(SCAN_CHUNK=chunk, VERSIONS_PASSED_MAX=passed),
     ):
         cursor = ListCursor(entries[::-1] if reverse else entries)
@@ -197,10 +195,9 @@ def test_a_row_behind_many_that_are_dead_is_not_looked_for_one_by_one() -> None:
     assert feeds < 200
 
 
-@pytest.mark.parametrize("loops", BOTH, ids=names)
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("as_of", [0, 1, 5000, 10_000])
-def test_a_scan_seeks_past_long_runs_of_versions(loops: Any, reverse: bool, as_of: int) -> None:
+def test_a_scan_seeks_past_long_runs_of_versions(reverse: bool, as_of: int) -> None:
     """The middle key has 10,000 versions, its neighbours one each."""
     versions = [(b"b", time) for time in range(1, 10_001)]
     entries = sorted(
@@ -208,8 +205,7 @@ def test_a_scan_seeks_past_long_runs_of_versions(loops: Any, reverse: bool, as_o
         for key, time in [(b"a", 1), *versions, (b"c", 1)]
     )
     cursor = ListCursor(entries[::-1] if reverse else entries)
-    with patched(LiveRows=loops.LiveRows):
-        chunks = list(live_rows(cursor, Read(as_of, {}, None)))
+    chunks = list(live_rows(cursor, Read(as_of, {}, None)))
     rows = [row for pair in chunks for row in zip(*pair, strict=True)]
     assert sorted(rows) == ([(b"a", b"1"), (b"b", b"%d" % as_of), (b"c", b"1")] if as_of else [])
     assert cursor.passed < 1000

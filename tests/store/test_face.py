@@ -4,10 +4,7 @@ store."""
 from __future__ import annotations
 
 import gc
-import os
 import pydoc
-import subprocess
-import sys
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -20,7 +17,6 @@ import kvstore
 from backup import Collection
 from kvstore import Store
 from kvstore.errors import ClosedError, UsageError
-from kvstore.loops import COMPILED
 from tests.harness.parts import parts_of
 
 FRONTIERS = {
@@ -193,21 +189,3 @@ def test_names_are_there_for_type_checkers_and_help() -> None:
     shown = pydoc.plain(pydoc.render_doc(kvstore.codec))
     assert "encode_tuple(" in shown
     assert "decode_tuple(" in shown
-
-
-def test_plain_loops_are_told_once() -> None:
-    program = """
-import logging, kvstore
-logging.basicConfig(format="%(name)s %(message)s")
-for _ in range(2):
-    kvstore.open(None, engine="memory").close()
-"""
-    for loops, lines in (("plain", 1), ("compiled", 0 if COMPILED else 1)):
-        ran = subprocess.run(
-            [sys.executable, "-c", program],
-            env={**os.environ, "KVSTORE_LOOPS": loops},
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        assert ran.stderr.count("kvstore.loops the plain loops run") == lines

@@ -1,8 +1,4 @@
-"""Crafted entries of a store's families, and the answers of every way to read to each.
-
-`python -m tests.verify.hostile STORED` prints the judgements as JSON: processes with plain and with
-compiled loops must give the same judgements.
-"""
+"""Crafted entries of a store's families, and the answers of every way to read to each."""
 
 from __future__ import annotations
 

@@ -3,11 +3,6 @@ an error that names the place, and a verification reports the entry."""
 
 from __future__ import annotations
 
-import json
-import os
-import pickle
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -20,7 +15,6 @@ from kvstore.codec.keys import encode_change_key
 from kvstore.engine.api import CHANGES
 from kvstore.engine.rocks import RocksEngine
 from kvstore.errors import CorruptionError, KVStoreError
-from kvstore.loops import COMPILED
 from tests.harness.bounds import bounds
 from tests.harness.crafted import Stored, outcome, outcomes, write_over
 from tests.harness.parts import parts_of
@@ -111,20 +105,6 @@ def test_all_that_reads_the_index_tells_alike(name: str, judged: Judgements) -> 
     """Record batches once wrapped unchecked offsets, which ended in a segmentation fault."""
     for read in ("changes by time, all", "changes_batches", "events, none", "export", "write: gc"):
         assert judged[name][read].startswith(f"change entry {LATE}/0 is damaged: ")
-
-
-@pytest.mark.skipif(not COMPILED, reason="not compiled here")
-def test_plain_loops_judge_as_the_compiled_ones_do(
-    sound: Stored, judged: Judgements, tmp_path: Path
-) -> None:
-    (tmp_path / "stored").write_bytes(pickle.dumps(sound))
-    told = subprocess.run(
-        [sys.executable, "-m", "tests.verify.hostile", str(tmp_path / "stored")],
-        env={**os.environ, "KVSTORE_LOOPS": "plain"},
-        stdout=subprocess.PIPE,
-        check=True,
-    )
-    assert json.loads(told.stdout) == judged
 
 
 @pytest.mark.parametrize("name", ["data: kind 2", "changes: falling offsets", "ranges: no end"])

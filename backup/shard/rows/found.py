@@ -37,7 +37,7 @@ from backup.shard.rows.rules import (
 from backup.shard.state.trace import ShardBatch, ShardPart
 from kvstore.arrow import buffers_of
 from kvstore.joins.order import OrderedLabels
-from kvstore.loops import match
+from kvstore.loops.matches import match
 from kvstore.storage.contract import Blob
 
 _FILTERED_MAX = 16

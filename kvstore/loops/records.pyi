@@ -1,0 +1,3 @@
+def scan_records(
+    piece: bytes, state: int, delimiter: int, end: int, quote: int
+) -> tuple[int, int, int]: ...
