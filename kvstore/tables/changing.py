@@ -20,6 +20,7 @@ from kvstore.errors import UsageError
 from kvstore.limits import SCAN_CHUNK
 from kvstore.span import Span
 from kvstore.tables.codec import TableCodec
+from kvstore.tables.evolve import two_named
 from kvstore.timestamp import Timestamp
 
 RowImages: TypeAlias = Literal["pre+post", "post", "pre"]
@@ -38,16 +39,8 @@ def change_schema(codec: TableCodec, columns: Sequence[str] | None) -> pa.Schema
     chosen = codec.schema_of(columns)
     for field in CHANGE_FIELDS:
         if field.name in chosen.names:
-            raise two_named(codec, field.name)
+            raise two_named(codec.definition, field.name)
     return pa.schema([*chosen, *CHANGE_FIELDS])
-
-
-def two_named(codec: TableCodec, name: str) -> UsageError:
-    """The refusal of a frame with a column of the table and an added one of the same name."""
-    return UsageError(
-        f"{codec.definition.where} has a column {name!r}, which would be there twice",
-        "choose the other columns: columns=[...]",
-    )
 
 
 def require_images(images: object) -> None:

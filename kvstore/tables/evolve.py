@@ -210,6 +210,14 @@ ADDED_NAMES: Final = frozenset(
 `side.py` and Spark's readers. Names that begin with `kvstore_` stand in their plans."""
 
 
+def two_named(definition: Definition, name: str) -> UsageError:
+    """The refusal of a frame with a column of the table and an added one of the same name."""
+    return UsageError(
+        f"{definition.where} has a column {name!r}, which would be there twice",
+        "choose the other columns: columns=[...]",
+    )
+
+
 def require_free_names(definition: Definition, names: Iterable[str]) -> None:
     """Raise `UsageError` for a new column that has a name of ours: a frame would have two columns
     of this name. Spark does not tell capitals from small letters. Tables of older releases may have

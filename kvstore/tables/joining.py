@@ -39,10 +39,10 @@ from kvstore.joins.sources import (
 )
 from kvstore.span import Span, prefix_end
 from kvstore.tables.answers import AskedSpans, RowAnswers, RowsFound, RowSource
-from kvstore.tables.changing import two_named
 from kvstore.tables.codec import TableCodec
 from kvstore.tables.conform import key_values
 from kvstore.tables.definition import Column
+from kvstore.tables.evolve import two_named
 from kvstore.tables.exact import plain
 from kvstore.tables.keys import KeyCodec
 from kvstore.tables.side import ROW_TIMESTAMP
@@ -130,7 +130,7 @@ def asked_rows(
     chosen = _columns_besides(codec, labels, prefix) if asked is None else list(asked)
     fields = [pa.field(prefix + field.name, field.type) for field in codec.schema_of(chosen)]
     if ROW_TIMESTAMP in chosen:
-        raise two_named(codec, ROW_TIMESTAMP)
+        raise two_named(codec.definition, ROW_TIMESTAMP)
     fields.append(pa.field(prefix + ROW_TIMESTAMP, _TIME))
     for field in fields:
         if field.name in labels.names:
@@ -171,13 +171,13 @@ def _require_question(
 def _require_time(at: pa.Field, last: Column, is_event: bool) -> None:
     """Raise `UsageError` unless a column of labels has times that compare with the table's. A time
     without a zone compares with event times that have none, and a date with dates."""
-    kind = at.type.value_type if pa.types.is_dictionary(at.type) else at.type
+    kind = at.type
     is_naive = pa.types.is_timestamp(kind) and kind.tz is None
     if is_naive and is_event and getattr(last.type, "tz", None) is None:
         return
     if is_event and pa.types.is_date(kind) and pa.types.is_date(last.type):
         return
-    require_time_type(pa.field(at.name, kind))
+    require_time_type(at)
 
 
 def _keys(codec: TableCodec) -> list[Column]:

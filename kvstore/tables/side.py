@@ -24,9 +24,9 @@ import pyarrow as pa
 from kvstore.errors import UsageError
 from kvstore.joins.side import Answers, Asked, Search, Side
 from kvstore.joins.sources import Piece
-from kvstore.tables.changing import two_named
 from kvstore.tables.codec import TableCodec
 from kvstore.tables.conform import key_values
+from kvstore.tables.evolve import two_named
 
 ROW_TIMESTAMP: Final = "row_timestamp"
 _TIME: Final = pa.timestamp("ns", "UTC")
@@ -84,7 +84,7 @@ class TableSide:
 
     def _require_once(self, columns: Sequence[str]) -> None:
         if ROW_TIMESTAMP in columns:  # of a table of an older release
-            raise two_named(self._codec, ROW_TIMESTAMP)
+            raise two_named(self._codec.definition, ROW_TIMESTAMP)
 
 
 class TableAnswers:
