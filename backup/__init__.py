@@ -13,14 +13,13 @@ Example:
 """
 
 import kvstore.bulk  # noqa: F401  # refuses a stranger before it is imported from
-from backup.collection import Collection
-from backup.drilling import DrillReport
-from backup.following import Follower, FollowStatus
-from backup.overview import CollectionInfo
-from backup.replication import replicate
-from backup.source import Stop
-from backup.verify import VerifyReport
-from backup.window import BackupInfo
+from kvstore.backup.collection import Collection
+from kvstore.backup.following import Follower, FollowStatus
+from kvstore.backup.overview import CollectionInfo
+from kvstore.backup.replica import Stop, replicate
+from kvstore.backup.restore import DrillReport
+from kvstore.backup.verify import VerifyReport
+from kvstore.backup.window import BackupInfo
 
 __kvstore__ = True
 """Tells this package from others of its name: see `kvstore.neighbours`."""

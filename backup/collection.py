@@ -21,40 +21,42 @@ from typing import Final, Literal
 import pyarrow as pa
 from typing_extensions import Unpack
 
-from backup import expiry
-from backup.contents import CollectionContents
-from backup.drilling import DrillDepth, DrillReport, DrillRequest, drill
-from backup.expiring import rows_with_expiries
-from backup.following import FOLLOW_EVERY, Follower, OnWindow, Requested
-from backup.overview import CollectionInfo, listed, overview
-from backup.publish import Format, PublishOptions, PublishReport, publish
-from backup.reading import CollectionReader, CollectionSide, keeping, state_of
-from backup.restore import Build, restore_into_store
-from backup.restoring import Restored, RestoreRequest, restore
-from backup.seeding import Write, seed_collection
-from backup.shard import (
-    Merge,
-    OnProgress,
-    Tally,
-    merge_here,
+from kvstore.backup import retention
+from kvstore.backup.chains import CollectionContents, thinning_of
+from kvstore.backup.following import FOLLOW_EVERY, Follower, OnWindow, Requested
+from kvstore.backup.overview import CollectionInfo, listed, overview
+from kvstore.backup.publish import Format, PublishOptions, PublishReport, publish
+from kvstore.backup.reading import CollectionReader, CollectionSide, keeping, state_of
+from kvstore.backup.restore import (
+    Build,
+    DrillDepth,
+    DrillReport,
+    DrillRequest,
+    Restored,
+    RestoreRequest,
+    Write,
+    drill,
+    restore,
+    restore_into_store,
+    rows_with_expiries,
+    seed_collection,
 )
-from backup.shard.scrub import ScrubReport
-from backup.thinning import thinning_of
-from backup.uploads import Upload, upload_here
-from backup.verify import Depth, VerifyReport, verify_collection
-from backup.window import BackupInfo, Request, back_up, require_token
-from kvstore.arguments import (
+from kvstore.backup.shard import Merge, OnProgress, Tally, merge_here
+from kvstore.backup.shard.scrub import ScrubReport
+from kvstore.backup.verify import Depth, VerifyReport, verify_collection
+from kvstore.backup.window import BackupInfo, Request, Upload, back_up, require_token, upload_here
+from kvstore.base.arguments import (
     VALUE_COLUMNS,
     require_absolute,
     require_age,
     require_flag,
     require_path,
 )
-from kvstore.control.scripts import StoreOrClient, as_store
-from kvstore.joins import Join, OnGone, join
-from kvstore.span import Span
+from kvstore.base.span import Span
+from kvstore.base.timestamp import TimeLike, Timestamp, to_timestamp
+from kvstore.remote.control import StoreOrClient, as_store
 from kvstore.store import Store
-from kvstore.timestamp import TimeLike, Timestamp, to_timestamp
+from kvstore.tables.joins import Join, OnGone, join
 
 _LOG: Final = logging.getLogger("kvstore.backup")
 
@@ -169,7 +171,7 @@ class Collection(CollectionContents):
             require_age(max_age, name="max_age")
         require_token(token)
         if label is not None:
-            expiry.require_free(self._chains, label, is_repeated=token is not None)
+            retention.require_free(self._chains, label, is_repeated=token is not None)
         how = self._address, self._is_lasting, full, token, max_age, upload, progress
         if isinstance(store, Store):
             done = back_up(self._chains, Request(store, *how))
@@ -177,7 +179,7 @@ class Collection(CollectionContents):
             with as_store(store) as source:
                 done = back_up(self._chains, Request(source, *how))
         if label is not None:
-            expiry.label(self._chains, label, int(done.upper) - 1)
+            retention.label(self._chains, label, int(done.upper) - 1)
             done = done._replace(labels=(label,))
         self._tell("backed up", **done._asdict())
         return done
@@ -370,8 +372,8 @@ class Collection(CollectionContents):
         that leaves running backups their time.
         """
         age = require_age(delete_orphans_older_than, name="delete_orphans_older_than")
-        before_ns = None if age is None else expiry.ago(age, self._clock)
-        return expiry.scrub(self._chains, self._place.blob, before_ns)
+        before_ns = None if age is None else retention.ago(age, self._clock)
+        return retention.scrub(self._chains, self._place.blob, before_ns)
 
     def expire(
         self,
@@ -397,8 +399,8 @@ class Collection(CollectionContents):
         """
         policy = thinning_of(keep_within, hourly=hourly, daily=daily, weekly=weekly)
         limit = None if before is None else self._time(before, "before")
-        request = expiry.request_of(limit, keep, policy, self._clock)
-        since = Timestamp(expiry.expire(self._chains, request, progress))
+        request = retention.request_of(limit, keep, policy, self._clock)
+        since = Timestamp(retention.expire(self._chains, request, progress))
         self._tell("expired", since=since)
         return since
 
@@ -409,15 +411,15 @@ class Collection(CollectionContents):
         Raises `UsageError` if another instant has the label, or the name is a time; errors for an
         instant that no chain covers are as in `restore`.
         """
-        return expiry.label(self._chains, name, None if at is None else self._time(at, "at"))
+        return retention.label(self._chains, name, None if at is None else self._time(at, "at"))
 
     def unlabel(self, name: str) -> Timestamp:
         """Take a label away; returns its instant, which the next expiry may give up. Raises
         `UsageError` if there is no such label."""
-        return expiry.unlabel(self._chains, name)
+        return retention.unlabel(self._chains, name)
 
     def _tell(self, event: str, **facts: object) -> None:
-        """Log an event of this collection, as `kvstore.notices` logs the events of a store."""
+        """Log an event of this collection, as `kvstore.base.notices` logs the events of a store."""
         if _LOG.isEnabledFor(logging.INFO):
             told = {"collection": self._address, **facts}
             text = ", ".join(f"{name} {fact}" for name, fact in told.items())

@@ -29,14 +29,13 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from backup.collection import Collection
-from backup.window import BackupInfo
-from kvstore.arguments import is_url, require_count, require_path
-from kvstore.control.scripts import opened
-from kvstore.errors import KVStoreError, RetryableError, StorageError, UsageError
-from kvstore.errors.system import storage_errors
+from kvstore.backup.collection import Collection
+from kvstore.backup.window import BackupInfo
+from kvstore.base.arguments import is_url, require_count, require_path
+from kvstore.errors import KVStoreError, RetryableError, StorageError, UsageError, storage_errors
 from kvstore.limits import FLEET_CONCURRENCY_MAX, FLEET_FILE_BYTES_MAX
-from kvstore.storage.limited_blob import Bandwidth
+from kvstore.remote.control import opened
+from kvstore.storage.wrapped import Bandwidth
 
 _RATE: Final = re.compile(r"(\d{1,12})\s*(B|kB|MB|GB)(/s)?")
 _RATE_UNITS: Final = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9}

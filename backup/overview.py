@@ -8,13 +8,11 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
-from backup.chains import Chains, CollectionRecord
-from backup.drills import newest_proof
-from backup.instants import labels_of
-from backup.shard import Shard, ShardBatch
-from backup.window import BackupInfo, info
-from kvstore.span import Span
-from kvstore.timestamp import NS_PER_SECOND, Timestamp
+from kvstore.backup.chains import Chains, CollectionRecord, labels_of, newest_proof
+from kvstore.backup.shard import Shard, ShardBatch
+from kvstore.backup.window import BackupInfo, info
+from kvstore.base.span import Span
+from kvstore.base.timestamp import NS_PER_SECOND, Timestamp
 
 
 class ChainProof(NamedTuple):

@@ -10,11 +10,12 @@ from functools import partial
 from itertools import chain
 from typing import Final
 
-from backup.collection import Collection
-from backup.overview import CollectionInfo
-from backup.shard import ShardBatch
+from kvstore.backup.collection import Collection
+from kvstore.backup.overview import CollectionInfo
+from kvstore.backup.shard import ShardBatch
+from kvstore.base.timestamp import NS_PER_SECOND
 from kvstore.errors import KVStoreError
-from kvstore.server.page import (
+from kvstore.remote.server.page import (
     Cell,
     Grid,
     Lane,
@@ -26,8 +27,7 @@ from kvstore.server.page import (
     Stretch,
     Text,
 )
-from kvstore.server.page.notation import duration, moment, size
-from kvstore.timestamp import NS_PER_SECOND
+from kvstore.remote.server.page.html import duration, moment, size
 
 _WINDOWS_SHOWN: Final = 50
 _STEPS: Final = 1000

@@ -30,8 +30,8 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
 
-from backup.shard.remedies import PUT_BACK
-from kvstore.arguments import require_absolute
+from kvstore.backup.shard.remedies import PUT_BACK
+from kvstore.base.arguments import require_absolute
 from kvstore.codec.json import JsonObject, read_object
 from kvstore.errors import CorruptionError, FormatVersionError, KVStoreError, UsageError
 from kvstore.limits import (

@@ -23,14 +23,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from backup.collection import Collection
-from kvstore.arguments import is_url, require_age
+from kvstore.backup.collection import Collection
+from kvstore.base.arguments import is_url, require_age
+from kvstore.base.timestamp import TIMESTAMP_MAX, TimeLike, Timestamp, to_timestamp
 from kvstore.codec.json import JsonObject
-from kvstore.control.scripts import StoreOrClient
 from kvstore.errors import UsageError
+from kvstore.remote.control import StoreOrClient
 from kvstore.storage.address import require_address
 from kvstore.tasks import Arguments, Handler, TaskProgress, age_of, handler, submit
-from kvstore.timestamp import TIMESTAMP_MAX, TimeLike, Timestamp, to_timestamp
 
 BACKUP_QUEUE: Final = "backup"
 COMPACT_QUEUE: Final = "compact-collection"

@@ -15,9 +15,9 @@ from typing import Final, Literal, NamedTuple, TypeAlias
 
 import pyarrow as pa
 
-from backup.chains import Chains, no_backup
-from backup.shard import EMPTY, OnProgress, Shard, ShardSnapshot, Tally, Window
-from backup.version_rows import row_batches
+from kvstore.backup.chains import Chains, no_backup
+from kvstore.backup.rows import row_batches
+from kvstore.backup.shard import EMPTY, OnProgress, Shard, ShardSnapshot, Tally, Window
 from kvstore.errors import CorruptionError, HistoryGoneError, UsageError
 from kvstore.store import Store
 

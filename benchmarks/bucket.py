@@ -22,8 +22,8 @@ from typing import Any, NamedTuple
 
 from moto.server import ThreadedMotoServer
 
-import backup
 import kvstore
+from kvstore import backup
 from tests.harness.proxy import Answer, Proxy, Request
 
 ROWS = 100_000

@@ -10,10 +10,10 @@ import random
 from pathlib import Path
 from typing import Final
 
-import backup
 import kvstore
 from benchmarks.data import Data
 from benchmarks.subject import Stopwatch, Subject, Timed, Work
+from kvstore import backup
 
 BLOCK: Final = 1000
 VERSIONS: Final = 10

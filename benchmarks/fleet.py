@@ -27,8 +27,8 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 import kvstore
-from bulk.pushes import Push, Pushes
-from bulk.pushes.pull import Puller
+from kvstore.bulk.pushes import Push, Pushes
+from kvstore.bulk.pushes.pull import Puller
 from kvstore.limits import PULL_EVERY_S
 from kvstore.storage.contract import Blob, BlobInfo
 from kvstore.storage.memory import MemoryBlob

@@ -24,11 +24,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-import backup
-import bulk
 import kvstore
 from benchmarks.data import Data
 from benchmarks.subject import Subject, Timed, Work
+from kvstore import backup, bulk
 
 VERSIONS_PER_KEY: Final = 100
 VERSIONS_PER_ROW: Final = 2

@@ -16,7 +16,7 @@ from pathlib import Path
 from zlib import crc32
 
 from benchmarks.subject import Subject, Work
-from kvstore.journal import Journal, Record, Sync
+from kvstore.storage.journal import Journal, Record, Sync
 from kvstore.tasks import NewTask, Tasks
 
 _LENGTH = struct.Struct("<II")

@@ -11,11 +11,11 @@ import random
 from pathlib import Path
 from typing import Final
 
-import bulk
 import kvstore
 from benchmarks.data import Data
 from benchmarks.ours import Ours, batches
 from benchmarks.subject import Stopwatch, Timed, Work
+from kvstore import bulk
 
 _PIECE: Final = 1 << 20
 _STRETCH: Final = 100_000

@@ -13,14 +13,13 @@ from pathlib import Path
 
 import pyarrow as pa
 
-import backup
-import bulk
 import kvstore
 import kvstore.mvcc
 from benchmarks.data import Data
 from benchmarks.raw import in_threads, incompressible
 from benchmarks.subject import BackedUp, Work, tree_bytes
-from kvstore.arrow import rows_schema
+from kvstore import backup, bulk
+from kvstore.mvcc.arrow import rows_schema
 
 _FILL_ROWS = 10_000
 _INCREMENT_ROWS = 100

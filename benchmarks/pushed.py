@@ -22,10 +22,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, NamedTuple
 
-import bulk
 import kvstore
-from bulk.pushes.pull import Puller
-from spark_connector import push, session
+from kvstore import bulk
+from kvstore.bulk.pushes.pull import Puller
+from kvstore.spark import push, session
 
 ROW_BYTES: Final = 1_000
 _NAME: Final = "store"

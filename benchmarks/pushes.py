@@ -21,14 +21,14 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-import bulk
 import kvstore
 from benchmarks import server
 from benchmarks.data import Data
 from benchmarks.ours import Ours
 from benchmarks.subject import Stopwatch, Subject, Timed, Work
-from bulk.pushes import Pushes
-from bulk.pushes.pull import Puller
+from kvstore import bulk
+from kvstore.bulk.pushes import Pushes
+from kvstore.bulk.pushes.pull import Puller
 
 PROMISED_S: Final = 0.010
 """The promised time of the commit of a push, and of its revert."""

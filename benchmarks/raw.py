@@ -17,9 +17,9 @@ import pyarrow.parquet as pq
 import rocksdict as rocks
 
 from benchmarks.subject import BackedUp, Work, tree_bytes
-from kvstore.arrow import rows_schema
-from kvstore.engine.rocks_options import family_options
+from kvstore.engine.rocks import family_options
 from kvstore.limits import BLOCK_CACHE_BYTES
+from kvstore.mvcc.arrow import rows_schema
 
 _FILL_ROWS = 10_000
 

@@ -21,9 +21,8 @@ import pyarrow.parquet as pq
 import kvstore
 from benchmarks.data import Data
 from benchmarks.subject import Subject, Work
-from bulk.loading import import_rows
-from bulk.tables import import_files
-from kvstore.arrow import rows_schema
+from kvstore.bulk.loading import import_files, import_rows
+from kvstore.mvcc.arrow import rows_schema
 from kvstore.tables import TableCodec
 
 FOUND: Final = 100

@@ -19,10 +19,10 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Final
 
-import backup
 import kvstore
 from benchmarks.data import Data
 from benchmarks.subject import Subject, Timed, Work
+from kvstore import backup
 
 PAUSE_S: Final = 0.004
 PUTS: Final = 10

@@ -134,8 +134,7 @@ def redis(place: Path) -> Iterator[Contender]:
 @contextmanager
 def sqlite(place: Path) -> Iterator[Contender]:
     """Called by the plain connections of our own client, which are the fastest at hand."""
-    from kvstore.client.connection import Connection
-    from kvstore.client.endpoint import Endpoint
+    from kvstore.remote.client.transport import Connection, Endpoint
 
     port = _free_port()
     (place / "service.py").write_text(SQLITE_SERVICE)
@@ -263,7 +262,8 @@ def scan_ratio(place: Path) -> float:
             with store.batch() as batch:
                 for number in range(first, first + 10_000):
                     batch.put(b"key%08d" % number, VALUE)
-        from kvstore.server import ListenAddress, app, serving
+        from kvstore.remote.server import ListenAddress, serving
+        from kvstore.remote.server.app import app
 
         address = ListenAddress(path=str(place / "socket"))
         with serving(app(store), address) as running, kvstore.connect(running.url) as client:

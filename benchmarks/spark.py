@@ -19,18 +19,11 @@ import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 
 import kvstore
-from backup import Collection
 from benchmarks.subject import Subject, Work, processes_cpu_seconds
-from kvstore.arrow import rows_schema
-from spark_connector import (
-    ImportRows,
-    apply_changes,
-    read_collection,
-    register,
-    run_import,
-    session,
-)
-from spark_connector.jobs import backup as backup_job
+from kvstore.backup import Collection
+from kvstore.mvcc.arrow import rows_schema
+from kvstore.spark import ImportRows, apply_changes, read_collection, register, run_import, session
+from kvstore.spark.jobs import backup as backup_job
 
 _FILES = 4
 

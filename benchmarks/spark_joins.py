@@ -20,7 +20,7 @@ from pyspark.sql import functions as F  # noqa: N812  # as every Spark program h
 
 from benchmarks.joins import COMPARED, Joins, labels_of
 from benchmarks.subject import Work, processes_cpu_seconds
-from spark_connector import point_in_time_join, session
+from kvstore.spark import point_in_time_join, session
 
 _WAYS: Final = ("checkpoint", "collection", "asof", "window")
 _US: Final = pa.timestamp("us", "UTC")

@@ -6,12 +6,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import bulk
 import kvstore
 from benchmarks.data import Data
 from benchmarks.ours import Ours
 from benchmarks.raw import copy_new_files
 from benchmarks.subject import Subject, Work
+from kvstore import bulk
 
 
 class Unindexed(Ours):

@@ -1,14 +1,17 @@
 """Bulk loads: built anywhere as SST files, visible as a whole at the time they are added."""
 
-from bulk.ingest import ingest
-from bulk.manifest import Manifest
-from bulk.part import Part, PartWriter
-from bulk.pushes import Puller, Push, Pushes, PushStatus, StoreStatus, pull, shard_of
-from bulk.seed import seed
-from bulk.staged import Import
-from bulk.stages import StageTimes
-from bulk.staging import read_manifest
-from bulk.stagings import ExpiredStaging, expire_stagings
+from kvstore.bulk.building import Import
+from kvstore.bulk.ingest import ingest
+from kvstore.bulk.part import Part, PartWriter
+from kvstore.bulk.pushes import Puller, Push, Pushes, PushStatus, StoreStatus, pull, shard_of
+from kvstore.bulk.seed import seed
+from kvstore.bulk.staging import (
+    ExpiredStaging,
+    Manifest,
+    StageTimes,
+    expire_stagings,
+    read_manifest,
+)
 
 __kvstore__ = True
 """Tells this package from others of its name: see `kvstore.neighbours`."""

@@ -14,20 +14,26 @@ from typing import Annotated, Final
 import pyarrow as pa
 import typer
 
-from bulk.applying import RowsApplied, apply_rows, sync_rows
-from bulk.decoding import decoded, decoded_files
-from bulk.delimited import QUOTINGS
-from bulk.exports import export_rows, live_rows, packed, write_rows
-from bulk.files import Reads, file_events, first_row, format_of, require_quoting
-from bulk.ingest import ingest
-from bulk.loading import import_rows
-from bulk.manifest import Manifest
-from bulk.progress import Reading
-from bulk.remote import OnConflict
-from bulk.seed import SeedColumns, SeedRows, seed
-from bulk.sort import DUPLICATES
-from bulk.stagings import expire_stagings, staged_manifest
-from kvstore.arguments import is_url
+from kvstore.base.arguments import is_url
+from kvstore.base.clock import Clock
+from kvstore.base.span import Span
+from kvstore.base.timestamp import Timestamp, to_timestamp
+from kvstore.bulk.delimited import QUOTINGS
+from kvstore.bulk.exports import export_rows, live_rows, packed, write_rows
+from kvstore.bulk.files import (
+    Reads,
+    decoded,
+    decoded_files,
+    file_events,
+    first_row,
+    format_of,
+    require_quoting,
+)
+from kvstore.bulk.ingest import OnConflict, ingest
+from kvstore.bulk.loading import RowsApplied, apply_rows, import_rows, sync_rows
+from kvstore.bulk.seed import SeedColumns, SeedRows, seed
+from kvstore.bulk.sort import DUPLICATES
+from kvstore.bulk.staging import Manifest, Reading, expire_stagings, staged_manifest
 from kvstore.cli.options import (
     Encoding,
     Encodings,
@@ -40,17 +46,14 @@ from kvstore.cli.options import (
     ValueEncodingOption,
     iso,
     one_of,
+    open_or_create,
     to_duration,
     to_span,
     to_text,
 )
 from kvstore.cli.output import counting, print_figures, working
-from kvstore.cli.stores import open_or_create
-from kvstore.clock import Clock
 from kvstore.errors import UsageError
 from kvstore.opening import open_read_only
-from kvstore.span import Span
-from kvstore.timestamp import Timestamp, to_timestamp
 
 ON_CONFLICT: Final[tuple[OnConflict, ...]] = ("overwrite", "error")
 

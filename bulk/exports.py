@@ -20,16 +20,14 @@ import pyarrow as pa
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 
-from bulk.files import FileFormat, compression_of, format_of
-from bulk.json_lines import line_of
-from bulk.places import appearing_file
-from kvstore.errors import UsageError, printable
-from kvstore.errors.system import storage_errors
+from kvstore.base.span import Span
+from kvstore.base.timestamp import Timestamp
+from kvstore.bulk.files import FileFormat, compression_of, format_of, line_of
+from kvstore.bulk.seed import appearing_file
+from kvstore.errors import UsageError, printable, storage_errors
 from kvstore.limits import TEXT_ROW_BYTES_MAX
-from kvstore.snapshot import Snapshot
-from kvstore.span import Span
+from kvstore.mvcc.snapshot import Snapshot
 from kvstore.store import Store
-from kvstore.timestamp import Timestamp
 
 _ROWS: Final = pa.schema([("key", pa.binary()), ("value", pa.binary())])
 _EXPIRES: Final = pa.field("expires", pa.timestamp("ns", "UTC"))

@@ -1,43 +1,443 @@
 """Parts: the sorted files of an import, built without contact to a store.
 
-    entry := | framed user key | import id u64 | kind u8 | -> value     (kvstore/codec/keys.py)
-
-Building takes 0.3 us per row; Spark's range partition and sort before it take 1.5 us.
-
-Invariants
-1. The keys of a part ascend strictly.
-2. Names are unique per attempt, so retries and speculative attempts never write to one file.
-3. The records of keys that expire have parts of their own, which belong to the part of the keys.
+A part is one or several of RocksDB's sorted files. Its rows have the id of the import where other
+rows have a timestamp, and its keys that expire have records beside them.
 """
 
 from __future__ import annotations
 
+import os
 import re
+import secrets
+import shutil
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from operator import length_hint
 from pathlib import Path
 from types import TracebackType
-from typing import Final
+from typing import BinaryIO, Final, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
+import rocksdict as rocks
 
-from bulk.entries import kinds_of
-from bulk.expiring import ExpiryRows, require_expiring
-from bulk.sst import OutOfOrder, SstFile
-from kvstore.arguments import require_value
-from kvstore.clock import Clock
-from kvstore.codec.keys import TOMBSTONE, VALUE, encode_reference
-from kvstore.codec.ordered import frame
-from kvstore.columns import expiry_column
-from kvstore.errors import ClosedError, KeyOrderError, UsageError
-from kvstore.limits import KEY_BYTES_MAX, VALUE_BYTES_MAX
-from kvstore.span import require_key
-from kvstore.timestamp import TimeLike, is_no_due_time, to_instant
+from kvstore.base.arguments import require_value
+from kvstore.base.clock import Clock
+from kvstore.base.digest import RunningDigest, file_digest
+from kvstore.base.forks import own
+from kvstore.base.span import require_key
+from kvstore.base.timestamp import TIMESTAMP_MAX, TimeLike, is_no_due_time, to_instant
+from kvstore.bulk.sort import Sorter
+from kvstore.codec.columns import expiry_column
+from kvstore.codec.keys import (
+    SUFFIX_BYTES,
+    TERMINATOR,
+    TOMBSTONE,
+    U64_MAX,
+    VALUE,
+    encode_reference,
+    frame,
+)
+from kvstore.engine.rocks import table_options
+from kvstore.errors import (
+    ClosedError,
+    KeyOrderError,
+    KVStoreError,
+    OutOfSpaceError,
+    StorageError,
+    UsageError,
+    storage_errors,
+)
+from kvstore.limits import KEY_BYTES_MAX, SCAN_CHUNK, VALUE_BYTES_MAX
+from kvstore.loops.contract import Column
+from kvstore.loops.writes import set_rows
+from kvstore.mvcc.expiry import CARRIED, EXPIRY, WAITING, longest_key
+
+# --------------------------------------------------------------------------------------------------
+# Entries of `data` in columns: keys, suffixes and kinds, encoded at once.
+#
+#     entry := | framed user key | complemented timestamp u64 | kind u8 | -> value
+#
+# `kvstore/codec/keys.py` defines the bytes.
+
+
+def suffixes_of(times: npt.NDArray[np.int64]) -> bytes:
+    """The suffixes of versions at these times, one after the other."""
+    return (U64_MAX - times.astype("uint64")).astype(">u8").tobytes()
+
+
+def kinds_of(is_put: pa.Array) -> bytes:
+    """The kinds of versions, each a put or a delete."""
+    puts = is_put.to_numpy(zero_copy_only=False)
+    return np.where(puts, VALUE[0], TOMBSTONE[0]).astype(np.uint8).tobytes()
+
+
+def version_prefixes(keys: pa.Array, times: npt.NDArray[np.int64]) -> pa.Array:
+    """The stored keys of versions without their kinds. They sort by key, and then newest first."""
+    data = pa.py_buffer(suffixes_of(times))
+    suffixes = pa.Array.from_buffers(pa.binary(8), len(times), [None, data]).cast(pa.binary())
+    escaped = pc.replace_substring(keys, b"\x00", b"\x00\xff")
+    terminator = pa.scalar(TERMINATOR, pa.binary())
+    return pc.binary_join_element_wise(escaped, terminator, suffixes, b"")
+
+
+def with_kinds(prefixes: pa.Array, is_put: pa.Array) -> pa.Array:
+    """The stored keys of versions, each a put or a delete."""
+    put, delete = pa.scalar(VALUE, pa.binary()), pa.scalar(TOMBSTONE, pa.binary())
+    return pc.binary_join_element_wise(prefixes, pc.if_else(is_put, put, delete), b"")
+
+
+# --------------------------------------------------------------------------------------------------
+# The records of the keys of a part that expire: `kvstore.mvcc.expiry` has their bytes.
+#
+# Records are rows of the import, in parts of their own. One part has them in the order of the keys,
+# and is written beside the rows. The other has them in the order of the due times, and is sorted in
+# bounded memory when the part of the rows is finished.
+
+P_co = TypeVar("P_co", covariant=True)
+
+
+class _Rows(Protocol[P_co]):
+    """Writes ascending rows as one file, as `bulk.PartWriter` does."""
+
+    def write(self, batch: pa.RecordBatch) -> None: ...
+    def finish(self) -> P_co | None: ...
+    def abandon(self) -> None: ...
+
+
+class ExpiryRows(Generic[P_co]):
+    """Writes the records of the keys that one part has, and that expire."""
+
+    def __init__(self, begin: Callable[[], _Rows[P_co]], staging: Path, import_id: int) -> None:
+        self._begin, self._import_id = begin, import_id
+        self._scratch = staging / f"sorting-{secrets.token_hex(8)}"
+        self._by_key = begin()
+        self._by_time: _Rows[P_co] | None = None
+        self._given: tuple[list[bytes], list[int]] = ([], [])
+        self._waiting = Sorter(self._scratch)
+
+    def add_one(self, key: bytes, due: int) -> None:
+        """Add the records of one key, which lies above all earlier ones."""
+        require_expiring(pa.array([key], pa.binary()), np.array([due]))
+        keys, dues = self._given
+        keys.append(key)
+        dues.append(due)
+        if len(keys) >= SCAN_CHUNK:
+            self._add_given()
+
+    def add(self, keys: pa.Array, dues: npt.NDArray[np.int64], rows: pa.Array) -> None:
+        """Add the records of ascending keys. `rows` has, for each index entry, the key of the row
+        with which it expires, and is null or empty elsewhere. Raises as `require_expiring`."""
+        require_expiring(keys, dues)
+        self._add_given()
+        self._add(keys, dues, rows.fill_null(b""))
+
+    def finish(self) -> list[P_co]:
+        """Write both parts to disk. Costs a sort, and two fsyncs."""
+        self._add_given()
+        self._by_time = self._begin()
+        for batch in self._waiting.sorted():
+            self._by_time.write(batch)
+        parts = [self._by_key.finish(), self._by_time.finish()]
+        shutil.rmtree(self._scratch, ignore_errors=True)
+        return [part for part in parts if part is not None]
+
+    def abandon(self) -> None:
+        """Remove the unfinished files. Repeatable."""
+        self._by_key.abandon()
+        if self._by_time is not None:
+            self._by_time.abandon()
+        shutil.rmtree(self._scratch, ignore_errors=True)
+
+    def _add_given(self) -> None:
+        keys, dues = self._given
+        if keys:
+            self._given = [], []
+            none = pa.array([b""] * len(keys), pa.binary())
+            self._add(pa.array(keys, pa.binary()), np.array(dues, np.int64), none)
+
+    def _add(self, keys: pa.Array, dues: npt.NDArray[np.int64], rows: pa.Array) -> None:
+        found = self._encoded(dues)
+        self._by_key.write(_rows(_joined(CARRIED, keys), found))
+        self._waiting.add(_rows(_joined(WAITING, found, keys), rows))
+
+    def _encoded(self, dues: npt.NDArray[np.int64]) -> pa.Array:
+        """Each due time with the id of the import, as `kvstore.mvcc.expiry` has them."""
+        pairs = np.empty((len(dues), 2), ">u8")
+        pairs[:, 0], pairs[:, 1] = dues, self._import_id
+        data = pa.py_buffer(pairs.tobytes())
+        return pa.Array.from_buffers(pa.binary(16), len(dues), [None, data]).cast(pa.binary())
+
+
+def require_expiring(keys: pa.Array, dues: npt.NDArray[np.int64]) -> None:
+    """Raise `UsageError` for a key that cannot expire, and for a time that cannot be."""
+    if not len(keys):
+        return
+    longest = pc.max(pc.binary_length(keys)).as_py()
+    if longest > longest_key():
+        raise UsageError(
+            f"a key has {longest} bytes, and one that expires at most {longest_key()}",
+            "use a shorter key, or delete it yourself",
+        )
+    if pc.any(pc.starts_with(keys, EXPIRY)).as_py():
+        raise UsageError("a key that expires is itself the record of an expiry", "choose another")
+    if dues.min() < 1 or dues.max() >= TIMESTAMP_MAX:
+        at = dues.min() if dues.min() < 1 else dues.max()
+        raise UsageError(f"expires={at} is no time", f"pass one from 1 to {TIMESTAMP_MAX - 1}")
+
+
+def _joined(prefix: bytes, *columns: pa.Array) -> pa.Array:
+    return pc.binary_join_element_wise(pa.scalar(prefix, pa.binary()), *columns, b"")
+
+
+def _rows(keys: pa.Array, values: pa.Array) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays([keys, values], names=["key", "value"])
+
+
+# --------------------------------------------------------------------------------------------------
+# SST files: RocksDB's sorted tables, written without a database.
+#
+# Writing costs 0.3 us per row, if a row costs one call.
+#
+# Invariants
+# 1. Keys ascend strictly. RocksDB's own writer checks it.
+# 2. A file gets its name when it is whole and on disk (temporary name, fsync, rename).
+# 3. The directory is never created here. A directory that is gone was discarded, and a task that
+#    still runs must not bring it back.
+
+UNFINISHED_SUFFIX: Final = ".tmp"
+_PIECE_BYTES: Final = 1 << 20
+"""Bytes of rows that are added before the digest takes the written bytes: RocksDB, which writes
+1 MB at once, has not dropped them yet."""
+
+_READ_BYTES: Final = 128 << 10
+"""Bytes that the digest takes at once: they stay in the processor's caches in between."""
+
+_CODECS: Final = {
+    "lz4": rocks.DBCompressionType.lz4,
+    "zstd": rocks.DBCompressionType.zstd,
+    "none": rocks.DBCompressionType.none,
+}
+
+
+class OutOfOrder(Exception):  # noqa: N818  # a signal to the caller, who knows the user's keys
+    """The key at `index` of an `add` is not above the one before it."""
+
+    def __init__(self, index: int) -> None:
+        super().__init__(index)
+        self.index = index
+
+
+class Written(NamedTuple):
+    """A finished file: its size, its digest, and what identifies it to the file system."""
+
+    size_bytes: int
+    digest: str
+    mtime_ns: int
+    inode: int
+
+
+class SstFile:
+    """Writes one SST. The first row opens the file, because RocksDB refuses an empty one."""
+
+    def __init__(self, path: Path, *, compression: str = "lz4") -> None:
+        self._path = path
+        self._unfinished = path.with_name(path.name + UNFINISHED_SUFFIX)
+        self._options = writer_options(compression)
+        self._opened: _Opened | None = None
+        # In a forked child the destructor would write its buffer into the parent's file.
+        own(self, str(path), endings=("abandon",))
+
+    def add(self, keys: Sequence[bytes], values: Sequence[bytes]) -> None:
+        """Add encoded rows. Raises `OutOfOrder` at a key that is not above its predecessor."""
+        opened = self._open()
+        left = iter(keys)
+        try:
+            for key, value in zip(left, values, strict=True):  # counting takes 20 of 400 ns a row
+                opened.writer[key] = value
+        except Exception as error:
+            raise self._refused(error, len(keys) - length_hint(left) - 1) from error
+        opened.followed.follow()
+
+    def add_rows(
+        self, keys: pa.Array, values: pa.Array, suffixes: bytes, kinds: bytes | None
+    ) -> None:
+        """Add versions of binary columns: the user keys, and the suffix of all versions, or one for
+        each. `kinds` has the kind of each, None where all have values; a delete and a null have an
+        empty value. Raises as `add`."""
+        added = 0
+        for piece in _pieces(keys, values, suffixes, kinds):
+            opened = self._open()
+            done, error = set_rows(opened.writer, *piece)
+            added += done
+            if error is not None:
+                raise self._refused(error, added) from error
+            opened.followed.follow()
+
+    def finish(self) -> Written | None:
+        """Write the file to disk under its name. None if it has no rows. Costs one fsync."""
+        if self._opened is None:
+            return None
+        writer, followed = self._opened
+        self._guarded(writer.finish)
+        digest = followed.finish()
+        self._opened = None
+        with storage_errors(str(self._unfinished)):
+            os.replace(self._unfinished, self._path)
+            found = self._path.stat()
+        return Written(found.st_size, digest, found.st_mtime_ns, found.st_ino)
+
+    def abandon(self) -> None:
+        """Remove the unfinished file. Repeatable."""
+        if self._opened is not None:
+            self._opened.followed.close()
+            self._opened = None
+        with storage_errors(str(self._unfinished)):
+            self._unfinished.unlink(missing_ok=True)
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes written so far, 0 before the first row."""
+        return 0 if self._opened is None else self._opened.writer.file_size()
+
+    def _open(self) -> _Opened:
+        if self._opened is None:
+            writer = rocks.SstFileWriter(self._options)
+            self._guarded(lambda: writer.open(str(self._unfinished)))
+            self._opened = _Opened(writer, _Followed(self._unfinished))
+        return self._opened
+
+    def _refused(self, error: Exception, at: int) -> Exception:
+        if "ascending order" in str(error):
+            return OutOfOrder(at)
+        return _translated(self._unfinished, error)
+
+    def _guarded(self, action: Callable[[], None]) -> None:
+        try:
+            action()
+        except Exception as error:
+            raise _translated(self._unfinished, error) from error
+
+
+class _Opened(NamedTuple):
+    """A file to which RocksDB writes, and a reader behind it."""
+
+    writer: rocks.SstFileWriter
+    followed: _Followed
+
+
+class _Followed:
+    """Takes the digest of a file from the bytes that RocksDB has written so far.
+
+    RocksDB writes 1 MB at once, only behind the last byte, and soon drops written bytes from the
+    page cache. A pass over the finished file would read it from the disk: see decision 23.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._where = str(path)
+        self._digest = RunningDigest()
+        self._piece = memoryview(bytearray(_READ_BYTES))
+        with storage_errors(self._where):
+            self._file = path.open("rb", buffering=0)
+
+    def follow(self) -> None:
+        """Take the bytes that have come since the last call."""
+        with storage_errors(self._where):
+            while size := self._file.readinto(self._piece):
+                self._digest.update(self._piece[:size])
+
+    def finish(self) -> str:
+        """The digest of the finished file, which is on disk then."""
+        self.follow()
+        with storage_errors(self._where):
+            os.fsync(self._file.fileno())
+            prefetch(self._file.fileno())
+        self.close()
+        return self._digest.text()
+
+    def close(self) -> None:
+        """Stop. Repeatable."""
+        with storage_errors(self._where):
+            self._file.close()
+
+
+def prefetch(file: int) -> None:
+    """Have the system read a file into memory, and do not wait for it: the first gets from a cold
+    file are 15 times as slow. Costs 2.5 us for each MB that is there already."""
+    if hasattr(os, "posix_fadvise"):
+        with suppress(OSError):  # failing advice does no harm
+            os.posix_fadvise(file, 0, 0, os.POSIX_FADV_WILLNEED)
+
+
+def fsync_and_digest(file: BinaryIO) -> str:
+    """The digest of a whole file. The file is on disk then."""
+    found = file_digest(file)
+    os.fsync(file.fileno())
+    return found
+
+
+def require_compression(name: str) -> None:
+    """Raise `UsageError` unless SST files can have `compression`."""
+    if name not in _CODECS:
+        raise UsageError(f"compression={name!r}", f"pass one of {', '.join(_CODECS)}")
+
+
+def writer_options(compression: str) -> rocks.Options:
+    """The options of the files of an import. Raises as `require_compression`."""
+    require_compression(compression)
+    options = rocks.Options(raw_mode=True)
+    options.set_compression_type(_CODECS[compression]())
+    options.set_block_based_table_factory(table_options())
+    return options
+
+
+def _pieces(
+    keys: pa.Array, values: pa.Array, suffixes: bytes, kinds: bytes | None
+) -> Iterator[tuple[Column, Column, int, bytes, bytes | None]]:
+    """Rows in pieces of `_PIECE_BYTES`, as `set_rows` takes them."""
+    count = len(keys)
+    step = max(1, count * _PIECE_BYTES // max(1, keys.nbytes + values.nbytes))
+    each = SUFFIX_BYTES if len(suffixes) == SUFFIX_BYTES * count else 0
+    for first in range(0, count, step):
+        last = min(first + step, count)
+        yield (
+            _buffers(keys[first:last]),
+            _buffers(values[first:last]),
+            last - first,
+            suffixes[first * each : last * each] if each else suffixes,
+            None if kinds is None else kinds[first:last],
+        )
+
+
+def _buffers(column: pa.Array) -> Column:
+    """A binary column as the loops take it."""
+    valid, offsets, data = column.buffers()
+    return 0, valid if column.null_count else None, column.offset, data, offsets
+
+
+def _translated(path: Path, error: Exception) -> KVStoreError:
+    text = str(error)
+    if "No space left" in text or "Disk quota" in text:
+        return OutOfSpaceError(str(path))
+    return StorageError(f"writing {path} failed: {text}", "look at the disk, and write it again")
+
+
+# --------------------------------------------------------------------------------------------------
+# Parts: the sorted files of an import, built without contact to a store.
+#
+#     entry := | framed user key | import id u64 | kind u8 | -> value     (kvstore/codec/keys.py)
+#
+# Building takes 0.3 us per row; Spark's range partition and sort before it take 1.5 us.
+#
+# Invariants
+# 1. The keys of a part ascend strictly.
+# 2. Names are unique per attempt, so retries and speculative attempts never write to one file.
+# 3. The records of keys that expire have parts of their own, which belong to the part of the keys.
 
 PART_PREFIX: Final = "part-"
 PART_NAME: Final = re.compile(rf"{PART_PREFIX}[0-9a-f]{{32}}\.sst", re.ASCII)

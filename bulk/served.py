@@ -20,16 +20,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bulk.addresses import staging_place
-from bulk.bucket import BucketUrl
-from bulk.ingest import CONFLICTS, ingest
-from bulk.remote import NAME
-from bulk.stages import StageTimes
+from kvstore.bulk.ingest import CONFLICTS, NAME, ingest
+from kvstore.bulk.staging import BucketUrl, StageTimes, staging_place
 from kvstore.errors import AccessDeniedError, UsageError
-from kvstore.protocol.parameters import FLAG, TEXT, count, word
-from kvstore.server.access import ADMIN
-from kvstore.server.invocation import Invocation
-from kvstore.server.verbs import Answer, Verb, described, told
+from kvstore.remote.parameters import FLAG, TEXT, count, word
+from kvstore.remote.server.access import ADMIN
+from kvstore.remote.server.invocation import Invocation
+from kvstore.remote.server.verbs import Answer, Verb, described, told
 from kvstore.storage.address import parse_address
 
 
@@ -37,7 +34,8 @@ def import_verbs(
     places: Sequence[str], *, options: Mapping[str, Any] | None = None
 ) -> Sequence[Verb]:
     """The verbs of a server that takes imports from below `places`: URLs, or directories of its
-    machine. `options` go to the object store. Pass the verbs to `kvstore.server.app(verbs=)`.
+    machine. `options` go to the object store. Pass the verbs to
+    `kvstore.remote.server.app(verbs=)`.
 
     Raises `UsageError` for a place that is neither.
     """

@@ -31,11 +31,10 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kvstore.arrow import key_words
-from kvstore.errors import CorruptionError, StorageError, UsageError
-from kvstore.errors.system import storage_errors
+from kvstore.base.span import Span
+from kvstore.errors import CorruptionError, StorageError, UsageError, storage_errors
 from kvstore.limits import ARROW_ROWS_MAX, RUN_BLOCK_BYTES, RUN_BYTES_MAX, SORT_BYTES_MAX
-from kvstore.span import Span
+from kvstore.mvcc.arrow import key_words
 
 Duplicates: TypeAlias = Literal["error", "last"]
 DUPLICATES: Final[tuple[Duplicates, ...]] = ("error", "last")

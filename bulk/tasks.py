@@ -17,11 +17,10 @@ from functools import partial
 from pathlib import Path
 from typing import Final, cast
 
-from bulk.ingest import ingest
-from bulk.remote import OnConflict
-from bulk.staging import read_manifest
+from kvstore.bulk.ingest import OnConflict, ingest
+from kvstore.bulk.staging import read_manifest
 from kvstore.codec.json import JsonObject
-from kvstore.control.scripts import StoreOrClient
+from kvstore.remote.control import StoreOrClient
 from kvstore.tasks import Arguments, Handler, TaskProgress, handler, submit
 
 IMPORT_QUEUE: Final = "import"

@@ -25,7 +25,8 @@ from fastapi.responses import JSONResponse
 
 import kvstore
 from kvstore import errors
-from kvstore.server import Token, app
+from kvstore.remote.server import Token
+from kvstore.remote.server.app import app
 
 
 @asynccontextmanager

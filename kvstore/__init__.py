@@ -16,32 +16,30 @@ from kvstore.version import __version__
 
 if TYPE_CHECKING:
     from kvstore import codec, errors
-    from kvstore.batch import Batch
+    from kvstore.base.clock import Clock, ManualClock
+    from kvstore.base.span import Span
+    from kvstore.base.timestamp import Timestamp
     from kvstore.changes import Change
-    from kvstore.changes.changeset import Changeset, ChangesetId
-    from kvstore.changes.epoch import Epoch
-    from kvstore.changes.event import Event, Operation
-    from kvstore.changes.generation import Generation
-    from kvstore.claims import HoldRecord
-    from kvstore.clock import Clock, ManualClock
-    from kvstore.commit import Durability
-    from kvstore.control import open  # noqa: A004  # kvstore.open is the public name
-    from kvstore.engine.rocks_knobs import Options
+    from kvstore.changes.epochs import Changeset, ChangesetId, Epoch
+    from kvstore.changes.events import Event, Operation
+    from kvstore.changes.streams import Generation
+    from kvstore.engine.rocks import Options
     from kvstore.feeds import Feed, FeedBatch, Position, Share
-    from kvstore.gc import GcPolicy, GcReport
-    from kvstore.holds import Hold
-    from kvstore.imports import ImportRecord
-    from kvstore.joins import Join, join
-    from kvstore.live import LiveReader, follow
     from kvstore.mapping import MappingCodec, StoreMapping
     from kvstore.mvcc import Version
+    from kvstore.mvcc.snapshot import Snapshot
     from kvstore.opening import open_read_only
-    from kvstore.snapshot import Snapshot
-    from kvstore.span import Span
+    from kvstore.remote.control import open  # noqa: A004  # kvstore.open is the public name
+    from kvstore.remote.live import LiveReader, follow
+    from kvstore.retention.gc import GcPolicy, GcReport
     from kvstore.store import Store
     from kvstore.tables import Table, desc, unique
-    from kvstore.timestamp import Timestamp
-    from kvstore.txn import Transaction
+    from kvstore.tables.joins import Join, join
+    from kvstore.timeline.batch import Batch
+    from kvstore.timeline.durability import Durability
+    from kvstore.timeline.holds import Hold, HoldRecord
+    from kvstore.timeline.import_records import ImportRecord
+    from kvstore.timeline.transaction import Transaction
 
 __all__ = [
     "Batch",

@@ -12,9 +12,9 @@ import json
 from collections.abc import Callable, Iterator, MutableMapping
 from typing import Any, Final, NamedTuple, Protocol
 
+from kvstore.base.span import prefix_end, require_key
+from kvstore.base.timestamp import Timestamp
 from kvstore.errors import CorruptionError, UsageError, printable
-from kvstore.span import prefix_end, require_key
-from kvstore.timestamp import Timestamp
 
 
 class MappingCodec(NamedTuple):

@@ -12,32 +12,26 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from kvstore.arguments import require_outside, require_path
+from kvstore.base.arguments import require_outside, require_path
+from kvstore.base.clock import Clock, Timeline, WallClock
+from kvstore.base.notices import notice
+from kvstore.base.timestamp import Timestamp
 from kvstore.changes import ChangeIndex
-from kvstore.changes.capture import Capture, open_domain, passive_domain
-from kvstore.clock import Clock, Timeline, WallClock
-from kvstore.commit import (
-    Committer,
-    Durability,
-    DurableMark,
-    read_only_policy,
-    require_durability,
-)
+from kvstore.changes.epochs import Capture, open_domain, passive_domain
 from kvstore.engine import DATA, Engine, WriteBatch
-from kvstore.engine.rocks import RocksEngine
-from kvstore.engine.rocks_knobs import DEFAULTS, Options
+from kvstore.engine.rocks import DEFAULTS, Options, RocksEngine
 from kvstore.engine.rocks_secondary import SecondaryEngine
-from kvstore.errors import FormatVersionError, NotAStoreError, UsageError
-from kvstore.errors.system import storage_errors
-from kvstore.gc import GcPolicy
-from kvstore.meta import FORMAT, INDEX_FLOOR, SINCE, UPPER, Meta
+from kvstore.errors import FormatVersionError, NotAStoreError, UsageError, storage_errors
+from kvstore.feeds.replica import FirstCopy, stage_replica, stored_policy
 from kvstore.mvcc import RangeTombstone, Versions
+from kvstore.mvcc.meta import FORMAT, INDEX_FLOOR, SINCE, UPPER, Meta
+from kvstore.mvcc.scanners import SCANS_DIRECTORY
 from kvstore.mvcc.write import stage_tombstones
-from kvstore.notices import notice
-from kvstore.replica import FirstCopy, stage_replica, stored_policy
-from kvstore.scanners import SCANS_DIRECTORY
+from kvstore.retention.gc import GcPolicy
 from kvstore.store import Store
-from kvstore.timestamp import Timestamp
+from kvstore.timeline.committer import Committer
+from kvstore.timeline.durability import Durability, DurableMark, require_durability
+from kvstore.timeline.frontiers import read_only_policy
 
 AnyStore = TypeVar("AnyStore", bound=Store)
 
@@ -45,7 +39,7 @@ FORMAT_VERSION: Final = 1
 ENGINES: Final = ("rocksdb", "memory")
 
 
-def open(  # noqa: A001  # named as the public call, which is in `kvstore.control`
+def open(  # noqa: A001  # named as the public call, which is in `kvstore.remote.control`
     path: str | os.PathLike[str] | None,
     engine: str | Engine = "rocksdb",
     durability: Durability = "group",
@@ -137,7 +131,7 @@ def engine_at(path: Path) -> str | None:
     with storage_errors(str(path)):
         if (path / "CURRENT").exists():
             return "rocksdb"
-        from kvstore.engine.memory_opening import is_memory_store
+        from kvstore.engine.memory import is_memory_store
 
         return "memory" if is_memory_store(path) else None
 

@@ -23,14 +23,14 @@ from datetime import timedelta
 from functools import partial
 from typing import Any, Final
 
-from kvstore.arguments import require_age
+from kvstore.base.arguments import require_age
+from kvstore.base.span import Span
+from kvstore.base.timestamp import TIMESTAMP_MAX, TimeLike, to_timestamp
 from kvstore.codec.json import JsonObject
 from kvstore.errors import UsageError
 from kvstore.limits import COMPACT_PIECES
-from kvstore.span import Span
 from kvstore.store import Store
 from kvstore.tasks import Arguments, Handler, TaskProgress, age_of, handler, submit
-from kvstore.timestamp import TIMESTAMP_MAX, TimeLike, to_timestamp
 
 GC_QUEUE: Final = "gc"
 COMPACT_QUEUE: Final = "compact"

@@ -16,7 +16,7 @@ from pyspark.sql.types import StructType
 from pyspark_kvstore.quiet import end_silently
 
 if TYPE_CHECKING:
-    from spark_connector.source import KVStoreSource
+    from kvstore.spark.source import KVStoreSource
 
 
 class DefaultSource(DataSource):
@@ -44,7 +44,7 @@ class DefaultSource(DataSource):
         return self._source().streamWriter(schema, overwrite)
 
     def _source(self) -> KVStoreSource:
-        from spark_connector.source import KVStoreSource
+        from kvstore.spark.source import KVStoreSource
 
         return KVStoreSource(self.options)
 

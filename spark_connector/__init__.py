@@ -1,20 +1,23 @@
 """Spark reads and loads stores: sessions, bulk loads, reads of state and changes, streams."""
 
-import kvstore.backup  # noqa: F401  # refuses a stranger before it is imported from
-import spark_connector.releases  # noqa: F401  # refuses an older PySpark in the same way
-from spark_connector.joins.join import lookup_join, point_in_time_join
-from spark_connector.loading.changes import apply_changes
-from spark_connector.loading.keys import tuple_key
-from spark_connector.loading.load import ImportReport, bulk_import, run_import, stage_import
-from spark_connector.loading.push import PushReport, push, shard_of
-from spark_connector.loading.rows import ImportRows, sorted_rows
-from spark_connector.loading.sink import batch_importer
-from spark_connector.reading.history import history
-from spark_connector.reading.native import read_collection
-from spark_connector.reading.where import read_where
-from spark_connector.seeding.seed import seed
-from spark_connector.session import session
-from spark_connector.source import register
+import kvstore.backup  # refuses a stranger before it is imported from
+import kvstore.spark.session  # noqa: F401  # refuses an older PySpark in the same way
+from kvstore.spark.joins import lookup_join, point_in_time_join
+from kvstore.spark.load import (
+    ImportReport,
+    ImportRows,
+    bulk_import,
+    run_import,
+    sorted_rows,
+    stage_import,
+    tuple_key,
+)
+from kvstore.spark.push import PushReport, push, shard_of
+from kvstore.spark.read import history, read_collection, read_where
+from kvstore.spark.seed import seed
+from kvstore.spark.session import session
+from kvstore.spark.source import register
+from kvstore.spark.streaming import apply_changes, batch_importer
 
 __all__ = [
     "ImportReport",

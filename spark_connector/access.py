@@ -1,29 +1,216 @@
-"""How the driver, the planning workers and the tasks open a collection, or call a server.
-
-An `Access` holds references, never secrets: the name of an environment variable, or the path of a
-file that every machine of the cluster has. The credentials of an object store come from where its
-own tools find them: the environment, a profile, or the machine's role.
+"""What drivers, planning workers and tasks need: checks of what executors lack, worker set-up, and
+access to a collection or a server.
 """
 
 from __future__ import annotations
 
+import gc
 import os
-from collections.abc import Mapping
+import pickle
+import re
+import socket
+import sys
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
-from backup import Collection
-from backup.place import find_place
-from backup.sealed import Secret
-from backup.shard import Storage
-from bulk.addresses import staging_place
-from bulk.bucket import BucketUrl
-from kvstore.errors import UsageError
+import pyarrow as pa
+from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]  # it has no types
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+from kvstore.backup import Collection
+from kvstore.backup.chains import find_place
+from kvstore.backup.sealed import Secret
+from kvstore.backup.shard import Storage
+from kvstore.bulk.staging import BucketUrl, staging_place
+from kvstore.errors import KVStoreError, UsageError
+from kvstore.spark.session import CONNECT, require
 from kvstore.storage.address import file_path, require_address
 
 if TYPE_CHECKING:
-    from kvstore.client import Client
+    from kvstore.remote.client import Client
+
+
+# --------------------------------------------------------------------------------------------------
+# Checks for things that executors of a cluster may lack: directories that this process sees, and
+# this library.
+#
+# A task that does not see a directory must not make one of the same name: its files would lie on
+# the disk of one machine, where no other process finds them. So a task looks first, and the error
+# names its machine. Another attempt would help only by chance, so the error ends the job.
+
+_Result = TypeVar("_Result")
+
+_DESCRIPTION: Final = "spark.job.description"
+_MISSING: Final = re.compile(r"ModuleNotFoundError: (No module named '[^']*')")
+_NOT_COMPILED: Final = re.compile(r"NotCompiledError: (the loops of kvstore are not compiled .*?);")
+_OTHER_PYTHON: Final = re.compile(r"\[PYTHON_VERSION_MISMATCH\] (.*?\.) ")
+
+
+def is_remote(spark: object) -> bool:
+    """Whether the session is one of Spark Connect: it has no context, and no JVM beside it. Raises
+    `UsageError` if it is, and the release is too old for it."""
+    found = not isinstance(spark, SparkSession)
+    if found:
+        require(CONNECT)
+    return found
+
+
+def cores_of(spark: SparkSession) -> int | None:
+    """The cores of the executors; None where Spark Connect does not tell them."""
+    return None if is_remote(spark) else spark.sparkContext.defaultParallelism
+
+
+def require_seen(directories: Iterable[str | os.PathLike[str]]) -> None:
+    """Raise `UsageError` unless this machine sees all these directories."""
+    for directory in directories:
+        if not os.path.isdir(directory):
+            raise UsageError(
+                f"machine {socket.gethostname()} does not see {os.fspath(directory)}",
+                "use a directory that this machine and all of Spark's machines see under one path",
+            )
+
+
+@contextmanager
+def running_tasks(spark: SparkSession, doing: str) -> Iterator[None]:
+    """Tasks run in the block. Spark's pages show them as `kvstore: doing`, unless the caller has
+    described his jobs himself.
+
+    Executors without this library, without its compiled modules, or with another Python, are
+    reported as a `UsageError` of one line.
+    """
+    try:
+        with _described(spark, f"kvstore: {doing}"):
+            yield
+    except (Py4JJavaError, PySparkException) as error:
+        text = str(error)
+        if (bare := _NOT_COMPILED.search(text)) is not None:
+            raise UsageError(
+                f"Spark's executors have sources without compiled modules: {bare[1]}",
+                "install a wheel of kvstore-mvcc in their Python, or ship an archive of an "
+                "installed one: see docs/how-to/spark-cluster.md",
+            ) from None
+        if (missing := _MISSING.search(text)) is not None:
+            raise UsageError(
+                f"Spark's executors cannot import the library: {missing[1]}",
+                "install kvstore-mvcc[spark] in their Python, or ship it: see "
+                "docs/how-to/spark-cluster.md",
+            ) from None  # Spark's text is a page, and tells nothing more
+        if (other := _OTHER_PYTHON.search(text)) is not None:
+            raise UsageError(
+                f"Spark's executors run another Python: {other[1]}",
+                "set spark.pyspark.python, or PYSPARK_PYTHON, to this version on their machines",
+            ) from None
+        raise
+
+
+def asked(spark: SparkSession, work: Callable[[], _Result], doing: str) -> _Result:
+    """The result of `work` in one task. A worker looks at places, and not the driver, which may
+    have the store open: a look from the same process would take the driver's own lock away.
+
+    Raises the error of the library that the task has found.
+    """
+
+    def attempt(_: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        freeze_objects()
+        found: _Result | KVStoreError
+        try:
+            found = work()
+        except KVStoreError as error:  # a retry cannot help
+            found = error
+        yield pa.record_batch({"found": pa.array([pickle.dumps(found)], pa.binary())})
+
+    with running_tasks(spark, doing):
+        [row] = spark.range(0, 1, 1, 1).mapInArrow(attempt, "found binary").collect()
+    found: _Result | KVStoreError = pickle.loads(row[0])
+    if isinstance(found, KVStoreError):
+        raise found
+    return found
+
+
+@contextmanager
+def _described(spark: SparkSession, text: str) -> Iterator[None]:
+    if is_remote(spark):  # it describes no jobs
+        yield
+        return
+    context = spark.sparkContext
+    if context.getLocalProperty(_DESCRIPTION) is not None:
+        yield
+        return
+    context.setLocalProperty(_DESCRIPTION, text)
+    try:
+        yield
+    finally:
+        context.setLocalProperty(_DESCRIPTION, None)  # type: ignore[arg-type]  # it removes it
+
+
+# --------------------------------------------------------------------------------------------------
+# The set-up of a Python worker of Spark before its first task, and its errors.
+#
+# Spark's worker runs Python's garbage collector after each task and each step of planning, and the
+# next task waits for it: 60 ms for the 90,000 objects of the modules that a task imports. The
+# collector skips frozen objects.
+
+_OF_WORKERS: Final = ("PYTHON_UNIX_DOMAIN_ENABLED", "PYTHON_WORKER_FACTORY_SECRET")
+"""Variables that Spark sets in the environment of its Python workers alone."""
+
+_print_error: Final = traceback.print_exc
+_HIDES_STACK: Final = "SPARK_HIDE_TRACEBACK"
+
+
+@cache
+def freeze_objects() -> None:
+    """Keep all present objects out of garbage collection. Only the first call does anything.
+
+    Call it in Spark's workers only, after their imports. It runs no collection before: imports
+    leave no garbage, and the first call of each worker would wait 22 ms.
+    """
+    gc.freeze()
+    if _is_worker():
+        traceback.print_exc = _print_other
+
+
+@contextmanager
+def plain_errors() -> Iterator[None]:
+    """In a worker of Spark, errors of the library leave the block without the worker's stack.
+
+    Spark sends the text of an error to the driver. The error says what to do, and a stack of thirty
+    lines would hide it. The worker ends with the error, so no error of other code is cut short.
+    """
+    try:
+        yield
+    except KVStoreError:
+        if _is_worker():
+            os.environ[_HIDES_STACK] = "1"  # PySpark looks when it writes the error
+        raise
+
+
+def _is_worker() -> bool:
+    return any(name in os.environ for name in _OF_WORKERS)
+
+
+def _print_other(*args: Any, **named: Any) -> None:
+    """Print the error that ends a worker, in the place of `traceback.print_exc`, which PySpark's
+    daemon calls for it.
+
+    Spark closes the socket of a planner, or of a task with a limit, as soon as it has its answer.
+    The worker then fails to write, which is no error of anyone.
+    """
+    if not isinstance(sys.exc_info()[1], BrokenPipeError):
+        _print_error(*args, **named)
+
+
+# --------------------------------------------------------------------------------------------------
+# How the driver, the planning workers and the tasks open a collection, or call a server.
+#
+# An `Access` holds references, never secrets: the name of an environment variable, or the path of a
+# file that every machine of the cluster has. The credentials of an object store come from where its
+# own tools find them: the environment, a profile, or the machine's role.
 
 Address: TypeAlias = "Access | str | os.PathLike[str]"
 """An `Access`, the path or URL of an unencrypted collection, or the URL of a server that asks for
@@ -141,7 +328,9 @@ class Access:
             token = _first_line(self.token_file, "token")
         elif self.token_env is not None:
             token = _variable(self.token_env, "a token file")
-        from kvstore.client import connect  # brings TLS with it, which most tasks do not need
+        from kvstore.remote.client import (
+            connect,  # brings TLS with it, which most tasks do not need
+        )
 
         return connect(self.url, token, ca=self.ca_file)
 

@@ -28,16 +28,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal, TypeAlias
 
-from bulk.bucket import BucketUrl
+from kvstore.base.clock import Clock
+from kvstore.base.span import Span
+from kvstore.base.timestamp import OTHER_UNITS_MAX, Timestamp, to_timestamp
+from kvstore.bulk.staging import BucketUrl
 from kvstore.changes import Revisions
-from kvstore.clock import Clock
 from kvstore.errors import UsageError
 from kvstore.limits import ARROW_BYTES_MAX, ARROW_ROWS_MAX, READER_LEASE_S_MAX
-from kvstore.span import Span
-from kvstore.timestamp import OTHER_UNITS_MAX, Timestamp, to_timestamp
-from spark_connector.access import LEASE_SECONDS, Access, staging_at
-from spark_connector.filters import Filters, from_text
-from spark_connector.ranges import spans_of
+from kvstore.spark.access import LEASE_SECONDS, Access, staging_at
+from kvstore.spark.pushdown import Filters, from_text, spans_of
 
 Mode: TypeAlias = Literal["state", "changes", "stream", "write"]
 
@@ -315,7 +314,8 @@ def _count(given: Mapping[str, str], name: str, *, at_most: int = (1 << 63) - 1)
 
 
 def _time(given: Mapping[str, str], *names: str) -> Timestamp | None:
-    """The time that one of several options gives, as `kvstore.timestamp.to_timestamp` reads it."""
+    """The time that one of several options gives, as `kvstore.base.timestamp.to_timestamp` reads
+    it."""
     present = [name for name in names if name in given]
     if len(present) > 1:
         both = " and ".join(_KNOWN[name] for name in present)

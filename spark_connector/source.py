@@ -14,14 +14,15 @@ from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
 from kvstore.errors import UsageError
-from spark_connector.interfaces import (
+from kvstore.spark.access import freeze_objects, plain_errors
+from kvstore.spark.interfaces import (
     DataSource,
     DataSourceReader,
     DataSourceStreamReader,
     DataSourceStreamWriter,
     DataSourceWriter,
 )
-from spark_connector.options import (
+from kvstore.spark.options import (
     ReadOptions,
     asked_table,
     column_names,
@@ -31,10 +32,8 @@ from spark_connector.options import (
     require_readable_options,
     staging_of,
 )
-from spark_connector.reading.query import QueryReader, table_schema
-from spark_connector.reading.schema import offered, require_known, require_same
-from spark_connector.releases import LIMITS, SOURCES, require
-from spark_connector.worker import freeze_objects, plain_errors
+from kvstore.spark.read import QueryReader, offered, require_known, require_same, table_schema
+from kvstore.spark.session import LIMITS, SOURCES, require
 
 FORMAT: Final = "kvstore"
 
@@ -65,7 +64,7 @@ class KVStoreSource(DataSource):
         return QueryReader(options, asked, changes=changes)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
-        from spark_connector.reading.stream import RefusedReader, StreamReader
+        from kvstore.spark.read import RefusedReader, StreamReader
 
         freeze_objects()
         try:
@@ -87,7 +86,7 @@ class KVStoreSource(DataSource):
 
     @plain_errors()
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        from spark_connector.loading.writer import StagingWriter  # readers need no import of it
+        from kvstore.spark.streaming import StagingWriter  # readers need no import of it
 
         freeze_objects()
         given = honoured(self.options, "write")

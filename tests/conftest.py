@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 for suite in (
     "kvstore.testing.engines",
     "kvstore.testing.histories",
-    "backup.testing.blobs",
-    "backup.testing.consensus",
+    "kvstore.backup.testing.blobs",
+    "kvstore.backup.testing.consensus",
 ):
     pytest.register_assert_rewrite(suite)
 
@@ -67,7 +67,7 @@ def pytest_collection_finish() -> None:
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """The run's one Spark session. A test that changes its `conf` must change it back."""
-    from spark_connector import session
+    from kvstore.spark import session
 
     # Spark's processes find credentials of object stores in the usual places.
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):

@@ -15,9 +15,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-import bulk
 import kvstore
-from kvstore import opening
+from kvstore import bulk, opening
+from kvstore.base.timestamp import TIMESTAMP_MAX
 from kvstore.errors import (
     ClosedError,
     HistoryGoneError,
@@ -26,7 +26,6 @@ from kvstore.errors import (
 )
 from kvstore.limits import KEY_BYTES_MAX
 from kvstore.store import Store
-from kvstore.timestamp import TIMESTAMP_MAX
 from tests.harness.parts import parts_of
 
 pytestmark = pytest.mark.usefixtures("each_engine")

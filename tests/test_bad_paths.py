@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-import bulk
 import kvstore
+from kvstore import bulk
 from kvstore.engine import META
 from kvstore.engine.memory import MemoryEngine
 from kvstore.engine.rocks import RocksEngine
@@ -28,7 +28,7 @@ from kvstore.errors import (
     StorageError,
     UsageError,
 )
-from kvstore.meta import FORMAT
+from kvstore.mvcc.meta import FORMAT
 from kvstore.opening import engine_at
 from kvstore.store import Store
 

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 import kvstore
-from kvstore.engine import rocks_opening
+from kvstore.engine import rocks
 from kvstore.engine.moment import Moment
 from kvstore.errors import NotYetWrittenError
 from kvstore.store import Store
@@ -138,7 +138,7 @@ def test_a_file_that_the_writer_removes_meanwhile_is_no_reason_to_sum_the_logs(
 
         of = Moment.of
         monkeypatch.setattr(Moment, "of", staticmethod(moment_of))
-        monkeypatch.setattr(rocks_opening, "find_damage", summed.append)
+        monkeypatch.setattr(rocks, "find_damage", summed.append)
         with kvstore.open_read_only(tmp_path / "store") as reader:
             assert dict(reader.scan()) == {b"a": b"3", b"z": b"v"}
         assert len(moments) == 2

@@ -15,14 +15,14 @@ from pathlib import Path
 import pytest
 
 import kvstore
-from backup.shard.rows import batch_writer
 from kvstore import limits
+from kvstore.backup.shard.rows import batch_writer
 from kvstore.errors import UsageError
 from tests.harness.bounds import FIXED, PACKAGES, SEED, TINY, bounds, some_tiny
 
 ROOT = Path(kvstore.__file__).parent.parent
 LIMITS = [name for name in vars(limits) if name.isupper()]
-SHOWN = ("backup/cli/backups.py: RETRY_S", "backup/collection.py: RETRY_S")
+SHOWN = ("backup/cli.py: RETRY_S", "backup/collection.py: RETRY_S")
 """Defaults that a help text or a signature shows. Each is a wait that the caller may set."""
 COPIES = {
     "live.pyx": {"VERSIONS_PASSED_MAX"},

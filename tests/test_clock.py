@@ -7,8 +7,8 @@ import time
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstore.clock import Clock, ManualClock, Timeline
-from kvstore.timestamp import Timestamp
+from kvstore.base.clock import Clock, ManualClock, Timeline
+from kvstore.base.timestamp import Timestamp
 
 START = 1_000_000_000_000
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 
-from kvstore.digest import digest, file_digest, is_digest
+from kvstore.base.digest import digest, file_digest, is_digest
 
 DATA = b"kvstore" * 300_000
 """A size that is read in several pieces."""

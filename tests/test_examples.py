@@ -11,9 +11,8 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-import backup
-import bulk
 import kvstore
+from kvstore import backup, bulk
 
 ROOT = Path(__file__).parent.parent
 

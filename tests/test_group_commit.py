@@ -10,8 +10,8 @@ import pytest
 
 import kvstore
 from kvstore import Store
-from kvstore.commit import durability
 from kvstore.errors import PoisonedError, StorageError
+from kvstore.timeline import durability
 from tests.harness.parts import parts_of
 
 WAITERS = 6
@@ -204,7 +204,7 @@ def test_an_interrupt_between_a_commit_and_its_count_loses_neither(
 ) -> None:
     """The epochs in memory must fit the stored entries, or a reader reports damage."""
     with kvstore.open(tmp_path / "s") as store:
-        monkeypatch.setattr("kvstore.changes.capture.EPOCHS_PENDING_MAX", 2)
+        monkeypatch.setattr("kvstore.changes.epochs.EPOCHS_PENDING_MAX", 2)
         store.put(b"k", b"0")
         store.put(b"k", b"0")
         capture = parts_of(store).committer.capture

@@ -43,7 +43,7 @@ def test_code_that_keeps_the_rules_passes(code: str) -> None:
     ("code", "finding"),
     [
         ("store._engine.get(b'k')", "_engine is private"),
-        ("from bulk.sst import _options", "_options is private"),
+        ("from kvstore.bulk.part import _options", "_options is private"),
         ("monkeypatch.setattr(store, '_engine', other)", "_engine is private"),
         ("monkeypatch.setattr('bulk.sst._options', other)", "_options is private"),
         ("random.Random()", "random.Random() has no seed"),

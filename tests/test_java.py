@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from kvstore.errors import UsageError
-from spark_connector.java import VECTOR_MODULE, java_for_spark, launcher_home, probe
+from kvstore.spark.session import VECTOR_MODULE, java_for_spark, launcher_home, probe
 
 ROOT = Path(__file__).parent.parent
 
@@ -118,7 +118,7 @@ def test_processes_that_race_for_the_launcher_all_get_one_that_runs(tmp_path: Pa
     _java(tmp_path / "small", vector=False)
     code = (
         "import sys\n"
-        "from spark_connector.java import java_for_spark, probe\n"
+        "from kvstore.spark.session import java_for_spark, probe\n"
         "sys.stdin.readline()\n"  # all processes start at once
         "home = java_for_spark().home\n"
         "assert probe(home / 'bin' / 'java') is not None\n"
@@ -169,10 +169,10 @@ def test_cache_that_cannot_be_written_gives_way_to_a_private_one(
 
 _JOB = """
 import pyspark
-from spark_connector import session
+from kvstore.spark import session
 
 def twice(batches):
-    import kvstore.span  # the workers find the packages
+    import kvstore.base.span  # the workers find the packages
     import pyarrow as pa
     for batch in batches:
         yield pa.RecordBatch.from_pydict({"n": [2 * n for n in batch["id"].to_pylist()]})

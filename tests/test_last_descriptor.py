@@ -18,7 +18,7 @@ import pyarrow as pa
 import pytest
 
 import kvstore
-from backup import Collection
+from kvstore.backup import Collection
 from kvstore.errors import UsageError
 
 LATE = textwrap.dedent(
@@ -66,7 +66,7 @@ def test_a_late_import_without_a_descriptor_is_an_error_of_ours(tmp_path: Path) 
 BLIND = textwrap.dedent(
     """
     import os, sys, kvstore
-    from backup import Collection
+    from kvstore.backup import Collection
     from kvstore.errors import AccessDeniedError
     root, target = sys.argv[1:]
     store = kvstore.open(os.path.join(root, "s"))

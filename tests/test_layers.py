@@ -47,19 +47,18 @@ TREE = {
     "spark_connector/source.py": "",
     "spark_connector/jobs.py": "",
     "backup/__init__.py": "",
-    "backup/export.py": "",
+    "backup/rows.py": "",
     "backup/shard/__init__.py": "Floors, from the top:\n\n    part",
     "backup/shard/part.py": "",
     "bulk/__init__.py": "",
     "bulk/cli.py": "",
     "bulk/ingest.py": "",
-    "bulk/sst.py": "",
+    "bulk/part.py": "",
     "kvstore/__init__.py": "",
     "kvstore/bulk.py": "",
     "kvstore/cli.py": "",
     "kvstore/store.py": "",
-    "kvstore/gc/__init__.py": "",
-    "kvstore/gc/rules.py": "",
+    "kvstore/retention/gc.py": "",
     "kvstore/mvcc.py": "",
     "kvstore/engine/__init__.py": "Floors, from the top:\n\n    rocks memory  two engines\n    api",
     "kvstore/engine/rocks.py": "",
@@ -67,7 +66,7 @@ TREE = {
     "kvstore/engine/api.py": "",
     "kvstore/storage/__init__.py": "Floors, from the top:\n\n    object_store",
     "kvstore/storage/object_store.py": "",
-    "kvstore/span.py": "",
+    "kvstore/base/span.py": "",
     "kvstore/errors.py": "",
     "kvstore/limits.py": "",
 }
@@ -101,17 +100,17 @@ def test_architecture_names_files_that_exist() -> None:
     ("path", "code"),
     [
         ("kvstore/__init__.py", "from kvstore.store import Store\n__all__ = ['Store']"),
-        ("kvstore/bulk.py", "from bulk import ingest"),
-        ("kvstore/span.py", "from kvstore.errors import UsageError"),
+        ("kvstore/bulk.py", "from kvstore.bulk import ingest"),
+        ("kvstore/base/span.py", "from kvstore.errors import UsageError"),
         ("kvstore/store.py", "from kvstore import limits"),
         ("kvstore/engine/memory.py", "from ..span import Span\nfrom . import api"),
         ("kvstore/engine/memory.py", "from kvstore.engine import rocks"),
         ("kvstore/engine/rocks.py", "import rocksdict"),
         ("bulk/ingest.py", "import kvstore"),
-        ("bulk/cli.py", "import bulk"),
+        ("bulk/cli.py", "from kvstore import bulk"),
         ("kvstore/storage/object_store.py", "from obstore.store import S3Store"),
         ("spark_connector/jobs.py", "import pyspark.sql, backup, bulk.sst, kvstore.bulk"),
-        ("pyspark_kvstore/__init__.py", "from spark_connector.source import Source"),
+        ("pyspark_kvstore/__init__.py", "from kvstore.spark.source import Source"),
         ("kvstore/errors.py", f"{'x' * 96} = 1"),
     ],
 )
@@ -122,17 +121,29 @@ def test_what_keeps_the_rules_passes(tmp_path: Path, path: str, code: str) -> No
 @pytest.mark.parametrize(
     ("path", "code", "finding"),
     [
-        ("kvstore/span.py", "import bulk", "imports bulk, which is above it"),
-        ("kvstore/span.py", "import kvstore.bulk", "imports bulk, which is above it"),
-        ("bulk/sst.py", "from backup.shard import part", "imports backup.shard.part, which is"),
-        ("bulk/sst.py", "from bulk import cli", "imports bulk.cli, which is above it"),
-        ("bulk/sst.py", "import bulk", "imports bulk, which is above it"),
-        ("backup/export.py", "import spark_connector.jobs", "imports spark_connector.jobs, which"),
+        ("kvstore/base/span.py", "from kvstore import bulk", "imports bulk, which is above it"),
+        ("kvstore/base/span.py", "import kvstore.bulk", "imports bulk, which is above it"),
+        (
+            "bulk/part.py",
+            "from kvstore.backup.shard import part",
+            "imports backup.shard.part, which is",
+        ),
+        ("bulk/part.py", "from kvstore.bulk import cli", "imports bulk.cli, which is above it"),
+        ("bulk/part.py", "from kvstore import bulk", "imports bulk, which is above it"),
+        ("backup/rows.py", "import kvstore.spark.jobs", "imports kvstore.spark.jobs, which"),
         ("kvstore/mvcc.py", "from kvstore.store import Store", "imports kvstore.store, which is"),
-        ("kvstore/gc/rules.py", "from ..store import Store", "imports kvstore.store, which is"),
+        ("kvstore/retention/gc.py", "from ..store import Store", "imports kvstore.store, which is"),
         ("kvstore/mvcc.py", "from . import store", "imports kvstore.store, which is above it"),
-        ("kvstore/span.py", "def f():\n    import kvstore.mvcc", "imports kvstore.mvcc, which is"),
-        ("kvstore/gc/rules.py", "from kvstore import open", "imports kvstore, which is above it"),
+        (
+            "kvstore/base/span.py",
+            "def f():\n    import kvstore.mvcc",
+            "imports kvstore.mvcc, which is",
+        ),
+        (
+            "kvstore/retention/gc.py",
+            "from kvstore import open",
+            "imports kvstore, which is above it",
+        ),
         ("kvstore/engine/api.py", "from . import rocks", "imports kvstore.engine.rocks, which is"),
         (
             "kvstore/engine/api.py",
@@ -140,9 +151,9 @@ def test_what_keeps_the_rules_passes(tmp_path: Path, path: str, code: str) -> No
             "imports kvstore.engine, which is above",
         ),
         ("kvstore/store.py", "import rocksdict", "imports rocksdict, which belongs in kvstore/eng"),
-        ("backup/export.py", "from pyspark import sql", "imports pyspark, which belongs in spark"),
+        ("backup/rows.py", "from pyspark import sql", "imports pyspark, which belongs in spark"),
         ("backup/shard/part.py", "import obstore", "imports obstore, which belongs in kvstore/st"),
-        ("bulk/sst.py", f"{'x' * 101} = 1", "line 5 has 105 characters, at most 100"),
+        ("bulk/part.py", f"{'x' * 101} = 1", "line 5 has 105 characters, at most 100"),
         ("bulk/__init__.py", "def f():\n    pass", "line 5: an __init__ only re-exports"),
         ("bulk/__init__.py", "limit = 3", "line 5: an __init__ only re-exports"),
     ],
@@ -166,11 +177,11 @@ def test_what_breaks_a_rule_is_named(tmp_path: Path, path: str, code: str, findi
         ),
         (
             {
-                "kvstore/gc/rules.py": "import kvstore.mvcc",
-                "kvstore/mvcc.py": "def f():\n    import kvstore.gc",
+                "kvstore/retention/gc.py": "import kvstore.mvcc",
+                "kvstore/mvcc.py": "def f():\n    import kvstore.retention.gc",
             },
-            "ARCHITECTURE.md: a circle: kvstore.gc.rules imports kvstore.mvcc, "
-            "kvstore.mvcc imports kvstore.gc",
+            "ARCHITECTURE.md: a circle: kvstore.retention.gc imports kvstore.mvcc, "
+            "kvstore.mvcc imports kvstore.retention.gc",
         ),
     ],
 )
@@ -179,11 +190,11 @@ def test_a_circle_on_one_floor_is_named(tmp_path: Path, code: dict[str, str], fi
 
 
 def test_the_imports_of_a_cython_module_count(tmp_path: Path) -> None:
-    code = "from kvstore.span cimport Span\nfrom kvstore.store import Store\ncdef int x = 1"
+    code = "from kvstore.base.span cimport Span\nfrom kvstore.store import Store\ncdef int x = 1"
     root = tree(tmp_path, {"kvstore/limits.pyx": code})
     (root / "kvstore" / "limits.py").unlink()
     assert findings(root) == [
-        "kvstore/limits.pyx: imports kvstore.span, which is above it",
+        "kvstore/limits.pyx: imports kvstore.base.span, which is above it",
         "kvstore/limits.pyx: imports kvstore.store, which is above it",
     ]
 
@@ -199,7 +210,7 @@ def test_circles_are_all_nodes_that_reach_themselves() -> None:
         (
             "store\n    gc mvcc",
             "gc mvcc\n    store",
-            "kvstore/store.py: imports kvstore.gc, which is above it",
+            "kvstore/store.py: imports kvstore.retention.gc, which is above it",
         ),
         ("gc mvcc", "gc", "ARCHITECTURE.md: no floor names kvstore.mvcc"),
         (
@@ -222,7 +233,7 @@ def test_circles_are_all_nodes_that_reach_themselves() -> None:
 def test_a_picture_that_differs_from_the_imports_is_refused(
     tmp_path: Path, old: str, new: str, finding: str
 ) -> None:
-    root = tree(tmp_path, {"kvstore/store.py": "import kvstore.gc"})
+    root = tree(tmp_path, {"kvstore/store.py": "import kvstore.retention.gc"})
     assert findings(root) == []
     assert old in PICTURE
     (root / "ARCHITECTURE.md").write_text(PICTURE.replace(old, new))
@@ -232,11 +243,11 @@ def test_a_picture_that_differs_from_the_imports_is_refused(
 
 
 def test_a_module_that_a_docstring_does_not_name_is_named(tmp_path: Path) -> None:
-    root = tree(tmp_path, {"kvstore/engine/wal.py": "", "kvstore/gc/search.py": ""})
+    root = tree(tmp_path, {"kvstore/engine/logs.py": "", "kvstore/retention/gc.py": ""})
     assert findings(root) == [
-        "kvstore/engine/__init__.py: no floor names kvstore.engine.wal",
-        "kvstore/gc/__init__.py: no floor names kvstore.gc.rules",
-        "kvstore/gc/__init__.py: no floor names kvstore.gc.search",
+        "kvstore/engine/__init__.py: no floor names kvstore.engine.logs",
+        "kvstore/retention/gc.py: no floor names kvstore.retention.gc",
+        "kvstore/retention/gc.py: no floor names kvstore.retention.gc",
     ]
 
 
@@ -251,11 +262,11 @@ def test_a_name_without_an_idea_is_named(tmp_path: Path, path: str) -> None:
 def test_a_module_without_a_docstring_is_named(tmp_path: Path) -> None:
     root = tree(tmp_path, {})
     (root / "bulk" / "sst.py").write_text("import kvstore\n")
-    assert findings(root) == ["bulk/sst.py: has no docstring: open with the problem it solves"]
+    assert findings(root) == ["bulk/part.py: has no docstring: open with the problem it solves"]
 
 
 def test_a_refusal_without_a_remedy_is_named(tmp_path: Path) -> None:
     code = '"""Opens."""\nfault = UsageError("wrong")\nUsageError("wrong", remedy="pass 1")\n'
-    root = tree(tmp_path, {"kvstore/span.py": code})
+    root = tree(tmp_path, {"kvstore/base/span.py": code})
     (line,) = findings(root)
-    assert line.startswith("kvstore/span.py: line 6 has no remedy")
+    assert line.startswith("kvstore/base/span.py: line 6 has no remedy")

@@ -12,11 +12,10 @@ from pathlib import Path
 
 import pytest
 
-import backup
-import bulk
 import kvstore
 import kvstore.backup
 import kvstore.bulk
+from kvstore import backup, bulk
 from tests.harness.wheels import PACKAGES, ROOT, build, source_copy
 
 

@@ -12,12 +12,11 @@ from pathlib import Path
 
 import pytest
 
-import bulk
 import kvstore
-from backup import Collection, replicate
-from bulk.exports import export_rows
-from bulk.tables.exports import export_parquet
-from kvstore import Span
+from kvstore import Span, bulk
+from kvstore.backup import Collection, replicate
+from kvstore.bulk.exports import export_rows
+from kvstore.bulk.tables import export_parquet
 from kvstore.errors import UsageError
 
 

@@ -20,8 +20,8 @@ import kvstore
 from kvstore import Span
 from kvstore.engine import FileSpan
 from kvstore.errors import KVStoreError, NotAStoreError, NotYetWrittenError, UsageError
+from kvstore.mvcc.scanners import split_span
 from kvstore.opening import engine_at
-from kvstore.splits import split_span
 from tests.harness.parts import parts_of
 
 NOBODY = 65534

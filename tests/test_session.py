@@ -12,8 +12,8 @@ import pyarrow as pa
 import pytest
 
 from kvstore.errors import UsageError
-from spark_connector import session
-from spark_connector.session import default_settings
+from kvstore.spark import session
+from kvstore.spark.session import default_settings
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -23,10 +23,10 @@ ADAPTIVE = "spark.sql.adaptive.enabled"
 
 
 def _name_the_span(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    import kvstore.span
+    import kvstore.base.span
 
     for batch in batches:
-        names = [repr(kvstore.span.Span.of_prefix(b"%d" % n)) for n in batch["id"].to_pylist()]
+        names = [repr(kvstore.base.span.Span.of_prefix(b"%d" % n)) for n in batch["id"].to_pylist()]
         yield pa.RecordBatch.from_pydict({"span": names})
 
 

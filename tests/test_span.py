@@ -8,9 +8,9 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from kvstore.base.span import Span, prefix_end, require_key
 from kvstore.errors import UsageError
 from kvstore.limits import KEY_BYTES_MAX
-from kvstore.span import Span, prefix_end, require_key
 
 # Few bytes and short keys, so that borders meet often.
 keys = st.lists(st.sampled_from([0x00, 0x01, 0x61, 0xFE, 0xFF]), max_size=4).map(bytes)

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvstore.client import calls
+from kvstore.base.timestamp import to_timestamp
 from kvstore.errors import UsageError
-from kvstore.timestamp import to_timestamp
-from spark_connector.options import read_options
+from kvstore.remote.client import calls
+from kvstore.spark.options import read_options
 from tests.test_timestamp import timestamps
 
 NOW = 1_790_000_000 * 10**9 + 123_456_789
@@ -60,7 +60,7 @@ def check(text: str) -> None:
     expected = told(lambda each: to_timestamp(each, name="as_of", now=lambda: NOW), text)
     assert told(of_server, text) == expected
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("kvstore.clock.Clock.wall_ns", lambda _: NOW)
+        patched.setattr("kvstore.base.clock.Clock.wall_ns", lambda _: NOW)
         assert told(of_spark, text) == expected
 
 

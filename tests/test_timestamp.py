@@ -13,9 +13,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from kvstore.arrow import to_microseconds
-from kvstore.errors import UsageError
-from kvstore.timestamp import (
+from kvstore.base.timestamp import (
     TIMESTAMP_MAX,
     Timestamp,
     microseconds_of,
@@ -23,6 +21,8 @@ from kvstore.timestamp import (
     to_instant,
     to_timestamp,
 )
+from kvstore.errors import UsageError
+from kvstore.mvcc.arrow import to_microseconds
 
 timestamps = st.integers(0, TIMESTAMP_MAX).map(Timestamp)
 zones = st.builds(

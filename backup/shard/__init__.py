@@ -9,17 +9,17 @@ Floors, from the top:
     remedies                 the steps after damage
 """
 
-from backup.shard.compact import Merge, merge_here
-from backup.shard.rows.batch_reader import read_batches
-from backup.shard.rows.batch_writer import (
+from kvstore.backup.shard.compact import Merge, merge_here
+from kvstore.backup.shard.rows.batch_reader import read_batches
+from kvstore.backup.shard.rows.batch_writer import (
     BatchDesc,
     concat_batches,
     delete_batch,
     part_names,
     write_batch,
 )
-from backup.shard.rows.part_format import UNTIL
-from backup.shard.rows.rules import (
+from kvstore.backup.shard.rows.part_format import UNTIL
+from kvstore.backup.shard.rows.rules import (
     OP_DELETE,
     OP_DELETE_RANGE,
     OP_PUT,
@@ -29,15 +29,14 @@ from backup.shard.rows.rules import (
     View,
     Window,
 )
-from backup.shard.rows.tally import OnProgress, Tally
-from backup.shard.shard import Critical, Shard, Writer
-from backup.shard.snapshot import ReadLease, ShardSnapshot, Split, split_batches
-from backup.shard.state.state import EMPTY, ShardState
-from backup.shard.state.trace import ShardBatch, ShardPart
+from kvstore.backup.shard.rows.tally import OnProgress, Tally
+from kvstore.backup.shard.shard import Critical, Shard, Writer
+from kvstore.backup.shard.snapshot import ReadLease, ShardSnapshot, Split, split_batches
+from kvstore.backup.shard.state.state import EMPTY, ShardState
+from kvstore.backup.shard.state.trace import ShardBatch, ShardPart
 from kvstore.storage.address import open_storage
 from kvstore.storage.contract import Blob, BlobInfo, Cas, Consensus, Storage, Versioned
-from kvstore.storage.file_blob import FileBlob
-from kvstore.storage.file_consensus import FileConsensus
+from kvstore.storage.files import FileBlob, FileConsensus
 from kvstore.storage.memory import MemoryBlob, MemoryConsensus
 
 __all__ = [

@@ -15,15 +15,15 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from backup.shard.rows.batch_reader import read_batches
-from backup.shard.rows.batch_writer import BatchDesc, delete_batch, part_names, write_batch
-from backup.shard.rows.part_bytes import MissingPartError
-from backup.shard.rows.rules import Compact
-from backup.shard.rows.tally import OnProgress, Tally
-from backup.shard.state.log import StateLog
-from backup.shard.state.state import MergeOutcome
-from backup.shard.state.trace import ShardBatch, Slot, batches_of, input_names
-from kvstore.timestamp import TIMESTAMP_MAX
+from kvstore.backup.shard.rows.batch_reader import read_batches
+from kvstore.backup.shard.rows.batch_writer import BatchDesc, delete_batch, part_names, write_batch
+from kvstore.backup.shard.rows.part_bytes import MissingPartError
+from kvstore.backup.shard.rows.rules import Compact
+from kvstore.backup.shard.rows.tally import OnProgress, Tally
+from kvstore.backup.shard.state.log import StateLog
+from kvstore.backup.shard.state.state import MergeOutcome
+from kvstore.backup.shard.state.trace import ShardBatch, Slot, batches_of, input_names
+from kvstore.base.timestamp import TIMESTAMP_MAX
 
 
 def request_all(log: StateLog) -> None:

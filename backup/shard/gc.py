@@ -21,8 +21,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 
-from backup.shard.state import codec, witness
-from backup.shard.state.log import StateLog
+from kvstore.backup.shard.state import codec, witness
+from kvstore.backup.shard.state.log import StateLog
 from kvstore.limits import ROLLUP_EVERY, WRITER_IDLE_NS
 
 

@@ -27,13 +27,13 @@ from collections.abc import Iterable, Mapping, Set
 
 import pyarrow as pa
 
-from backup.shard import compact, gc, scrub
-from backup.shard.rows.batch_writer import BatchDesc, OnFull, part_names, write_batch
-from backup.shard.rows.tally import OnProgress, Tally
-from backup.shard.snapshot import ReadLease, ShardSnapshot, snapshot_unheld
-from backup.shard.state import witness
-from backup.shard.state.log import StateLog
-from backup.shard.state.state import (
+from kvstore.backup.shard import compact, gc, scrub
+from kvstore.backup.shard.rows.batch_writer import BatchDesc, OnFull, part_names, write_batch
+from kvstore.backup.shard.rows.tally import OnProgress, Tally
+from kvstore.backup.shard.snapshot import ReadLease, ShardSnapshot, snapshot_unheld
+from kvstore.backup.shard.state import witness
+from kvstore.backup.shard.state.log import StateLog
+from kvstore.backup.shard.state.state import (
     AlreadyCommitted,
     Appended,
     Kept,
@@ -44,8 +44,8 @@ from backup.shard.state.state import (
     frontier_text,
     require_frontier,
 )
-from backup.shard.state.trace import ShardBatch
-from kvstore.clock import Clock, WallClock
+from kvstore.backup.shard.state.trace import ShardBatch
+from kvstore.base.clock import Clock, WallClock
 from kvstore.errors import (
     AccessDeniedError,
     IndeterminateError,

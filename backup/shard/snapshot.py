@@ -23,24 +23,24 @@ from typing import TypeVar
 
 import pyarrow as pa
 
-from backup.shard.rows.batch_reader import read_batches
-from backup.shard.rows.found import FindBounds, Found, find_versions
-from backup.shard.rows.part_bytes import MissingPartError
-from backup.shard.rows.part_reader import OpenedPart, open_part
-from backup.shard.rows.ranges import range_tombstones
-from backup.shard.rows.rules import AsOf, View, Window
-from backup.shard.state import codec
-from backup.shard.state.log import StateLog
-from backup.shard.state.state import EMPTY, require_frontier
-from backup.shard.state.trace import ShardBatch, ShardPart
+from kvstore.backup.shard.rows.batch_reader import read_batches
+from kvstore.backup.shard.rows.found import FindBounds, Found, find_versions
+from kvstore.backup.shard.rows.part_bytes import MissingPartError
+from kvstore.backup.shard.rows.part_reader import OpenedPart, open_part
+from kvstore.backup.shard.rows.ranges import range_tombstones
+from kvstore.backup.shard.rows.rules import AsOf, View, Window
+from kvstore.backup.shard.state import codec
+from kvstore.backup.shard.state.log import StateLog
+from kvstore.backup.shard.state.state import EMPTY, require_frontier
+from kvstore.backup.shard.state.trace import ShardBatch, ShardPart
+from kvstore.base.forks import own
+from kvstore.base.span import Span
 from kvstore.codec.json import read_object
 from kvstore.errors import ForkedError, LeaseExpiredError
-from kvstore.forks import own
-from kvstore.joins.order import OrderedLabels
 from kvstore.limits import STATE_BYTES_MAX
 from kvstore.mvcc import RangeTombstone
-from kvstore.span import Span
 from kvstore.storage.contract import FAILURES, Blob
+from kvstore.tables.joins import OrderedLabels
 
 _SPLIT_FORMAT = 1
 _T = TypeVar("_T")

@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 import kvstore
 from benchmarks.year.plan import Plan
 from benchmarks.year.service import Service, WrongStateError
-from kvstore.changes.event import Operation
+from kvstore.changes.events import Operation
 from kvstore.errors import HoldLostError
 from tests.harness.bounds import bounds
 

@@ -16,13 +16,12 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Final
 
-import backup
-import bulk
 import kvstore
 from benchmarks.subject import tree_bytes
 from benchmarks.year.levels import PROCESSOR
 from benchmarks.year.model import Model
 from benchmarks.year.plan import Plan
+from kvstore import backup, bulk
 from tests.harness.parts import parts_of
 
 HOT: Final = (b"hot/a", b"hot/b", b"hot/c")

@@ -17,10 +17,8 @@ Floors, from the top:
     roots                    the URL or the directory of a root
 """
 
-from bulk.pushes.log import Push
-from bulk.pushes.pull import Puller, pull
-from bulk.pushes.pushes import Pushes, PushStatus
-from bulk.pushes.sharding import shard_of
-from bulk.pushes.statuses import StoreStatus
+from kvstore.bulk.pushes.log import Push, StoreStatus, shard_of
+from kvstore.bulk.pushes.pull import Puller, pull
+from kvstore.bulk.pushes.pushes import Pushes, PushStatus
 
 __all__ = ["Puller", "Push", "PushStatus", "Pushes", "StoreStatus", "pull", "shard_of"]

@@ -12,15 +12,14 @@ from typing import Annotated, Final
 
 import typer
 
-from bulk.decoding import decoded_files
-from bulk.delimited import QUOTINGS
-from bulk.files import Reads, format_of, require_quoting
-from bulk.progress import Reading
-from bulk.pushes.modes import ADD, REPLACE, ModeName
-from bulk.pushes.pull import OnRefusal, Puller
-from bulk.pushes.pushes import Pushes
-from bulk.pushes.sending import send_rows
-from bulk.sort import DUPLICATES
+from kvstore.bulk.delimited import QUOTINGS
+from kvstore.bulk.files import Reads, decoded_files, format_of, require_quoting
+from kvstore.bulk.pushes.log import ADD, REPLACE, ModeName
+from kvstore.bulk.pushes.pull import OnRefusal, Puller
+from kvstore.bulk.pushes.pushes import Pushes, send_rows
+from kvstore.bulk.sort import DUPLICATES
+from kvstore.bulk.staging import Reading
+from kvstore.cli.app import in_shell_words
 from kvstore.cli.options import (
     Encoding,
     Encodings,
@@ -29,6 +28,7 @@ from kvstore.cli.options import (
     StoreArgument,
     iso,
     one_of,
+    open_or_create,
     to_bytes,
     to_duration,
 )
@@ -41,8 +41,6 @@ from kvstore.cli.output import (
     print_list,
     working,
 )
-from kvstore.cli.stores import open_or_create
-from kvstore.cli.wording import in_shell_words
 from kvstore.errors import (
     AccessDeniedError,
     CorruptionError,

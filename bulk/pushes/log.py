@@ -1,41 +1,300 @@
-"""The log of a root of pushes: an object for each event, numbered from 1, each put by one process.
-
-    {"format": 1, "kind": "push", "push": n, "job": 32 hex, "shards": k, "at": ns, "rows", "bytes",
-     "imports": [{"import_id": 16 hex, "checksum": 64 hex, "rows", "bytes"}, ...],
-     "feed": {"position": hex, "batch": n, "origin": text of bulk.micro_batches}}
-                                                  only in a push of a micro-batch
-    {"format": 1, "kind": "revert", "push": n, "of": position of the push, "job": 32 hex, "at": ns}
-    {"format": 1, "kind": "expire", "push": n, "job": 32 hex, "at": ns}
-
-The event of a push that does more than to add its rows has the fields of its mode
-(`bulk.pushes.modes`).
-
-Invariants
-1. The number of an event is taken by a put that only one process can make, so all readers see one
-   order. A process whose put was overtaken reads the event and tries the next number.
-2. Numbers have no gaps. A reader that finds no object under the next number has reached the end.
-3. Events are never removed, so a store that was away, or is new, finds all of them. A year of
-   pushes every five minutes is 100,000 objects of some hundred bytes. A job reads the newest ones.
+"""The log of a root of pushes: an object for each event, numbered from 1, and a report of each
+store.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import re
 import secrets
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
+from zlib import crc32
 
-from bulk.micro_batches import Origin
-from bulk.pushes.modes import PLAIN, PushMode, read_mode
-from bulk.pushes.sharding import SHARDS_MAX
-from kvstore.arguments import require_integer
+import pyarrow as pa
+
+from kvstore.base.arguments import (
+    require_count,
+    require_integer,
+    require_outside,
+    require_parent,
+    require_path,
+)
+from kvstore.base.clock import Clock
+from kvstore.base.span import RESERVED, Span, merge_spans, require_key
+from kvstore.base.timestamp import TimeLike, Timestamp, to_timestamp
+from kvstore.bulk.micro_batches import Origin
+from kvstore.bulk.staging import BucketUrl, Manifest, Staging
 from kvstore.codec.json import JsonObject, read_object
 from kvstore.codec.keys import IMPORT_ID_MAX
-from kvstore.errors import CorruptionError, FormatVersionError, UsageError
+from kvstore.errors import (
+    CorruptionError,
+    FormatVersionError,
+    UsageError,
+    printable,
+    storage_errors,
+)
 from kvstore.limits import JSON_BYTES_MAX
-from kvstore.storage.contract import Blob, put_first
-from kvstore.timestamp import Timestamp
+from kvstore.mvcc.expiry import EXPIRY
+from kvstore.mvcc.meta import optional_timestamp_of, span_of
+from kvstore.storage.address import open_blob, parse_address, public_address, require_options
+from kvstore.storage.contract import FAILURES, Blob, put_first
+from kvstore.storage.patience import Patience
+from kvstore.tables import TableCodec
+from kvstore.tables.definition import table_prefix
+from kvstore.timeline.reserve import FIRST_ROW
+
+# --------------------------------------------------------------------------------------------------
+# The place of a root of pushes, as callers name it: a URL that backups take, or a directory.
+
+
+@dataclass(frozen=True)
+class PushesPlace:
+    """The root of pushes: a URL that backups take, or a directory that all machines share."""
+
+    url: BucketUrl
+
+    def open(self) -> tuple[Blob, str]:
+        """The blobs below the root, and its name in errors."""
+        url = self.url
+        blob = open_blob(url.url, patience=Patience(url.patience_s), **url.options)
+        return blob, public_address(url.url)
+
+    def require_parent(self) -> None:
+        """Raise `UsageError` for a directory whose parent is missing: the path is mistyped, or a
+        disk is not mounted."""
+        address = parse_address(self.url.url)
+        if address.is_file:
+            require_parent(Path(address.path))
+
+
+def root_place(
+    url: Staging, options: Mapping[str, Any] | None, patience: float | None
+) -> PushesPlace:
+    """The root of pushes that `url` names. Raises `UsageError`."""
+    if isinstance(url, BucketUrl):
+        return PushesPlace(url)
+    if not isinstance(url, str):
+        require_path(url, name="url")
+    address = parse_address(url)
+    if address.is_file:
+        with storage_errors(address.path):
+            is_new = not os.path.isdir(address.path) or not os.listdir(address.path)
+        if is_new:
+            require_outside(Path(address.path), name="the log of pushes")
+    text = str(require_path(address.path, name="url")) if address.is_file else address.url
+    return PushesPlace(BucketUrl(text, require_options(options), patience))
+
+
+# --------------------------------------------------------------------------------------------------
+# The shard of a key. The rule is published, and never changes: other programs compute it.
+#
+# shard := CRC-32 of the key (IEEE 802.3, as zlib's), modulo the number of shards
+
+SHARDS_MAX: Final = 10_000
+"""Shards of a push: their numbers have four digits in the names of objects."""
+
+
+def shard_of(key: bytes, shards: int) -> int:
+    """The shard of `key`, from 0 to `shards - 1`. Spark's `crc32(key) % shards` is the same."""
+    return crc32(require_key(key)) % require_count(shards, name="shards", most=SHARDS_MAX)
+
+
+def shard_column(keys: pa.Array, shards: int) -> pa.Array:
+    """The shards of keys, as 32-bit integers. Costs 0.2 us a key."""
+    return pa.array([crc32(key) % shards for key in keys.to_pylist()], pa.int32())
+
+
+# --------------------------------------------------------------------------------------------------
+# The mode of a push: what it does to keys that it lacks, and to writes that came after its build.
+#
+#     "mode": "add" | "replace" | "change", "spans": [[start hex, end hex | null], ...],
+#     "built_at": ns | null
+#
+# A push that adds writes its rows over older ones. A push that replaces is the new whole of
+# `spans`: each key there that it lacks is deleted, at the stamp of its rows. With `built_at` it
+# leaves alone each key that was written after that time, by anything but a push. A push that
+# changes deletes the keys of `spans` that it lacks, as a change feed with range deletes asks for,
+# and its rows lie anywhere.
+#
+# Invariants
+# 1. A push that replaces has spans, and all its rows lie in them. A push that changes has spans. A
+#    push that adds has none.
+# 2. A span has plain keys only, or keys of tables only: no push deletes the records of a store.
+
+ModeName: TypeAlias = Literal["add", "replace"]
+ADD: Final = "add"
+REPLACE: Final = "replace"
+CHANGE: Final = "change"
+SPANS_MAX: Final = 1_000
+"""Spans of one push: the entry of the log stays small, and each span is a scan on each store."""
+
+
+class PushMode(NamedTuple):
+    """How a push meets older and newer rows. The default writes over all of them."""
+
+    name: str = ADD
+    spans: tuple[Span, ...] = ()
+    built_at: Timestamp | None = None
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the push only writes its rows."""
+        return self.name == ADD and self.built_at is None
+
+    def fields(self) -> dict[str, Any]:
+        """The fields of the event of a push with this mode."""
+        spans = [[each.start.hex(), each.end and each.end.hex()] for each in self.spans]
+        return {"mode": self.name, "spans": spans, "built_at": self.built_at}
+
+    def require_rows(self, manifests: Iterable[Manifest]) -> None:
+        """Raise `UsageError` unless all rows lie where the push may write."""
+        if self.name != REPLACE:
+            return
+        for part in (part for each in manifests for part in each.parts):
+            if part.smallest.startswith(EXPIRY):
+                continue  # the keys that expire are rows of another part
+            if not any(part.smallest in span and part.largest in span for span in self.spans):
+                raise UsageError(
+                    f"rows from {printable(part.smallest)} to {printable(part.largest)} lie "
+                    "outside of the span that the push replaces",
+                    "push them by another push, or replace a longer span",
+                )
+
+    def require_tables(self, codecs: Iterable[TableCodec]) -> None:
+        """Raise `UsageError` unless the spans of tables belong to the tables of the push."""
+        own = []
+        for codec in codecs:
+            require_keeping(codec, self.built_at)
+            own.append(Span.of_prefix(table_prefix(codec.definition.number)))
+        if any(span.start >= FIRST_ROW and span not in own for span in self.spans):
+            raise UsageError(
+                "the push replaces a table of which it has no rows", "push its rows by table="
+            )
+
+
+PLAIN: Final = PushMode()
+"""The mode of a push that only writes its rows."""
+
+
+def mode_of(
+    mode: ModeName,
+    prefix: bytes | None,
+    codec: TableCodec | None = None,
+    *,
+    keep_newer: bool,
+    built_at: TimeLike | None,
+) -> PushMode:
+    """The mode that the arguments of a caller describe. A push of a table replaces its keys: the
+    rows, and the entries of its indexes. Raises `UsageError`."""
+    if mode not in (ADD, REPLACE):
+        raise UsageError(f"mode={mode!r}", 'pass "add" or "replace"')
+    if codec is not None:
+        if prefix is not None:
+            raise UsageError(f"prefix={prefix!r} with a table", "leave it out")
+        prefix = table_prefix(codec.definition.number) if mode == REPLACE else None
+        require_keeping(codec, built_at)
+    if (mode == REPLACE) != (prefix is not None):
+        raise UsageError(
+            f"mode={mode!r} with prefix={prefix!r}",
+            'pass mode="replace" and the prefix of the keys that the push replaces; prefix=b"" is '
+            "every key",
+        )
+    if keep_newer != (built_at is not None):
+        raise UsageError(
+            f"keep_newer={keep_newer!r} with built_at={built_at!r}",
+            "pass both: built_at is the time at which the job read the data that it pushes",
+        )
+    spans = () if prefix is None else (Span.of_prefix(prefix).plain(),)
+    _require_own(spans)
+    return PushMode(mode, spans, None if built_at is None else _instant(built_at))
+
+
+def mode_of_changes(cleared: Iterable[tuple[bytes, bytes]]) -> PushMode:
+    """The mode of a push that clears these ranges before it writes. Raises `UsageError`."""
+    try:
+        ranges = [(start, end) for start, end in cleared if start < end]
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"the cleared ranges: {error}", "pass pairs of two keys") from error
+    spans = tuple(merge_spans(Span(start, end) for start, end in ranges))
+    if len(spans) > SPANS_MAX:
+        raise UsageError(
+            f"the changes clear {len(spans):,} ranges of keys, and a push at most {SPANS_MAX:,}",
+            "push the changes of a shorter window",
+        )
+    _require_own(spans)
+    return PushMode(CHANGE, spans) if spans else PLAIN
+
+
+def require_keeping(codec: TableCodec, built_at: object) -> None:
+    """Raise `UsageError` for a push that keeps newer rows of a table with a unique index. A row
+    that is kept may have the values of a row of the push, and nothing compares the two."""
+    for index in codec.definition.indexes:
+        if built_at is not None and index.is_unique:
+            raise UsageError(
+                f"keep_newer for {codec.definition.where}, whose index {index.name!r} is unique",
+                "leave out keep_newer, or drop the index",
+            )
+
+
+def read_mode(found: JsonObject) -> PushMode:
+    """The mode of the event of a push. Raises `CorruptionError`."""
+    name, spans = found.text("mode"), found.items_of("spans", list)
+    if name not in (ADD, REPLACE, CHANGE) or (name != ADD) != bool(spans):
+        raise found.damaged(f"mode {name[:40]!a} has {len(spans)} spans")
+    if any(len(bounds) != 2 for bounds in spans):
+        raise found.damaged("a span has two bounds")
+    read = tuple(span_of(found, start, end) for start, end in spans)
+    try:
+        _require_own(read)
+    except UsageError as error:
+        raise found.damaged(error.what) from error
+    return PushMode(name, read, optional_timestamp_of(found, "built_at"))
+
+
+def _require_own(spans: Iterable[Span]) -> None:
+    for span in spans:
+        is_plain = span.end is not None and span.end <= RESERVED
+        if not is_plain and span.start < FIRST_ROW:
+            raise UsageError(
+                f"a push cannot replace keys from {printable(span.start)} on",
+                "a prefix of plain keys does not begin with nine bytes ff",
+            )
+
+
+def _instant(built_at: TimeLike) -> Timestamp:
+    now = Clock().wall_ns
+    found = to_timestamp(built_at, name="built_at", now=now)
+    if found > now():
+        raise UsageError(f"built_at={found} lies in the future", "pass the time of the build")
+    return found
+
+
+# --------------------------------------------------------------------------------------------------
+# The log of a root of pushes: an object for each event, numbered from 1, each put by one process.
+#
+# {"format": 1, "kind": "push", "push": n, "job": 32 hex, "shards": k, "at": ns, "rows", "bytes",
+#      "imports": [{"import_id": 16 hex, "checksum": 64 hex, "rows", "bytes"}, ...],
+#      "feed": {"position": hex, "batch": n, "origin": text of bulk.micro_batches}}
+#                                                   only in a push of a micro-batch
+# {"format": 1, "kind": "revert", "push": n, "of": position of the push, "job": 32 hex, "at": ns}
+#     {"format": 1, "kind": "expire", "push": n, "job": 32 hex, "at": ns}
+#
+# The event of a push that does more than to add its rows has the fields of its mode
+# (`bulk.pushes.modes`).
+#
+# Invariants
+# 1. The number of an event is taken by a put that only one process can make, so all readers see one
+#    order. A process whose put was overtaken reads the event and tries the next number.
+# 2. Numbers have no gaps. A reader that finds no object under the next number has reached the end.
+# 3. Events are never removed, so a store that was away, or is new, finds all of them. A year of
+#    pushes every five minutes is 100,000 objects of some hundred bytes. A job reads the newest
+#    ones.
 
 FORMAT: Final = 1
 PUSH: Final = "push"
@@ -408,3 +667,173 @@ def _import(found: JsonObject) -> PushImport:
         raise found.damaged(f"{text[:20]!a} is no import id")
     rows, size = found.integer("rows"), found.integer("bytes")
     return PushImport(int(text, 16), found.text("checksum"), rows, size)
+
+
+# --------------------------------------------------------------------------------------------------
+# Reports of the stores of a root: one small object for each store, replaced by its next number.
+#
+#     status/<name>/<20 digits>.json := {"format": 1, "name", "store": id, "shard", "position",
+#         "told": ns, "free", "error",
+#         "pushes": {"<push>": {"state", "at": ns, "error", "seconds": {stage: s}}}}
+#
+# The first `error` says why the store cannot read the next event of the log. `position` counts the
+# events that the store has passed. The states of a push are added, reverted, refused and waiting;
+# its `error` says why it was refused, or why it waits. A status has the last `PUSHES_TOLD` pushes,
+# and as many pushes whose states are the newest.
+
+ERROR_CHARS_MAX: Final = 500
+"""Characters of an error in a status: a whole status stays small."""
+
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_NUMBERED: Final = re.compile(r"status/([^/]+)/([0-9]{20,})\.json")
+_BYTES_MAX: Final = 1 << 20
+_FORMAT: Final = 1
+_GETS_AT_ONCE: Final = 8
+"""Reports that are fetched at a time: a look waits for latency, not for bandwidth."""
+
+
+class StoreStatus(NamedTuple):
+    """The state of one push on one store.
+
+    `state` is added, reverted, refused or waiting. A store waits if it has not come to the push, or
+    has no access: then `error` says so. The state is unknown, and the shard -1, if the report is
+    damaged or of a newer release. `at` is the stamp at which it was added or reverted.
+    `seconds` has the seconds of each stage. `free` are the bytes that were free on the store's disk
+    at its last report, None in memory.
+    """
+
+    name: str
+    shard: int
+    state: str
+    at: Timestamp | None
+    error: str
+    seconds: Mapping[str, float]
+    free: int | None = None
+
+
+class PutReport(NamedTuple):
+    """A report that was put: its number, and the id of another store that reports as this name, if
+    one was seen."""
+
+    number: int
+    other: str | None
+
+
+_Known: TypeAlias = "dict[str, tuple[int, StoreStatus]]"
+"""The last report that was read of each store: its number, and the state of one push."""
+
+
+def require_name(name: object) -> str:
+    """`name`, if it can name a store. Raises `UsageError`."""
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise UsageError(f"name={name!r}", "use letters, digits, . _ and -, 100 at most")
+    return name
+
+
+class Statuses:
+    """The statuses below one root.
+
+    Keeps what stores have reported about the push that was asked for last: a second look at a
+    thousand stores costs one list, and a get for each store that has reported since.
+    """
+
+    def __init__(self, blob: Blob) -> None:
+        self._blob = blob
+        self._known: tuple[int, _Known] = (0, {})
+
+    def last(self, name: str) -> int:
+        """The number of a store's last report, 0 before the first. Costs a list."""
+        return self._numbers(f"status/{name}/").get(name, 0)
+
+    def of_push(self, push: int, names: Collection[str] | None = None) -> list[StoreStatus]:
+        """The state of a push on each store, by name, or on the stores `names`. Costs a list for
+        1,000 stores, and a get for each report that was not read before."""
+        if self._known[0] != push:
+            self._known = push, {}
+        known = self._known[1]
+        numbers = self._numbers("status/")
+        wanted = sorted(numbers if names is None else numbers.keys() & set(names))
+        with ThreadPoolExecutor(_GETS_AT_ONCE, "kvstore-statuses") as pool:
+            found = pool.map(lambda name: self._newest(name, numbers[name], push, known), wanted)
+            return [each for each in found if each is not None]
+
+    def _numbers(self, prefix: str) -> dict[str, int]:
+        found: dict[str, int] = {}
+        for each in self._blob.patience.over(lambda: [*self._blob.list(prefix)]):
+            if (named := _NUMBERED.fullmatch(each.name)) and _NAME.fullmatch(named[1]):
+                found[named[1]] = max(found.get(named[1], 0), int(named[2]))
+        return found
+
+    def _newest(self, name: str, number: int, push: int, known: _Known) -> StoreStatus | None:
+        """The state of a push in a store's last report, which was `number` a moment ago."""
+        while number:
+            seen = known.get(name)
+            if seen is not None and seen[0] == number:
+                return seen[1]
+            try:
+                fields = self._report(_path(name, number))
+                status = None if fields is None else _status(name, fields, push)
+            except (CorruptionError, FormatVersionError) as error:
+                status = StoreStatus(name, -1, "unknown", None, str(error), {})
+            if status is not None:
+                known[name] = number, status
+                return status
+            number = self.last(name)  # a newer report has replaced it
+        return None
+
+    def _report(self, path: str) -> JsonObject | None:
+        read = self._blob.get_range
+        data = self._blob.patience.over(lambda: read(path, start=0, length=_BYTES_MAX))
+        if data is None:
+            return None
+        found = read_object(data, where=path)
+        if found.get("format") != _FORMAT:
+            raise FormatVersionError(path, found=found.get("format"), supported=(_FORMAT,))
+        return found
+
+    def write(self, name: str, fields: Mapping[str, Any], *, after: int) -> PutReport:
+        """Report under the next number above `after`, and remove the report before. Costs a put and
+        a delete, and more where another store reports under this name."""
+        data = json.dumps({"format": _FORMAT, "name": name, **fields}, sort_keys=True).encode()
+        number = after + 1
+        is_put = put_first(self._blob, _path(name, number), data)
+        if is_put and (not after or self._removed(name, after)):
+            return PutReport(number, None)
+        newest = self.last(name)
+        if is_put and newest == number:
+            return PutReport(number, None)
+        # An earlier try of this store, or another store, was faster.
+        other, highest = self._store_of(name, newest), max(newest, number) + 1
+        while not put_first(self._blob, _path(name, highest), data):
+            highest += 1
+        for old in (number, newest):
+            self._removed(name, old)
+        return PutReport(highest, None if other == fields.get("store") else other)
+
+    def _store_of(self, name: str, number: int) -> str | None:
+        """The id of the store that has made a report; None if it does not tell."""
+        with suppress(CorruptionError, FormatVersionError):
+            found = self._report(_path(name, number))
+            return None if found is None else found.optional("store", str)
+        return None
+
+    def _removed(self, name: str, number: int) -> bool:
+        """Remove a report, because the highest number counts. False if it was gone."""
+        with suppress(*FAILURES):
+            return self._blob.delete(_path(name, number)) is not None
+        return True
+
+
+def _path(name: str, number: int) -> str:
+    return f"status/{name}/{number:020d}.json"
+
+
+def _status(name: str, fields: JsonObject, push: int) -> StoreStatus:
+    told = fields.field("pushes", dict).get(str(push))
+    shard, free = fields.integer("shard"), fields.optional_integer("free")
+    if not isinstance(told, dict):
+        blocked = fields.optional("error", str) or ""
+        return StoreStatus(name, shard, "waiting", None, blocked, {}, free)
+    each = JsonObject(told, where=fields.where)
+    at, seconds = optional_timestamp_of(each, "at"), each.field("seconds", dict)
+    return StoreStatus(name, shard, each.text("state"), at, each.text("error"), seconds, free)

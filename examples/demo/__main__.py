@@ -20,16 +20,15 @@ import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 from rich.console import Console
 
-import backup
-import bulk
 import kvstore
 from examples.demo import flights
 from examples.demo.place import prepare
 from examples.demo.report import Month, save_picture, table
 from examples.demo.traffic import LiveTraffic
-from kvstore.timestamp import Timestamp
-from spark_connector import session, stage_import
-from spark_connector.jobs.command import reporting_errors
+from kvstore import backup, bulk
+from kvstore.base.timestamp import Timestamp
+from kvstore.spark import session, stage_import
+from kvstore.spark.jobs.command import reporting_errors
 
 BUILT_EARLY = 6
 """June is built before May's backup and added after it."""

@@ -26,11 +26,11 @@ import pyarrow.compute as pc
 from rich.console import Console
 from rich.table import Table
 
-import bulk
 import kvstore
 from examples.demo import flights
 from examples.demo.place import prepare
-from kvstore.timestamp import NS_PER_SECOND
+from kvstore import bulk
+from kvstore.base.timestamp import NS_PER_SECOND
 
 AHEAD_S: Final = 3600
 """How long before departure the model is asked."""

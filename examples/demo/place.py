@@ -6,8 +6,7 @@ import shutil
 from pathlib import Path
 from typing import Final
 
-from kvstore.errors import UsageError
-from kvstore.errors.system import storage_errors
+from kvstore.errors import UsageError, storage_errors
 
 MARKER: Final = ".kvstore-demo"
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rich.table import Table
 
-from backup import BackupInfo
+from kvstore.backup import BackupInfo
 
 
 @dataclass(frozen=True, slots=True)

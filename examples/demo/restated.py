@@ -37,8 +37,8 @@ from examples.demo.releases import (
     earth_rows,
 )
 from kvstore import ManualClock, Timestamp
+from kvstore.base.timestamp import to_timestamp
 from kvstore.tables import Table
-from kvstore.timestamp import to_timestamp
 
 PARAMETER: Final = "ut1-utc"
 AHEAD_DAYS: Final = 90

@@ -11,7 +11,7 @@ Floors, from the top:
     change changeset lz4 sequencer stream
 """
 
-from kvstore.changes.change import Change
+from kvstore.changes.events import Change
 from kvstore.changes.index import ChangeIndex
 from kvstore.changes.windows import ChangeReader, Order, Revisions
 

@@ -27,16 +27,11 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from kvstore.arrow import binary_array
-from kvstore.changes.entry import (
-    OP_PUT,
-    OP_PUT_LARGE,
-    ChangeEntry,
-)
-from kvstore.changes.event import Event
-from kvstore.changes.expand import EventReader, Wanted
-from kvstore.changes.index import ChangeIndex, Commit, placed
-from kvstore.changes.stream import STREAM_ID_BYTES
+from kvstore.base.span import Span
+from kvstore.changes.events import Event
+from kvstore.changes.index import OP_PUT, OP_PUT_LARGE, ChangeEntry, ChangeIndex, Commit, placed
+from kvstore.changes.streams import STREAM_ID_BYTES
+from kvstore.changes.windows import EventReader, Wanted
 from kvstore.limits import (
     ARROW_BYTES_MAX,
     ARROW_ROWS_MAX,
@@ -44,15 +39,15 @@ from kvstore.limits import (
     SORTED_CHANGES_MAX,
     WHOLE_ROWS_MIN,
 )
+from kvstore.mvcc.arrow import binary_array
 from kvstore.mvcc.versions import Versions
-from kvstore.span import Span
 
 CHANGESET_BYTES: Final = 16
 
 
 @cache
 def changes_schema() -> pa.Schema:
-    """The columns of changes. A function, as `kvstore.arrow.rows_schema`."""
+    """The columns of changes. A function, as `kvstore.mvcc.arrow.rows_schema`."""
     return pa.schema(
         [
             pa.field("timestamp", pa.int64(), nullable=False),

@@ -1,31 +1,30 @@
-"""Reading the changes of a window `(since, upto]`, by key or by time, all or the latest.
-
-There are two ways with the same answer. A read through the index costs what changed in the store,
-also outside the span. A pass over the versions (`kvstore.mvcc.diff`) costs what exists in the span,
-in bounded memory and in key order. A read in time order uses the index wherever the index is
-complete. A read in key order uses the index for windows that can be sorted in memory, unless the
-span has fewer entries than the index has rows; it uses the pass for all others.
-
-Invariants
-1. Both ways give the same changes. In key order the changes of one key come oldest first.
-2. A read in key order holds at most `SORTED_CHANGES_MAX` changes. It reads values again that do not
-   fit into `SORTED_CHANGES_BYTES_MAX`.
-
-The index stores an import as one event. A read expands it: the list of its keys or a pass over its
-spans gives its rows, and a revert gives the value that each of their keys took.
+"""Reading the changes of a window `(since, upto]`: by key or by time, all or the latest, as changes
+or as events.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
-from itertools import chain, islice
+from itertools import chain, groupby, islice, repeat
 from operator import itemgetter
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, TypeVar
 
-from kvstore.changes.change import Change
-from kvstore.changes.entry import (
+from kvstore.base.span import Span
+from kvstore.base.timestamp import Timestamp
+from kvstore.changes.epochs import ChangesetId
+from kvstore.changes.events import (
+    Change,
+    Event,
+    Expand,
+    ExpiringChange,
+    ExpiringEvent,
+    Images,
+    Operation,
+)
+from kvstore.changes.index import (
     OP_DELETE,
     OP_DELETE_RANGE,
     OP_IMPORT,
@@ -33,23 +32,45 @@ from kvstore.changes.entry import (
     OP_PUT_LARGE,
     OP_REVERT,
     ChangeEntry,
+    ChangeIndex,
+    Commit,
+    PlacedRow,
     Row,
+    Select,
+    placed,
 )
-from kvstore.changes.index import ChangeIndex
 from kvstore.errors import CorruptionError, UsageError
 from kvstore.limits import (
+    DUE_ROWS_MAX,
+    EXPIRY_READ_BYTES,
     INLINE_VALUE_BYTES,
     SCAN_CHUNK,
     SORTED_CHANGES_BYTES_MAX,
     SORTED_CHANGES_MAX,
 )
-from kvstore.loops.columns import arrange, tuples
-from kvstore.mvcc.diff import Difference
+from kvstore.loops.columns import arrange, gather, tuples
+from kvstore.mvcc.expiry import Due, dues_at, dues_of, may_expire
 from kvstore.mvcc.fragments import RangeTombstone
 from kvstore.mvcc.version import newest_at
 from kvstore.mvcc.versions import Versions
-from kvstore.span import Span
-from kvstore.timestamp import Timestamp
+from kvstore.mvcc.windows import Difference
+
+# --------------------------------------------------------------------------------------------------
+# Reading the changes of a window `(since, upto]`, by key or by time, all or the latest.
+#
+# There are two ways with the same answer. A read through the index costs what changed in the store,
+# also outside the span. A pass over the versions (`kvstore.mvcc.windows`) costs what exists in the
+# span, in bounded memory and in key order. A read in time order uses the index wherever the index
+# is complete. A read in key order uses the index for windows that can be sorted in memory, unless
+# the span has fewer entries than the index has rows; it uses the pass for all others.
+#
+# Invariants
+# 1. Both ways give the same changes. In key order the changes of one key come oldest first.
+# 2. A read in key order holds at most `SORTED_CHANGES_MAX` changes. It reads values again that do
+#    not fit into `SORTED_CHANGES_BYTES_MAX`.
+#
+# The index stores an import as one event. A read expands it: the list of its keys or a pass over
+# its spans gives its rows, and a revert gives the value that each of their keys took.
 
 Revisions: TypeAlias = Literal["all", "latest"]
 Order: TypeAlias = Literal["key", "time"]
@@ -313,3 +334,288 @@ def _time_order(change: Change) -> tuple[int, bool]:
 
 def _key_order(change: Change) -> tuple[bytes, bool, int]:
     return change.key, change.op != "delete_range", change.timestamp
+
+
+# --------------------------------------------------------------------------------------------------
+# The times at which the values of changes expire.
+#
+# The due time of a put is no field of its tuple, but an attribute beside the fields, as the time
+# zone of `time.struct_time` is. So changes and events without expiries are the same tuples as ever,
+# and cost nothing. The due times are read from the records of expiries (`kvstore.mvcc.expiry`).
+#
+# Invariants
+# 1. The due time of a change is the one with which its version was written. A later write, or
+#    `persist`, does not alter it: the delete at the due time comes as a change of its own, or
+#    never. The latest change of a key tells the due time that the key has at the end of the window.
+# 2. A span in which nothing ever expired costs one seek a window.
+# 3. `DUE_ROWS_MAX` changes are read ahead, or fewer that fill `EXPIRY_READ_BYTES`.
+
+_T = TypeVar("_T", Change, Event)
+
+_CHANGE_BYTES = Change._fields.index("key"), len(Change._fields)
+_EVENT_BYTES = Event._fields.index("key"), Event._fields.index("changeset")
+"""The fields between which the bytes of a tuple are counted."""
+
+
+class DueTimes:
+    """Finds the due times of the changes of one store. `has_any` tells whether keys of the store
+    expire, or have expired."""
+
+    def __init__(self, versions: Versions, has_any: Callable[[], bool]) -> None:
+        self._versions, self._has_any = versions, has_any
+
+    def may_be_in(self, span: Span) -> bool:
+        """Whether a version of a key in `span` may expire, or have expired."""
+        return self._has_any() and may_expire(self._versions, span)
+
+    def of_changes(
+        self, changes: Iterator[Change], span: Span, *, as_of: int | None = None
+    ) -> Iterator[Change]:
+        """`changes` of keys in `span` with their due times, as of `as_of` if it is set, else as
+        their versions were written."""
+        if not self.may_be_in(span):
+            return changes
+        return self._told(changes, _CHANGE_BYTES, _is_put, ExpiringChange.of, as_of)
+
+    def of_events(
+        self, events: Iterator[Event], span: Span, *, as_of: int | None = None
+    ) -> Iterator[Event]:
+        """As `of_changes`, of events."""
+        if not self.may_be_in(span):
+            return events
+        return self._told(events, _EVENT_BYTES, _is_update, ExpiringEvent.of, as_of)
+
+    def of_keys(self, keys: Sequence[bytes], written: int) -> list[int | None]:
+        """The due times of the versions of `keys` with the timestamp `written`."""
+        return _times(dues_of(self._versions, keys, [written] * len(keys)))
+
+    def _told(
+        self,
+        source: Iterator[_T],
+        counted: tuple[int, int],
+        is_put: Callable[[_T], bool],
+        expiring: Callable[[_T, int], _T],
+        as_of: int | None,
+    ) -> Iterator[_T]:
+        while True:
+            rows: list[_T] = []
+            gather(source, rows, DUE_ROWS_MAX, EXPIRY_READ_BYTES, *counted)
+            if not rows:
+                return
+            places = [place for place, row in enumerate(rows) if is_put(row)]
+            keys = [rows[place].key for place in places]
+            if as_of is None:
+                written = [rows[place].timestamp for place in places]
+                dues = dues_of(self._versions, keys, written)
+            else:
+                dues = dues_at(self._versions, keys, as_of)
+            for place, due in zip(places, dues, strict=True):
+                if due is not None:
+                    rows[place] = expiring(rows[place], due.time)
+            yield from rows
+
+
+def _times(dues: Sequence[Due | None]) -> list[int | None]:
+    return [None if due is None else due.time for due in dues]
+
+
+def _is_put(change: Change) -> bool:
+    return change.op == "put"
+
+
+def _is_update(event: Event) -> bool:
+    return event.op is Operation.UPDATE
+
+
+# --------------------------------------------------------------------------------------------------
+# From rows of the change index to events: images, and imports and ranges as keys.
+#
+# An image is a read of the versions just before the change, or at its time. Versions never change,
+# so concurrent writes do not affect an image. Each image costs one look-up.
+#
+# The index stores range deletes, imports and reverts as one row. Expanding an import gives its
+# keys, by a pass over its spans; expanding a revert gives the values that these keys took;
+# expanding a range delete gives the keys that were alive just before it.
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """The choices of a reader of events. `select=None` means every stream."""
+
+    span: Span
+    images: Images = "delta"
+    expand: Expand = "imports"
+    select: Select | None = None
+
+
+class EventReader:
+    """Reads events from an index and the versions beside it."""
+
+    def __init__(
+        self, versions: Versions, index: ChangeIndex, changes: ChangeReader, dues: DueTimes
+    ) -> None:
+        self._versions = versions
+        self._index = index
+        self._changes = changes
+        self.dues = dues
+
+    def events(self, wanted: Wanted, *, since: int, upto: int) -> Iterator[Event]:
+        """Events in `(since, upto]` in time order; the events of a commit in the order it made
+        them.
+
+        The caller keeps history from `since` on, and makes sure that the index is complete.
+        """
+
+        def pieces() -> Iterator[Iterator[Event]]:
+            for window in self._index.generations.windows(since=since, upto=upto):
+                if window.generation.is_split:
+                    rows = self._index.rows_in(window, wanted.select)
+                    yield _marked(self.of_rows(rows, wanted))
+                    continue
+                chunks = self._index.commits_in(window, wanted.select)
+                for _, commit in groupby(chunks, key=itemgetter(0)):
+                    yield self._of_commit(commit, wanted)
+
+        return self.dues.of_events(chain.from_iterable(pieces()), wanted.span)
+
+    def _of_commit(self, chunks: Iterator[Commit], wanted: Wanted) -> Iterator[Event]:
+        """The events of one commit, which lies in one stream.
+
+        Hot: if the reader wants all of a commit of small puts, no line of Python runs per event
+        (0.2 us an event, otherwise 2).
+        """
+        first = next(chunks)
+        entry = first.entry
+        is_plain = wanted.span == Span() and not wanted.images.startswith("pre")
+        if is_plain and entry.is_last and entry.is_small_puts:
+            return of_puts(first, wanted.images)
+
+        def rows() -> Iterator[PlacedRow]:
+            taken = 0
+            for commit in chain((first,), chunks):
+                yield from placed(commit, taken)
+                taken += commit.entry.count
+
+        return _marked(self.of_rows(rows(), wanted))
+
+    def of_rows(self, rows: Iterable[PlacedRow], wanted: Wanted) -> Iterator[Event]:
+        """The events of rows of the index, without marks at the ends of commits and without due
+        times.
+
+        Hot: a put or delete takes the short way (4 us against 9).
+        """
+        span, images = wanted.span, wanted.images
+        is_whole_span, keys_only = span == Span(), images == "none"
+        with_pre, with_post = images.startswith("pre"), images.endswith("post")
+        get, update, row_delete = self._versions.get, Operation.UPDATE, Operation.ROW_DELETE
+        for row in rows:
+            timestamp, sequence, (op, key, stored), stream, changeset = row
+            if op not in (OP_PUT, OP_DELETE):
+                yield from self._of_row(row, wanted)
+            elif is_whole_span or key in span:
+                value = stored if op == OP_PUT else None
+                yield Event(
+                    Timestamp(timestamp),
+                    sequence,
+                    update if op == OP_PUT else row_delete,
+                    key,
+                    None,
+                    None if keys_only else value,
+                    get(key, timestamp - 1) if with_pre else None,
+                    value if with_post else None,
+                    ChangesetId(*changeset),
+                    stream,
+                    False,
+                )
+
+    def _of_row(self, placed: PlacedRow, wanted: Wanted) -> Iterator[Event]:
+        at, op = Timestamp(placed.timestamp), placed.row.op
+        span = wanted.span
+        if op == OP_DELETE_RANGE:
+            part = span.intersect(placed.row.key, placed.row.value)
+            if part is None:
+                return
+            if wanted.expand == "all":
+                for keys, _ in self._versions.scan(part, at - 1):
+                    for key in keys:
+                        yield self._of_change(placed, Change(at, "delete", key, None, None), wanted)
+            else:
+                yield _event(placed, Operation.RANGE_DELETE, part.start, part.end)
+        elif op in (OP_IMPORT, OP_REVERT):
+            if wanted.expand == "none":
+                yield _event(placed, Operation(op), placed.row.key, None)
+            else:
+                expanded = self._changes.import_event(placed.row, at, span)
+                for number, change in enumerate(expanded):
+                    yield self._of_change(placed._replace(sequence=number), change, wanted)
+        elif placed.row.key in span:
+            yield self._of_change(placed, self._changes.point(placed.row, at), wanted)
+
+    def _of_change(self, placed: PlacedRow, change: Change, wanted: Wanted) -> Event:
+        images, key, at = wanted.images, change.key, change.timestamp
+        op = Operation.UPDATE if change.op == "put" else Operation.ROW_DELETE
+        value = None if images == "none" else change.value  # a large value, or one of an import
+        pre = self._versions.get(key, at - 1) if images.startswith("pre") else None
+        post = change.value
+        if images.endswith("post"):
+            # A put's value is the state after it. A key in a range delete may have been put again.
+            post = post if change.op == "put" else self._versions.get(key, at)
+        else:
+            post = None
+        return _event(placed, op, key, None, value, pre, post)
+
+
+def of_puts(commit: Commit, images: Images) -> Iterator[Event]:
+    """The events of an entry that is a whole commit of puts with their values."""
+    timestamp, _, entry, stream = commit
+    keys, values = entry.columns()
+    fields = [
+        Timestamp(timestamp),
+        list(range(entry.count)),
+        Operation.UPDATE,
+        keys,
+        None,
+        None if images == "none" else values,
+        None,
+        values if images == "post" else None,
+        ChangesetId(*entry.changeset),
+        stream,
+        [*repeat(False, entry.count - 1), True][: entry.count],
+    ]
+    return tuples(Event, entry.count, fields)
+
+
+def _event(
+    placed: PlacedRow,
+    op: Operation,
+    key: bytes,
+    end_key: bytes | None,
+    value: bytes | None = None,
+    pre: bytes | None = None,
+    post: bytes | None = None,
+) -> Event:
+    return Event(
+        Timestamp(placed.timestamp),
+        placed.sequence,
+        op,
+        key,
+        end_key,
+        value,
+        pre,
+        post,
+        ChangesetId(*placed.changeset),
+        placed.stream,
+        end_of_batch=False,
+    )
+
+
+def _marked(events: Iterable[Event]) -> Iterator[Event]:
+    """The events, with a mark at the last event of each commit. Reads one event ahead."""
+    held: Event | None = None
+    for event in events:
+        if held is not None:
+            ends = event.timestamp != held.timestamp
+            yield held._replace(end_of_batch=True) if ends else held
+        held = event
+    if held is not None:
+        yield held._replace(end_of_batch=True)

@@ -1,41 +1,229 @@
-"""The `kvstore` command: its own commands, the commands of other packages, the report of failures.
-
-Packages above this one add commands through the entry point group `kvstore.commands`: the entry's
-name is the command, its object a `typer.Typer`.
-
-A failure prints one line on stderr (what happened; what to do) and sets an exit code: see
-`kvstore.cli.exits`. Only a bug of ours shows a traceback.
-
-Invariants
-1. A command is imported when it is called, so `kvstore get` imports no other command, and
-   `kvstore --help` imports no command that `summaries` knows.
-2. A command is imported before it runs: an interrupt meanwhile ends the process at once.
-3. Help and messages are plain text. Rich, which takes 90 ms, is imported for tables and progress.
-"""
+"""The `kvstore` command: its own commands, the commands of other packages, the report of
+failures."""
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import sys
+from collections.abc import Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 from typer.core import TyperGroup
 
-from kvstore.cli.exits import HELP, exit_code, from_system
-from kvstore.cli.interrupts import interruptible
+from kvstore.cli.options import ago
 from kvstore.cli.output import in_one_line, print_line
-from kvstore.cli.summaries import SUMMARIES
-from kvstore.cli.times import ago
-from kvstore.cli.wording import in_shell_words
-from kvstore.errors import KVStoreError
+from kvstore.cli.process import interruptible
+from kvstore.errors import (
+    CorruptionError,
+    FencedError,
+    HistoryGoneError,
+    KVStoreError,
+    NotYetWrittenError,
+    RetryableError,
+    StorageError,
+    UsageError,
+)
 from kvstore.neighbours import require_own
 from kvstore.version import __version__
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
+
+
+# --------------------------------------------------------------------------------------------------
+# Exit codes: one number tells a script what to do about a failure.
+#
+# 0   done
+# 1   the key is not there, or verify, scrub or salvage found something that is not whole
+# 2   fix the call, the option or the path; nothing was written
+# 3   surely not done (the store is in use, a conflict): run it again
+# 4   history at the time is gone, or the time is not complete yet
+# 5   storage failed, or bytes are damaged
+# 6   a newer owner has taken over: stop
+# 130 interrupted
+
+DONE: Final = 0
+NOT_FOUND: Final = 1
+USAGE: Final = 2
+RETRY: Final = 3
+TIME: Final = 4
+STORAGE: Final = 5
+FENCED: Final = 6
+
+EXIT_CODES: Final[tuple[tuple[type[KVStoreError], int], ...]] = (
+    (UsageError, USAGE),
+    (RetryableError, RETRY),
+    (HistoryGoneError, TIME),
+    (NotYetWrittenError, TIME),
+    (FencedError, FENCED),
+    (StorageError, STORAGE),
+    (CorruptionError, STORAGE),
+)
+"""The branches of the error tree, each with its code."""
+
+HELP: Final = """Exit codes:
+    0  done
+    1  the key is absent; damage was found; a part of the work failed
+    2  wrong call: nothing was written
+    3  not done: run it again
+    4  history is gone, or the time is not complete yet
+    5  storage failed, or bytes are damaged
+    6  a newer owner has taken over: stop
+  130  interrupted"""
+
+_OF_THE_PATH: Final = (
+    errno.ENOENT,
+    errno.EACCES,
+    errno.EPERM,
+    errno.EROFS,
+    errno.EISDIR,
+    errno.ENOTDIR,
+    errno.EEXIST,
+    errno.ENOTEMPTY,
+    errno.ENAMETOOLONG,
+    errno.ELOOP,
+)
+
+
+def exit_code(error: KVStoreError) -> int:
+    """The code for `error`, by its branch of the tree."""
+    return next(code for kind, code in EXIT_CODES if isinstance(error, kind))
+
+
+def from_system(error: OSError) -> KVStoreError:
+    """An error of ours for a refusal of the operating system (a path, a permission, the disk)."""
+    where = error.filename or "the operating system"
+    text = f"{where}: {error.strerror or error}"
+    if error.errno in _OF_THE_PATH:
+        return UsageError(text, "check the path")
+    return StorageError(text, "look at the disk, then run it again")
+
+
+# --------------------------------------------------------------------------------------------------
+# The first sentence of the help of each command, by which `kvstore --help` lists them.
+#
+# The texts are kept here, because listing commands must not import them: that takes half a second.
+# A test compares the texts with the commands.
+
+SUMMARIES: Final[Mapping[str, str]] = {
+    "get": "Print the value of a key.",
+    "scan": "Print keys and values in key order, a tab between them.",
+    "history": "Print the kept versions of a key, newest first.",
+    "stats": "Print frontiers, counts, sizes, and the claims that keep history.",
+    "changes": "Print changes as JSON lines in time order.",
+    "follow": "Print each change as a service commits it, as JSON lines, until interrupted.",
+    "diff": "Print the keys whose values differ between two times, in key order.",
+    "put": "Set a key and print the timestamp.",
+    "delete": "Delete a key, which may be absent, and print the timestamp.",
+    "delete-range": "Delete all keys of a span by one write, and print the timestamp.",
+    "revert": "Undo an import from now on, or the changes of a span since a time.",
+    "verify": "Read the whole store and list all damage.",
+    "gc": "Give up old history and free its space.",
+    "checkpoint": "Copy a store as of now, and print the newest time of the copy.",
+    "holds": "List the holds that keep history in a store, or drop an abandoned one.",
+    "imports": "List the imports of a store, or revert one.",
+    "feeds": "List the feeds of a store, print changes that a feed has not acknowledged, or drop "
+    "one.",
+    "tasks": "List the tasks of a store with their progress.",
+    "serve": "Serve a store until a signal ends the process (SIGINT or SIGTERM).",
+    "ui": "Show a store as a page for a browser, until a signal ends the process (SIGINT "
+    "or SIGTERM).",
+    "doctor": "Look at the environment, and at a store: versions, disk, clock, holds, failures.",
+    "journal": "Look at, compact or rescue a journal.",
+    "help": "Print the help of a command, or of all commands.",
+    "backup": "Back a store up, and restore it as of any instant.",
+    "export": "Write keys and values to a file that `kvstore import` reads, or a table as "
+    "typed Parquet.",
+    "import": "Load many rows at once.",
+    "push": "Push loads through a bucket to many stores.",
+    "expire-stagings": "Remove the imports below a URL that were begun long ago, sealed or not.",
+    "seed": "Make a new store of old events.",
+    "table": "Look at tables, read and load their rows, and change their columns.",
+}
+
+
+# --------------------------------------------------------------------------------------------------
+# Messages in the words of the shell: an error names arguments of Python, and a person has options.
+#
+# Invariants
+# 1. A message without such words is not changed.
+
+PHRASES: Final[Mapping[str, str]] = {
+    'ingest with on_conflict="overwrite"': "pass --on-conflict overwrite",
+    "bulk.seed(duplicates='last') keeps the later row": "--duplicates last keeps the later row",
+    "see store.imports.all()": "`kvstore imports list` names all imports",
+    "`kvstore holds list` or store.holds.all() names": "`kvstore holds list` names",
+    "delete the span by delete_range": "delete the span by `kvstore delete-range`",
+    "needs full=True": "needs --full",
+    "backup(store, full=True)": "`kvstore backup run --full`",
+    "(collection.unlabel)": "(`kvstore backup label COLLECTION NAME --drop`)",
+    "weekly need keep_within": "weekly need --keep-within",
+    "expire takes before=, keep= or keep_within=": "give --before, --keep or --keep-within",
+    "and has none; pass store=": "and has none; pass --store",
+    "`kvstore push list` or Pushes.list() names": "`kvstore push list` names",
+    'depth="files"': "--depth files",
+    'depth="checksums"': "--depth checksums",
+    'depth="open"': "--depth open",
+    "pass its passphrase or key file": "pass the passphrase in KVSTORE_PASSPHRASE, or --key-file",
+    "open it without passphrase and key file": "unset KVSTORE_PASSPHRASE, and pass no --key-file",
+    "backup.replicate makes": "`kvstore backup replicate` makes",
+    'depth="contents"': "--depth contents",
+    "depth='contents'": "--depth contents",
+    'pass mode="replace" and': "pass --mode replace and",
+    "mode='replace'": "--mode replace",
+    "mode='add'": "--mode add",
+    'prefix=b"" is every key': "--prefix '' is every key",
+    "prefix=None": "no --prefix",
+    "keep_newer=True": "--keep-newer",
+    "keep_newer=False": "no --keep-newer",
+    "built_at=None": "no --built-at",
+    "pass both: built_at is": "pass both: --built-at is",
+    "pass add, drop, widen, add_index or drop_index": "pass --add, --drop, --widen, --add-index, "
+    "--unique-index or --drop-index",
+    "or pass overwrite=True": "or pass --overwrite",
+    "as_of=": "--as-of ",
+    "since=": "--since ",
+    "upto=": "--upto ",
+    "before=": "--before ",
+    "built_at=": "--built-at ",
+    "expires=": "--expires ",
+    "max_staleness=": "--poll ",
+    "write ISO-8601 with a zone: 2013-01-31T23:59:59Z": "write '1 hour ago', -1h, yesterday, "
+    "2026-11-22, or ISO-8601 with a zone: 2013-01-31T23:59:59Z",
+    "engine=": "--engine ",
+    "memory, or an Engine": "memory",
+    "pass an aware datetime, ISO-8601 with a zone, or a Timestamp where 1970 is meant": "write a "
+    "date, 2026-11-22, or ISO-8601 with a zone",
+    "make it: table(name, schema=...)": "`kvstore table list` names all tables",
+}
+"""Words of Python, each with the words of the shell."""
+
+
+def in_shell_words(message: str) -> str:
+    """`message` with the names of options where it has the names of arguments."""
+    for words, shell in PHRASES.items():
+        message = message.replace(words, shell)
+    return message
+
+
+# --------------------------------------------------------------------------------------------------
+# The `kvstore` command: its own commands, the commands of other packages, the report of failures.
+#
+# Packages above this one add commands through the entry point group `kvstore.commands`: the entry's
+# name is the command, its object a `typer.Typer`.
+#
+# A failure prints one line on stderr (what happened; what to do) and sets an exit code: see
+# `kvstore.cli.app`. Only a bug of ours shows a traceback.
+#
+# Invariants
+# 1. A command is imported when it is called, so `kvstore get` imports no other command, and
+#    `kvstore --help` imports no command that `summaries` knows.
+# 2. A command is imported before it runs: an interrupt meanwhile ends the process at once.
+# 3. Help and messages are plain text. Rich, which takes 90 ms, is imported for tables and progress.
 
 COMMANDS_GROUP: Final = "kvstore.commands"
 
@@ -200,3 +388,34 @@ def _told(error: KVStoreError) -> typer.Exit:
     line = in_one_line(in_shell_words(" ".join(str(error).split())))
     typer.echo(f"kvstore: {line}", err=True)
     return typer.Exit(exit_code(error))
+
+
+# --------------------------------------------------------------------------------------------------
+# The command `kvstore help`.
+
+help_app = typer.Typer(add_completion=False)
+
+
+@help_app.command(name="help")
+def help_(
+    ctx: typer.Context,
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[COMMAND]...", help="A command.", show_default=False),
+    ] = None,
+) -> None:
+    """Print the help of a command, or of all commands.
+
+    \b
+    Examples:
+      kvstore help
+      kvstore help holds drop
+    """
+    assert ctx.parent is not None
+    shown, command = ctx.parent, ctx.parent.command
+    for word in words or []:
+        found = command.get_command(shown, word) if hasattr(command, "get_command") else None
+        if found is None:
+            raise UsageError(f"no command {' '.join(words or [])!r}", "`kvstore help` lists all")
+        command, shown = found, type(ctx)(found, info_name=word, parent=shown)
+    print_line(command.get_help(shown))

@@ -17,11 +17,10 @@ from typing import Annotated, Final, Literal, NamedTuple, TypeAlias
 import typer
 
 import kvstore
-from kvstore.cli.exits import NOT_FOUND
-from kvstore.cli.options import JsonOption, iso
+from kvstore.base.clock import Clock
+from kvstore.cli.app import NOT_FOUND
+from kvstore.cli.options import JsonOption, in_words, iso
 from kvstore.cli.output import print_json, print_table
-from kvstore.cli.times import in_words
-from kvstore.clock import Clock
 from kvstore.errors import KVStoreError
 from kvstore.opening import engine_at, open_read_only
 from kvstore.store import Store

@@ -11,15 +11,15 @@ from typing import Annotated, Final
 
 import typer
 
-from kvstore import journal, tasks
-from kvstore.cli.exits import NOT_FOUND
+from kvstore import tasks
+from kvstore.cli.app import NOT_FOUND
 from kvstore.cli.options import JsonOption, one_of
 from kvstore.cli.output import print_figures, print_json, print_line, print_table, working
-from kvstore.engine import state as memory
+from kvstore.engine import memory
 from kvstore.errors import UsageError
-from kvstore.journal import Inspection, StateMachine
-from kvstore.journal.compaction import compact_by_content
-from kvstore.journal.salvage import Keep
+from kvstore.storage import journal
+from kvstore.storage.journal import Inspection, StateMachine
+from kvstore.storage.journal.repair import Keep, compact_by_content
 
 app = typer.Typer(
     help="Look at, compact or rescue a journal.", no_args_is_help=True, add_completion=False

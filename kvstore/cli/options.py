@@ -1,20 +1,99 @@
-"""Arguments and options that several commands share, and their parsers."""
+"""Arguments and options that several commands share: their parsers, their completion, and how a
+command opens a store.
+"""
 
 from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Sequence
+import re
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
+from datetime import timedelta
 from enum import Enum
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Final, NamedTuple, TypeVar
+from typing import Annotated, Any, Final, NamedTuple, TypeVar
 
 import typer
 
-from kvstore.cli.times import iso as iso
-from kvstore.cli.times import to_duration as to_duration
-from kvstore.errors import UsageError
-from kvstore.span import Span
+from kvstore.base.span import Span
+from kvstore.base.timestamp import Timestamp, length_of
+from kvstore.cli.process import uninterrupted
+from kvstore.errors import KVStoreError, NotAStoreError, UsageError
+from kvstore.opening import engine_at, open_read_only
+from kvstore.opening import open as open_store
+from kvstore.remote.control import StoreOrClient, opened, reached
+from kvstore.store import TASKS_DIRECTORY, Store
+
+# --------------------------------------------------------------------------------------------------
+# Words that the shell completes: the names of holds, feeds and imports of the store in question.
+#
+# A completion that fails has no words. The shell shows no error while a user types.
+
+_WORDS_MAX: Final = 1000
+
+
+def names_of(read: Callable[[Store], Iterable[str]]) -> Callable[..., list[str]]:
+    """A completer of names that `read` finds in the store that the command line names."""
+
+    def complete(ctx: Any, incomplete: str) -> list[str]:
+        try:
+            with open_read_only(ctx.params["store"]) as opened:
+                found = sorted({name for name in read(opened) if name.startswith(incomplete)})
+        except (KVStoreError, OSError, KeyError):
+            return []
+        return found[:_WORDS_MAX]
+
+    # The annotations of a completer decide what it is given.
+    complete.__annotations__ = {"ctx": Any, "incomplete": str}
+    return complete
+
+
+# --------------------------------------------------------------------------------------------------
+# Times and lengths of time on the command line, which `kvstore.base.timestamp` reads.
+#
+# A command passes the text of a time on as it is: the shell takes what Python, the server and Spark
+# take, and gives the same errors.
+
+_COUNTED: Final = re.compile(r"-\d+(us|ms|[smhdw])", re.ASCII)
+
+
+def to_duration(text: str) -> timedelta:
+    """Parse a length of time such as `90s`, `12h` or `30d`. Raises `UsageError`."""
+    found = length_of(text)
+    if found is None:
+        raise UsageError(
+            f"{text!r} is not an age", "write a number and us, ms, s, m, h, d or w: 30d"
+        )
+    try:
+        return timedelta(microseconds=found // 1000)
+    except OverflowError as error:
+        raise UsageError(f"{text!r} is older than time", "write a shorter age: 3650d") from error
+
+
+def ago(word: str) -> str:
+    """`-1h` as `1h ago`, which does not look like an option. Other words stay as they are."""
+    return f"{word[1:]} ago" if _COUNTED.fullmatch(word) is not None else word
+
+
+def iso(timestamp: int) -> str:
+    """A timestamp as all commands print it: ISO-8601 with nine digits."""
+    return str(Timestamp(timestamp))
+
+
+def in_words(nanoseconds: int) -> str:
+    """A duration for a person, in its largest unit: `3 d`, `12 min`, `0 s`."""
+    seconds = max(nanoseconds, 0) // 10**9
+    for size, unit in ((86_400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= size:
+            return f"{seconds // size} {unit}"
+    return f"{seconds} s"
+
+
+# --------------------------------------------------------------------------------------------------
+# Arguments and options that several commands share, and their parsers.
 
 T = TypeVar("T", bound=str)
 
@@ -144,3 +223,107 @@ def one_of(option: str, text: str, known: Sequence[T]) -> T:
         if word == text:
             return word
     raise UsageError(f"{option} {text}", f"pass one of {', '.join(map(str, known))}")
+
+
+# --------------------------------------------------------------------------------------------------
+# How commands open stores: to write, beside the owner of a store, or as its owner.
+
+
+def open_to_write(path: Path) -> AbstractContextManager[Store]:
+    """Open a store by the engine that made it. If a process that listens has it open, the store is
+    read from its files, and the process does the writes."""
+    return opened(path, open_here)
+
+
+def reach(path: Path) -> AbstractContextManager[StoreOrClient]:
+    """Open a store as `open_to_write`, for work without an end. If another process has the store
+    open, the result is a client of that process."""
+    return reached(path, open_here)
+
+
+def open_or_create(path: Path, engine: str, *, create: bool) -> AbstractContextManager[Store]:
+    """Open a store as `open_to_write`. Where nothing is, make one of `engine` if `create`."""
+    if create and engine_at(path) is None:
+        return _created(path, partial(open_store, path, engine))
+    _require_store(path, create=create)
+    return open_to_write(path)
+
+
+def open_to_own(path: Path, engine: str, *, create: bool) -> AbstractContextManager[Store]:
+    """Open or create a store in this process, which listens: scripts run beside it."""
+    from kvstore.remote.control import open as open_control  # brings the server with it
+
+    _require_store(path, create=create)
+    made_by = engine_at(path)
+    listening = partial(open_control, path, made_by or engine, create=create, control=True)
+    return listening() if made_by is not None else _created(path, listening)
+
+
+def _require_store(path: Path, *, create: bool) -> None:
+    if not create and not path.exists():
+        raise NotAStoreError(str(path), "no store is there", "check the path, or pass --create")
+
+
+@contextmanager
+def _created(path: Path, make: Callable[[], Store]) -> Iterator[Store]:
+    """A new store at `path`. A command that is refused, fails or is interrupted leaves none behind,
+    unless something was written.
+
+    An interrupt waits until the store is open, which takes some 30 ms. A process that ended earlier
+    would leave files, and nobody could tell whether another process had made them.
+    """
+    had_directory, is_free = path.exists(), _is_free(path)
+    store: Store | None = None
+    try:
+        with uninterrupted():
+            store = make()
+        yield store
+    except BaseException:
+        with uninterrupted():
+            if store is not None:
+                is_free = is_free and _is_blank(path, store)
+                store.close()
+                if is_free:
+                    _remove(path, keeps_directory=had_directory)
+        raise
+    else:
+        store.close()
+
+
+def _is_free(path: Path) -> bool:
+    """Whether nothing is at `path`, or an empty directory."""
+    try:
+        return next(path.iterdir(), None) is None
+    except FileNotFoundError:
+        return True
+    except OSError:  # the opening tells why
+        return False
+
+
+def _is_blank(path: Path, store: Store) -> bool:
+    """Whether nobody has written to the store at `path`. An import that was begun is no write."""
+    try:
+        has_imports = any(each.added is not None for each in store.imports.all())
+        is_used = has_imports or store.holds.all() or store.tables()
+        has_tasks = (path / TASKS_DIRECTORY).exists()
+        return not (is_used or has_tasks) and next(store.changes(0), None) is None
+    except KVStoreError:  # the store has failed, so its contents are not known
+        return False
+
+
+def _remove(path: Path, *, keeps_directory: bool) -> None:
+    if not keeps_directory:
+        shutil.rmtree(path, ignore_errors=True)
+        return
+    for each in path.iterdir():
+        if each.is_dir() and not each.is_symlink():
+            shutil.rmtree(each, ignore_errors=True)
+        else:
+            with suppress(OSError):  # the error that led here is the one to tell
+                each.unlink()
+
+
+def open_here(path: Path) -> Store:
+    """Open a store in this process, by the engine that made it."""
+    made_by = engine_at(path)
+    return open_store(path, create=False) if made_by is None else open_store(path, made_by)

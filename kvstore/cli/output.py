@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from kvstore.counts import WorkCount
+from kvstore.base.meters import WorkCount
 
 if TYPE_CHECKING:
     from rich.status import Status

@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from kvstore.cli.exits import NOT_FOUND
+from kvstore.cli.app import NOT_FOUND
 from kvstore.cli.options import (
     AsOfOption,
     Encoding,

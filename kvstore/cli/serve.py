@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 
-from kvstore.cli.options import StoreArgument
+from kvstore.cli.options import StoreArgument, open_here, open_to_own
 from kvstore.cli.output import print_line
-from kvstore.cli.stores import open_here, open_to_own
 from kvstore.errors import UsageError
 from kvstore.store import Store
 
@@ -75,14 +74,15 @@ def serve(
       kvstore serve flights.db --imports-from s3://bucket/staging
     """
     # Imported here: other commands start without the packages of a server.
-    from kvstore.server import ListenAddress, app, read_tokens
-    from kvstore.server import serve as serve_app
-    from kvstore.server.added import VERBS, added
+    from kvstore.remote.server import ListenAddress, read_tokens
+    from kvstore.remote.server import serve as serve_app
+    from kvstore.remote.server.app import app
+    from kvstore.remote.server.invocation import ADDED_VERBS, added
 
     tls = _tls(tls_cert, tls_key)
     tokens = None if token_file is None else read_tokens(token_file)
     address = ListenAddress.parse(listen)
-    verbs = added(VERBS, "imports")(imports_from or [])
+    verbs = added(ADDED_VERBS, "imports")(imports_from or [])
     with _ended_by_signals() as ending, open_to_own(store, "rocksdb", create=create) as opened:
         if slow is not None:
             _tell_of_slow(opened, slow)
@@ -116,14 +116,14 @@ def ui(
       kvstore ui flights.db --admin --collection /backups/flights
     """
     # Imported here: other commands start without the packages of a server.
-    from kvstore.control.scripts import opened
-    from kvstore.server import ListenAddress, Token
-    from kvstore.server import serve as serve_app
-    from kvstore.server.access import ADMIN, READ
-    from kvstore.server.app import App
-    from kvstore.server.page import Page
-    from kvstore.server.page.following import opened_to_look
-    from kvstore.server.page.sections import added_section
+    from kvstore.remote.control import opened
+    from kvstore.remote.server import ListenAddress, Token
+    from kvstore.remote.server import serve as serve_app
+    from kvstore.remote.server.access import ADMIN, READ
+    from kvstore.remote.server.app import App
+    from kvstore.remote.server.page import Page
+    from kvstore.remote.server.page.page import opened_to_look
+    from kvstore.remote.server.page.views import added_section
 
     address = ListenAddress.parse(listen)
     if not address.is_local or address.path:
@@ -144,7 +144,7 @@ def ui(
 
 
 def _tls(certificate: Path | None, key: Path | None) -> ssl.SSLContext | None:
-    from kvstore.server import server_tls
+    from kvstore.remote.server import server_tls
 
     if certificate is not None and key is not None:
         return server_tls(certificate, key)

@@ -7,9 +7,8 @@ from typing import Annotated
 
 import typer
 
-from kvstore.claims import HoldRecord
-from kvstore.cli.exits import NOT_FOUND
-from kvstore.cli.options import JsonOption, StoreArgument, iso, to_duration
+from kvstore.cli.app import NOT_FOUND, in_shell_words
+from kvstore.cli.options import JsonOption, StoreArgument, iso, open_to_write, to_duration
 from kvstore.cli.output import (
     counting,
     note,
@@ -18,10 +17,9 @@ from kvstore.cli.output import (
     print_line,
     working,
 )
-from kvstore.cli.stores import open_to_write
-from kvstore.cli.wording import in_shell_words
 from kvstore.errors import UsageError
 from kvstore.opening import open_read_only
+from kvstore.timeline.holds import HoldRecord
 
 
 def verify(store: StoreArgument, as_json: JsonOption = False) -> None:

@@ -9,8 +9,8 @@ from typing import Annotated
 
 import typer
 
-from kvstore.cli.completion import names_of
-from kvstore.cli.imports import import_ids, to_import_id
+from kvstore.base.span import Span
+from kvstore.base.timestamp import Timestamp
 from kvstore.cli.options import (
     Encoding,
     EncodingOption,
@@ -23,15 +23,16 @@ from kvstore.cli.options import (
     StoreArgument,
     ValueEncodingOption,
     iso,
+    names_of,
+    open_or_create,
+    open_to_write,
     to_bytes,
     to_span,
 )
 from kvstore.cli.output import print_json, print_line
 from kvstore.cli.read import KeyArgument
-from kvstore.cli.stores import open_or_create, open_to_write
+from kvstore.cli.records import import_ids, to_import_id
 from kvstore.errors import UsageError
-from kvstore.span import Span
-from kvstore.timestamp import Timestamp
 
 
 def put(

@@ -1,40 +1,100 @@
-"""Keys of the column families.
+"""Keys of the column families: order-preserving framing of byte strings, and the fields behind.
 
-    data    := | framed user key | suffix u64 | kind u8 |      value: the user's, verbatim
-    ranges  := | framed start    | suffix u64 |                value: | escaped end |
-    changes := | stream id 16    | timestamp u64 | chunk u32 | value: see changes/entry.py
+    data      framed user key | suffix 8 | kind 1     newer versions first
+    ranges    framed start | suffix 8
+    changes   stream 16 | timestamp 8 | chunk 4
 
-    suffix  := 2^64 - 1 - timestamp   first bit 1: newer sorts first
-             | import id              first bit 0: a stamp reference, sorts before all times
-    kind    := 00 tombstone | 01 value
-
-All integers are big-endian. The kind is part of the key, so that values are stored and returned
-unchanged. A version of an import has a stamp reference instead of a timestamp. Readers replace it
-by the time at which the import was added.
-
-Invariants
-1. The order of `data` is: user keys bytewise; in one key, references first, then newest first.
-2. Every timestamp is below 2^63, and every import id is in 1..2^63 - 1. The first bit of a suffix
-   tells them apart.
+A suffix whose first bit is 1 is a complemented timestamp. A suffix whose first bit is 0 is the id
+of an import, whose time is looked up when the entry is read.
 """
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from typing import Final
 
-from kvstore.codec.ordered import (
-    TERMINATOR,
-    ZERO,
-    escape,
-    frame,
-    is_escaped,
-    is_framed,
-    unescape,
-    unframe,
-)
 from kvstore.errors import CorruptionError, printable
 from kvstore.limits import KEY_BYTES_MAX
+
+# --------------------------------------------------------------------------------------------------
+# Order-preserving framing of byte strings, so that other fields can follow them.
+#
+#     framed := | escaped bytes | 00 01 |        escape: 00 -> 00 FF
+#
+# The terminator `00 01` sorts below every escaped byte that could stand in its place. So framed
+# strings sort as the strings do, a prefix before its extensions.
+
+TERMINATOR = b"\x00\x01"
+ZERO = b"\x00"
+ESCAPED_ZERO = b"\x00\xff"
+
+
+def escape(raw: bytes) -> bytes:
+    """Escape without the terminator: the bound of a span of framed strings. O(len(raw))."""
+    return raw.replace(ZERO, ESCAPED_ZERO)
+
+
+def frame(raw: bytes) -> bytes:
+    """Escape and terminate. O(len(raw))."""
+    return raw.replace(ZERO, ESCAPED_ZERO) + TERMINATOR
+
+
+def unescape(escaped: bytes) -> bytes:
+    """The bytes whose escaped form is given. Trusts its input: use `check` for bytes from
+    outside."""
+    return escaped.replace(ESCAPED_ZERO, ZERO) if ZERO in escaped else escaped
+
+
+def unframe(framed: bytes) -> bytes:
+    """The bytes whose framed form is given. Trusts its input."""
+    return unescape(framed[:-2])
+
+
+def unframe_all(framed: Sequence[bytes]) -> list[bytes]:
+    """The bytes of each framed form. Trusts its input. Takes 25 ns each if no bytes have a zero."""
+    joined = b"".join(framed)
+    if ESCAPED_ZERO in joined:
+        return [unframe(each) for each in framed]
+    return joined.split(TERMINATOR)[:-1]
+
+
+def is_escaped(escaped: bytes) -> bool:
+    """Whether `escaped` is the escaped form of some bytes."""
+    return ZERO not in escaped or escape(unescape(escaped)) == escaped
+
+
+def is_framed(framed: bytes) -> bool:
+    """Whether `framed` is the framed form of some bytes. Takes 0.15 us if they have no zero."""
+    end = len(framed) - len(TERMINATOR)
+    return framed.endswith(TERMINATOR) and (framed.find(ZERO) == end or is_escaped(framed[:end]))
+
+
+def check(framed: bytes, *, where: str) -> None:
+    """Raise `CorruptionError` unless `framed` is the framed form of some bytes."""
+    if not is_framed(framed):
+        raise CorruptionError(where, f"{framed.hex()} is not a framed key")
+
+
+# --------------------------------------------------------------------------------------------------
+# Keys of the column families.
+#
+#     data    := | framed user key | suffix u64 | kind u8 |      value: the user's, verbatim
+#     ranges  := | framed start    | suffix u64 |                value: | escaped end |
+#     changes := | stream id 16    | timestamp u64 | chunk u32 | value: see changes/index.py
+#
+#     suffix  := 2^64 - 1 - timestamp   first bit 1: newer sorts first
+#              | import id              first bit 0: a stamp reference, sorts before all times
+#     kind    := 00 tombstone | 01 value
+#
+# All integers are big-endian. The kind is part of the key, so that values are stored and returned
+# unchanged. A version of an import has a stamp reference instead of a timestamp. Readers replace it
+# by the time at which the import was added.
+#
+# Invariants
+# 1. The order of `data` is: user keys bytewise; in one key, references first, then newest first.
+# 2. Every timestamp is below 2^63, and every import id is in 1..2^63 - 1. The first bit of a suffix
+#    tells them apart.
 
 U64_MAX: Final = (1 << 64) - 1
 IMPORT_ID_MAX: Final = (1 << 63) - 1

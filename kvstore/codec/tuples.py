@@ -1,26 +1,7 @@
 """Several values as one key whose bytes sort as the values do, column by column.
 
-    tuple   := element*                a tuple sorts before the longer ones that begin with it
-    element := 01                      null, before everything else
-             | 02                      false
-             | 03                      true
-             | 10 | int64 |            big-endian, sign bit flipped
-             | 18 | uint64 |           big-endian: an integer from 2^63 on
-             | 20 | double |           big-endian; positive: sign bit flipped, negative: all bits
-             | 28 | decimal |          see codec/decimals.py
-             | 30 | framed bytes |     see codec/ordered.py
-             | 40 | framed UTF-8 |     sorts by code point
-             | 50 | int64 |            days since the epoch, as an integer
-             | 60 | int64 |            microseconds since the epoch, as an integer
-             | 70 | UUID 16 |
-             | an element, all bits flipped: `desc`, which sorts the other way round
-
-Invariants
-1. The bytes of two tuples with values of the same types sort as the tuples do. -0.0 is 0.0, and NaN
-   sorts above all numbers, as in Spark.
-2. Decoding an encoded tuple returns its values.
-3. No element is the beginning of another one. So a flipped element sorts the other way round, and
-   an element ends where its own bytes say.
+`encode_tuple` and `decode_tuple` are public: other programs write and read such keys. Decimal
+numbers have an encoding of their own, which sorts as the numbers do.
 """
 
 from __future__ import annotations
@@ -34,9 +15,33 @@ from decimal import Decimal
 from typing import Any, Final, TypeAlias
 from uuid import UUID
 
-from kvstore.codec.decimals import decimal_end, decode_decimal, encode_decimal
-from kvstore.codec.ordered import TERMINATOR, check, frame, unframe
+from kvstore.codec.keys import TERMINATOR, check, frame, unframe
 from kvstore.errors import CorruptionError, UsageError
+
+# --------------------------------------------------------------------------------------------------
+# Several values as one key whose bytes sort as the values do, column by column.
+#
+#     tuple   := element*                a tuple sorts before the longer ones that begin with it
+#     element := 01                      null, before everything else
+#              | 02                      false
+#              | 03                      true
+#              | 10 | int64 |            big-endian, sign bit flipped
+#              | 18 | uint64 |           big-endian: an integer from 2^63 on
+#              | 20 | double |           big-endian; positive: sign bit flipped, negative: all bits
+#              | 28 | decimal |          see codec/tuples.py
+#              | 30 | framed bytes |     see codec/keys.py
+#              | 40 | framed UTF-8 |     sorts by code point
+#              | 50 | int64 |            days since the epoch, as an integer
+#              | 60 | int64 |            microseconds since the epoch, as an integer
+#              | 70 | UUID 16 |
+#              | an element, all bits flipped: `desc`, which sorts the other way round
+#
+# Invariants
+# 1. The bytes of two tuples with values of the same types sort as the tuples do. -0.0 is 0.0, and
+#    NaN sorts above all numbers, as in Spark.
+# 2. Decoding an encoded tuple returns its values.
+# 3. No element is the beginning of another one. So a flipped element sorts the other way round, and
+#    an element ends where its own bytes say.
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,3 +216,70 @@ _FIXED: Final[Mapping[bytes, Callable[[int], Element]]] = {
     DAY: lambda bits: date.fromordinal(bits - SIGN + _EPOCH_DAY),
     INSTANT: lambda bits: _EPOCH + timedelta(microseconds=bits - SIGN),
 }
+
+
+# --------------------------------------------------------------------------------------------------
+# Decimal numbers as bytes that sort as the numbers do.
+#
+#     decimal  := 80                                      zero
+#               | c0 | magnitude |                        positive
+#               | 40 | magnitude, all bits flipped |      negative
+#     magnitude := | exponent u16 | pair u8 ... | 00 |
+#
+# A number is 0.d1d2d3... * 10^e with a first digit above 0. The exponent is stored as e + 2^15,
+# big-endian. A pair is two digits plus 1, so that the end sorts below every further pair. Equal
+# numbers have the same bytes: 1.50 decodes as 1.5.
+
+_ZERO: Final = b"\x80"
+_POSITIVE: Final = b"\xc0"
+_NEGATIVE: Final = b"\x40"
+_BIAS: Final = 1 << 15
+EXPONENT_MAX: Final = _BIAS - 1
+
+
+def encode_decimal(value: Decimal) -> bytes:
+    """The bytes of a finite number. Raises `UsageError` for NaN, infinity and an exponent beyond
+    15 bits."""
+    sign, digits, exponent = value.as_tuple()
+    if not isinstance(exponent, int):
+        raise UsageError(f"{value} has no place among decimals", "pass a finite number")
+    text = "".join(map(str, digits)).lstrip("0")
+    if not text:
+        return _ZERO
+    power = exponent + len(text)
+    if not -EXPONENT_MAX <= power <= EXPONENT_MAX:
+        raise UsageError(f"{value} has the exponent {power}", f"at most {EXPONENT_MAX} is stored")
+    text = text.rstrip("0")
+    if len(text) % 2:
+        text += "0"
+    pairs = bytes(int(text[at : at + 2]) + 1 for at in range(0, len(text), 2))
+    magnitude = (power + _BIAS).to_bytes(2, "big") + pairs + b"\x00"
+    return _NEGATIVE + magnitude.translate(_FLIP) if sign else _POSITIVE + magnitude
+
+
+def decimal_end(stored: bytes, at: int) -> int:
+    """Where the decimal that begins at `at` ends. Raises `ValueError` where it does not."""
+    head = stored[at : at + 1]
+    if head == _ZERO:
+        return at + 1
+    end = stored.find(b"\xff" if head == _NEGATIVE else b"\x00", at + 3)
+    if head not in (_POSITIVE, _NEGATIVE) or end < 0:
+        raise ValueError("a decimal does not end")
+    return end + 1
+
+
+def decode_decimal(stored: bytes) -> Decimal:
+    """The number of bytes that end where `decimal_end` says. Raises `ValueError` for bytes that no
+    number has."""
+    if stored == _ZERO:
+        return Decimal(0)
+    is_negative = stored[:1] == _NEGATIVE
+    magnitude = stored[1:].translate(_FLIP) if is_negative else stored[1:]
+    power = int.from_bytes(magnitude[:2], "big") - _BIAS
+    text = "".join(f"{pair - 1:02}" for pair in magnitude[2:-1])
+    if not text.isdigit():
+        raise ValueError("a decimal without digits")
+    found = Decimal((int(is_negative), tuple(map(int, text)), power - len(text)))
+    if encode_decimal(found) != stored:
+        raise ValueError(f"another form of {found}")
+    return found

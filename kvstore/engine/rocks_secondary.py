@@ -2,7 +2,7 @@
 
 RocksDB calls such a database a secondary instance. It reads the MANIFEST and the logs of the
 writer, and keeps the tail of the logs in memory. Nothing is written in the writer's directory:
-the instance is opened in a home of its own, see `kvstore.engine.homes`.
+the instance is opened in a home of its own, see `kvstore.engine.moment`.
 
     home/CURRENT, MANIFEST-%06d    links to the writer's files
     directory/%06d.sst, %06d.log   found by RocksDB's options `db_paths` and `wal_dir`
@@ -19,7 +19,7 @@ Invariants
 2. Iterators are made under `lock`, and the caller holds `lock` from the catch-up until it has
    published the new frontiers. So an iterator never shows a state that readers have not been told
    of. RocksDB keeps the state of an iterator until the iterator ends.
-3. The instance is opened anew after a flush of the writer (`kvstore.engine.edits` has the reason).
+3. The instance is opened anew after a flush of the writer (`kvstore.engine.logs` has the reason).
    The same holds for a new MANIFEST, and for a file that shrank or was replaced: the writer or the
    whole store was replaced, and RocksDB would mix old bytes with new.
 """
@@ -35,17 +35,23 @@ from typing import Any, Final, NamedTuple
 import rocksdict as rocks
 
 from kvstore.engine.api import FAMILIES, EntryReader
-from kvstore.engine.edits import EditReader
-from kvstore.engine.file_ends import FileEnd, file_end
-from kvstore.engine.homes import ReaderHome
-from kvstore.engine.moment import ManifestEnd, log_names, manifest_end
-from kvstore.engine.rocks import RocksCursor, RocksEngine
-from kvstore.engine.rocks_errors import translated
-from kvstore.engine.rocks_opening import sorted_files_at
-from kvstore.engine.rocks_options import database_options, family_options
-from kvstore.engine.wal import looks_recycled
-from kvstore.errors import CorruptionError, NotAStoreError, StaleReaderError, StorageError
-from kvstore.errors.system import storage_errors
+from kvstore.engine.logs import EditReader, FileEnd, file_end, looks_recycled
+from kvstore.engine.moment import ManifestEnd, ReaderHome, log_names, manifest_end
+from kvstore.engine.rocks import (
+    RocksCursor,
+    RocksEngine,
+    database_options,
+    family_options,
+    sorted_files_at,
+    translated,
+)
+from kvstore.errors import (
+    CorruptionError,
+    NotAStoreError,
+    StaleReaderError,
+    StorageError,
+    storage_errors,
+)
 from kvstore.limits import DIRECTORY_TICK_S_MAX, FOLLOW_FAILURES_MAX, FOLLOW_LOOKS_MAX
 
 _MARKS: Final = (
@@ -197,7 +203,7 @@ class SecondaryEngine(RocksEngine):
 
     def _only_rearranged(self, look: _Look) -> bool:
         """Whether the instance, which has seen the files of the last look, may catch up with this
-        look. See `kvstore.engine.edits`."""
+        look. See `kvstore.engine.logs`."""
         with storage_errors(self._where):  # a writer that was just opened removes the MANIFEST
             if self._seen is None or not look.continues(self._seen):
                 self._edits = EditReader(self.path / look.manifest.name)

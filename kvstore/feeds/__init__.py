@@ -8,11 +8,18 @@ Floors, from the top:
     state
 """
 
-from kvstore.feeds.envelopes import debezium_lines
-from kvstore.feeds.feed import Feed, FeedBatch, Position, Share
-from kvstore.feeds.group import STARTS, Feeds, require_name
-from kvstore.feeds.lines import changes_json_lines
-from kvstore.feeds.quiescent import QuiescentPoint, QuiescentReader
+from kvstore.feeds.feed import (
+    STARTS,
+    Feed,
+    FeedBatch,
+    Feeds,
+    Position,
+    QuiescentPoint,
+    QuiescentReader,
+    Share,
+    require_name,
+)
+from kvstore.feeds.lines import changes_json_lines, debezium_lines
 
 __all__ = [
     "STARTS",

@@ -1,13 +1,4 @@
-"""Changes as JSON lines, for pipes: the output of `kvstore changes`.
-
-    {"timestamp": "2013-01-01T05:00:00.000000001Z", "seq": 0, "op": "update", "key": "AA1",
-     "value": "on time", "changeset": "<domain>.<serial>", "stream": "...", "end_of_batch": true}
-
-A put whose value expires has `"expires": "2013-01-01T06:00:00.000000000Z"` at the end.
-
-Bytes that are valid UTF-8 become text, and other bytes an object `{"base64": "..."}`. Fields
-without a value are left out. Each event is one line.
-"""
+"""Changes as JSON lines, for pipes: plain lines, and envelopes of the shape that Debezium gives."""
 
 from __future__ import annotations
 
@@ -17,11 +8,22 @@ from collections.abc import Iterable, Iterator
 from itertools import groupby
 from typing import Any, Protocol
 
-from kvstore.changes.change import Change, Op
-from kvstore.changes.event import Event, Expand, Images, Operation
+from kvstore.base.span import Span
+from kvstore.base.timestamp import TimeLike, Timestamp
+from kvstore.changes.events import Change, Event, Expand, Images, Op, Operation
+from kvstore.errors import UsageError
 from kvstore.feeds.feed import FeedBatch
-from kvstore.span import Span
-from kvstore.timestamp import TimeLike, Timestamp
+
+# --------------------------------------------------------------------------------------------------
+# Changes as JSON lines, for pipes: the output of `kvstore changes`.
+#
+#     {"timestamp": "2013-01-01T05:00:00.000000001Z", "seq": 0, "op": "update", "key": "AA1",
+#      "value": "on time", "changeset": "<domain>.<serial>", "stream": "...", "end_of_batch": true}
+#
+# A put whose value expires has `"expires": "2013-01-01T06:00:00.000000000Z"` at the end.
+#
+# Bytes that are valid UTF-8 become text, and other bytes an object `{"base64": "..."}`. Fields
+# without a value are left out. Each event is one line.
 
 
 class Follows(Protocol):
@@ -135,3 +137,60 @@ def as_text(raw: bytes | None) -> str | dict[str, str] | None:
         return raw.decode()
     except UnicodeDecodeError:
         return {"base64": base64.b64encode(raw).decode()}
+
+
+# --------------------------------------------------------------------------------------------------
+# Events in envelopes of the shape that Debezium gives, for consumers of such envelopes.
+#
+#     {"key": "AA1", "before": "late", "after": "on time", "op": "u", "ts_ms": 1357016400000,
+#      "source": {"connector": "kvstore", "name": "flights", "ts_ns": 1357016400000000001, "seq": 0,
+#                 "snapshot": "false"}}
+#
+#     op     "r" a row of the state | "c" a key that was absent before | "u" a put | "d" a delete
+#
+# The source of a row that expires also has `"expires_ns"`, the time at which it does.
+#
+# `before` needs a feed with `images="pre"`; without it `before` is null, and no put is a "c". Bytes
+# are written as in `kvstore.feeds.lines`.
+
+
+def debezium_lines(batch: FeedBatch, *, name: str, has_before: bool = False) -> Iterator[str]:
+    """A line of JSON per event of a batch. `name` names the store in `source`.
+
+    `has_before` says that the feed has pre-images, so that a put without one is a new key. Raises
+    `UsageError` for a range delete, an import or a revert that comes whole: open the feed with
+    `expand="all"`.
+    """
+    for event in batch.events:
+        fields = _envelope(event, name, is_state=batch.is_state, has_before=has_before)
+        yield json.dumps(fields, ensure_ascii=False)
+
+
+def _envelope(event: Event, name: str, *, is_state: bool, has_before: bool) -> dict[str, Any]:
+    if event.op not in (Operation.UPDATE, Operation.ROW_DELETE):
+        raise UsageError(
+            f"an event {event.op.name} at {event.timestamp} has no envelope",
+            'open the feed with expand="all"',
+        )
+    op = "u" if event.pre is not None or not has_before else "c"
+    if is_state:
+        op = "r"
+    elif event.op == Operation.ROW_DELETE:
+        op = "d"
+    source = {
+        "connector": "kvstore",
+        "name": name,
+        "ts_ns": int(event.timestamp),
+        "seq": event.sequence,
+        "snapshot": "true" if is_state else "false",
+    }
+    if event.expires is not None:
+        source["expires_ns"] = int(event.expires)
+    return {
+        "key": as_text(event.key),
+        "before": as_text(event.pre),
+        "after": as_text(event.value if event.post is None else event.post),
+        "op": op,
+        "ts_ms": event.timestamp // 1_000_000,
+        "source": source,
+    }

@@ -44,7 +44,7 @@ def join(list items not None):
 
 def join_writes(dict points not None, ranges not None, Py_ssize_t longest, bytes places not None,
                 bytes ops not None, uint32_t word, changeset):
-    """The uncompressed change entry of range deletes and `points`, as `kvstore.changes.entry` has
+    """The uncompressed change entry of range deletes and `points`, as `kvstore.changes.index` has
     it: `word` is its first four bytes, `places` is its sequence, and `ops` has the operations of a
     range delete, a put and a delete. None where the value of a point has more than `longest` bytes.
     The keys and values must have less than 2 GiB together."""
@@ -236,7 +236,7 @@ cdef class _Tuples:
 
 
 def survey(body, Py_ssize_t count, bint is_sequenced, bytes rules not None, where):
-    """Check the `body` of a change entry of `count` rows (`kvstore.changes.entry`). Returns where
+    """Check the `body` of a change entry of `count` rows (`kvstore.changes.index`). Returns where
     its keys and its values end, the number of rows with `RULE_ANY`, and the number with `RULE_ANY`
     or `RULE_NO_VALUE`.
 

@@ -34,7 +34,7 @@ the second, if any, the newest between `bounds[i - 1]` and `bounds[i]` has the t
 where there is none. All bounds are escaped user keys."""
 
 ENTRY_HEAD: Final = struct.Struct("<IIIQQ")
-"""The head of a change entry (`kvstore.changes.entry`): version, codec and flags as one number, the
+"""The head of a change entry (`kvstore.changes.index`): version, codec and flags as one number, the
 row count, the bytes of the body, the domain and the serial of the changeset."""
 
 RULE_ANY: Final = 1
@@ -147,7 +147,7 @@ the last entry at or below it."""
 
 
 class LimitNode(Protocol):
-    """A node of the map of range tombstones (`kvstore.mvcc.stretches`): a pair or a longer tuple
+    """A node of the map of range tombstones (`kvstore.mvcc.fragments`): a pair or a longer tuple
     that begins with `keys` and `below`. The limit of a key is found by taking
     `below[bisect_right(keys, key)]` once more than the map is deep. Two items of the last tuple
     follow: the times of range tombstones from each of its keys on, and the times of the ones over

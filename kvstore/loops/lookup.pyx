@@ -42,8 +42,8 @@ include "newest.pxi"
 from array import array as _array
 
 from kvstore.limits import KEY_BYTES_MAX
-from kvstore.timestamp import OTHER_UNITS_MAX as _OTHER_UNITS_MAX
-from kvstore.timestamp import Timestamp as _Timestamp
+from kvstore.base.timestamp import OTHER_UNITS_MAX as _OTHER_UNITS_MAX
+from kvstore.base.timestamp import Timestamp as _Timestamp
 
 cdef extern from "Python.h":
     long long PyLong_AsLongLongAndOverflow(object, int *) except? -1

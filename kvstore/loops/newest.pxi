@@ -49,7 +49,7 @@ from cpython.object cimport PyObject, PyObject_Hash
 from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.stdint cimport uint8_t, uint32_t
 
-from kvstore.timestamp import TIMESTAMP_MAX as _TIMESTAMP_MAX
+from kvstore.base.timestamp import TIMESTAMP_MAX as _TIMESTAMP_MAX
 
 cdef extern from "<stdlib.h>":
     void *aligned_alloc(size_t, size_t) nogil

@@ -9,7 +9,7 @@ from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memchr, memcmp, memcpy, memset
 
 from kvstore.codec import keys as _keys
-from kvstore.codec import ordered as _ordered
+from kvstore.codec import keys as _ordered
 from kvstore.loops import contract as _contract
 
 cdef enum:

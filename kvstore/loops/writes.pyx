@@ -13,7 +13,7 @@ include "buffers.pxi"
 
 from kvstore.limits import KEY_BYTES_MAX, VALUE_BYTES_MAX
 
-from kvstore.span import RESERVED as _RESERVED
+from kvstore.base.span import RESERVED as _RESERVED
 
 cdef bytes RESERVED = _RESERVED
 cdef Py_ssize_t RESERVED_SIZE = len(_RESERVED)

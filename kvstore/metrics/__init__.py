@@ -14,9 +14,8 @@ Floors, from the top:
 
 from typing import TYPE_CHECKING
 
-from kvstore.metrics.definitions import DEFINITIONS, MetricDefinition
+from kvstore.metrics.figures import DEFINITIONS, Distribution, Metric, MetricDefinition, metrics_of
 from kvstore.metrics.late import __getattr__ as __getattr__
-from kvstore.metrics.snapshot import Distribution, Metric, metrics_of
 
 if TYPE_CHECKING:
     from kvstore.metrics.prometheus import PrometheusCollector

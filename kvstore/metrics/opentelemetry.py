@@ -15,8 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from kvstore.errors import ClosedError, UsageError
-from kvstore.metrics.definitions import DEFINITIONS, MetricDefinition
-from kvstore.metrics.snapshot import Distribution, LabelTexts, Metric
+from kvstore.metrics.figures import DEFINITIONS, Distribution, LabelTexts, Metric, MetricDefinition
 
 try:
     from opentelemetry.metrics import CallbackOptions, Meter, Observation

@@ -18,8 +18,7 @@ from contextlib import suppress
 from typing import Any, Protocol
 
 from kvstore.errors import ClosedError, UsageError
-from kvstore.metrics.definitions import DEFINITIONS, MetricDefinition
-from kvstore.metrics.snapshot import Distribution, Metric
+from kvstore.metrics.figures import DEFINITIONS, Distribution, Metric, MetricDefinition
 
 try:
     from prometheus_client.core import (

@@ -23,9 +23,9 @@ from functools import wraps
 from pathlib import Path
 from typing import Any, Final, Protocol
 
+from kvstore.base.notices import notice
 from kvstore.errors import UsageError
 from kvstore.limits import WARNING_EVERY_S
-from kvstore.notices import notice
 
 OPERATIONS: Final = (
     *("get", "get_many", "floor", "floor_many", "history", "scan", "scan_batches", "changes"),

@@ -10,10 +10,10 @@ Floors, from the top:
     stretches
 """
 
-from kvstore.mvcc.diff import Difference
 from kvstore.mvcc.fragments import Cover, Fragments, RangeTombstone
 from kvstore.mvcc.version import Lifetime, Stamps, Version, timeline
 from kvstore.mvcc.versions import ReadView, Versions
+from kvstore.mvcc.windows import Difference
 from kvstore.mvcc.write import OpenWriteSet, WriteSet, stage
 
 __all__ = [

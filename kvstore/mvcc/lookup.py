@@ -28,18 +28,16 @@ import numpy.typing as npt
 import pyarrow as pa
 from typing_extensions import Buffer
 
-from kvstore.arrow import array_of
-from kvstore.codec.keys import UNLIMITED, encode_suffix, span_bounds
-from kvstore.codec.ordered import TERMINATOR, escape
+from kvstore.base.span import Span
+from kvstore.base.timestamp import TIMESTAMP_MAX
+from kvstore.codec.keys import TERMINATOR, UNLIMITED, encode_suffix, escape, span_bounds
 from kvstore.engine.api import Engine
 from kvstore.limits import STEPS_BEFORE_SEEK
 from kvstore.loops.contract import ABSENT
 from kvstore.loops.lookup import find_among, find_floors, find_many, find_ordered, find_timed
-from kvstore.mvcc.fragments import Fragments
-from kvstore.mvcc.stretches import limit_of
+from kvstore.mvcc.arrow import array_of
+from kvstore.mvcc.fragments import Fragments, limit_of
 from kvstore.mvcc.version import Stamps
-from kvstore.span import Span
-from kvstore.timestamp import TIMESTAMP_MAX
 
 LiveRow: TypeAlias = "tuple[bytes, bytes]"
 """A live key and its value."""

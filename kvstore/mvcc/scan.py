@@ -12,11 +12,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
-from kvstore.arrow import array_of
 from kvstore.engine.api import Cursor, Engine
 from kvstore.limits import ARROW_BYTES_MAX, KEY_BYTES_MAX, SCAN_CHUNK, SCAN_CHUNK_BYTES
 from kvstore.loops.contract import Nearby
 from kvstore.loops.live import Entries, Live, LiveColumns, LiveRows
+from kvstore.mvcc.arrow import array_of
 from kvstore.mvcc.version import Stamps
 
 if TYPE_CHECKING:

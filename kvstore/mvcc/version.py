@@ -17,8 +17,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
+from kvstore.base.timestamp import TIMESTAMP_MAX, Timestamp
 from kvstore.codec.keys import FIRST_TIMED_SUFFIX, VALUE, decode_suffix
-from kvstore.timestamp import TIMESTAMP_MAX, Timestamp
 
 
 class Version(NamedTuple):

@@ -1,41 +1,33 @@
-"""Versions over an engine: reads at any time, and the view of range tombstones that they share.
-
-A read at a time sees exactly the versions at or below it. The commit path stages the writes
-(`kvstore.mvcc.write`) and chooses their timestamps; `publish_ranges` shows its range tombstones.
-
-Invariants
-1. `view` holds all range tombstones and all import stamps of the engine. A writer replaces the view
-   and never changes it, so that a reader keeps a consistent one.
-2. A reader takes the view first and reads entries afterwards, because a covered entry leaves the
-   engine before its tombstone leaves the view.
-"""
+"""Versions over an engine: reads at any time, and the view of range tombstones that they share."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import starmap
+from itertools import islice, starmap
 from typing import NamedTuple, TypeAlias
 
 from typing_extensions import Buffer
 
-from kvstore.arguments import require_flag
+from kvstore.base.arguments import require_flag
+from kvstore.base.span import Span
+from kvstore.base.timestamp import TIMESTAMP_MAX, Timestamp
 from kvstore.codec.keys import (
     TAIL_BYTES,
+    TERMINATOR,
     VALUE,
     check_data_key,
     decode_range,
+    escape,
+    frame,
+    require_entry,
     span_bounds,
 )
-from kvstore.codec.ordered import frame
 from kvstore.engine.api import DATA, RANGES, Cursor, Engine, pairs
-from kvstore.limits import FEW_ROWS_MAX, REBUILD_FRAGMENTS_FROM, SCAN_CHUNK
+from kvstore.limits import FEW_ROWS_MAX, REBUILD_FRAGMENTS_FROM, SCAN_CHUNK, SCAN_CHUNK_BYTES
 from kvstore.loops.live import LiveRows
 from kvstore.loops.lookup import Lookup, NewestValues
-from kvstore.mvcc.diff import Difference, differences, stored_keys
-from kvstore.mvcc.export import VersionColumns, version_columns
 from kvstore.mvcc.fragments import Fragments, RangeTombstone
-from kvstore.mvcc.imported import imported_entries
 from kvstore.mvcc.lookup import (
     EVERYTHING,
     LabelColumns,
@@ -52,8 +44,25 @@ from kvstore.mvcc.lookup import (
 )
 from kvstore.mvcc.scan import Read, RowArrays, RowChunk, few_rows, live_columns, live_rows
 from kvstore.mvcc.version import Revision, Stamps, StoredEntry, Version, timeline
-from kvstore.span import Span
-from kvstore.timestamp import TIMESTAMP_MAX, Timestamp
+from kvstore.mvcc.windows import (
+    Difference,
+    VersionColumns,
+    differences,
+    stored_keys,
+    version_columns,
+)
+
+# --------------------------------------------------------------------------------------------------
+# Versions over an engine: reads at any time, and the view of range tombstones that they share.
+#
+# A read at a time sees exactly the versions at or below it. The commit path stages the writes
+# (`kvstore.mvcc.write`) and chooses their timestamps; `publish_ranges` shows its range tombstones.
+#
+# Invariants
+# 1. `view` holds all range tombstones and all import stamps of the engine. A writer replaces the
+#    view and never changes it, so that a reader keeps a consistent one.
+# 2. A reader takes the view first and reads entries afterwards, because a covered entry leaves the
+#    engine before its tombstone leaves the view.
 
 Tombstones: TypeAlias = "list[RangeTombstone]"
 
@@ -184,7 +193,8 @@ class Versions:
         upto: int = TIMESTAMP_MAX,
         latest: bool = False,
     ) -> Iterator[Difference]:
-        """The differences of `(since, upto]`: see `kvstore.mvcc.diff`. One pass over the span."""
+        """The differences of `(since, upto]`: see `kvstore.mvcc.windows`. One pass over the
+        span."""
         fragments, stamps = self.view
         return differences(
             self._cursor(span),
@@ -308,3 +318,52 @@ def stored_tombstones(
     descending if `reverse`."""
     for key, value in pairs(engine.cursor(RANGES, begin, end, reverse=reverse)):
         yield RangeTombstone(*decode_range(key, value))
+
+
+# --------------------------------------------------------------------------------------------------
+# The stored rows of one import, found by its keys.
+
+
+class ImportedRow(NamedTuple):
+    """A row of an import. `stored` is its key in `data`."""
+
+    key: bytes
+    stored: bytes
+    value: bytes
+
+    @property
+    def kind(self) -> bytes:
+        """The kind of the row: a value or a tombstone."""
+        return self.stored[-1:]
+
+
+def imported_entries(
+    engine: Engine, keys: Iterable[bytes], reference: bytes, *, rows_max: int
+) -> Iterator[list[ImportedRow]]:
+    """The rows that an import still has among `keys`, which ascend, in chunks of at most `rows_max`
+    rows, or fewer where values are large. One seek a key. No reader is open between chunks."""
+    waiting = iter(keys)
+    while True:
+        asked = 0
+        rows: list[ImportedRow] = []
+        size = 0
+        ticket, reader = engine.borrow()
+        for key in islice(waiting, rows_max):
+            asked += 1
+            escaped = escape(key)
+            stem = escaped + TERMINATOR + reference
+            reader.seek(stem)
+            stored = reader.key()
+            if stored is None:
+                engine.check(reader)
+            elif stored.startswith(stem):
+                require_entry(stored, escaped)
+                rows.append(ImportedRow(key, stored, value := reader.value()))
+                size += len(value)
+                if size > SCAN_CHUNK_BYTES:
+                    break
+        engine.give_back(ticket, reader)
+        if not asked:
+            return
+        if rows:
+            yield rows

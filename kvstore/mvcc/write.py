@@ -15,15 +15,14 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
-from kvstore.arguments import require_value
-from kvstore.codec.keys import encode_range_key, encode_suffix
-from kvstore.codec.ordered import escape
+from kvstore.base.arguments import require_value
+from kvstore.base.span import RESERVED, Span, require_key
+from kvstore.codec.keys import encode_range_key, encode_suffix, escape
 from kvstore.engine.api import DATA, RANGES, WriteBatch
 from kvstore.errors import ClosedError, UsageError, printable
 from kvstore.loops.writes import Puts, put_all
 from kvstore.mvcc.expiry import Due, carried_key, encode_due, longest_key, waiting_key
 from kvstore.mvcc.fragments import RangeTombstone
-from kvstore.span import RESERVED, Span, require_key
 
 
 class WriteSet(Puts):

@@ -23,14 +23,13 @@ from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote, unquote
 
-from kvstore.arguments import is_url
+from kvstore.base.arguments import is_url
 from kvstore.errors import KVStoreError, UsageError
-from kvstore.storage.below import BlobBelow
 from kvstore.storage.contract import Blob, Storage
-from kvstore.storage.file_blob import FileBlob
-from kvstore.storage.file_consensus import FileConsensus
+from kvstore.storage.files import FileBlob, FileConsensus
 from kvstore.storage.memory import MemoryBlob, MemoryConsensus
 from kvstore.storage.patience import PATIENCE, Patience
+from kvstore.storage.wrapped import BlobBelow
 
 _memories: dict[str, Storage] = {}
 _memory_blobs: dict[str, Blob] = {}

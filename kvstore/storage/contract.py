@@ -48,8 +48,8 @@ from kvstore.errors import (
     NoBucketError,
     StorageError,
     UsageError,
+    storage_errors,
 )
-from kvstore.errors.system import storage_errors
 from kvstore.storage.patience import Patience
 
 NAME_CHARS_MAX = 255

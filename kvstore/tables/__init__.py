@@ -24,11 +24,10 @@ Floors, from the top:
 """
 
 from kvstore.codec.tuples import desc
+from kvstore.tables.catalogue import unique
+from kvstore.tables.changes import TableFeed, TableFeedBatch
 from kvstore.tables.codec import TableCodec
-from kvstore.tables.evolve import unique
-from kvstore.tables.feeding import TableFeed, TableFeedBatch
-from kvstore.tables.found import FoundRows
-from kvstore.tables.table import Table
+from kvstore.tables.table import FoundRows, Table
 
 __all__ = [
     "FoundRows",

@@ -1,40 +1,689 @@
-"""The definition of a table: its columns, its key, its indexes, and the layouts of its rows.
-
-It is stored as JSON under a key of the store (`space.py`), so it has versions as rows do, and comes
-with backups, restores and replicas.
-
-    v              1
-    number         of the table, in its keys
-    revision       1, and one more with each change
-    columns        id, name, type, is_nullable, and the stored bytes of a default, if any
-    key            id of each key column, and whether it falls (greatest first)
-    event_time     whether the last key column is the event time
-    indexes        name, number, columns as in `key`, is_unique, is_whole
-    layouts        of each schema number: id and type of each column, in the order of the row
-    layout         the schema number of rows that are written now
-    ids, index_numbers    the numbers that were given to columns and indexes so far
-
-A dropped column leaves its id behind, so that a later column of the same name begins empty.
-
-Invariants
-1. A column of the key is never null, and its type changes no byte of stored keys.
-2. A layout never changes. Each stored row names one.
+"""The definition of a table: its name space, the values and types of columns, key, indexes and
+layouts, also from classes.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+import re
+import struct
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
-from typing import Any, Final
+from datetime import date, datetime, time, timedelta, timezone
+from decimal import Context, Decimal, Inexact, InvalidOperation
+from functools import cache, cached_property, lru_cache
+from operator import index
+from typing import Annotated, Any, ClassVar, Final, Union, get_args, get_origin, get_type_hints
+from uuid import UUID
 
+import numpy as np
 import pyarrow as pa
 
+from kvstore.base.span import RESERVED
+from kvstore.codec import tuples
 from kvstore.codec.json import JsonObject, read_object
 from kvstore.errors import CorruptionError, FormatVersionError, NotFoundError, UsageError
-from kvstore.tables.kinds import Kind, kind_of, parse_type
-from kvstore.tables.space import INDEX_NUMBER_MAX, TABLE_NUMBER_MAX
+from kvstore.loops import contract
+from kvstore.timeline.reserve import CATALOGUE, FIRST_ROW
+
+# --------------------------------------------------------------------------------------------------
+# Where tables lie among the keys of a store.
+#
+# The rows of one table lie together, in the order of their keys. The entries of each index follow.
+#
+# name of a table := | reserved | 00 | "kvstore.tables" 00 | name in UTF-8 |    see definition.py
+#     row             := | reserved | table | 00 | tuple of the key columns |
+# index entry     := | reserved | table | index | tuple of the index columns | tuple of the key |
+#
+#     reserved := ff ff ff ff ff ff ff ff ff     nine bytes: see kvstore.base.span
+#     table    := number u8                      from 1 to 239
+#               | f0 | number u32 |              from 240 on, big-endian
+#     index    := number u8                      from 1 to 255
+
+TABLE_NUMBER_MAX: Final = (1 << 32) - 1
+INDEX_NUMBER_MAX: Final = 255
+
+_WIDE: Final = 0xF0
+_ROWS: Final = b"\x00"
+
+
+def definition_key(name: str) -> bytes:
+    """The key of the definition of a table."""
+    return CATALOGUE + name.encode()
+
+
+def name_of(key: bytes) -> str:
+    """The table whose definition has this key."""
+    try:
+        return key.removeprefix(CATALOGUE).decode()
+    except UnicodeDecodeError as error:
+        raise CorruptionError(f"key {key.hex()}", "the name of a table is no text") from error
+
+
+def table_prefix(number: int) -> bytes:
+    """The beginning of all keys of a table."""
+    if number < _WIDE:
+        return RESERVED + bytes([number])
+    return RESERVED + bytes([_WIDE]) + number.to_bytes(4, "big")
+
+
+def rows_prefix(number: int) -> bytes:
+    """The beginning of the keys of a table's rows."""
+    return table_prefix(number) + _ROWS
+
+
+def is_entry(key: bytes) -> bool:
+    """Whether a key is an entry of an index: a key of tables that is neither a row nor a
+    definition."""
+    if not key.startswith(RESERVED) or key < FIRST_ROW:
+        return False
+    at = len(RESERVED)
+    at += 5 if key[at] == _WIDE else 1
+    return key[at : at + 1] > _ROWS
+
+
+def index_prefix(number: int, index: int) -> bytes:
+    """The beginning of the entries of an index."""
+    return table_prefix(number) + bytes([index])
+
+
+# --------------------------------------------------------------------------------------------------
+# Single values of rows: from Python to what a row stores, and back.
+#
+# Each function refuses a value of another type, and a value that would lose something, with
+# `ValueError`: the caller knows the column, and says so in a `UsageError`. A function that goes
+# back raises `OverflowError` for what Python has no value for: rows of older releases may hold
+# that.
+#
+# The rule, and the same for arrays, is in `exact.py`.
+
+EPOCH: Final = datetime(1970, 1, 1, tzinfo=timezone.utc)
+_NAIVE_EPOCH: Final = EPOCH.replace(tzinfo=None)
+_EPOCH_DAY: Final = date(1970, 1, 1).toordinal()
+_MICROSECOND: Final = timedelta(microseconds=1)
+_PER_SECOND: Final = {"s": 1, "ms": 1000, "us": 1_000_000, "ns": 1_000_000_000}
+_SINGLE: Final = struct.Struct("<f")
+_DIGITS_MAX: Final = 76
+DAYS: Final = (date.min.toordinal() - _EPOCH_DAY, date.max.toordinal() - _EPOCH_DAY)
+"""The first and the last date of Python, in days since the epoch."""
+_DAY_S: Final = 86_400
+_SECONDS: Final = (DAYS[0] * _DAY_S, (DAYS[1] + 1) * _DAY_S - 1)
+_LONG: Final = 1 << 63
+
+
+def day_units(unit: str) -> int:
+    """The units of a day."""
+    return _DAY_S * _PER_SECOND[unit]
+
+
+def moments(unit: str) -> tuple[int, int] | tuple[None, None]:
+    """The first and the last datetime of Python in units since the epoch, of the years 1 and 9999.
+    None for nanoseconds: 64 bits end before."""
+    first, last = _SECONDS
+    per = _PER_SECOND[unit]
+    return (None, None) if unit == "ns" else (first * per, (last + 1) * per - 1)
+
+
+def lengths(unit: str) -> tuple[int, int] | tuple[None, None]:
+    """The shortest and the longest timedelta of Python in units. None where 64 bits end before."""
+    per = _PER_SECOND[unit]
+    least, most = timedelta.min // _MICROSECOND, timedelta.max // _MICROSECOND
+    if most * per // 1_000_000 >= _LONG:
+        return None, None
+    return -(-least * per // 1_000_000), most * per // 1_000_000
+
+
+def wrong(value: object, wanted: str) -> ValueError:
+    """The refusal of a value of another type."""
+    return ValueError(f"{value!r:.100} is not {wanted}")
+
+
+def integer(bits: int, *, is_signed: bool) -> Callable[[Any], int]:
+    """Integers of `bits` bits, and decimals without a fraction."""
+    least = -(1 << bits - 1) if is_signed else 0
+    most = (1 << bits - is_signed) - 1
+    name = f"{'' if is_signed else 'u'}int{bits}"
+
+    def stored(value: Any) -> int:
+        if type(value) is not int:
+            if isinstance(value, bool):
+                raise wrong(value, "an integer")
+            try:
+                value = _whole(value) if isinstance(value, Decimal) else index(value)
+            except TypeError:
+                raise wrong(value, "an integer") from None
+        if not least <= value <= most:
+            raise ValueError(f"{value} does not fit {name}")
+        return value  # type: ignore[no-any-return]  # checked above
+
+    return stored
+
+
+def _whole(value: Decimal) -> int:
+    if not value.is_finite() or value != value.to_integral_value():
+        raise wrong(value, "an integer")
+    if value.adjusted() > _DIGITS_MAX:
+        raise ValueError(f"{value} does not fit 64 bits")
+    return int(value)
+
+
+def float_of(*, single: bool) -> Callable[[Any], float]:
+    """Floats and integers that the column has exactly. A double that is no float32 is refused in a
+    column of float32: `numpy.float32` rounds it, in sight of the caller."""
+
+    def stored(value: Any) -> float:
+        if type(value) is not float:
+            if isinstance(value, np.integer):
+                value = int(value)
+            if isinstance(value, bool) or not isinstance(value, int | float | np.floating):
+                raise wrong(value, "a float")
+            try:
+                found = float(value)
+            except OverflowError:
+                raise ValueError(f"{value:.3e} does not fit a double") from None
+            if found != value and value == value:
+                raise ValueError(f"{value} is no double exactly")
+            value = found
+        if single:
+            try:
+                is_same = _SINGLE.unpack(_SINGLE.pack(value))[0] == value
+            except OverflowError:
+                raise ValueError(f"{value} does not fit float32") from None
+            if not is_same and value == value:
+                raise ValueError(f"{value} is no float32 exactly: numpy.float32 rounds it")
+        return value  # type: ignore[no-any-return]  # checked above
+
+    return stored
+
+
+def boolean(value: Any) -> int:
+    """A boolean as a byte."""
+    if value is True or value is False:
+        return int(value)
+    if type(value).__name__ in ("bool_", "bool"):  # numpy's
+        return int(bool(value))
+    raise wrong(value, "a boolean")
+
+
+def text(value: Any) -> bytes:
+    """A text as UTF-8."""
+    if not isinstance(value, str):
+        raise wrong(value, "a text")
+    try:
+        return value.encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"{value!r:.100} is no text of whole characters") from None
+
+
+def text_of(stored: bytes) -> str:
+    """The text of UTF-8."""
+    return str(stored, "utf-8")
+
+
+def binary(value: Any) -> bytes:
+    """Bytes."""
+    if not isinstance(value, bytes | bytearray | memoryview):
+        raise wrong(value, "bytes")
+    return bytes(value)
+
+
+def fixed(width: int) -> Callable[[Any], bytes]:
+    """Bytes of one length."""
+
+    def stored(value: Any) -> bytes:
+        found = binary(value)
+        if len(found) != width:
+            raise ValueError(f"{len(found)} bytes, not {width}")
+        return found
+
+    return stored
+
+
+def unique(value: Any) -> bytes:
+    """A UUID as its bytes; 16 bytes pass too."""
+    if isinstance(value, UUID):
+        return value.bytes
+    if isinstance(value, bytes | bytearray | memoryview) and len(bytes(value)) == 16:
+        return bytes(value)
+    raise wrong(value, "a UUID")
+
+
+def unique_of(stored: bytes) -> UUID:
+    """The UUID of 16 bytes."""
+    return UUID(bytes=stored)
+
+
+def decimal(precision: int, scale: int, width: int) -> Callable[[Any], bytes]:
+    """Decimals as Arrow's integer of `width` bytes."""
+    exact = Context(prec=_DIGITS_MAX + 1, traps=[Inexact, InvalidOperation])
+    unit = Decimal(1).scaleb(-scale)
+    name = f"decimal({precision}, {scale})"
+
+    def stored(value: Any) -> bytes:
+        if isinstance(value, np.integer):
+            value = int(value)
+        if isinstance(value, bool) or not isinstance(value, Decimal | int):
+            raise wrong(value, "a Decimal")
+        try:
+            scaled = int(Decimal(value).quantize(unit, context=exact).scaleb(scale, context=exact))
+        except (Inexact, InvalidOperation, ValueError, OverflowError):
+            raise ValueError(f"{value} does not fit {name} exactly") from None
+        if abs(scaled) >= 10**precision:
+            raise ValueError(f"{value} does not fit {name}")
+        return scaled.to_bytes(width, "little", signed=True)
+
+    return stored
+
+
+def decimal_of(scale: int) -> Callable[[bytes], Decimal]:
+    """The decimal of Arrow's integer."""
+    wide = Context(prec=_DIGITS_MAX + 1)
+
+    def value(stored: bytes) -> Decimal:
+        number = int.from_bytes(stored, "little", signed=True)
+        return Decimal(number).scaleb(-scale, context=wide)
+
+    return value
+
+
+def day(value: Any) -> int:
+    """A date as days since the epoch."""
+    if not isinstance(value, date) or isinstance(value, datetime):
+        raise wrong(value, "a date")
+    return value.toordinal() - _EPOCH_DAY
+
+
+def day_of(stored: int) -> date:
+    """The date of days since the epoch."""
+    try:
+        return date.fromordinal(stored + _EPOCH_DAY)
+    except ValueError:
+        raise OverflowError(f"{stored} days since 1970 are no date") from None
+
+
+def instant(unit: str, *, is_aware: bool) -> Callable[[Any], int]:
+    """Datetimes as a number of units since the epoch; nanoseconds take integers too."""
+    kind = "an aware datetime" if is_aware else "a datetime without a zone"
+    least, most = moments(unit)
+
+    def stored(value: Any) -> int:
+        if unit == "ns" and (number := _count(value)) is not None:
+            return number
+        try:
+            fits = isinstance(value, datetime) and (value.utcoffset() is not None) is is_aware
+        except ValueError:  # NaT of pandas is a datetime that has no time
+            fits = False
+        if not fits:
+            raise wrong(value, f"{kind}, or None")
+        passed = value - (EPOCH if is_aware else _NAIVE_EPOCH)
+        found = _scaled(passed // _MICROSECOND, unit, rest=getattr(value, "nanosecond", 0))
+        if least is not None and most is not None and not least <= found <= most:
+            raise ValueError(f"{value} lies outside the years 1 to 9999 in UTC")
+        return found
+
+    return stored
+
+
+def instant_of(unit: str, *, is_aware: bool) -> Callable[[int], Any] | None:
+    """The datetime of a number of units since the epoch. None for nanoseconds."""
+    if unit == "ns":
+        return None
+    epoch = EPOCH if is_aware else _NAIVE_EPOCH
+    if unit == "us":
+        return lambda stored: epoch + timedelta(0, 0, stored)
+    micros = 1_000_000 // _PER_SECOND[unit]
+    return lambda stored: epoch + timedelta(0, 0, stored * micros)
+
+
+def duration(unit: str) -> Callable[[Any], int]:
+    """Timedeltas as a number of units; nanoseconds take integers too."""
+
+    def stored(value: Any) -> int:
+        if unit == "ns" and (number := _count(value)) is not None:
+            return number
+        if not isinstance(value, timedelta):
+            raise wrong(value, "a timedelta")
+        return _scaled(value // _MICROSECOND, unit, rest=getattr(value, "nanoseconds", 0))
+
+    return stored
+
+
+def duration_of(unit: str) -> Callable[[int], timedelta] | None:
+    """The timedelta of a number of units. None for nanoseconds."""
+    if unit == "ns":
+        return None
+    micros = 1_000_000 // _PER_SECOND[unit]
+    return lambda stored: timedelta(microseconds=stored * micros)
+
+
+def time_of_day(unit: str) -> Callable[[Any], int]:
+    """Times of a day as a number of units; nanoseconds take integers too."""
+
+    def stored(value: Any) -> int:
+        if unit == "ns" and (number := _count(value)) is not None:
+            if 0 <= number < day_units(unit):
+                return number
+            raise ValueError(f"{number} ns are no time below 24:00")
+        if not isinstance(value, time) or value.tzinfo is not None:
+            raise wrong(value, "a time without a zone")
+        seconds = (value.hour * 60 + value.minute) * 60 + value.second
+        return _scaled(seconds * 1_000_000 + value.microsecond, unit)
+
+    return stored
+
+
+def time_of_day_of(unit: str) -> Callable[[int], time] | None:
+    """The time of a number of units since midnight. None for nanoseconds."""
+    if unit == "ns":
+        return None
+    micros, units = 1_000_000 // _PER_SECOND[unit], day_units(unit)
+
+    def value(stored: int) -> time:
+        if not 0 <= stored < units:
+            raise OverflowError(f"{stored} {unit} are no time below 24:00")
+        return (_NAIVE_EPOCH + timedelta(microseconds=stored * micros)).time()
+
+    return value
+
+
+def _count(value: Any) -> int | None:
+    """A number of nanoseconds that is given as an integer. None for a value that is none."""
+    if isinstance(value, bool) or not isinstance(value, int | np.integer):
+        return None
+    if not -_LONG <= value < _LONG:
+        raise ValueError(f"{value} does not fit 64 bits")
+    return int(value)
+
+
+def _scaled(micros: int, unit: str, *, rest: int = 0) -> int:
+    """Microseconds and some nanoseconds in another unit."""
+    nanos = micros * 1000 + rest
+    found, lost = divmod(nanos, 1_000_000_000 // _PER_SECOND[unit])
+    if lost:
+        raise ValueError(f"it has more than {unit} tell")
+    if not -_LONG <= found < _LONG:
+        raise ValueError("it is out of range")
+    return found
+
+
+# --------------------------------------------------------------------------------------------------
+# Types of columns: how a value lies in a row and in a key, and which Python values it takes.
+#
+#     Arrow type                        in a row          in a key (kvstore.codec.tuples)   Python
+#     bool                              1 byte            02, 03                            bool
+#     int8 ... int64, uint8 ... uint64  their bytes       10 (18 from 2^63 on)              int
+#     float32, float64                  their bytes       20                                float
+#     decimal128, decimal256            16, 32 bytes      28                                Decimal
+#     string, large_string              bytes             40                                str
+#     binary, large_binary              bytes             30                                bytes
+#     fixed_size_binary(n)              n bytes           30                                bytes
+#     date32                            4 bytes           50                                date
+#     timestamp(us, zone)               8 bytes           60                                datetime
+# other timestamps, time, duration  4 or 8 bytes      10                                see below
+#     uuid                              16 bytes          70                                UUID
+#
+# A timestamp with a zone takes aware datetimes, one without takes naive ones. Columns that count
+# nanoseconds take `Timestamp` and other integers too, and give integers, because a datetime has
+# microseconds.
+#
+# Invariants
+# 1. A value that the type cannot hold exactly is refused. `exact.py` has the rule.
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A type of columns. `storage` is the Arrow type whose buffers have its bytes; `width` is 0 if
+    it varies. `stored` makes of a Python value what `struct` packs with `code`, or bytes; `value`
+    goes back."""
+
+    type: pa.DataType
+    storage: pa.DataType
+    width: int
+    code: str
+    stored: Callable[[Any], Any]
+    value: Callable[[Any], Any] | None
+    key_kind: int
+    tag: bytes
+    least: int | None = None
+    most: int | None = None
+    """The least and the greatest number of days or units that a value of Python has, both included.
+    None where the type of Arrow has the same range."""
+
+    @property
+    def remedy(self) -> str:
+        """What to do with a value that a column of this kind does not hold."""
+        if self.way == contract.TEXT:
+            return "a text is UTF-8: decode it first, or make the column binary"
+        if self.least is None or not pa.types.is_temporal(self.type):
+            return "convert it first, or widen the column"
+        if pa.types.is_time(self.type):
+            return "a time of day lies below 24:00, in whole units of the column"
+        if pa.types.is_duration(self.type):
+            return "a duration has whole units of the column, and at most 999,999,999 days"
+        return "use years 1 to 9999, in whole units of the column, and null for what never ends"
+
+    @property
+    def key_width(self) -> int:
+        """The width of the column that the loops of keys take."""
+        if self.key_kind in (contract.SIGNED, contract.UNSIGNED, contract.DOUBLE):
+            return 8
+        return self.width if self.key_kind in (contract.FIXED, contract.BOOLEAN) else 0
+
+    @property
+    def way(self) -> int:
+        """The way by which the loops make a value of Python. The function `value` makes the same
+        value."""
+        if self.value is None:
+            return contract.STORED
+        if self.value is bool:
+            return contract.TRUTH
+        if self.value is text_of:
+            return contract.TEXT
+        if pa.types.is_timestamp(self.type) and self.type.unit == "us":
+            return contract.LOCAL if self.type.tz is None else contract.INSTANT
+        return contract.CALLED
+
+    @property
+    def letter(self) -> str:
+        """The last letter of `code`; `s` where the width varies."""
+        return self.code[-1:] or "s"
+
+
+@cache
+def kind_of(type_: pa.DataType) -> Kind:
+    """The kind of columns of an Arrow type. Raises `UsageError` for a type that has none."""
+    for fits, make in _MAKERS:
+        if fits(type_):
+            return make(type_)
+    raise UsageError(
+        f"a table has no columns of type {type_}",
+        "use booleans, numbers, decimals, text, binary, dates, times, timestamps or UUIDs",
+    )
+
+
+def parse_type(text: str) -> pa.DataType:
+    """The type whose `str` is `text`. Raises `ValueError` for another text."""
+    if text in _SIMPLE:
+        return _SIMPLE[text]
+    for pattern, make in _PATTERNS:
+        if found := pattern.fullmatch(text):
+            made = make(*found.groups())
+            if str(made) == text:
+                return made
+    raise ValueError(f"unknown type {text!r}")
+
+
+def _integer(type_: pa.DataType) -> Kind:
+    width, is_signed = type_.bit_width // 8, pa.types.is_signed_integer(type_)
+    code = "bhiq"[width.bit_length() - 1]
+    key = contract.SIGNED if is_signed or width < 8 else contract.UNSIGNED
+    stored = integer(8 * width, is_signed=is_signed)
+    code = code if is_signed else code.upper()
+    return Kind(type_, type_, width, code, stored, None, key, tuples.INTEGER)
+
+
+def _floating(type_: pa.DataType) -> Kind:
+    width = type_.bit_width // 8
+    code = "f" if width == 4 else "d"
+    stored = float_of(single=width == 4)
+    return Kind(type_, type_, width, code, stored, None, contract.DOUBLE, tuples.DOUBLE)
+
+
+def _boolean(type_: pa.DataType) -> Kind:
+    return Kind(type_, pa.uint8(), 1, "B", boolean, bool, contract.BOOLEAN, tuples.TRUE)
+
+
+def _text(type_: pa.DataType) -> Kind:
+    return Kind(type_, pa.string(), 0, "", text, text_of, contract.FRAMED, tuples.TEXT)
+
+
+def _binary(type_: pa.DataType) -> Kind:
+    return Kind(type_, pa.binary(), 0, "", binary, None, contract.FRAMED, tuples.BYTES)
+
+
+def _fixed(type_: pa.DataType) -> Kind:
+    width = type_.byte_width
+    stored = fixed(width)
+    return Kind(type_, type_, width, f"{width}s", stored, None, contract.FRAMED, tuples.BYTES)
+
+
+def _unique(type_: pa.DataType) -> Kind:
+    width = tuples.UUID_BYTES
+    return Kind(
+        type_,
+        type_.storage_type,
+        width,
+        f"{width}s",
+        unique,
+        unique_of,
+        contract.FIXED,
+        tuples.UNIQUE,
+    )
+
+
+def _decimal(type_: pa.DataType) -> Kind:
+    width = type_.byte_width
+    return Kind(
+        type_,
+        type_,
+        width,
+        f"{width}s",
+        decimal(type_.precision, type_.scale, width),
+        decimal_of(type_.scale),
+        contract.WHOLE,
+        tuples.DECIMAL,
+    )
+
+
+def _day(type_: pa.DataType) -> Kind:
+    made = day, day_of
+    return Kind(type_, type_, 4, "i", *made, contract.SIGNED, tuples.DAY, *DAYS)
+
+
+def _timestamp(type_: pa.DataType) -> Kind:
+    is_aware = type_.tz is not None
+    tag = tuples.INSTANT if is_aware and type_.unit == "us" else tuples.INTEGER
+    stored = instant(type_.unit, is_aware=is_aware)
+    value = instant_of(type_.unit, is_aware=is_aware)
+    bounds = moments(type_.unit)
+    return Kind(type_, type_, 8, "q", stored, value, contract.SIGNED, tag, *bounds)
+
+
+def _time(type_: pa.DataType) -> Kind:
+    width = type_.bit_width // 8
+    stored, value = time_of_day(type_.unit), time_of_day_of(type_.unit)
+    code = "i" if width == 4 else "q"
+    bounds = 0, day_units(type_.unit) - 1
+    return Kind(type_, type_, width, code, stored, value, contract.SIGNED, tuples.INTEGER, *bounds)
+
+
+def _duration(type_: pa.DataType) -> Kind:
+    stored, value = duration(type_.unit), duration_of(type_.unit)
+    bounds = lengths(type_.unit)
+    return Kind(type_, type_, 8, "q", stored, value, contract.SIGNED, tuples.INTEGER, *bounds)
+
+
+def _is_text(type_: pa.DataType) -> bool:
+    return type_ in (pa.string(), pa.large_string())
+
+
+def _is_binary(type_: pa.DataType) -> bool:
+    return type_ in (pa.binary(), pa.large_binary())
+
+
+def _is_float(type_: pa.DataType) -> bool:
+    return type_ in (pa.float32(), pa.float64())
+
+
+def _is_unique(type_: pa.DataType) -> bool:
+    return isinstance(type_, pa.UuidType)
+
+
+_MAKERS: Final[tuple[tuple[Callable[[pa.DataType], bool], Callable[[pa.DataType], Kind]], ...]] = (
+    (pa.types.is_integer, _integer),
+    (_is_float, _floating),
+    (pa.types.is_boolean, _boolean),
+    (_is_text, _text),
+    (_is_binary, _binary),
+    (pa.types.is_fixed_size_binary, _fixed),
+    (_is_unique, _unique),
+    (pa.types.is_decimal128, _decimal),
+    (pa.types.is_decimal256, _decimal),
+    (pa.types.is_date32, _day),
+    (pa.types.is_timestamp, _timestamp),
+    (pa.types.is_time, _time),
+    (pa.types.is_duration, _duration),
+)
+
+_SIMPLE: Final = {
+    str(type_): type_
+    for type_ in (
+        *(pa.bool_(), pa.int8(), pa.int16(), pa.int32(), pa.int64()),
+        *(pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64(), pa.float32(), pa.float64()),
+        *(pa.string(), pa.large_string(), pa.binary(), pa.large_binary(), pa.date32(), pa.uuid()),
+        *(pa.time32("s"), pa.time32("ms"), pa.time64("us"), pa.time64("ns")),
+        *(pa.duration(unit) for unit in ("s", "ms", "us", "ns")),
+        *(pa.timestamp(unit) for unit in ("s", "ms", "us", "ns")),
+    )
+}
+
+_PATTERNS: Final[tuple[tuple[re.Pattern[str], Callable[..., pa.DataType]], ...]] = (
+    (re.compile(r"timestamp\[(s|ms|us|ns), tz=([^\]]{1,100})\]"), pa.timestamp),
+    (
+        re.compile(r"decimal128\((\d{1,2}), (-?\d{1,2})\)"),
+        lambda precision, scale: pa.decimal128(int(precision), int(scale)),
+    ),
+    (
+        re.compile(r"decimal256\((\d{1,2}), (-?\d{1,2})\)"),
+        lambda precision, scale: pa.decimal256(int(precision), int(scale)),
+    ),
+    (re.compile(r"fixed_size_binary\[(\d{1,9})\]"), lambda width: pa.binary(int(width))),
+)
+
+
+# --------------------------------------------------------------------------------------------------
+# The definition of a table: its columns, its key, its indexes, and the layouts of its rows.
+#
+# It is stored as JSON under a key of the store (`space.py`), so it has versions as rows do, and
+# comes with backups, restores and replicas.
+#
+#     v              1
+#     number         of the table, in its keys
+#     revision       1, and one more with each change
+#     columns        id, name, type, is_nullable, and the stored bytes of a default, if any
+#     key            id of each key column, and whether it falls (greatest first)
+#     event_time     whether the last key column is the event time
+#     indexes        name, number, columns as in `key`, is_unique, is_whole
+#     layouts        of each schema number: id and type of each column, in the order of the row
+#     layout         the schema number of rows that are written now
+#     ids, index_numbers    the numbers that were given to columns and indexes so far
+#
+# A dropped column leaves its id behind, so that a later column of the same name begins empty.
+#
+# Invariants
+# 1. A column of the key is never null, and its type changes no byte of stored keys.
+# 2. A layout never changes. Each stored row names one.
 
 DEFINITION_VERSION: Final = 1
 
@@ -145,9 +794,9 @@ class Definition:
 
     def index(self, name: object) -> Index:
         """The index `name`. Raises `NotFoundError` where there is none."""
-        for index in self.indexes:
-            if index.name == name:
-                return index
+        for each in self.indexes:
+            if each.name == name:
+                return each
         named = ", ".join(index.name for index in self.indexes) or "none"
         raise NotFoundError(f"{self.where} has no index {name!r}", f"its indexes: {named}")
 
@@ -289,3 +938,74 @@ def _stored_type(text: str) -> pa.DataType:
     found = parse_type(text)
     kind_of(found)
     return found
+
+
+# --------------------------------------------------------------------------------------------------
+# Classes as schemas: the annotated fields of a class are the columns, and its instances the rows.
+#
+# A class may be a dataclass, a model of pydantic, or a struct of msgspec: any class with
+# annotations that is made from its fields by name. `X | None` is a column that may be null, and
+# `Annotated[int, pa.int32()]` names the Arrow type.
+
+_TYPES: Final[Mapping[type, pa.DataType]] = {
+    bool: pa.bool_(),
+    int: pa.int64(),
+    float: pa.float64(),
+    str: pa.string(),
+    bytes: pa.binary(),
+    date: pa.date32(),
+    datetime: pa.timestamp("us", "UTC"),
+    time: pa.time64("us"),
+    timedelta: pa.duration("us"),
+    Decimal: pa.decimal128(38, 9),
+    UUID: pa.uuid(),
+}
+
+
+def schema_of_class(given: type) -> pa.Schema:
+    """The columns of a class, in the order of its fields. Raises `UsageError` that names a field
+    without a type of columns."""
+    try:
+        hints = get_type_hints(given, include_extras=True)
+    except (NameError, TypeError) as error:
+        raise UsageError(f"{given.__name__} as a schema: {error}", "annotate its fields") from error
+    fields = [
+        _field(given, name, hint)
+        for name, hint in hints.items()
+        if not name.startswith("_") and get_origin(hint) is not ClassVar and hint is not ClassVar
+    ]
+    inherited = {"model_config", "model_fields", "model_computed_fields"}  # of pydantic
+    fields = [field for field in fields if field.name not in inherited]
+    if not fields:
+        raise UsageError(f"{given.__name__} has no annotated fields", "pass a pyarrow.Schema")
+    return pa.schema(fields)
+
+
+def _field(given: type, name: str, hint: Any) -> pa.Field:
+    is_nullable = False
+    found = None
+    if get_origin(hint) in (Union, types.UnionType):
+        rest = [each for each in get_args(hint) if each is not type(None)]
+        is_nullable = len(rest) < len(get_args(hint))
+        hint = rest[0] if len(rest) == 1 else hint
+    if get_origin(hint) is Annotated:
+        hint, *extras = get_args(hint)
+        found = next((each for each in extras if isinstance(each, pa.DataType)), None)
+    type_ = found or (_TYPES.get(hint) if isinstance(hint, type) else None)
+    if type_ is None:
+        raise UsageError(
+            f"{given.__name__}.{name} is {hint!r}, which is no type of columns",
+            "annotate it: Annotated[X, pa.int32()]",
+        )
+    return pa.field(name, type_, is_nullable)
+
+
+def row_of(row: Any) -> Mapping[str, Any]:
+    """The columns of an instance, or the dict that it is."""
+    if isinstance(row, Mapping):
+        return row
+    names = getattr(type(row), "__annotations__", None)
+    if names is None:
+        raise UsageError(f"a row is a dict, not {type(row).__name__}", "pass {column: value}")
+    fields = schema_of_class(type(row)).names
+    return {name: getattr(row, name) for name in fields}

@@ -51,7 +51,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kvstore.errors import UsageError
-from kvstore.tables.kinds import Kind, kind_of
+from kvstore.tables.definition import Kind, kind_of
 
 _DIGITS_OF_LONG: Final = 18
 """Digits of a decimal whose integer surely fits 64 bits."""

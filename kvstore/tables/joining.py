@@ -1,52 +1,68 @@
-"""Rows of a table at the times of labels, on one time axis or on two.
-
-A table without an event time gives each label the row of its key as it was known at the label's
-time. A table with an event time gives it the newest row whose event time is not above the label's
-time, among the rows that were known at `known_at`.
-
-`answers.py` has the rows: of a store, and by its contract of a collection.
-
-Invariants
-1. Each label comes out once, in its place, with all its columns.
-2. The source keeps its history from the call until the end of the result.
-3. Memory is bounded by the limits of a piece. A piece whose rows are too large is halved.
+"""Rows of a table at the times of labels, on one time axis or on two, from a store, a snapshot or a
+collection.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import datetime, timedelta, timezone
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kvstore.arguments import chosen_columns, require_age
-from kvstore.columns import require_nanoseconds, require_time_type
-from kvstore.errors import UsageError
-from kvstore.joins.labels import Numbers
-from kvstore.joins.side import Asked
-from kvstore.joins.sources import (
+from kvstore.base.arguments import chosen_columns, require_age
+from kvstore.base.span import Span, prefix_end
+from kvstore.base.timestamp import TIMESTAMP_MAX, TimeLike, Timestamp, reached, to_timestamp
+from kvstore.codec.columns import require_nanoseconds, require_time_type
+from kvstore.errors import NotYetWrittenError, UsageError
+from kvstore.limits import JOIN_VALUE_BYTES_MAX
+from kvstore.mvcc import Version
+from kvstore.tables.catalogue import Catalogue, two_named
+from kvstore.tables.codec import KeyCodec, TableCodec, key_values
+from kvstore.tables.definition import Column
+from kvstore.tables.exact import plain
+from kvstore.tables.joins import (
+    Answers,
+    Asked,
+    Numbers,
     Piece,
     Pieces,
+    Search,
+    Side,
     column_names,
     label_reader,
+    reached_times,
     require_column_name,
     require_prefix,
     times_of_labels,
 )
-from kvstore.span import Span, prefix_end
-from kvstore.tables.answers import AskedSpans, RowAnswers, RowsFound, RowSource
-from kvstore.tables.codec import TableCodec
-from kvstore.tables.conform import key_values
-from kvstore.tables.definition import Column
-from kvstore.tables.evolve import two_named
-from kvstore.tables.exact import plain
-from kvstore.tables.keys import KeyCodec
-from kvstore.tables.side import ROW_TIMESTAMP
-from kvstore.timestamp import TIMESTAMP_MAX, TimeLike, Timestamp, to_timestamp
+from kvstore.tables.sources import (
+    AskedSpans,
+    RowAnswers,
+    RowsFound,
+    RowSource,
+    SnapshotRows,
+    StoredRowSource,
+)
+from kvstore.timeline.parts import Parts
+
+# --------------------------------------------------------------------------------------------------
+# Rows of a table at the times of labels, on one time axis or on two.
+#
+# A table without an event time gives each label the row of its key as it was known at the label's
+# time. A table with an event time gives it the newest row whose event time is not above the label's
+# time, among the rows that were known at `known_at`.
+#
+# `answers.py` has the rows: of a store, and by its contract of a collection.
+#
+# Invariants
+# 1. Each label comes out once, in its place, with all its columns.
+# 2. The source keeps its history from the call until the end of the result.
+# 3. Memory is bounded by the limits of a piece. A piece whose rows are too large is halved.
 
 _TIME: Final = pa.timestamp("ns", "UTC")
 _PER_UNIT: Final = {"s": 10**9, "ms": 10**6, "us": 1000, "ns": 1}
@@ -453,3 +469,268 @@ def _event(at: Any, type_: pa.DataType) -> Any:
         if getattr(at, "nanosecond", 0):  # of pandas
             at = at.replace(nanosecond=0)
     return at
+
+
+# --------------------------------------------------------------------------------------------------
+# The side of a join that a table answers: typed columns of the rows that labels ask for.
+#
+#     kvstore.join(labels, [kvstore.Join(users, key="user_id", prefix="user_"), sessions])
+#
+# The store looks labels up by the encoded keys of their rows, in this process
+# (`kvstore.tables.joins`) or behind a server (`kvstore.remote.client.tables`). Then the rows are
+# decoded together.
+#
+# Invariants
+# 1. The key of a label is encoded as the key of a row is. A value that the table's key cannot hold
+#    is refused by column and row.
+# 2. A row is read by the definition of the moment at which the join was called.
+
+ROW_TIMESTAMP: Final = "row_timestamp"
+
+
+class TableSide:
+    """See `kvstore.tables.joins.KeyedSide`. Raises `UsageError` for a table with an event time."""
+
+    def __init__(
+        self, stored: Side, codec: TableCodec, columns: Sequence[str] | None = None
+    ) -> None:
+        """`stored` answers with the values of keys."""
+        definition = codec.definition
+        if definition.has_event_time:
+            raise UsageError(
+                f"{definition.where} has an event time, which a join at one time does not look at",
+                "join it by Table.join",
+            )
+        key = {column.name for column in definition.key_columns}
+        names = [column.name for column in definition.columns if column.name not in key]
+        self._stored, self._codec = stored, codec
+        self._columns = names if columns is None else list(columns)
+        self.fields = (*codec.schema_of(self._columns), pa.field(ROW_TIMESTAMP, _TIME))
+
+    def choose(self, columns: Sequence[str]) -> TableSide:
+        """The side with these columns of the table."""
+        self._require_once(columns)
+        return TableSide(self._stored, self._codec, columns)
+
+    @property
+    def name(self) -> str:
+        """The name of the table."""
+        return self._codec.definition.name
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """The columns of the table's key."""
+        return tuple(column.name for column in self._codec.definition.key_columns)
+
+    def keys(self, piece: Piece, names: tuple[str, ...]) -> pa.Array:
+        """The keys of the rows that labels ask for. `names` are columns of the labels."""
+        key_columns = self._codec.definition.key_columns
+        columns = {
+            column.name: key_values(piece.batches, piece.first, name, column.type)
+            for name, column in zip(names, key_columns, strict=True)
+        }
+        return self._codec.key.keys(pa.RecordBatch.from_pydict(columns))
+
+    @contextmanager
+    def opened(self) -> Iterator[TableAnswers]:
+        """Hold the history that is kept."""
+        self._require_once(self._columns)
+        with self._stored.opened() as answers:
+            yield TableAnswers(answers, self._codec, self._columns)
+
+    def _require_once(self, columns: Sequence[str]) -> None:
+        if ROW_TIMESTAMP in columns:  # of a table of an older release
+            raise two_named(self._codec.definition, ROW_TIMESTAMP)
+
+
+class TableAnswers:
+    """See `kvstore.tables.joins.Answers`."""
+
+    def __init__(self, stored: Answers, codec: TableCodec, columns: list[str]) -> None:
+        self._stored, self._codec, self._columns = stored, codec, columns
+        self.rows_first, self.rows_max = stored.rows_first, stored.rows_max
+
+    @property
+    def newest(self) -> int:
+        """The newest complete time."""
+        return self._stored.newest
+
+    def answer(self, labels: Asked, search: Search) -> list[pa.Array] | None:
+        """The columns of the rows, and the timestamps of their versions."""
+        found = self._stored.answer(labels, search)
+        if found is None:
+            return None
+        values, times = found
+        alive = np.flatnonzero(values.is_valid().to_numpy(zero_copy_only=False))
+        rows = pa.array(alive)
+        decoded = self._codec.decode(labels.keys.take(rows), values.take(rows), self._columns)
+        sources = np.full(len(values), -1, np.int64)
+        sources[alive] = np.arange(len(alive))
+        taken = pa.array(sources, mask=sources < 0)
+        return [*(column.take(taken) for column in decoded.columns), times]
+
+
+# --------------------------------------------------------------------------------------------------
+# The rows of a table in a collection of backups or in a snapshot, with their history.
+#
+# Such a table has one time. Beside it the collection, or the store of the snapshot, has older
+# times, which `history`, `changes`, `latest` and `join` ask for.
+#
+# Invariant: no answer tells of a commit above the time of the table.
+
+_Labels = TypeVar("_Labels", Asked, AskedSpans)
+
+
+class CollectedRows(SnapshotRows):
+    """The rows of a collection as of a time, and their history up to it."""
+
+    def __init__(self, reader: Any, snapshot: Any, catalogue: Catalogue) -> None:
+        """`reader` reads the collection at any time, `snapshot` at the time of the table."""
+        super().__init__(snapshot, catalogue)
+        self.store = reader
+        self._as_of = Timestamp(snapshot.as_of)
+
+    def codec(self, name: str, as_of: TimeLike | None = None) -> TableCodec:
+        """See `RowReader.codec`."""
+        return self._catalogue.codec(name, self.time(as_of, "as_of"))
+
+    def history(self, key: bytes) -> Sequence[Version]:
+        """The kept versions of a key up to the time of the table."""
+        return [found for found in self.store.history(key) if found.timestamp <= self._as_of]
+
+    def time(self, time: TimeLike | None, name: str) -> Timestamp:
+        """A time that the caller gave, by default the time of the table. An age counts from it."""
+        if time is None:
+            return self._as_of
+        at = reached(to_timestamp(time, name=name, now=lambda: self._as_of), self._as_of)
+        if at > self._as_of:
+            raise NotYetWrittenError(as_of=Timestamp(at), upper=Timestamp(self._as_of + 1))
+        return Timestamp(at)
+
+    def first(self, span: Span, at: Timestamp) -> tuple[bytes, bytes] | None:
+        """The first live key in `span` at `at`, with its value."""
+        found: tuple[bytes, bytes] | None = next(
+            self.store.scan(span.start, span.end, as_of=at, limit=1), None
+        )
+        return found
+
+    def side(self) -> Side:
+        """The side of the collection in a join, up to the time of the table."""
+        return _SideUpto(self.store.join_side(), self._as_of)
+
+    @contextmanager
+    def answers(self) -> Iterator[RowAnswers]:
+        """See `RowSource.answers`."""
+        with self.store.join_side().opened() as answers:
+            yield _RowAnswersUpto(answers, self._as_of)
+
+
+class PastRows(CollectedRows):
+    """The rows of a snapshot of a store, and their history up to it."""
+
+    def __init__(self, store: Any, snapshot: Any, catalogue: Catalogue, parts: Parts) -> None:
+        super().__init__(store, snapshot, catalogue)
+        self._parts = parts
+
+    def time(self, time: TimeLike | None, name: str) -> Timestamp:
+        """See `CollectedRows.time`. Raises `ClosedError` if the snapshot is closed."""
+        self.side()
+        return super().time(time, name)
+
+    def side(self) -> Side:
+        """The side of the snapshot in a join."""
+        side: Side = self._snapshot.join_side()
+        return side
+
+    @contextmanager
+    def answers(self) -> Iterator[RowAnswers]:
+        """See `RowSource.answers`."""
+        self.side()
+        with StoredRowSource(self._parts).answers() as answers:
+            yield _StoredAnswersUpto(answers, self._as_of)
+
+
+class SpanAnswers(Answers, Protocol):
+    """Answers of a collection that find rows in spans, too."""
+
+    def first_alive(self, labels: AskedSpans) -> RowsFound | None:
+        """See `RowAnswers.latest`."""
+        ...
+
+
+class _SideUpto:
+    """A side of a join that answers no label above a time."""
+
+    def __init__(self, side: Side, as_of: Timestamp) -> None:
+        self._side, self._as_of = side, as_of
+        self.fields = side.fields
+
+    @contextmanager
+    def opened(self) -> Iterator[_AnswersUpto]:
+        """Hold the history of this moment."""
+        with self._side.opened() as answers:
+            yield _AnswersUpto(answers, self._as_of)
+
+
+class _AnswersUpto:
+    """See `kvstore.tables.joins.Answers`."""
+
+    def __init__(self, answers: Answers, as_of: Timestamp) -> None:
+        self._answers, self.newest = answers, as_of
+        self.rows_first, self.rows_max = answers.rows_first, answers.rows_max
+
+    def answer(self, labels: Asked, search: Search) -> list[pa.Array] | None:
+        """The values of the labels. Raises `NotYetWrittenError` for a time above the table's."""
+        return self._answers.answer(_upto(labels, self.newest), search)
+
+
+class _RowAnswersUpto:
+    """See `kvstore.tables.sources.RowAnswers`."""
+
+    def __init__(self, answers: SpanAnswers, as_of: Timestamp) -> None:
+        self._answers, self.newest = answers, as_of
+        self.rows_first, self.rows_max = answers.rows_first, answers.rows_max
+
+    def at(self, labels: Asked) -> RowsFound | None:
+        """See `RowAnswers.at`."""
+        labels = _upto(labels, self.newest)
+        every_age = Search(TIMESTAMP_MAX, False, JOIN_VALUE_BYTES_MAX)
+        found = self._answers.answer(labels, every_age)
+        if found is None:
+            return None
+        values, times = found
+        return RowsFound(labels.keys, values, times.cast(pa.int64()).fill_null(-1).to_numpy())
+
+    def latest(self, labels: AskedSpans) -> RowsFound | None:
+        """See `RowAnswers.latest`."""
+        return self._answers.first_alive(_upto(labels, self.newest))
+
+
+class _StoredAnswersUpto:
+    """See `kvstore.tables.sources.RowAnswers`."""
+
+    def __init__(self, answers: RowAnswers, as_of: Timestamp) -> None:
+        self._answers, self.newest = answers, as_of
+        self.rows_first, self.rows_max = answers.rows_first, answers.rows_max
+
+    def at(self, labels: Asked) -> RowsFound | None:
+        """See `RowAnswers.at`."""
+        return self._answers.at(_upto(labels, self.newest))
+
+    def latest(self, labels: AskedSpans) -> RowsFound | None:
+        """See `RowAnswers.latest`."""
+        return self._answers.latest(_upto(labels, self.newest))
+
+
+def _upto(labels: _Labels, newest: int) -> _Labels:
+    """The labels, if none asks for a later time. Raises `NotYetWrittenError`."""
+    labels = labels._replace(times=reached_times(labels.times, newest))
+    late = np.flatnonzero(labels.times > newest)
+    if len(late):
+        first = int(late[0])
+        raise NotYetWrittenError(
+            as_of=Timestamp(labels.times[first]),
+            upper=Timestamp(newest + 1),
+            remedy=f"row {labels.first + first} asks for it: the table ends at {Timestamp(newest)}",
+        )
+    return labels

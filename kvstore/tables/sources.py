@@ -1,36 +1,194 @@
-"""Where a table is read and written: a store, a snapshot, a transaction or a batch.
-
-The table (`table.py`) knows rows; these know keys and values.
-
-Invariants
-1. The rows of one change, its index entries included, are one commit.
+"""Where rows are read and written: a store, a snapshot, a transaction or a batch; what labels ask
+for; what a client has sent.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, suppress
+import hashlib
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 import pyarrow as pa
 from typing_extensions import Self
 
-from kvstore.arrow import binary_array, rows_schema
-from kvstore.commit import Expires
-from kvstore.errors import TableAlteredError, UsageError
-from kvstore.joins import StoredSide
-from kvstore.limits import BATCH_BYTES_MAX, SCAN_CHUNK
+from kvstore.base.span import Span
+from kvstore.base.timestamp import TimeLike, Timestamp
+from kvstore.errors import (
+    CorruptionError,
+    FormatVersionError,
+    NotUniqueError,
+    TableAlteredError,
+    UsageError,
+)
+from kvstore.limits import BATCH_BYTES_MAX, JOIN_ROWS_FIRST, JOIN_VALUE_BYTES_MAX, SCAN_CHUNK
 from kvstore.mvcc import Version, WriteSet
-from kvstore.parts import Parts
-from kvstore.span import Span
-from kvstore.tables.answers import RowAnswers, StoredRowSource
-from kvstore.tables.catalogue import Catalogue, change
-from kvstore.tables.codec import TableCodec
-from kvstore.tables.definition import Definition
-from kvstore.tables.evolve import Alteration
-from kvstore.tables.space import definition_key
-from kvstore.timestamp import TimeLike, Timestamp
+from kvstore.mvcc.arrow import binary_array, rows_schema
+from kvstore.mvcc.lookup import SearchBounds
+from kvstore.tables.catalogue import Alteration, Catalogue, alter, change, named_parts
+from kvstore.tables.catalogue import unique as unique_index
+from kvstore.tables.codec import TableCodec, UnknownLayoutError, conform, default_value
+from kvstore.tables.definition import Definition, Index, definition_key
+from kvstore.tables.exact import as_python
+from kvstore.tables.joins import Asked, Labels, Numbers, StoredSide, require_complete, require_kept
+from kvstore.timeline.expiries import Expires
+from kvstore.timeline.parts import Parts
+
+# --------------------------------------------------------------------------------------------------
+# The rows that labels ask a source for: by whole keys, or the first live row of a span.
+#
+# A table with an event time has the newest event first. So the row that a label asks for is the
+# first live one from the label's time on, among the rows with the rest of its key.
+#
+# Invariants
+# 1. While answers are open, GC, clears and expiry take no history away.
+# 2. No label is answered at a time that is not complete, or whose history is gone.
+
+
+class AskedSpans(NamedTuple):
+    """Labels that ask for the first live key from `starts` on and below `ends`, each at its time.
+    `first` is the row of the first label."""
+
+    starts: Sequence[bytes]
+    ends: Sequence[bytes | None]
+    times: Numbers
+    first: int
+
+
+class RowsFound(NamedTuple):
+    """Key, value and time of the row of each label. The value is null where a label has none."""
+
+    keys: pa.Array
+    values: pa.Array
+    times: Numbers
+
+
+class RowAnswers(Protocol):
+    """The rows of a source whose history is held."""
+
+    @property
+    def newest(self) -> int:
+        """The newest complete time."""
+        ...
+
+    @property
+    def rows_first(self) -> int:
+        """How many labels to ask at first, when the size of rows is unknown."""
+        ...
+
+    @property
+    def rows_max(self) -> int:
+        """How many labels to ask at once, at most."""
+        ...
+
+    def at(self, labels: Asked) -> RowsFound | None:
+        """The rows of keys. None where several rows have too many bytes together."""
+        ...
+
+    def latest(self, labels: AskedSpans) -> RowsFound | None:
+        """The first live rows of spans. None where several rows have too many bytes together."""
+        ...
+
+
+class RowSource(Protocol):
+    """The rows of a store or of a collection."""
+
+    def time(self, time: TimeLike | None, name: str) -> Timestamp:
+        """A time that the caller gave, by default the newest complete one."""
+        ...
+
+    def answers(self) -> AbstractContextManager[RowAnswers]:
+        """Hold the history of this moment."""
+        ...
+
+
+class StoredRowSource:
+    """The rows of a store."""
+
+    def __init__(self, parts: Parts, bytes_max: int | None = None) -> None:
+        """An answer has at most `bytes_max` bytes of rows, by default `JOIN_VALUE_BYTES_MAX`, or
+        one row."""
+        self._parts = parts
+        self._bytes_max = JOIN_VALUE_BYTES_MAX if bytes_max is None else bytes_max
+
+    def time(self, time: TimeLike | None, name: str) -> Timestamp:
+        """See `RowSource.time`."""
+        at = None if time is None else self._parts.committer.to_time(time, name=name)
+        return Timestamp(self._parts.reads.at(at))
+
+    @contextmanager
+    def answers(self) -> Iterator[StoredRowAnswers]:
+        """Pin the history that is kept."""
+        with StoredSide(self._parts).opened():
+            yield StoredRowAnswers(self._parts, self._bytes_max)
+
+
+class StoredRowAnswers:
+    """See `RowAnswers`."""
+
+    def __init__(self, parts: Parts, bytes_max: int) -> None:
+        self._parts = parts
+        self._bounds = SearchBounds(bytes_max=bytes_max)
+        self.rows_max = JOIN_ROWS_FIRST
+        # As many rows of 1 KiB as fit into half: a piece that is halved asks for each label again.
+        self.rows_first = min(max(bytes_max >> 11, 1), JOIN_ROWS_FIRST)
+
+    @property
+    def newest(self) -> int:
+        """The newest complete time."""
+        return self._parts.reads.at(None)
+
+    def at(self, labels: Asked) -> RowsFound | None:
+        """See `RowAnswers.at`."""
+        return self._at(labels.keys.to_pylist(), labels.times, labels.first)
+
+    def latest(self, labels: AskedSpans) -> RowsFound | None:
+        """See `RowAnswers.latest`. One seek for each label, and a step for each dead key before the
+        row."""
+        starts = Labels(labels.starts, labels.times, labels.first)
+        starts = require_complete(self._parts, starts)
+        require_kept(self._parts, starts)
+        search: dict[tuple[bytes, int], bytes | None] = {}
+        keys = []
+        times = starts.times.tolist()
+        for start, end, time in zip(labels.starts, labels.ends, times, strict=True):
+            asked = start, time
+            if asked not in search:
+                search[asked] = self._first_key(Span(start, end), time)
+            keys.append(search[asked])
+        return self._at(keys, starts.times, labels.first)
+
+    def _first_key(self, span: Span, as_of: int) -> bytes | None:
+        chunk = next(self._parts.versions.scan(span, as_of, limit=1), None)
+        return None if chunk is None else chunk[0][0]
+
+    def _at(self, keys: Sequence[bytes | None], times: Numbers, first: int) -> RowsFound | None:
+        there = [at for at, key in enumerate(keys) if key is not None]
+        wanted = [key for key in keys if key is not None]
+        asked = times[there] if len(there) else np.empty(0, np.int64)
+        labels = require_complete(self._parts, Labels(wanted, asked, first))
+        require_kept(self._parts, labels)
+        times_asked = np.ascontiguousarray(labels.times).data
+        answer = self._parts.versions.get_timed(wanted, times_asked, self._bounds)
+        if answer is None:
+            return None
+        found = np.full(len(keys), -1, np.int64)
+        found[there] = np.asarray(answer.times, np.int64)
+        values: list[bytes | None] = [None] * len(keys)
+        for at, value in zip(there, answer.values, strict=True):
+            values[at] = value
+        return RowsFound(pa.array(keys, pa.binary()), pa.array(values, pa.binary()), found)
+
+
+# --------------------------------------------------------------------------------------------------
+# Where a table is read and written: a store, a snapshot, a transaction or a batch.
+#
+# The table (`table.py`) knows rows; these know keys and values.
+#
+# Invariants
+# 1. The rows of one change, its index entries included, are one commit.
 
 
 @dataclass(slots=True)
@@ -419,3 +577,322 @@ def _batch(keys: list[bytes], values: list[bytes]) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(
         [binary_array(keys), binary_array(values)], schema=rows_schema()
     )
+
+
+# --------------------------------------------------------------------------------------------------
+# Changes of rows: keys and values that are set, entries of indexes that are set and deleted.
+#
+# An entry of an index is a hint, and the row decides (`finding.py`). So a write need not find every
+# older entry of a row: it deletes the entry of the row that it replaces, as far as it knows it, and
+# GC of tables deletes the others.
+#
+# Invariants
+# 1. A commit that sets a row sets its entries too, in every index of the newest definition.
+# 2. An entry is deleted only by a commit that sets its row to other values, or deletes it.
+# 3. A row is deleted and replaced whatever it holds: the old row is read as its bytes, because an
+#    older release may have stored what no column holds.
+# 4. Values of a unique index are compared as the bytes of its entries: all NaN are one value, and
+#    so are 0.0 and -0.0.
+
+
+def put_row(codec: TableCodec, reader: RowReader, row: Mapping[str, Any]) -> RowChange:
+    """Set one row."""
+    key, value = codec.row(row)
+    change = RowChange([key], [value])
+    if codec.definition.indexes:
+        whole = codec.to_dict(key, value)
+        _replace(codec, reader, change, key, whole)
+    return change
+
+
+def delete_row(codec: TableCodec, reader: RowReader, key: bytes) -> RowChange:
+    """Delete one row."""
+    change = RowChange(gone=[key])
+    if codec.definition.indexes and (old := reader.get(key)) is not None:
+        change.gone += codec.entries_of(key, old)
+    return change
+
+
+def _replace(
+    codec: TableCodec, reader: RowReader, change: RowChange, key: bytes, row: dict[str, Any]
+) -> None:
+    """Add the entries of a row that is set, and delete the entries of the row that it replaces."""
+    old = reader.get(key)
+    before = [] if old is None else codec.entries_of(key, old)
+    entries = [codec.entry(index, row) for index in codec.definition.indexes]
+    for index, entry in zip(codec.definition.indexes, entries, strict=True):
+        if index.is_unique:
+            _require_unique(codec, reader, index, row, key, entry)
+        change.keys.append(entry)
+        change.values.append(b"")
+    change.gone += [stale for stale in before if stale not in entries]
+
+
+def put_batches(
+    codec: TableCodec,
+    reader: RowReader,
+    batches: Iterable[pa.RecordBatch],
+    replaced: Container[bytes] = (),
+) -> RowChange:
+    """Set the rows of batches that have the columns of the table. The last row of a key wins. The
+    same commit sets or deletes the rows of `replaced`: what they are now takes no value of a unique
+    index."""
+    change = RowChange()
+    seen: dict[bytes, bytes] = {}
+    indexes = codec.definition.indexes
+    for batch in _pieces(batches):
+        keys, values = (column.to_pylist() for column in codec.encode(batch))
+        change.keys += keys
+        change.values += values
+        entries = [codec.entries(index, batch).to_pylist() for index in indexes]
+        for index, found in zip(indexes, entries, strict=True):
+            change.keys += found
+            change.values += [b""] * len(found)
+            if index.is_unique:
+                _require_unique_batch(codec, reader, index, batch, keys, found, seen, replaced)
+        if indexes:
+            change.gone += _stale(codec, reader, keys, entries)
+    return change
+
+
+def put_rows(codec: TableCodec, reader: RowReader, rows: Iterable[Mapping[str, Any]]) -> RowChange:
+    """Set rows. The last row of a key wins. An error names a row by its place, from 0 on."""
+    change = RowChange()
+    seen: dict[bytes, bytes] = {}
+    for at, row in enumerate(rows):
+        try:
+            each = put_row(codec, reader, row)
+        except NotUniqueError:
+            raise
+        except UsageError as error:
+            raise UsageError(f"{error.what}, in row {at}", error.remedy) from error
+        _require_distinct(codec, seen, each)
+        change.keys += each.keys
+        change.values += each.values
+        change.gone += each.gone
+    return change
+
+
+def _require_distinct(codec: TableCodec, seen: dict[bytes, bytes], change: RowChange) -> None:
+    """Raise `NotUniqueError` if a row of `seen` has the values of this one in a unique index."""
+    key, *entries = change.keys
+    for index, entry in zip(codec.definition.indexes, entries, strict=True):
+        if index.is_unique:
+            first = seen.setdefault(value_part(codec, key, entry), key)
+            if first != key:
+                row = codec.to_dict(key, change.values[0])
+                values = [row[name] for name in codec.definition.parts_named(index.parts)]
+                if None not in values:
+                    raise not_unique(codec, index, values, first)
+
+
+def value_part(codec: TableCodec, key: bytes, entry: bytes) -> bytes:
+    """The beginning of the entry of a row: the prefix of the index, and the values of its
+    columns."""
+    return entry[: len(entry) - (len(key) - len(codec.key.prefix))]
+
+
+def _pieces(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        for first in range(0, batch.num_rows, SCAN_CHUNK):
+            yield batch.slice(first, SCAN_CHUNK)
+
+
+def _stale(
+    codec: TableCodec, reader: RowReader, keys: list[bytes], entries: list[list[bytes]]
+) -> list[bytes]:
+    """The entries of the rows that are replaced."""
+    pairs = [
+        (key, value)
+        for key, value in zip(keys, reader.get_many(keys), strict=True)
+        if value is not None
+    ]
+    if not pairs:
+        return []
+    columns = [pa.array(list(column), pa.binary()) for column in zip(*pairs, strict=True)]
+    try:
+        batch = codec.decode(*columns, is_checked=False)
+    except UnknownLayoutError:
+        raise
+    except CorruptionError:
+        return [entry for pair in pairs for entry in codec.entries_of(*pair)]
+    stale: list[bytes] = []
+    for index in codec.definition.indexes:
+        stale += codec.entries(index, batch).to_pylist()
+    return stale
+
+
+# -- unique indexes -----------------------------------------------------------------------------
+
+
+def _require_unique(
+    codec: TableCodec,
+    reader: RowReader,
+    index: Index,
+    row: Mapping[str, Any],
+    key: bytes,
+    entry: bytes,
+) -> None:
+    """Raise `NotUniqueError` if another row has the values of `row` in a unique index. The reads
+    count as reads of the transaction, so that two of them cannot both pass."""
+    values = [row[name] for name in codec.definition.parts_named(index.parts)]
+    if None in values:
+        return
+    taken = other_row(codec, reader, index, value_part(codec, key, entry), key)
+    if taken is not None:
+        raise not_unique(codec, index, values, taken)
+
+
+def other_row(
+    codec: TableCodec,
+    reader: RowReader,
+    index: Index,
+    values: bytes,
+    key: bytes,
+    replaced: Container[bytes] = (),
+) -> bytes | None:
+    """The key of a row whose entry in an index begins with `values`, other than the rows of `key`
+    and of `replaced`; None if there is none."""
+    at = codec.definition.indexes.index(index)
+    for batch in reader.batches(Span.of_prefix(values), None, reverse=False, limit=None):
+        for entry in batch.column(0).to_pylist():
+            found: bytes = codec.key.prefix + entry[len(values) :]
+            if found == key or found in replaced:
+                continue
+            stored = reader.get(found)
+            if stored is not None and codec.entries_of(found, stored)[at : at + 1] == [entry]:
+                return found
+    return None
+
+
+def not_unique(
+    codec: TableCodec, index: Index, values: Sequence[Any], taken: bytes
+) -> NotUniqueError:
+    """The error of values that another row has, whose key is `taken`."""
+    definition = codec.definition
+    named = zip(definition.parts_named(index.parts), values, strict=True)
+    return NotUniqueError(
+        f"{definition.where}, index {index.name!r}",
+        values=", ".join(f"{name}={value!r:.100}" for name, value in named),
+        other=codec.key.named(taken),
+    )
+
+
+def _require_unique_batch(
+    codec: TableCodec,
+    reader: RowReader,
+    index: Index,
+    batch: pa.RecordBatch,
+    keys: list[bytes],
+    entries: list[bytes],
+    seen: dict[bytes, bytes],
+    replaced: Container[bytes],
+) -> None:
+    columns = [batch.column(name) for name in codec.definition.parts_named(index.parts)]
+    for row, (key, entry) in enumerate(zip(keys, entries, strict=True)):
+        if any(column.null_count and not column[row].is_valid for column in columns):
+            continue
+        values = value_part(codec, key, entry)
+        first = seen.setdefault(values, key)
+        taken = first
+        if first == key:
+            other = other_row(codec, reader, index, values, key, replaced)
+            if other is None:
+                continue
+            taken = other
+        raise not_unique(codec, index, [as_python(column, row) for column in columns], taken)
+
+
+# --------------------------------------------------------------------------------------------------
+# Rows that a client has encoded, and definitions that it has altered: both are checked beside the
+# store.
+#
+# A client sends keys and values of rows. The store encodes them anew by its newest definition, so
+# that it can read each row that it stores, and makes the entries of indexes itself. To alter a
+# table, a client sends the definition that the table is to have. The store makes the alteration by
+# itself, and compares the result with the definition that was sent.
+#
+# Invariants
+# 1. A row that is stored was decoded before, and fits the columns of the table.
+# 2. A client writes no entry of an index.
+# 3. A definition that is stored was made by an alteration of the newest one.
+
+
+def digest_of(codec: TableCodec) -> str:
+    """The SHA-256 of a definition, by which two processes tell whether they have the same one."""
+    return hashlib.sha256(codec.stored).hexdigest()
+
+
+def altered_as(definition: Definition, wanted: Definition) -> Definition:
+    """`definition`, altered to the definition `wanted` that a client sent. Raises
+    `TableAlteredError` if the client began with another definition, `UsageError` if no alteration
+    leads to `wanted`."""
+    if wanted.revision != definition.revision + 1:
+        raise TableAlteredError(definition.name)
+    found = alter(definition, _alteration(definition, wanted))
+    if found != wanted:
+        raise UsageError(
+            f"{definition.where}: no alteration makes the definition that was sent",
+            "alter the definition that the table has",
+        )
+    return found
+
+
+def _alteration(before: Definition, after: Definition) -> Alteration:
+    """The differences of two definitions as the arguments of `Table.alter`."""
+    kept = [(one, after.by_id[one.id]) for one in before.columns if one.id in after.by_id]
+    numbers = {index.number for index in after.indexes}
+    indexes = {
+        index.name: unique_index(*columns) if index.is_unique else columns
+        for index in after.indexes
+        if index.number > before.index_numbers
+        for columns in [named_parts(after, index.parts)]
+    }
+    return Alteration(
+        add={
+            column.name: (column.field, default_value(column))
+            for column in after.columns
+            if column.id >= before.ids
+        },
+        drop=[column.name for column in before.columns if column.id not in after.by_id],
+        widen={one.name: two.field for one, two in kept if one.field != two.field},
+        add_index=indexes,
+        drop_index=[index.name for index in before.indexes if index.number not in numbers],
+    )
+
+
+def sent_change(
+    codec: TableCodec,
+    reader: RowReader,
+    rows: Mapping[bytes, bytes | None],
+    due: int | None,
+    replaced: Container[bytes],
+) -> RowChange:
+    """The change that sets the rows of keys and values until `due`, and deletes rows without a
+    value. `replaced` is as in `put_batches`.
+
+    Raises `UsageError` for bytes that are no rows of the table, `TableAlteredError` for rows of a
+    layout that it does not have.
+    """
+    values = [value for value in rows.values() if value is not None]
+    change = RowChange()
+    try:
+        if values:
+            keys = [key for key, value in rows.items() if value is not None]
+            batch = codec.decode(pa.array(keys, pa.binary()), pa.array(values, pa.binary()))
+            batch = conform(codec.definition, batch)
+            change = put_batches(codec, reader, [batch], replaced)
+        for key, value in rows.items():
+            if value is None:
+                codec.key.require([key])
+                change.gone += delete_row(codec, reader, key).gone
+    except UnknownLayoutError:
+        raise TableAlteredError(codec.definition.name) from None
+    except CorruptionError as error:
+        raise UsageError(
+            f"a row that was sent: {error.problem}", "encode it by the table"
+        ) from error
+    except FormatVersionError as error:
+        raise UsageError(f"a row that was sent: {error.what}", "use an older release") from error
+    change.expires = None if due is None else Timestamp(due)
+    return change

@@ -1,36 +1,115 @@
-"""A table: typed rows of a store, of a snapshot, of a transaction or of a batch."""
+"""A table: typed rows of a store, of a snapshot, of a transaction or of a batch, opened by its
+name.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from itertools import chain
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import pyarrow as pa
 
-from kvstore.arguments import chosen_columns, require_limit
+from kvstore.base.arguments import chosen_columns, require_limit
+from kvstore.base.span import Span
+from kvstore.base.timestamp import TimeLike, Timestamp
 from kvstore.codec.tuples import desc
-from kvstore.commit import Expires
 from kvstore.errors import UsageError
 from kvstore.feeds import Position
-from kvstore.span import Span
-from kvstore.tables.building import build_index
-from kvstore.tables.changing import RowImages, change_schema, changed_batches, require_images
-from kvstore.tables.classes import row_of
-from kvstore.tables.codec import TableCodec, UnknownLayoutError, each_dict
-from kvstore.tables.collected import CollectedRows
-from kvstore.tables.conform import batches_of
-from kvstore.tables.evolve import Added, Alteration, IndexColumns, named_parts
-from kvstore.tables.feeding import TableFeed, open_feed
-from kvstore.tables.finding import found_batches, found_dicts, index_span, whole_index
-from kvstore.tables.found import FoundRows, RowVersion
-from kvstore.tables.joining import join_rows, latest_span
-from kvstore.tables.side import TableSide
-from kvstore.tables.sources import ImportTarget, RowChange, RowReader, RowWriter, StoreRows
-from kvstore.tables.tidying import Tidying
-from kvstore.tables.writing import delete_row, put_batches, put_row, put_rows
-from kvstore.timestamp import TimeLike, Timestamp
+from kvstore.tables.catalogue import (
+    Added,
+    Alteration,
+    Catalogue,
+    IndexColumns,
+    make,
+    named_parts,
+    require_name,
+)
+from kvstore.tables.changes import (
+    RowImages,
+    TableFeed,
+    change_schema,
+    changed_batches,
+    open_feed,
+    require_images,
+)
+from kvstore.tables.codec import TableCodec, UnknownLayoutError, batches_of, each_dict
+from kvstore.tables.definition import row_of, schema_of_class
+from kvstore.tables.indexes import (
+    Tidying,
+    build_index,
+    found_batches,
+    found_dicts,
+    index_span,
+    whole_index,
+)
+from kvstore.tables.joining import CollectedRows, TableSide, join_rows, latest_span
+from kvstore.tables.sources import (
+    ImportTarget,
+    RowChange,
+    RowReader,
+    RowWriter,
+    StoreRows,
+    delete_row,
+    put_batches,
+    put_row,
+    put_rows,
+)
+from kvstore.timeline.expiries import Expires
+from kvstore.timeline.parts import Parts
+
+# --------------------------------------------------------------------------------------------------
+# Rows that a read of a table has found.
+
+
+class FoundRows:
+    """Rows of a table: an iterator of dicts, or Arrow data for libraries that speak Arrow."""
+
+    def __init__(
+        self,
+        schema: pa.Schema,
+        batches: Iterator[pa.RecordBatch],
+        rows: Iterator[Any] | None = None,
+    ) -> None:
+        """`rows` are the rows of `batches`, one by one. Only one of both is read."""
+        self.schema = schema
+        self._batches = batches
+        self._rows = chain.from_iterable(map(each_dict, batches)) if rows is None else rows
+        self._begun = False
+
+    def __iter__(self) -> Iterator[Any]:
+        self._begun = True
+        return self._rows
+
+    def __next__(self) -> Any:
+        self._begun = True
+        return next(self._rows)
+
+    def to_reader(self) -> pa.RecordBatchReader:
+        """The rows as typed record batches. Raises `UsageError` once rows were taken one by one."""
+        if self._begun:
+            raise UsageError("some rows were taken one by one", "find the rows again")
+        self._rows = chain.from_iterable(map(each_dict, self._batches))
+        return pa.RecordBatchReader.from_batches(self.schema, self._batches)
+
+    def read_all(self) -> pa.Table:
+        """The rows as one Arrow table."""
+        return self.to_reader().read_all()
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        return self.to_reader().__arrow_c_stream__(requested_schema)
+
+
+class RowVersion(NamedTuple):
+    """A row from a time on. `row` is None from its deletion on."""
+
+    timestamp: Timestamp
+    row: dict[str, Any] | None
+
+
+# --------------------------------------------------------------------------------------------------
+# A table: typed rows of a store, of a snapshot, of a transaction or of a batch.
 
 
 class Table:
@@ -442,3 +521,66 @@ class Table:
 
     def __repr__(self) -> str:
         return f"<kvstore.Table {self.name!r}>"
+
+
+# --------------------------------------------------------------------------------------------------
+# Tables of a store by name: found, or made if they are new.
+
+
+class Given(NamedTuple):
+    """The arguments that make a table: schema, key, indexes and event time, and the class whose
+    instances its rows are."""
+
+    arguments: tuple[
+        pa.Schema,
+        str | desc | Sequence[str | desc],
+        Mapping[str, IndexColumns] | None,
+        str | None,
+    ]
+    model: type | None
+
+
+def arguments_given(
+    name: str,
+    schema: pa.Schema | type | None,
+    key: str | desc | Sequence[str | desc] | None,
+    indexes: Mapping[str, IndexColumns] | None,
+    event_time: str | None,
+) -> Given | None:
+    """The arguments of a call that makes a table; None for one that finds it by its name alone."""
+    if schema is None:
+        if key is not None or indexes is not None or event_time is not None:
+            raise UsageError(f"table {name!r}: no schema", "pass schema=, or the name alone")
+        return None
+    model = schema if isinstance(schema, type) else None
+    if model is not None:
+        schema = schema_of_class(model)
+    if key is None:
+        raise UsageError(f"table {name!r}: no key", "pass key=[columns]")
+    return Given((schema, key, indexes, event_time), model)
+
+
+def open_table(
+    store: Any,
+    parts: Parts,
+    catalogue: Catalogue,
+    name: str,
+    schema: pa.Schema | type | None,
+    key: str | desc | Sequence[str | desc] | None,
+    indexes: Mapping[str, IndexColumns] | None,
+    event_time: str | None,
+) -> Table:
+    """See `Store.table`."""
+    require_name(name)
+    rows = StoreRows(store, catalogue, parts)
+    made = arguments_given(name, schema, key, indexes, event_time)
+    if made is None:
+        catalogue.codec(name)
+        return Table(name, rows, rows)
+    if parts.committer.policy.commits is None:
+        # Plain reads leave tables out before the first one shows.
+        parts.reserve.has_tables = True
+    with catalogue.changing(name):
+        number_free = catalogue.number_free
+        store.transact(lambda txn: make(txn, name, *made.arguments, number_free=number_free))
+    return Table(name, rows, rows, made.model)

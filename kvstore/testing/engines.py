@@ -21,8 +21,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kvstore.codec.keys import TOMBSTONE, UNLIMITED, encode_suffix, require_entry
-from kvstore.codec.ordered import TERMINATOR, escape, frame
+from kvstore.codec.keys import (
+    TERMINATOR,
+    TOMBSTONE,
+    UNLIMITED,
+    encode_suffix,
+    escape,
+    frame,
+    require_entry,
+)
 from kvstore.engine import CHANGES, DATA, FAMILIES, META, RANGES, Engine
 from kvstore.errors import ClosedError, CorruptionError, LockedError
 from kvstore.loops.contract import ABSENT

@@ -30,17 +30,17 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 import kvstore
+from kvstore.base.span import Span
+from kvstore.base.timestamp import TIMESTAMP_MAX
 from kvstore.errors import (
     ConflictError,
     HistoryGoneError,
     HistoryHeldError,
     PreconditionError,
 )
-from kvstore.span import Span
 from kvstore.store import Store
 from kvstore.testing.model import Model, Row, order, state_after
 from kvstore.testing.strategies import KEYS, bounds, keys, ops, spans, values
-from kvstore.timestamp import TIMESTAMP_MAX
 
 START_NS = 1_000_000
 

@@ -25,18 +25,17 @@ if not __package__:
 
 from pyspark.sql import SparkSession
 
-from backup.export import RowPosition, exported
-from backup.shard import BatchDesc, OnProgress, Shard, ShardBatch, part_names, write_batch
-from backup.uploads import Attempt, Uploaded, upload_window
-from backup.window import BackupInfo
 from kvstore import Store
-from kvstore.control.scripts import StoreOrClient, opened
+from kvstore.backup.rows import RowPosition, exported
+from kvstore.backup.shard import BatchDesc, OnProgress, Shard, ShardBatch, part_names, write_batch
+from kvstore.backup.window import Attempt, BackupInfo, Uploaded, upload_window
+from kvstore.base.span import Span
 from kvstore.opening import open_read_only
-from kvstore.span import Span
-from spark_connector.access import Access, Address
-from spark_connector.jobs.command import access_of, job_session, parser_of, reporting_errors
-from spark_connector.jobs.copies import copy_of
-from spark_connector.jobs.tasks import run_tasks, task_count
+from kvstore.remote.control import StoreOrClient, opened
+from kvstore.spark.access import Access, Address
+from kvstore.spark.jobs.command import access_of, job_session, parser_of, reporting_errors
+from kvstore.spark.jobs.copies import copy_of
+from kvstore.spark.jobs.tasks import run_tasks, task_count
 
 
 @dataclass(frozen=True, slots=True)

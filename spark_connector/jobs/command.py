@@ -17,8 +17,8 @@ from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from kvstore.errors import KVStoreError
-from spark_connector.access import Access, local
-from spark_connector.session import session
+from kvstore.spark.access import Access, local
+from kvstore.spark.session import session
 
 _P = ParamSpec("_P")
 
@@ -26,7 +26,7 @@ _P = ParamSpec("_P")
 def parser_of(job: str, description: str) -> argparse.ArgumentParser:
     """A parser with the options that every job takes."""
     parser = argparse.ArgumentParser(
-        prog=f"python -m spark_connector.jobs.{job}",
+        prog=f"python -m kvstore.spark.jobs.{job}",
         description=description,
         epilog="Credentials of an object store come from the environment, as for its own tools. "
         "Every machine reads the files that are named here. spark-submit runs this job too.",

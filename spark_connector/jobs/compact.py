@@ -18,8 +18,8 @@ if not __package__:
 
 from pyspark.sql import SparkSession
 
-from backup.chains import no_backup
-from backup.shard import (
+from kvstore.backup.chains import no_backup
+from kvstore.backup.shard import (
     BatchDesc,
     Compact,
     ShardBatch,
@@ -29,11 +29,11 @@ from backup.shard import (
     split_batches,
     write_batch,
 )
-from backup.shard.state.log import StateLog
-from kvstore.span import Span
-from spark_connector.access import Access, Address
-from spark_connector.jobs.command import access_of, job_session, parser_of, reporting_errors
-from spark_connector.jobs.tasks import run_tasks, task_count
+from kvstore.backup.shard.state.log import StateLog
+from kvstore.base.span import Span
+from kvstore.spark.access import Access, Address
+from kvstore.spark.jobs.command import access_of, job_session, parser_of, reporting_errors
+from kvstore.spark.jobs.tasks import run_tasks, task_count
 
 
 @dataclass(frozen=True, slots=True)

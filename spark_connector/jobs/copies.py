@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from kvstore import Store
-from kvstore.errors.system import storage_errors
+from kvstore.errors import storage_errors
 
 
 @contextmanager

@@ -19,10 +19,10 @@ if not __package__:
 
 from pyspark.sql import SparkSession
 
-from backup.fleet import FleetOutcome, FleetStore, back_up_one, read_fleet
-from kvstore.storage.limited_blob import Bandwidth
-from spark_connector.jobs.command import job_session, parser_of, reporting_errors
-from spark_connector.jobs.tasks import run_tasks
+from kvstore.backup.fleet import FleetOutcome, FleetStore, back_up_one, read_fleet
+from kvstore.spark.jobs.command import job_session, parser_of, reporting_errors
+from kvstore.spark.jobs.tasks import run_tasks
+from kvstore.storage.wrapped import Bandwidth
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,22 +26,19 @@ if not __package__:
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  # Spark's habit
 
-from backup.expiring import some_expire
-from backup.restore import Built, built_from, tables_in
-from backup.shard import ShardSnapshot, Split, Tally, View
-from kvstore.control.scripts import StoreOrClient, opened
-from kvstore.errors import UsageError
-from kvstore.errors.system import storage_errors
+from kvstore.backup.restore import Built, built_from, some_expire, tables_in
+from kvstore.backup.shard import ShardSnapshot, Split, Tally, View
+from kvstore.base.span import Span
+from kvstore.base.timestamp import TimeLike, Timestamp
+from kvstore.errors import UsageError, storage_errors
 from kvstore.mvcc.expiry import WAITING, Due, waiting_key
-from kvstore.span import Span
-from kvstore.timestamp import TimeLike, Timestamp
-from spark_connector.access import Access, Address
-from spark_connector.jobs.command import access_of, job_session, parser_of, reporting_errors
-from spark_connector.jobs.tasks import kept, run_tasks, task_count
-from spark_connector.loading.load import ImportReport, run_import
-from spark_connector.loading.rows import ImportRows
-from spark_connector.releases import SOURCES, require
-from spark_connector.source import FORMAT
+from kvstore.remote.control import StoreOrClient, opened
+from kvstore.spark.access import Access, Address
+from kvstore.spark.jobs.command import access_of, job_session, parser_of, reporting_errors
+from kvstore.spark.jobs.tasks import kept, run_tasks, task_count
+from kvstore.spark.load import ImportReport, ImportRows, run_import
+from kvstore.spark.session import SOURCES, require
+from kvstore.spark.source import FORMAT
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,9 +17,9 @@ from typing import Final, TypeVar
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
-from backup.shard import ShardSnapshot
-from kvstore.background import Failures
-from kvstore.clock import Clock
+from kvstore.backup.shard import ShardSnapshot
+from kvstore.base.background import Failures
+from kvstore.base.clock import Clock
 from kvstore.errors import (
     CorruptionError,
     HistoryGoneError,
@@ -27,9 +27,8 @@ from kvstore.errors import (
     NotYetWrittenError,
     UsageError,
 )
-from spark_connector.executors import cores_of, is_remote, require_seen, running_tasks
-from spark_connector.releases import NUMBERED_PARTITIONS, has
-from spark_connector.worker import freeze_objects
+from kvstore.spark.access import cores_of, freeze_objects, is_remote, require_seen, running_tasks
+from kvstore.spark.session import NUMBERED_PARTITIONS, has
 
 BYTES_PER_TASK: Final = 64 << 20
 """Bytes in files per task: some parts, whose work is long against the tens of ms of a task."""

@@ -24,20 +24,20 @@ if not __package__:
 
 from pyspark.sql import SparkSession
 
-from backup import VerifyReport
-from backup.chains import no_backup
-from backup.shard import AsOf, ShardBatch, ShardPart, Split, Window
-from backup.verify import Compared, comparable, fingerprint, require_equal, together
-from backup.version_rows import row_batches
 from kvstore import Store
-from kvstore.control.scripts import StoreOrClient, as_store, opened
+from kvstore.backup import VerifyReport
+from kvstore.backup.chains import no_backup
+from kvstore.backup.rows import row_batches
+from kvstore.backup.shard import AsOf, ShardBatch, ShardPart, Split, Window
+from kvstore.backup.verify import Compared, comparable, fingerprint, require_equal, together
+from kvstore.base.span import Span
 from kvstore.errors import CorruptionError
 from kvstore.opening import open_read_only
-from kvstore.span import Span
-from spark_connector.access import Access, Address
-from spark_connector.jobs.command import access_of, job_session, parser_of, reporting_errors
-from spark_connector.jobs.copies import copy_of
-from spark_connector.jobs.tasks import kept, run_tasks, task_count
+from kvstore.remote.control import StoreOrClient, as_store, opened
+from kvstore.spark.access import Access, Address
+from kvstore.spark.jobs.command import access_of, job_session, parser_of, reporting_errors
+from kvstore.spark.jobs.copies import copy_of
+from kvstore.spark.jobs.tasks import kept, run_tasks, task_count
 
 
 @dataclass(frozen=True, slots=True)

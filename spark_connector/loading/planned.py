@@ -13,8 +13,8 @@ from typing import Any, Final
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]  # it has no types
 from pyspark.sql import DataFrame
 
-from bulk.micro_batches import Origin
-from spark_connector.executors import is_remote
+from kvstore.bulk.micro_batches import Origin
+from kvstore.spark.access import is_remote
 
 _QUERY: Final = "sql.streaming.queryId"
 PLAN_DIGITS: Final = 32

@@ -22,11 +22,11 @@ import pandas  # noqa: F401  # pyarrow imports it when it first converts: 0.2 s 
 import pyarrow.parquet  # noqa: F401
 
 import kvstore
-from backup import Collection
-from bulk.sst import SstFile
+from kvstore.backup import Collection
+from kvstore.bulk.part import SstFile
 from kvstore.engine.rocks import RocksEngine
 from kvstore.errors import RetryableError
-from kvstore.journal import Journal
+from kvstore.storage.journal import Journal
 from tests.backup.histories import change
 from tests.harness.bounds import bounds
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-import backup
+from kvstore import backup
 from tests.memory import tmp_path as tmp_path
 
 

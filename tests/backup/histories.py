@@ -5,11 +5,10 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
-import backup
-import bulk
 import kvstore
-from backup.shard import ShardBatch
-from backup.uploads import Attempt, upload_here
+from kvstore import backup, bulk
+from kvstore.backup.shard import ShardBatch
+from kvstore.backup.window import Attempt, upload_here
 
 KEYS = 60
 

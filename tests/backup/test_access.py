@@ -14,14 +14,14 @@ from pathlib import Path
 
 import pytest
 
-import backup
 import kvstore
-from backup.shard import FileBlob, MemoryBlob, Shard, Storage
-from backup.uploads import Attempt, find, upload_here
+from kvstore import backup
+from kvstore.backup.shard import FileBlob, MemoryBlob, Shard, Storage
+from kvstore.backup.window import Attempt, find, upload_here
 from kvstore.errors import AccessDeniedError, CorruptionError, OutOfSpaceError
 from kvstore.limits import ROLLUP_EVERY
 from kvstore.storage.contract import Cas, Versioned
-from kvstore.storage.file_consensus import FileConsensus
+from kvstore.storage.files import FileConsensus
 from kvstore.storage.memory import MemoryConsensus
 from tests.backup.histories import upload_and_be_killed
 

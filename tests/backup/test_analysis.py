@@ -12,8 +12,8 @@ import duckdb
 import pandas as pd
 import pytest
 
-import backup
 import kvstore
+from kvstore import backup
 from tests.backup.histories import change
 from tests.harness.seeds import seeded
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 import kvstore
-from backup import Collection
-from backup.tasks import handlers, submit_backup, submit_compact, submit_expire
-from kvstore.clock import ManualClock
+from kvstore.backup import Collection
+from kvstore.backup.tasks import handlers, submit_backup, submit_compact, submit_expire
+from kvstore.base.clock import ManualClock
 from kvstore.errors import UsageError
 from kvstore.store import Store
 from kvstore.tasks import Outcome, Retry, Worker, arguments_of, dead_letters

@@ -12,10 +12,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-import backup
-import bulk
 import kvstore
-from kvstore import ManualClock, Position, Store, Timestamp
+from kvstore import ManualClock, Position, Store, Timestamp, backup, bulk
 from kvstore.errors import HistoryGoneError, HoldLostError, KVStoreError, NotYetWrittenError
 
 pytestmark = pytest.mark.usefixtures("each_engine")

@@ -12,12 +12,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-import backup
-import bulk
 import kvstore
-from backup.export import exported
-from backup.shard import BatchDesc, OnProgress, Shard
-from backup.uploads import Attempt, Uploaded, upload_here
+from kvstore import backup, bulk
+from kvstore.backup.rows import exported
+from kvstore.backup.shard import BatchDesc, OnProgress, Shard
+from kvstore.backup.window import Attempt, Uploaded, upload_here
 from kvstore.errors import FencedError, HistoryGoneError, UsageError
 from kvstore.limits import INLINE_VALUE_BYTES
 from tests.backup.histories import Crash, live_through, upload_and_be_killed

@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 
-import backup
-import bulk
 import kvstore
-from backup.export import exported
+from kvstore import backup, bulk
+from kvstore.backup.rows import exported
 from kvstore.errors import (
     HistoryGoneError,
     LockedError,
@@ -255,7 +254,7 @@ def test_rows_of_many_chunks_are_backed_up_in_bounded_batches_and_restored(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Deletions and repeated keys lie on both sides of where chunks and batches are cut."""
-    monkeypatch.setattr("backup.export.ARROW_BYTES_MAX", 1 << 14)
+    monkeypatch.setattr("kvstore.backup.rows.ARROW_BYTES_MAX", 1 << 14)
     keys = [b"%05d" % number for number in range(2 * SCAN_CHUNK)]
     for value in (b"old" * 10, b"new" * 10):
         with store.batch() as batch:

@@ -22,7 +22,7 @@ import pytest
 
 import kvstore
 import kvstore.limits
-from backup import Collection
+from kvstore.backup import Collection
 from tests.backup import children
 from tests.backup.histories import versions
 from tests.harness.bounds import TINY, bounds, some_tiny

@@ -9,10 +9,9 @@ from typing import Literal
 
 import pytest
 
-import backup
-import bulk
 import kvstore
-from backup.verify import DEPTHS
+from kvstore import backup, bulk
+from kvstore.backup.verify import DEPTHS
 from kvstore.errors import (
     CorruptionError,
     NotYetWrittenError,

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-import backup
 import kvstore
-from backup.drills import Drill, newest_proof, with_drill
-from backup.shard import MemoryBlob, MemoryConsensus, Storage
+from kvstore import backup
+from kvstore.backup.chains import Drill, newest_proof, with_drill
+from kvstore.backup.shard import MemoryBlob, MemoryConsensus, Storage
 from kvstore.errors import (
     CorruptionError,
     HistoryGoneError,

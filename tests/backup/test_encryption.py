@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-import backup
 import kvstore
+from kvstore import backup
 from kvstore.errors import (
     CorruptionError,
     UsageError,

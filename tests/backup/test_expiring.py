@@ -10,12 +10,10 @@ from typing import Any
 
 import pytest
 
-import backup
-import bulk
 import kvstore
-from backup import Collection
-from backup.reading.reader import CollectionReader
-from kvstore import ManualClock, Store, Timestamp
+from kvstore import ManualClock, Store, Timestamp, backup, bulk
+from kvstore.backup import Collection
+from kvstore.backup.reading import CollectionReader
 from kvstore.testing.model import state_after
 from tests.harness.seeds import seeded
 

@@ -8,12 +8,11 @@ from pathlib import Path
 
 import pytest
 
-import backup
-import bulk
 import kvstore
-from backup.export import Exported, RowPosition, exported
-from backup.shard import OP_DELETE, OP_DELETE_RANGE, OP_PUT
-from kvstore.span import Span
+from kvstore import backup, bulk
+from kvstore.backup.rows import Exported, RowPosition, exported
+from kvstore.backup.shard import OP_DELETE, OP_DELETE_RANGE, OP_PUT
+from kvstore.base.span import Span
 
 KEYS = [b"", b"\x00", b"a", b"a\x00", b"b", b"c"]
 Row = tuple[bytes, int, int, bytes | None, bytes | None]
@@ -30,7 +29,7 @@ def test_a_key_cut_in_two_keeps_an_older_range_delete_behind_its_newer_versions(
 ) -> None:
     """Once such a key failed the first backup, and each increment that no index shows to be small.
     Every later backup then failed too."""
-    monkeypatch.setattr("backup.export.ARROW_BYTES_MAX", 1000)
+    monkeypatch.setattr("kvstore.backup.rows.ARROW_BYTES_MAX", 1000)
     for window in range(2):
         store.put(b"k", b"older")
         store.delete_range(b"k", b"z")
@@ -78,8 +77,8 @@ def test_rows_of_any_window_are_whole_and_in_order_however_they_are_cut(
 ) -> None:
     pick = random.Random(seed)
     for name, tiny in {
-        "backup.export.ARROW_BYTES_MAX": 50,
-        "backup.export.ARROW_ROWS_MAX": 2,
+        "kvstore.backup.rows.ARROW_BYTES_MAX": 50,
+        "kvstore.backup.rows.ARROW_ROWS_MAX": 2,
         "kvstore.engine.api.SCAN_CHUNK": 2,
         "kvstore.changes.columns.ARROW_ROWS_MAX": 3,
         "kvstore.changes.columns.FEW_CHANGES_BYTES": 0,

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-import backup
 import kvstore
-from backup.fleet import Fleet, FleetStore, back_up_fleet, back_up_one, read_fleet
+from kvstore import backup
+from kvstore.backup.fleet import Fleet, FleetStore, back_up_fleet, back_up_one, read_fleet
 from kvstore.errors import UsageError
-from kvstore.storage.limited_blob import Bandwidth, LimitedBlob
 from kvstore.storage.memory import MemoryBlob
+from kvstore.storage.wrapped import Bandwidth, LimitedBlob
 
 needs_toml = pytest.mark.skipif(sys.version_info < (3, 11), reason="tomllib came with 3.11")
 

@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
-import backup
 import kvstore
-from backup.overview import CollectionInfo
+from kvstore import backup
+from kvstore.backup.overview import CollectionInfo
 from tests.backup import children
 from tests.backup.children import FollowerSays
 from tests.backup.test_reader_requests import url

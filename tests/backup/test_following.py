@@ -18,16 +18,16 @@ from typing import Any
 
 import pytest
 
-import backup
 import kvstore
-from backup import FollowStatus
-from backup.shard import MemoryBlob, MemoryConsensus, Storage
-from kvstore.clock import ManualClock
+from kvstore import backup
+from kvstore.backup import FollowStatus
+from kvstore.backup.shard import MemoryBlob, MemoryConsensus, Storage
+from kvstore.base.clock import ManualClock
+from kvstore.base.timestamp import NS_PER_SECOND
 from kvstore.errors import HistoryHeldError, UsageError
 from kvstore.limits import MERGE_FAN_IN
 from kvstore.storage import patience as patience_module
 from kvstore.storage.patience import Patience
-from kvstore.timestamp import NS_PER_SECOND
 from tests.backup.children import follow_until_killed
 from tests.backup.histories import change
 from tests.harness.bounds import bounds

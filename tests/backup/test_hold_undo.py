@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-import backup
 import kvstore
-from backup import replication, window
-from backup.shard.shard import Shard
-from backup.source import StoreSource
+from kvstore import backup
+from kvstore.backup import replica, window
+from kvstore.backup.replica import StoreSource
+from kvstore.backup.shard.shard import Shard
 from kvstore.errors import HistoryGoneError, KVStoreError, StorageError
 from kvstore.storage.address import public_address
 
@@ -89,7 +89,7 @@ def test_an_increment_that_fails_keeps_the_hold_of_its_window(
 def test_what_was_recorded_of_a_first_backup_keeps_its_hold(
     store: kvstore.Store, collection: backup.Collection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from backup.shard.rows import batch_writer, part_writer
+    from kvstore.backup.shard.rows import batch_writer, part_writer
 
     monkeypatch.setattr(part_writer, "PART_BYTES_MAX", 2_000)
     monkeypatch.setattr(batch_writer, "ROW_GROUP_ROWS_MAX", 20)
@@ -179,8 +179,8 @@ def test_a_path_is_shown_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 REPLICA_STEPS = {
     "sync": (StoreSource, "upper"),
-    "building": (replication, "restore_store"),
-    "reading": (replication, "built_from"),
+    "building": (replica, "restore_store"),
+    "reading": (replica, "built_from"),
 }
 
 
@@ -224,7 +224,7 @@ def test_a_replica_that_lags_keeps_its_hold_where_a_window_fails(
     backup.replicate(store, tmp_path / "standby", max_age=timedelta(days=1))
     store.put(b"k", b"w")
     with monkeypatch.context() as patch:
-        patch.setattr(replication, "head_of", raising(ERRORS[0]))
+        patch.setattr(replica, "head_of", raising(ERRORS[0]))
         with pytest.raises(StorageError):
             backup.replicate(store, tmp_path / "standby")
     assert len(store.holds.all()) == 1

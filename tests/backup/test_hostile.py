@@ -11,16 +11,16 @@ from typing import Any
 
 import pytest
 
-import backup
 import kvstore
-from backup.chains import Chains
-from backup.sealed import KEY_RECORD, SealedConsensus, Secret, unlock
-from backup.uploads import Attempt, find
-from kvstore.clock import Clock
+from kvstore import backup
+from kvstore.backup.chains import Chains
+from kvstore.backup.sealed import KEY_RECORD, SealedConsensus, Secret, unlock
+from kvstore.backup.window import Attempt, find
+from kvstore.base.clock import Clock
 from kvstore.errors import CorruptionError, FormatVersionError, KVStoreError, UsageError
 from kvstore.limits import KEY_RECORD_BYTES_MAX
 from kvstore.storage.contract import Storage, Versioned
-from kvstore.storage.file_blob import FileBlob
+from kvstore.storage.files import FileBlob
 from kvstore.storage.memory import MemoryBlob, MemoryConsensus
 from tests.shard.test_hostile import lied
 

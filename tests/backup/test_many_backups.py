@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import kvstore
-from backup import Collection
-from backup.shard import MemoryBlob, MemoryConsensus, Storage
+from kvstore.backup import Collection
+from kvstore.backup.shard import MemoryBlob, MemoryConsensus, Storage
 from kvstore.limits import ROLLUP_EVERY
 from tests.harness.parts import parts_of
 

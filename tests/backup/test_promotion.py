@@ -7,12 +7,11 @@ from pathlib import Path
 
 import pytest
 
-import backup
-import bulk
 import kvstore
-from backup import replication
+from kvstore import backup, bulk
+from kvstore.backup import replica as replication
 from kvstore.errors import ConflictError, UsageError
-from kvstore.replica import Replica
+from kvstore.feeds.replica import Replica
 from tests.backup.histories import change, same, staged_import, versions
 
 pytestmark = [pytest.mark.usefixtures("each_engine"), pytest.mark.tiny_limits]
@@ -176,7 +175,7 @@ def test_a_replica_follows_a_chain_begun_anew_by_the_source_that_it_knows(
 def test_a_transaction_over_a_promotion_hears_what_the_replica_took(
     store: kvstore.Store, standby: Path, monkeypatch: pytest.MonkeyPatch, rows_max: int
 ) -> None:
-    monkeypatch.setattr("backup.replication.REPLICA_WINDOW_ROWS", rows_max)
+    monkeypatch.setattr("kvstore.backup.replica.REPLICA_WINDOW_ROWS", rows_max)
     store.put(b"a", b"1")
     backup.replicate(store, standby)
     with kvstore.open(standby) as replica:

@@ -17,7 +17,7 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 import kvstore
-from backup import Collection
+from kvstore.backup import Collection
 from kvstore.errors import KVStoreError, LockedError, UsageError
 from kvstore.storage.contract import Storage
 from kvstore.storage.memory import MemoryBlob, MemoryConsensus

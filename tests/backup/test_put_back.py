@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-import backup
 import kvstore
-from backup.shard import BatchDesc, MemoryBlob, MemoryConsensus, Shard, Versioned
-from backup.shard.state import witness
-from backup.shard.state.codec import decode_diff
+from kvstore import backup
+from kvstore.backup.shard import BatchDesc, MemoryBlob, MemoryConsensus, Shard, Versioned
+from kvstore.backup.shard.state import witness
+from kvstore.backup.shard.state.codec import decode_diff
 from kvstore.errors import CorruptionError, StatesLostError
 from kvstore.limits import ROLLUP_EVERY
 from tests.shard.rows import put, versions

@@ -12,10 +12,10 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-import backup
 import kvstore
-from backup.reading.reader import CollectionReader
-from backup.shard import MemoryBlob, MemoryConsensus, Storage
+from kvstore import backup
+from kvstore.backup.reading import CollectionReader
+from kvstore.backup.shard import MemoryBlob, MemoryConsensus, Storage
 from kvstore.errors import (
     ClosedError,
     CorruptionError,

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from obstore.store import ObjectStore
 
-import backup
 import kvstore
+from kvstore import backup
 from tests.harness.proxy import Proxy, Request
 from tests.shard.conftest import s3_bucket, s3_options, s3_server
 

@@ -10,10 +10,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-import backup
 import kvstore
-from backup.reading.reader import CollectionReader
-from kvstore import ManualClock, Store, Timestamp
+from kvstore import ManualClock, Store, Timestamp, backup
+from kvstore.backup.reading import CollectionReader
 from kvstore.errors import NotYetWrittenError, UsageError
 from kvstore.tables import Table
 from tests.harness.seeds import seeded

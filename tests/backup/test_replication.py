@@ -14,10 +14,9 @@ from pathlib import Path
 
 import pytest
 
-import backup
-import bulk
 import kvstore
-from backup import replication
+from kvstore import backup, bulk
+from kvstore.backup import replica as replication
 from kvstore.errors import HistoryGoneError, HoldLostError, UsageError
 from kvstore.limits import CHANGE_CHUNK_BYTES, INLINE_VALUE_BYTES
 from kvstore.mvcc import WriteSet
@@ -220,8 +219,8 @@ def test_applied_windows_must_follow_each_other(store: kvstore.Store, standby: P
 
 CHILD = """
 import random, sys, threading
-import backup, kvstore
-from backup import replication
+from kvstore import backup, kvstore
+from kvstore.backup import replication
 from tests.backup.histories import change
 
 place, seed, rows_max = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
@@ -286,7 +285,7 @@ def test_a_feed_of_a_replica_that_took_files_is_refused_and_skips_nothing(
         backup.replicate(store, replica)
         for batches in (feed.batches(), following):
             assert [event.key for event in next(batches).events] == [b"b"]
-        monkeypatch.setattr("backup.replication.REPLICA_WINDOW_ROWS", -1)
+        monkeypatch.setattr("kvstore.backup.replica.REPLICA_WINDOW_ROWS", -1)
         store.put(b"c", b"3")
         backup.replicate(store, replica)
         for batches in (feed.batches(), following):
@@ -306,7 +305,7 @@ def test_who_sees_files_that_a_replica_took_does_not_look_for_them_in_its_index(
     backup.replicate(store, standby)
     with kvstore.open(standby) as replica:
         since = replica.upper - 1
-        monkeypatch.setattr("backup.replication.REPLICA_WINDOW_ROWS", -1)
+        monkeypatch.setattr("kvstore.backup.replica.REPLICA_WINDOW_ROWS", -1)
         store.put(b"b", b"2")
         seen: list[list[bytes]] = []
         sync = parts_of(replica).committer.syncs.sync

@@ -9,8 +9,9 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-import backup
 import kvstore
+from kvstore import backup
+from kvstore.base.span import RESERVED
 from kvstore.errors import (
     HistoryGoneError,
     ImportRefusedError,
@@ -18,8 +19,7 @@ from kvstore.errors import (
     NotYetWrittenError,
     UsageError,
 )
-from kvstore.reserve import CATALOGUE
-from kvstore.span import RESERVED
+from kvstore.timeline.reserve import CATALOGUE
 from tests.backup.histories import (
     live_through,
     versions,

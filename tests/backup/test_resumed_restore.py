@@ -14,10 +14,9 @@ from typing import Any
 
 import pytest
 
-import backup
 import kvstore
-from backup.pieces import read_piece, read_plan
-from backup.sharing import shared
+from kvstore import backup
+from kvstore.backup.restore import read_piece, read_plan, shared
 from kvstore.errors import HistoryGoneError, StorageError, UsageError
 from tests.backup import children
 from tests.backup.histories import change, live_through, versions

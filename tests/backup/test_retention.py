@@ -11,17 +11,17 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-import backup
 import kvstore
-from backup.chains import Chains
-from backup.shard import Shard
-from backup.shard.state.log import StateLog
+from kvstore import backup
+from kvstore.backup.chains import Chains
+from kvstore.backup.shard import Shard
+from kvstore.backup.shard.state.log import StateLog
 from kvstore.errors import (
     HistoryGoneError,
     UsageError,
 )
 from kvstore.limits import LEASE_NS
-from kvstore.storage.file_consensus import FileConsensus
+from kvstore.storage.files import FileConsensus
 from tests.backup.histories import (
     Crash,
     live_through,

@@ -11,10 +11,10 @@ import pyarrow as pa
 import pytest
 
 import kvstore
-from backup import Collection
-from backup.reading.spans import SpanLabels, first_rows
-from backup.shard import OP_DELETE, OP_DELETE_RANGE, OP_PUT
 from kvstore import ManualClock, Span
+from kvstore.backup import Collection
+from kvstore.backup.reading import SpanLabels, first_rows
+from kvstore.backup.shard import OP_DELETE, OP_DELETE_RANGE, OP_PUT
 from kvstore.errors import HistoryGoneError
 from kvstore.mvcc import Fragments
 from tests.harness.seeds import seeded

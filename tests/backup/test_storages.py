@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 from obstore.store import ObjectStore
 
-import backup
-import bulk
 import kvstore
-from backup.shard import MemoryBlob, MemoryConsensus, Storage
+from kvstore import backup, bulk
+from kvstore.backup.shard import MemoryBlob, MemoryConsensus, Storage
 from tests.backup.histories import change, staged_import, versions
 from tests.harness.storage_faults import FaultRates, FaultyBlob, FaultyConsensus, Weather
 from tests.shard import azurite

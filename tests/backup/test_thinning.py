@@ -14,15 +14,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import backup
 import kvstore
-from backup.shard import AsOf, Compact
-from backup.thinning import Thinning
-from kvstore.clock import ManualClock
+from kvstore import backup
+from kvstore.backup.chains import Thinning
+from kvstore.backup.shard import AsOf, Compact
+from kvstore.base.clock import ManualClock
 from kvstore.errors import HistoryGoneError, NotYetWrittenError, UsageError
-from spark_connector.access import Access
-from spark_connector.origins.opening import open_origin
-from spark_connector.origins.place import find
+from kvstore.spark.access import Access
+from kvstore.spark.origins import find, open_origin
 from tests.backup import test_crash as crash
 from tests.backup.histories import change
 from tests.harness.bounds import bounds
@@ -171,7 +170,7 @@ def test_a_list_searches_the_labels_of_each_backup(
         passed.append(len(found))
         return found
 
-    monkeypatch.setattr("backup.overview.sorted", counted, raising=False)
+    monkeypatch.setattr("kvstore.backup.overview.sorted", counted, raising=False)
     found = collection.list()
     assert [info.labels for info in found] == [(f"n{number}",) for number in range(many)]
     assert passed == [many]

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-import backup
 import kvstore
-from backup.source import CollectionSource
+from kvstore import backup
+from kvstore.backup.replica import CollectionSource
 from kvstore.errors import UsageError
 from tests.backup.test_chains import state_of
 

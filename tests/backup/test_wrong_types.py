@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-import backup
-import bulk
 import kvstore
+from kvstore import backup, bulk
 from kvstore.errors import UsageError
 
 Case = Callable[[kvstore.Store, Path], Any]

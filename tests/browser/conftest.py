@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-import bulk
 import kvstore
-from kvstore.server import ListenAddress, Token, app, serving
+from kvstore import bulk
+from kvstore.remote.server import ListenAddress, Token, serving
+from kvstore.remote.server.app import app
 from tests.browser.driver import Browser, missing
 
 ADMIN = "a" * 32

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 import kvstore
+from kvstore.base.span import Span
+from kvstore.base.timestamp import NS_PER_SECOND
 from kvstore.engine.api import Cursor
 from kvstore.engine.memory import MemoryEngine
 from kvstore.limits import BROWSE_ENTRIES_MAX, BROWSE_ROWS_MAX, BROWSE_VALUE_BYTES
-from kvstore.span import Span
-from kvstore.timestamp import NS_PER_SECOND
 from tests.harness.bounds import bounds
 
 MANY, FEW = 12_000, 200

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 import kvstore
-from bulk.pushes import Puller, Pushes
 from kvstore import ManualClock
-from kvstore.collected import COLLECTIONS, collections
+from kvstore.base.timestamp import NS_PER_SECOND
+from kvstore.bulk.pushes import Puller, Pushes
 from kvstore.errors import CorruptionError
-from kvstore.meta import Meta
-from kvstore.server.page import Page
-from kvstore.timestamp import NS_PER_SECOND
+from kvstore.mvcc.meta import Meta
+from kvstore.remote.server.page import Page
+from kvstore.retention.gc import COLLECTIONS, collections
 from tests.harness.bounds import bounds
 from tests.harness.parts import parts_of
 from tests.page.asking import Asking

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-import bulk
 import kvstore
+from kvstore import bulk
 from kvstore.errors import FormatVersionError, ImportRefusedError
 from tests.bulk.staged import everything_in
 

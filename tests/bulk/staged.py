@@ -13,12 +13,11 @@ from typing import Any, TypeAlias
 import pyarrow as pa
 import rocksdict as rocks
 
-import bulk
-from bulk.sst import writer_options
-from bulk.staging import MANIFEST_NAME
-from kvstore.codec.keys import VALUE, encode_reference
-from kvstore.codec.ordered import frame
-from kvstore.digest import digest
+from kvstore import bulk
+from kvstore.base.digest import digest
+from kvstore.bulk.part import writer_options
+from kvstore.bulk.staging import MANIFEST_NAME
+from kvstore.codec.keys import VALUE, encode_reference, frame
 
 Fields: TypeAlias = dict[str, Any]
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-import bulk
 import kvstore
+from kvstore import bulk
 from kvstore.errors import UsageError
 from tests.bulk.staged import stage
 

@@ -12,10 +12,9 @@ from typing import Any
 import pytest
 from obstore.store import ObjectStore
 
-import bulk
 import kvstore
-from bulk.bucket import BEGUN_NAME, MANIFEST_NAME, Bucket
-from bulk.fetching import fetch
+from kvstore import bulk
+from kvstore.bulk.staging import BEGUN_NAME, MANIFEST_NAME, Bucket, fetch
 from kvstore.errors import (
     FormatVersionError,
     ImportRefusedError,

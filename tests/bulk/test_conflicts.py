@@ -7,10 +7,10 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-import bulk
 import kvstore
-from bulk.definitions import EncodedBy
-from bulk.encoded import stored_batches
+from kvstore import bulk
+from kvstore.bulk.loading import stored_batches
+from kvstore.bulk.staging import EncodedBy
 from kvstore.errors import KeyConflictError
 from tests.bulk.staged import stage
 

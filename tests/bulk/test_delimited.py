@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bulk.delimited import DelimitedFile, Quoting
-from bulk.files import file_rows, typed_batches
+from kvstore.bulk.delimited import DelimitedFile, Quoting
+from kvstore.bulk.files import file_rows, typed_batches
 from kvstore.errors import UsageError
 from tests.harness.bounds import bounds
 

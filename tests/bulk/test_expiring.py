@@ -12,17 +12,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-import bulk
-import bulk.tables
 import kvstore
-from bulk.files import file_rows
-from bulk.pushes.rows import PushedRows
+import kvstore.bulk.tables
 from kvstore import ManualClock, Store, Timestamp
-from kvstore.commit import sent_expiry
+from kvstore.bulk.files import file_rows
+from kvstore.bulk.pushes.pushes import PushedRows
 from kvstore.errors import ImportRefusedError, KeyConflictError, UsageError
 from kvstore.limits import KEY_BYTES_MAX
 from kvstore.mvcc.expiry import EXPIRY, WAITING, longest_key
 from kvstore.testing.model import state_after
+from kvstore.timeline.expiries import sent_expiry
 from tests.harness.bounds import bounds
 from tests.harness.seeds import seeded
 
@@ -52,8 +51,10 @@ def rows(dues: dict[bytes, int | None], kind: pa.DataType | None = None) -> pa.R
     return pa.record_batch({"key": keys, "value": values, "expires": times})
 
 
-def staged(place: Path, *batches: pa.RecordBatch, import_id: int | None = None) -> bulk.Import:
-    made = bulk.Import.create(place, import_id=import_id)
+def staged(
+    place: Path, *batches: pa.RecordBatch, import_id: int | None = None
+) -> kvstore.bulk.Import:
+    made = kvstore.bulk.Import.create(place, import_id=import_id)
     for batch in batches:
         with made.writer() as writer:
             writer.write(batch)
@@ -67,7 +68,7 @@ def test_rows_of_an_import_expire_at_their_times(
 ) -> None:
     dues = {b"%02d" % n: START + n * HOUR if n % 3 else None for n in range(12)}
     made = staged(tmp_path / "staged", rows(dues, kind))
-    at = bulk.ingest(store, made.staging, thorough=True)
+    at = kvstore.bulk.ingest(store, made.staging, thorough=True)
     assert store.count() == 12
     assert store.ttl(b"00") is None
     for hour in range(1, 13):
@@ -81,14 +82,14 @@ def test_rows_of_an_import_expire_at_their_times(
 
 
 def test_puts_of_a_part_writer_expire(store: Store, clock: ManualClock, tmp_path: Path) -> None:
-    made = bulk.Import.create(tmp_path / "staged")
+    made = kvstore.bulk.Import.create(tmp_path / "staged")
     with made.writer() as writer:
         writer.put(b"a", b"v", expires=datetime.fromtimestamp(START // 10**9 + 60, UTC))
         writer.put(b"b", b"v")
         writer.write(rows({b"c": START + HOUR}))
         writer.put(b"d", b"v", expires="2100-01-01T00:00:00Z")
     made.seal()
-    bulk.ingest(store, made.staging, move=True)
+    kvstore.bulk.ingest(store, made.staging, move=True)
     clock.advance(HOUR)
     assert list(store.keys()) == [b"b", b"d"]
     assert store.history(b"a")[0].timestamp == START + 60 * 10**9
@@ -96,7 +97,10 @@ def test_puts_of_a_part_writer_expire(store: Store, clock: ManualClock, tmp_path
 
 @pytest.mark.parametrize("expires", [timedelta(hours=1), "-1h", "now", START // 10**9, 0, True])
 def test_a_time_of_no_moment_is_refused(tmp_path: Path, expires: Any) -> None:
-    with bulk.Import.create(tmp_path / "staged").writer() as writer, pytest.raises(UsageError):
+    with (
+        kvstore.bulk.Import.create(tmp_path / "staged").writer() as writer,
+        pytest.raises(UsageError),
+    ):
         writer.put(b"k", b"v", expires=expires)
 
 
@@ -105,11 +109,11 @@ def test_columns_that_cannot_be_are_refused(tmp_path: Path) -> None:
     naive = pa.array([START], pa.timestamp("ns"))
     seconds = pa.array([START // 10**9], pa.int64())
     for number, column in enumerate([texts, naive, seconds, pa.array([-5], pa.int64())]):
-        made = bulk.Import.create(tmp_path / f"staged-{number}")
+        made = kvstore.bulk.Import.create(tmp_path / f"staged-{number}")
         row = {"key": pa.array([b"k"]), "value": pa.array([b"v"]), "expires": column}
         with made.writer() as writer, pytest.raises(UsageError, match="expires"):
             writer.write(pa.record_batch(row))
-    made = bulk.Import.create(tmp_path / "others")
+    made = kvstore.bulk.Import.create(tmp_path / "others")
     with made.writer() as writer:
         for key in (b"k" * KEY_BYTES_MAX, EXPIRY + b"k"):
             with pytest.raises(UsageError, match="expires"):
@@ -145,7 +149,7 @@ def test_a_due_time_of_another_unit_is_refused_in_every_load(
         pq.write_table(whole, path)
         refused = pytest.raises(UsageError, match=rf"due.* has {given} in row [23]")
         with refused:
-            bulk.tables.import_files(table, [path], "overwrite", "error", expires="due")
+            kvstore.bulk.tables.import_files(table, [path], "overwrite", "error", expires="due")
         with refused:
             list(file_rows([path], key="key", value="value", expires="due"))
         rows = PushedRows(table.codec(), 2)
@@ -155,12 +159,12 @@ def test_a_due_time_of_another_unit_is_refused_in_every_load(
         named = whole.rename_columns(["key", "value", "expires"])
         with pytest.raises(UsageError, match=f"{given} in row 2"):
             store.put_many(named)
-        made = bulk.Import.create(tmp_path / f"staged-{number}")
+        made = kvstore.bulk.Import.create(tmp_path / f"staged-{number}")
         binary = pa.schema([("key", pa.binary()), ("value", pa.binary())])
         batch = texts.cast(binary).append_column("expires", column).to_batches()[0]
         with made.writer() as writer, pytest.raises(UsageError, match=f"{given} in row 2"):
             writer.write(batch)
-    with bulk.Import.create(tmp_path / "one").writer() as writer:
+    with kvstore.bulk.Import.create(tmp_path / "one").writer() as writer:
         for due in (given, Timestamp(given), Timestamp(given).to_datetime()):
             with pytest.raises(UsageError, match="expires"):
                 writer.put(b"k", b"v", expires=due)
@@ -188,7 +192,7 @@ def test_a_time_that_passed_before_the_rows_came_deletes_them_right_after(
 ) -> None:
     made = staged(tmp_path / "staged", rows({b"a": START - HOUR, b"b": START + HOUR}))
     clock.advance(2 * HOUR)
-    at = bulk.ingest(store, made.staging)
+    at = kvstore.bulk.ingest(store, made.staging)
     assert dict(store.scan(as_of=at)) == {b"a": b"v", b"b": b"v"}
     assert list(store.scan()) == []
     deleted = [store.history(key)[0].timestamp for key in (b"a", b"b")]
@@ -202,7 +206,7 @@ def test_an_import_cancels_the_expiry_of_what_it_replaces_and_a_put_that_of_the_
     for key in (b"a", b"b", b"c"):
         store.put(key, b"old", expires=timedelta(hours=1))
     made = staged(tmp_path / "staged", rows({b"a": None, b"b": START + 2 * HOUR, b"c": START}))
-    bulk.ingest(store, made.staging)
+    kvstore.bulk.ingest(store, made.staging)
     store.put(b"c", b"new")
     clock.advance(HOUR)
     assert list(store.keys()) == [b"a", b"b", b"c"]
@@ -219,7 +223,7 @@ def test_what_a_revert_brings_back_does_not_expire(
         store.put(key, b"old", expires=Timestamp(START + hour * HOUR))
     dues = {b"a": START + 4 * HOUR, b"b": START + 4 * HOUR, b"c": None, b"d": None}
     made = staged(tmp_path / "staged", rows({**dues, b"e": START + 3 * HOUR, b"f": START + HOUR}))
-    bulk.ingest(store, made.staging)
+    kvstore.bulk.ingest(store, made.staging)
     clock.advance(2 * HOUR)
     assert list(store.keys()) == [b"a", b"b", b"c", b"d", b"e"]
     store.revert_import(made.import_id)
@@ -236,7 +240,7 @@ def test_of_two_imports_the_revert_of_the_later_one_leaves_no_expiry(
 ) -> None:
     made = [staged(tmp_path / f"{n}", rows({b"k": START + HOUR})) for n in range(2)]
     for each in made:
-        bulk.ingest(store, each.staging)
+        kvstore.bulk.ingest(store, each.staging)
     store.revert_import(made[1].import_id)
     clock.advance(2 * HOUR)
     assert store.get(b"k") == b"v"
@@ -246,10 +250,10 @@ def test_a_record_that_waits_is_no_live_key_in_the_way(store: Store, tmp_path: P
     store.put(b"a", b"v", expires=timedelta(hours=1))
     store.delete(b"a")  # its record stays until its time
     made = staged(tmp_path / "staged", rows({b"a": START + HOUR, b"b": None}))
-    bulk.ingest(store, made.staging, on_conflict="error")
+    kvstore.bulk.ingest(store, made.staging, on_conflict="error")
     again = staged(tmp_path / "again", rows({b"a": START + HOUR}))
     with pytest.raises(KeyConflictError) as refused:
-        bulk.ingest(store, again.staging, on_conflict="error")
+        kvstore.bulk.ingest(store, again.staging, on_conflict="error")
     assert refused.value.keys == (b"a",)
 
 
@@ -258,7 +262,7 @@ def test_a_store_that_was_closed_meanwhile_deletes_the_rows_at_their_times(
 ) -> None:
     made = staged(tmp_path / "staged", rows({b"a": START + HOUR, b"b": START + 2 * HOUR}))
     with kvstore.open(tmp_path / "store", durability="async", clock=clock) as store:
-        bulk.ingest(store, made.staging)
+        kvstore.bulk.ingest(store, made.staging)
     clock.advance(10 * HOUR)
     with kvstore.open(tmp_path / "store", durability="async", clock=clock) as store:
         assert list(store.scan()) == []
@@ -273,7 +277,7 @@ def test_records_are_sorted_in_bounded_memory_over_parts_that_cross(
     dues = {b"%04d" % n: START + 1000 * pick.randrange(1, 1000) for n in range(600)}
     parts = [dict(list(dues.items())[first::3]) for first in range(3)]
     with bounds(RUN_BYTES_MAX=5000, RUN_BLOCK_BYTES=500):
-        made = bulk.Import.create(tmp_path / "staged")
+        made = kvstore.bulk.Import.create(tmp_path / "staged")
         for part in parts:
             with made.writer() as writer:
                 for first in range(0, len(part), 100):
@@ -281,7 +285,7 @@ def test_records_are_sorted_in_bounded_memory_over_parts_that_cross(
         manifest = made.seal()
     assert not [path for path in made.staging.iterdir() if path.is_dir()]
     assert (manifest.rows, manifest.has_expiries) == (1800, True)
-    bulk.ingest(store, made.staging, thorough=True)
+    kvstore.bulk.ingest(store, made.staging, thorough=True)
     clock.set(now := START + 500_000)
     assert list(store.keys()) == [key for key, due in dues.items() if due > now]
     late = [key for key in dues if store.history(key)[0].timestamp != dues[key]]
@@ -289,7 +293,7 @@ def test_records_are_sorted_in_bounded_memory_over_parts_that_cross(
 
 
 def test_a_writer_that_is_abandoned_leaves_no_file(tmp_path: Path) -> None:
-    made = bulk.Import.create(tmp_path / "staged")
+    made = kvstore.bulk.Import.create(tmp_path / "staged")
     with bounds(RUN_BYTES_MAX=1):
         writer = made.writer()
         writer.write(rows({b"a": START}))
@@ -307,7 +311,7 @@ def test_crafted_records_are_refused(store: Store, tmp_path: Path) -> None:
         "inside": [WAITING + bytes(16) + b"a", WAITING + b"\0" * 3, WAITING + bytes(15) + b"\1b"],
     }
     for name, keys in crafted.items():
-        made = bulk.Import.create(tmp_path / name)
+        made = kvstore.bulk.Import.create(tmp_path / name)
         with made.writer() as writer:
             writer.write(rows({b"a": START + HOUR}))
         with made.writer() as writer:
@@ -315,14 +319,14 @@ def test_crafted_records_are_refused(store: Store, tmp_path: Path) -> None:
                 writer.put(key, b"v")
         made.seal()
         with pytest.raises(ImportRefusedError):
-            bulk.ingest(store, made.staging, thorough=True)
+            kvstore.bulk.ingest(store, made.staging, thorough=True)
     assert list(store.scan()) == []
-    plain = bulk.Import.create(tmp_path / "plain")  # no format that has records
+    plain = kvstore.bulk.Import.create(tmp_path / "plain")  # no format that has records
     with plain.writer() as writer:
         writer.put(WAITING + bytes(16) + b"a", b"")
     plain.seal()
     with pytest.raises(UsageError, match="belong to tables"):
-        bulk.ingest(store, plain.staging)
+        kvstore.bulk.ingest(store, plain.staging)
 
 
 def test_put_many_takes_a_column(store: Store, clock: ManualClock) -> None:

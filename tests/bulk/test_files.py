@@ -11,8 +11,8 @@ import pyarrow.feather as feather
 import pyarrow.parquet as pq
 import pytest
 
-from bulk.files import Reads, file_rows
-from bulk.progress import Reading
+from kvstore.bulk.files import Reads, file_rows
+from kvstore.bulk.staging import Reading
 from kvstore.errors import UsageError
 
 COUNT = 300
@@ -20,7 +20,7 @@ ROUNDS = 120
 
 READER = """
 import pathlib, random, sys
-from bulk.files import file_rows
+from kvstore.bulk.files import file_rows
 from kvstore.errors import KVStoreError
 
 path, rounds = pathlib.Path(sys.argv[1]), int(sys.argv[2])

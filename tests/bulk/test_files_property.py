@@ -21,9 +21,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bulk.decoding import decoded_files
-from bulk.exports import SpanRows, packed, write_rows
-from bulk.files import PLAIN_READS, Reads, file_rows, format_of
+from kvstore.bulk.exports import SpanRows, packed, write_rows
+from kvstore.bulk.files import PLAIN_READS, Reads, decoded_files, file_rows, format_of
 from kvstore.cli.options import Encoding, Encodings, to_text
 from kvstore.errors import UsageError
 from tests.harness.bounds import bounds

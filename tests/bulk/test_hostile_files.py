@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-import bulk
 import kvstore
-from bulk.staging import MANIFEST_NAME
+from kvstore import bulk
+from kvstore.bulk.staging import MANIFEST_NAME
 from kvstore.errors import CorruptionError, ImportRefusedError, UsageError
 from tests.bulk.refusal import refused
 from tests.bulk.staged import ROWS, everything_in, manifest_of, part_of, stage

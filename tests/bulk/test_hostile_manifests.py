@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-import bulk
 import kvstore
-from bulk.cli import app
-from bulk.staging import MANIFEST_NAME
-from bulk.tasks import submit_import
+from kvstore import bulk
+from kvstore.bulk.cli import app
+from kvstore.bulk.staging import MANIFEST_NAME
+from kvstore.bulk.tasks import submit_import
 from kvstore.errors import ImportRefusedError
 from kvstore.limits import JSON_BYTES_MAX, KEY_BYTES_MAX
 from tests.bulk.refusal import refused

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-import bulk
 import kvstore
-from bulk.staging import MANIFEST_NAME
+from kvstore import bulk
+from kvstore.bulk.staging import MANIFEST_NAME
 from tests.bulk.refusal import REFUSED
 from tests.bulk.staged import ROWS, described, everything_in, manifest_of, reseal, stage
 from tests.harness.seeds import seed_of

@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 
-import bulk
 import kvstore
-from kvstore.codec.keys import TOMBSTONE, VALUE, encode_reference, encode_suffix
-from kvstore.codec.ordered import frame
+from kvstore import bulk
+from kvstore.codec.keys import TOMBSTONE, VALUE, encode_reference, encode_suffix, frame
 from kvstore.limits import KEY_BYTES_MAX
 from tests.bulk.refusal import refused
 from tests.bulk.staged import described, entry, forge, manifest_of, part_of, reseal

@@ -10,9 +10,9 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-import bulk
 import kvstore
-from bulk.staging import MANIFEST_NAME
+from kvstore import bulk
+from kvstore.bulk.staging import MANIFEST_NAME
 from kvstore.errors import ImportRefusedError, KeyOrderError, OutOfSpaceError, UsageError
 from kvstore.limits import INGEST_FLUSH_BYTES
 from tests.bulk.staged import binary, stage
@@ -100,7 +100,7 @@ def test_an_ingest_computes_the_manifests_checksum_once(
         hashed.append(data)
         return sha256(data)
 
-    monkeypatch.setattr("bulk.manifest.hashlib.sha256", counted)
+    monkeypatch.setattr("kvstore.bulk.staging.hashlib.sha256", counted)
     bulk.ingest(store, made.staging)
     assert len(hashed) == 1
 
@@ -238,7 +238,7 @@ def test_parts_that_share_a_bound_are_refused_at_sealing(tmp_path: Path) -> None
 def test_more_crossing_parts_than_a_pass_can_open_are_refused_at_sealing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bulk.manifest.CROSSING_PARTS_MAX", 2)
+    monkeypatch.setattr("kvstore.bulk.staging.CROSSING_PARTS_MAX", 2)
     for width in (15, 25):
         staged = bulk.Import.create(tmp_path / f"staged{width}")
         for first in (10, 20, 30):

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-import bulk
 import kvstore
-from bulk.staging import MANIFEST_NAME
+from kvstore import bulk
+from kvstore.bulk.staging import MANIFEST_NAME
 from kvstore.errors import FormatVersionError, ImportRefusedError
 from tests.bulk.staged import ROWS, Fields, first_part, part_of, stage
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-import bulk
 import kvstore
-from bulk.tasks import handlers, submit_import
-from kvstore.clock import ManualClock
+from kvstore import bulk
+from kvstore.base.clock import ManualClock
+from kvstore.bulk.tasks import handlers, submit_import
 from kvstore.errors import ImportRefusedError
 from kvstore.store import Store
 from kvstore.tasks import Outcome, Retry, Worker, arguments_of, dead_letters, revive

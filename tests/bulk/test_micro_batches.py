@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-import bulk
 import kvstore
-from bulk.micro_batches import Origin
-from bulk.pushes.log import MicroBatch
+from kvstore import bulk
+from kvstore.bulk.micro_batches import Origin
+from kvstore.bulk.pushes.log import MicroBatch
 from kvstore.errors import UsageError
 
 FIRST, OTHER = Origin("q1", "offsets-1"), Origin("q2", "offsets-1")

@@ -8,10 +8,10 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-import bulk
 import kvstore
-from bulk.sort import sorted_runs
-from bulk.staging import discard
+from kvstore import bulk
+from kvstore.bulk.sort import sorted_runs
+from kvstore.bulk.staging import discard
 from kvstore.errors import ClosedError, ImportRefusedError, KeyOrderError, StorageError, UsageError
 from kvstore.limits import SCAN_CHUNK
 from tests.bulk.staged import binary, stage
@@ -103,8 +103,8 @@ def test_a_single_row_that_is_refused_leaves_the_part_as_it_was(
 def test_a_value_no_store_would_take_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bulk.part.VALUE_BYTES_MAX", 3)
-    monkeypatch.setattr("kvstore.arguments.VALUE_BYTES_MAX", 3)
+    monkeypatch.setattr("kvstore.bulk.part.VALUE_BYTES_MAX", 3)
+    monkeypatch.setattr("kvstore.base.arguments.VALUE_BYTES_MAX", 3)
     writer = bulk.Import.create(tmp_path / "staged").writer()
     for add in (
         lambda: writer.put(b"a", b"1234"),

@@ -12,10 +12,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-import backup
-import bulk
 import kvstore
-from kvstore import ManualClock
+from kvstore import ManualClock, backup, bulk
 from kvstore.errors import HistoryGoneError, KVStoreError, LockedError, UsageError
 from tests.harness.bounds import TINY, bounds
 from tests.harness.kills import run_until_killed

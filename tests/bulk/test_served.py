@@ -10,11 +10,10 @@ from typing import Any
 
 import pytest
 
-import bulk
 import kvstore
-from bulk.bucket import BucketUrl
-from bulk.served import import_verbs
-from kvstore.client import AsyncClient, Client, connect
+from kvstore import bulk
+from kvstore.bulk.served import import_verbs
+from kvstore.bulk.staging import BucketUrl
 from kvstore.errors import (
     AccessDeniedError,
     ImportRefusedError,
@@ -22,7 +21,9 @@ from kvstore.errors import (
     KVStoreError,
     UsageError,
 )
-from kvstore.server import ListenAddress, Token, app, serving
+from kvstore.remote.client import AsyncClient, Client, connect
+from kvstore.remote.server import ListenAddress, Token, serving
+from kvstore.remote.server.app import app
 from kvstore.storage.object_store import ObjectStore
 from tests.server.process import ServerProcess
 from tests.shard.conftest import s3_bucket, s3_options, s3_server

@@ -14,9 +14,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from bulk.sort import cuts, merged, sorted_batches, sorted_runs
+from kvstore.base.span import Span
+from kvstore.bulk.sort import cuts, merged, sorted_batches, sorted_runs
 from kvstore.errors import CorruptionError, StorageError, UsageError
-from kvstore.span import Span
 
 Rows = list[tuple[bytes, bytes]]
 

@@ -18,12 +18,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bulk.files import typed_batches
-from bulk.tables.exports import write_parquet
-from kvstore.tables.conform import conform
+from kvstore.base.timestamp import Timestamp
+from kvstore.bulk.files import typed_batches
+from kvstore.bulk.tables import write_parquet
+from kvstore.tables.catalogue import define
+from kvstore.tables.codec import conform
 from kvstore.tables.definition import Definition
-from kvstore.tables.evolve import define
-from kvstore.timestamp import Timestamp
 from tests.harness.bounds import bounds
 from tests.tables.drawn import definitions, rows_of
 

@@ -11,13 +11,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import bulk
 import kvstore
-from backup import Collection
-from bulk.definitions import EncodedBy
-from bulk.encoded import stored_batches
-from bulk.loading import import_rows
-from kvstore import desc, unique
+from kvstore import bulk, desc, unique
+from kvstore.backup import Collection
+from kvstore.bulk.loading import import_rows, stored_batches
+from kvstore.bulk.staging import EncodedBy
 from kvstore.errors import ConflictError, ImportRefusedError, NotUniqueError
 from tests.harness.bounds import bounds
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import kvstore
 from kvstore import Store
-from kvstore.changes.changeset import ChangesetId, Serials
+from kvstore.changes.epochs import ChangesetId, Serials
 from kvstore.errors import ClosedError
 from tests.harness.parts import parts_of
 

@@ -9,13 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstore.changes.entry import (
+from kvstore.changes.index import (
     OP_DELETE,
     OP_DELETE_RANGE,
     OP_IMPORT,
     OP_PUT,
     OP_PUT_LARGE,
     OP_REVERT,
+    Commit,
     PackedColumn,
     Row,
     column,
@@ -24,8 +25,7 @@ from kvstore.changes.entry import (
     peek,
     unpack,
 )
-from kvstore.changes.expand import of_puts
-from kvstore.changes.index import Commit
+from kvstore.changes.windows import of_puts
 from kvstore.errors import CorruptionError, FormatVersionError
 from kvstore.limits import COMPRESS_FROM_BYTES
 

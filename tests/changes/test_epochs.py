@@ -20,11 +20,11 @@ from hypothesis import strategies as st
 
 import kvstore
 from kvstore import ManualClock, Store
-from kvstore.changes import capture
-from kvstore.changes.epoch import Epoch, pack_run, unpack_run
+from kvstore.changes import epochs as capture
+from kvstore.changes.epochs import Epoch, pack_run, unpack_run
 from kvstore.codec.json import JsonObject
 from kvstore.errors import BusyError, CorruptionError, UsageError
-from kvstore.meta import Meta
+from kvstore.mvcc.meta import Meta
 from tests.harness.parts import parts_of
 
 pytestmark = [pytest.mark.usefixtures("each_engine"), pytest.mark.tiny_limits]

@@ -19,14 +19,17 @@ from hypothesis import strategies as st
 
 import kvstore
 from kvstore import Change, ManualClock, Store
-from kvstore.changes.generation import Generation, GenerationWindow, generation, new_streams
 from kvstore.changes.index import PlacedRow
-from kvstore.changes.stream import (
+from kvstore.changes.streams import (
     CONTROL_STREAM,
     TOKEN_MAX,
+    Generation,
+    GenerationWindow,
     StreamFields,
     decode_stream,
     encode_stream,
+    generation,
+    new_streams,
     token_bytes,
 )
 from kvstore.errors import CorruptionError, UsageError
@@ -99,7 +102,7 @@ def test_one_stream_takes_everything_and_hashes_no_key(
     def refuse(_: bytes) -> bytes:
         raise AssertionError("a key was hashed")
 
-    monkeypatch.setattr("kvstore.changes.generation.token_bytes", refuse)
+    monkeypatch.setattr("kvstore.changes.streams.token_bytes", refuse)
     with kvstore.open(tmp_path / "s", durability="async") as store:
         store.put(b"a", b"1")
         store.delete_range(b"a", b"c")
@@ -189,7 +192,7 @@ def test_new_changes_and_a_new_generation_pass_over_no_older_generations(
         return replace(found, **fields)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Generation, "last", property(counted))
-    monkeypatch.setattr("kvstore.changes.generation.replace", replaced)
+    monkeypatch.setattr("kvstore.changes.streams.replace", replaced)
     with kvstore.open(tmp_path / "s", durability="async") as store:
         for number in range(60):
             store.reshard(streams=number % 2 + 1)

@@ -11,8 +11,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import bulk
 import kvstore
+from kvstore import bulk
+from kvstore.base.span import Span
+from kvstore.base.timestamp import TIMESTAMP_MAX
 from kvstore.changes import Change, ChangeIndex, ChangeReader
 from kvstore.changes.index import FIRST_STREAM
 from kvstore.codec.keys import encode_change_key
@@ -20,10 +22,8 @@ from kvstore.engine import CHANGES
 from kvstore.limits import CHANGE_CHUNK_BYTES, INLINE_VALUE_BYTES
 from kvstore.mvcc import Versions
 from kvstore.mvcc.version import Revision
-from kvstore.span import Span
 from kvstore.store import Store
 from kvstore.testing.strategies import bounds, ops, rows
-from kvstore.timestamp import TIMESTAMP_MAX
 from tests.harness.parts import parts_of
 
 pytestmark = [pytest.mark.usefixtures("each_engine"), pytest.mark.tiny_limits]

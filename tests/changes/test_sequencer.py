@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import NamedTuple
 
-from kvstore.changes.sequencer import Closed, SequencerState, acquire, release
+from kvstore.changes.epochs import Closed, SequencerState, acquire, release
 
 CHANGESETS = 5
 

@@ -12,12 +12,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import kvstore
-from kvstore.changes.entry import OP_PUT, OP_PUT_LARGE
+from kvstore.base.timestamp import Timestamp
+from kvstore.changes.index import OP_PUT, OP_PUT_LARGE
 from kvstore.errors import OutOfSpaceError, PoisonedError
 from kvstore.limits import THIN_FROM_BYTES
 from kvstore.store import Store
 from kvstore.testing.strategies import ops
-from kvstore.timestamp import Timestamp
 from tests.harness.parts import parts_of
 
 pytestmark = [pytest.mark.usefixtures("each_engine"), pytest.mark.tiny_limits]

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-import backup.cli
 import kvstore
+import kvstore.backup.cli
 from kvstore.cli.app import app
 from kvstore.cli.output import size_text
 from tests.cli.installed import ROOT, Run, told
@@ -202,7 +202,7 @@ def test_find_tells_the_commit_at_which_a_newer_chain_begins(run: Run, tmp_path:
     with kvstore.open(tmp_path / "s") as store:
         store.put(b"a", b"1")
         at = store.put(b"a", b"2")
-        collection = backup.Collection(place)
+        collection = kvstore.backup.Collection(place)
         collection.backup(store)
         (hold,) = store.holds.all()
         store.drop_hold(hold.name)
@@ -320,13 +320,13 @@ def test_encrypted_collections_take_the_passphrase_from_the_environment(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run("put", tmp_path / "s", "a", "1", "--create")
-    monkeypatch.setenv(backup.cli.PASSPHRASE, "open sesame")
+    monkeypatch.setenv(kvstore.backup.cli.PASSPHRASE, "open sesame")
     run("backup", "run", tmp_path / "s", tmp_path / "b")
     run("backup", "verify", tmp_path / "b")
-    monkeypatch.setenv(backup.cli.PASSPHRASE, "open barley")
+    monkeypatch.setenv(kvstore.backup.cli.PASSPHRASE, "open barley")
     refused = run("backup", "list", tmp_path / "b", code=2)
     assert "Traceback" not in refused.output
-    monkeypatch.delenv(backup.cli.PASSPHRASE)
+    monkeypatch.delenv(kvstore.backup.cli.PASSPHRASE)
     run("backup", "list", tmp_path / "b", code=2)
 
 
@@ -377,12 +377,12 @@ def test_a_store_of_a_service_is_backed_up_continuously_until_a_signal(
         never.start()
         for number in range(2):
             at = owner.put(b"k%d" % number, b"v")
-            while backup.Collection(place).upper <= at:
+            while kvstore.backup.Collection(place).upper <= at:
                 assert json.loads(child.stdout.readline())["upper"]
         child.terminate()
         child.wait()
         never.cancel()
-        backup.Collection(place).verify("contents", owner)
+        kvstore.backup.Collection(place).verify("contents", owner)
     assert child.returncode == 0
 
 

@@ -12,8 +12,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-import bulk
 import kvstore
+from kvstore import bulk
 from tests.cli.installed import Run, told
 from tests.control.owners import owning
 from tests.harness.bounds import bounds

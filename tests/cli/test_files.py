@@ -192,7 +192,7 @@ def test_a_span_is_made_equal_to_a_file_and_differences_alone_are_written(
     draw.shuffle(lines)
     file = tmp_path / "f.jsonl"
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    monkeypatch.setattr("bulk.applying.APPLY_BYTES_MAX", 2_000)
+    monkeypatch.setattr("kvstore.bulk.loading.APPLY_BYTES_MAX", 2_000)
     words = ["import", tmp_path / "s", file, "--sync", "--prefix", "p", "--json"]
     done = told(run(*words))
     assert done["puts"] == sum(rows.get(key) != value for key, value in wanted.items())
@@ -287,7 +287,7 @@ def test_an_operation_that_is_refused_late_leaves_the_store_as_it_was(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The rows before it were committed already."""
-    monkeypatch.setattr("bulk.applying.APPLY_BYTES_MAX", 500)
+    monkeypatch.setattr("kvstore.bulk.loading.APPLY_BYTES_MAX", 500)
     run("put", tmp_path / "s", "b", "1", "--create")
     good = "".join(f"a{at},1,put\n" for at in range(50))
     long = "k" * 70_000

@@ -11,10 +11,10 @@ import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 import pytest
 
-import bulk.loading
 import kvstore
-from bulk import Import
-from bulk.sort import sorted_batches
+import kvstore.bulk.loading
+from kvstore.bulk import Import
+from kvstore.bulk.sort import sorted_batches
 from tests.cli.installed import Run, told
 
 KEYS = [b"%05d" % number for number in range(1000)]
@@ -42,10 +42,10 @@ def test_files_are_sorted_and_imported_at_one_time(
     run: Run, tmp_path: Path, suffix: str, bytes_max: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        bulk.loading, "sorted_batches", partial(sorted_batches, bytes_max=bytes_max)
+        kvstore.bulk.loading, "sorted_batches", partial(sorted_batches, bytes_max=bytes_max)
     )
-    monkeypatch.setattr(bulk.staged, "ROWS_PER_PART", 300)
-    monkeypatch.setattr("bulk.sort.ARROW_ROWS_MAX", 100)
+    monkeypatch.setattr(kvstore.bulk.building, "ROWS_PER_PART", 300)
+    monkeypatch.setattr("kvstore.bulk.sort.ARROW_ROWS_MAX", 100)
     half = TABLE.slice(0, 500), TABLE.slice(500)
     files = [write_file(tmp_path / f"{n}{suffix}", part) for n, part in enumerate(half)]
     done = told(run("import", tmp_path / "s", *files, "--create", "--json"))
@@ -126,7 +126,7 @@ def test_files_hold_keys_and_values_as_the_command_line_does(
     (tmp_path / "f.csv").write_text("key,value\nx!,00\n")
     refused = run("import", tmp_path / "s", tmp_path / "f.csv", "-e", encoding, code=2)
     assert f"'x!' is not {encoding}" in refused.stderr
-    bulk.Import.create(tmp_path / "staged").seal()
+    kvstore.bulk.Import.create(tmp_path / "staged").seal()
     run("import", tmp_path / "s", tmp_path / "staged", "-e", encoding, code=2)
 
 

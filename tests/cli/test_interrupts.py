@@ -23,17 +23,16 @@ from typing import NamedTuple
 import pyarrow as pa
 import pytest
 
-import backup
-import bulk
 import kvstore
-from bulk.pushes import Pushes
-from kvstore.cli.early import INTERRUPTED
-from kvstore.cli.exits import DONE, USAGE
+from kvstore import backup, bulk
+from kvstore.bulk.pushes import Pushes
+from kvstore.cli.app import DONE, USAGE
+from kvstore.cli.start import INTERRUPTED
 from tests.harness.seeds import seeded
 
 ROOT = Path(__file__).parents[2]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
-READY = "from kvstore.cli.interrupts import watch; watch(); print('ready', flush=True)"
+READY = "from kvstore.cli.process import watch; watch(); print('ready', flush=True)"
 MAIN = "from kvstore.cli.start import main; main()"
 ROWS = 20_000
 LAST = b"%05d" % (ROWS - 1)

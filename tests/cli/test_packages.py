@@ -8,22 +8,22 @@ import subprocess
 import sys
 from pathlib import Path
 
-import backup.cli
-import bulk.cli
+import kvstore.backup.cli
+import kvstore.bulk.cli
 from tests.cli.installed import ROOT, declared
 
 
 def test_declared_commands_are_what_the_packages_have() -> None:
     assert declared() == {
-        "import": "bulk.cli:app",
-        "seed": "bulk.cli:seed_app",
-        "table": "bulk.tables.cli:app",
-        "export": "bulk.tables.cli:export_app",
-        "expire-stagings": "bulk.cli:stagings_app",
-        "push": "bulk.pushes.cli:app",
-        "backup": "backup.cli:app",
+        "import": "kvstore.bulk.cli:app",
+        "seed": "kvstore.bulk.cli:seed_app",
+        "table": "kvstore.bulk.tables_cli:app",
+        "export": "kvstore.bulk.tables_cli:export_app",
+        "expire-stagings": "kvstore.bulk.cli:stagings_app",
+        "push": "kvstore.bulk.pushes.cli:app",
+        "backup": "kvstore.backup.cli:app",
     }
-    assert bulk.cli.app is not backup.cli.app
+    assert kvstore.bulk.cli.app is not kvstore.backup.cli.app
 
 
 def test_a_command_of_a_package_that_another_one_hides_says_so(

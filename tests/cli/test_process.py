@@ -15,7 +15,7 @@ from types import FrameType
 import pytest
 
 import kvstore
-from kvstore.cli.stores import open_or_create
+from kvstore.cli.options import open_or_create
 
 ROOT = Path(__file__).parents[2]
 COMMAND = [sys.executable, "-m", "kvstore.cli"]

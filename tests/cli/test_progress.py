@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 import kvstore
-from bulk.exports import export_rows
-from bulk.files import Reads, file_rows
-from bulk.progress import Reading
 from kvstore import Span
+from kvstore.base.meters import WorkCount
+from kvstore.bulk.exports import export_rows
+from kvstore.bulk.files import Reads, file_rows
+from kvstore.bulk.staging import Reading
 from kvstore.cli.output import counting, print_table
-from kvstore.counts import WorkCount
 
 
 def shown(counts: list[int], total: int | None = None) -> list[str]:

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-import bulk
 import kvstore
-from bulk.pushes import Pushes
+from kvstore import bulk
+from kvstore.bulk.pushes import Pushes
 from kvstore.errors import UsageError
 from tests.backup.test_reader_requests import url
 from tests.cli.installed import ROOT, Run

@@ -13,8 +13,7 @@ import pytest
 import typer
 
 import kvstore
-from kvstore.cli.app import OWN, app
-from kvstore.cli.summaries import SUMMARIES
+from kvstore.cli.app import OWN, SUMMARIES, app
 
 ROOT = Path(__file__).parents[2]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
@@ -50,7 +49,7 @@ def test_a_service_that_reads_and_writes_imports_no_functions_of_arrow(tmp_path:
         "store.get(b'k'); list(store.scan()); store.delete_range(b'a', b'b'); store.close()",
         str(tmp_path / "s"),
     )
-    assert "kvstore.store.store" in modules
+    assert "kvstore.store" in modules
     assert "pyarrow.compute" not in modules
 
 
@@ -60,7 +59,7 @@ def test_little_is_imported_before_an_interrupt_is_handled() -> None:
     modules = modules_after("import kvstore.cli") - before
     assert modules <= {
         *("__future__", "gc", "kvstore", "kvstore.late", "kvstore.version"),
-        *("kvstore.cli", "kvstore.cli.start", "kvstore.cli.early"),
+        *("kvstore.cli", "kvstore.cli.start", "kvstore.cli.start"),
     }
 
 
@@ -70,12 +69,19 @@ def test_a_command_imports_itself_alone(tmp_path: Path) -> None:
     modules = modules_after(RUN, "get", str(tmp_path / "s"), "k")
     assert "kvstore.cli.read" in modules
     assert not modules & {"numpy._core", "pyarrow.lib"}  # the packages are placeholders
-    assert not modules & {"kvstore.tables", "kvstore.joins", "kvstore.journal", "kvstore.server"}
+    assert not modules & {
+        "kvstore.tables",
+        "kvstore.tables.joins",
+        "kvstore.storage.journal",
+        "kvstore.remote.server",
+    }
     others = {"changes", "write", "upkeep", "serve", "doctor", "journal"}
     assert not modules & {f"kvstore.cli.{name}" for name in others}
     unused = {"rich", "pydantic", "ssl", "asyncio", "obstore", "cryptography", "uvicorn"}
     assert not modules & unused
-    assert not {name for name in modules if name.startswith(("bulk", "backup", "kvstore.server"))}
+    assert not {
+        name for name in modules if name.startswith(("bulk", "backup", "kvstore.remote.server"))
+    }
 
 
 def test_a_command_that_writes_imports_no_more(tmp_path: Path) -> None:
@@ -83,7 +89,14 @@ def test_a_command_that_writes_imports_no_more(tmp_path: Path) -> None:
         store.put(b"k", b"v")
     modules = modules_after(RUN, "put", str(tmp_path / "s"), "k", "w")
     assert "kvstore.cli.write" in modules
-    assert not modules & {"numpy._core", "pyarrow.lib", "rich", "ssl", "asyncio", "kvstore.server"}
+    assert not modules & {
+        "numpy._core",
+        "pyarrow.lib",
+        "rich",
+        "ssl",
+        "asyncio",
+        "kvstore.remote.server",
+    }
     with kvstore.open_read_only(tmp_path / "s") as store:
         assert store.get(b"k") == b"w"
 
@@ -116,7 +129,12 @@ def test_a_short_command_imports_no_heavy_package(
     assert f"kvstore.cli.{OWN[words.split()[0]].partition(':')[0]}" in modules
     heavy = {"numpy._core", "pyarrow.lib", "rich", "obstore", "ssl", "asyncio", "cryptography"}
     assert not modules & heavy
-    assert not modules & {"kvstore.tables", "kvstore.joins", "kvstore.server", "kvstore.client"}
+    assert not modules & {
+        "kvstore.tables",
+        "kvstore.tables.joins",
+        "kvstore.remote.server",
+        "kvstore.remote.client",
+    }
     assert not {name for name in modules if name.startswith(("bulk", "backup"))}
 
 
@@ -139,7 +157,7 @@ def test_an_interrupt_waits_until_a_deferred_package_is_imported() -> None:
     """numpy cannot be imported again after an import that was broken off."""
     script = """
 import os, signal, sys
-from kvstore.cli.deferred import defer_imports
+from kvstore.cli.process import defer_imports
 
 defer_imports()
 import numpy as np
@@ -165,7 +183,7 @@ def test_an_error_behind_an_interrupt_is_an_interrupt() -> None:
     """Packages swallow an interrupt of their import, and fail when they are used."""
     script = """
 import os, signal
-from kvstore.cli.interrupts import interruptible, watch
+from kvstore.cli.process import interruptible, watch
 
 def run(interrupt):
     try:

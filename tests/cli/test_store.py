@@ -16,10 +16,9 @@ from typer.testing import CliRunner, Result
 
 import kvstore
 from kvstore.cli import changes
-from kvstore.cli.app import app
-from kvstore.cli.exits import EXIT_CODES, exit_code
+from kvstore.cli.app import EXIT_CODES, app, exit_code
 from kvstore.errors import KVStoreError
-from kvstore.journal import Journal
+from kvstore.storage.journal import Journal
 from tests.harness.parts import parts_of
 
 pytestmark = pytest.mark.usefixtures("each_engine")

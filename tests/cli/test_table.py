@@ -15,8 +15,8 @@ import pyarrow.parquet as pq
 import pytest
 from typer.testing import Result
 
-import bulk.tables
 import kvstore
+import kvstore.bulk.tables
 from kvstore.errors import TableAlteredError
 from kvstore.tables import unique
 from tests.cli.installed import Run, told
@@ -191,7 +191,7 @@ def test_an_import_meets_an_alteration_and_adds_nothing(path: Path, tmp_path: Pa
             return rows
 
         with pytest.raises(TableAlteredError):
-            bulk.tables.import_files(
+            kvstore.bulk.tables.import_files(
                 trips,
                 [tmp_path / "f.parquet"],
                 "overwrite",
@@ -200,7 +200,7 @@ def test_an_import_meets_an_alteration_and_adds_nothing(path: Path, tmp_path: Pa
             )
         assert trips.get("C", 1) is None
         assert store.imports.all() == []
-        bulk.tables.import_files(trips, [tmp_path / "f.parquet"], "overwrite", "error")
+        kvstore.bulk.tables.import_files(trips, [tmp_path / "f.parquet"], "overwrite", "error")
         assert trips.get("C", 1) is not None
 
 

@@ -12,11 +12,10 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-import bulk
 import kvstore
+from kvstore import bulk
 from kvstore.cli.app import app
-from kvstore.cli.completion import names_of
-from kvstore.cli.times import in_words
+from kvstore.cli.options import in_words, names_of
 from tests.harness.seeds import seeded
 
 Run = Callable[..., Result]

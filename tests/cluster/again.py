@@ -18,12 +18,12 @@ from typing import Final
 from pyspark.sql import SparkSession
 
 import kvstore
-from backup import Collection
-from spark_connector import batch_importer, bulk_import, session
-from spark_connector.jobs.backup import backup
-from spark_connector.jobs.compact import compact
-from spark_connector.jobs.restore import restore
-from spark_connector.jobs.verify import verify
+from kvstore.backup import Collection
+from kvstore.spark import batch_importer, bulk_import, session
+from kvstore.spark.jobs.backup import backup
+from kvstore.spark.jobs.compact import compact
+from kvstore.spark.jobs.restore import restore
+from kvstore.spark.jobs.verify import verify
 from tests.cluster.driver import frame, model
 from tests.cluster.killing import WAIT_S
 from tests.cluster.streams import run_to_end

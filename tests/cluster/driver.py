@@ -19,15 +19,15 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-import bulk
 import kvstore
-from backup import Collection
+from kvstore import bulk
+from kvstore.backup import Collection
 from kvstore.errors import UsageError
-from spark_connector import bulk_import, lookup_join, session
-from spark_connector.jobs.backup import backup
-from spark_connector.jobs.compact import compact
-from spark_connector.jobs.restore import restore
-from spark_connector.jobs.verify import verify
+from kvstore.spark import bulk_import, lookup_join, session
+from kvstore.spark.jobs.backup import backup
+from kvstore.spark.jobs.compact import compact
+from kvstore.spark.jobs.restore import restore
+from kvstore.spark.jobs.verify import verify
 from tests.cluster import pushing
 from tests.cluster.killing import has_tasks, killing
 from tests.cluster.streams import run_to_end

@@ -13,10 +13,10 @@ from typing import Any, Final
 
 from pyspark.sql import DataFrame, SparkSession
 
-import bulk
 import kvstore
-from backup import Collection
-from spark_connector import bulk_import, push
+from kvstore import bulk
+from kvstore.backup import Collection
+from kvstore.spark import bulk_import, push
 from tests.cluster.killing import WAIT_S, has_tasks, killing
 
 BUCKET: Final = "pushes"

@@ -18,9 +18,9 @@ from pathlib import Path
 
 import pytest
 
-import bulk
 import kvstore
-from bulk.pushes.pull import Puller
+from kvstore import bulk
+from kvstore.bulk.pushes.pull import Puller
 from tests.cluster import pushing
 from tests.cluster.cluster import Cluster, end_group, library_zip, running
 from tests.cluster.test_cluster import DRIVER_S_MAX, drive, shipped
@@ -36,7 +36,7 @@ pytestmark = pytest.mark.cluster
 KILLS_MAX = 12
 """Kills of pullers in one test, so that a slow machine ends too."""
 
-_PUSH = "from bulk.pushes.cli import app; app()"
+_PUSH = "from kvstore.bulk.pushes.cli import app; app()"
 """The command `kvstore push`, also where this tree is not installed."""
 
 

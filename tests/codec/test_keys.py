@@ -6,11 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvstore.base.timestamp import TIMESTAMP_MAX
 from kvstore.codec.keys import (
     IMPORT_ID_MAX,
     TOMBSTONE,
     U64_MAX,
     VALUE,
+    check,
     check_data_key,
     decode_change_key,
     decode_suffix,
@@ -18,13 +20,16 @@ from kvstore.codec.keys import (
     encode_range_key,
     encode_reference,
     encode_suffix,
+    escape,
+    frame,
     is_reference,
     span_bounds,
     split_data_key,
+    unescape,
+    unframe,
+    unframe_all,
 )
-from kvstore.codec.ordered import check, escape, frame, unescape, unframe, unframe_all
 from kvstore.errors import CorruptionError
-from kvstore.timestamp import TIMESTAMP_MAX
 
 raw = st.lists(st.sampled_from([0, 1, 2, 97, 254, 255]), max_size=6).map(bytes) | st.binary()
 timestamps = st.integers(0, TIMESTAMP_MAX)

@@ -68,7 +68,7 @@ def test_keys_sort_as_their_rows_and_decode_to_them(
 def test_whole_columns_are_encoded_as_rows_are(
     table: tuple[list[pa.DataType], list[tuple[Any, ...]]],
 ) -> None:
-    from spark_connector.loading.keys import encode_columns
+    from kvstore.spark.load import encode_columns
 
     types, rows = table
     columns = zip(*rows, strict=True)

@@ -6,12 +6,13 @@ from collections.abc import Iterator
 
 import pytest
 
+from kvstore.base.clock import ManualClock, Timeline
 from kvstore.changes import ChangeIndex
-from kvstore.changes.capture import open_domain
-from kvstore.clock import ManualClock, Timeline
-from kvstore.commit import OPEN, Committer, Policy
+from kvstore.changes.epochs import open_domain
 from kvstore.engine.memory import MemoryEngine
 from kvstore.mvcc import Versions, WriteSet
+from kvstore.timeline.committer import Committer
+from kvstore.timeline.frontiers import OPEN, Policy
 
 START = 10**9
 

@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
-from kvstore.commit import Committer, Staged, replica_policy
+from kvstore.base.timestamp import Timestamp
 from kvstore.engine import WriteBatch
 from kvstore.errors import ClosedError, PoisonedError, StorageError
 from kvstore.mvcc import WriteSet
-from kvstore.timestamp import Timestamp
+from kvstore.timeline.committer import Committer, Staged
+from kvstore.timeline.frontiers import replica_policy
 from tests.commit.conftest import START, Bench, writes_of
 
 

@@ -9,12 +9,11 @@ from typing import Any
 
 import pytest
 
-from kvstore.commit import require_durability
-from kvstore.commit.durability import GroupSync, Health
-from kvstore.commit.frontiers import Frontiers
+from kvstore.base.meters import Meters
+from kvstore.base.timestamp import Timestamp
 from kvstore.errors import PoisonedError, StorageError, UsageError
-from kvstore.meters import Meters
-from kvstore.timestamp import Timestamp
+from kvstore.timeline.durability import GroupSync, Health, require_durability
+from kvstore.timeline.frontiers import Frontiers
 
 
 class CountedSync:

@@ -6,9 +6,9 @@ import threading
 
 import pytest
 
-from kvstore.commit.frontiers import Frontiers, require_readable
+from kvstore.base.timestamp import Timestamp
 from kvstore.errors import HistoryGoneError, NotYetWrittenError
-from kvstore.timestamp import Timestamp
+from kvstore.timeline.frontiers import Frontiers, require_readable
 
 WAIT_S = 120
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from kvstore.commit.durability import Health
-from kvstore.commit.frontiers import Frontiers
 from kvstore.errors import ClosedError, OutOfSpaceError, PoisonedError, StorageError
+from kvstore.timeline.durability import Health
+from kvstore.timeline.frontiers import Frontiers
 
 
 @pytest.fixture

@@ -7,8 +7,9 @@ from itertools import count
 
 import pytest
 
-from kvstore.commit import OPEN, Committer, Policy, read_only_policy, replica_policy
 from kvstore.errors import UsageError
+from kvstore.timeline.committer import Committer
+from kvstore.timeline.frontiers import OPEN, Policy, read_only_policy, replica_policy
 from tests.commit.conftest import START, Bench, writes_of
 
 READ_ONLY = read_only_policy("the bench")

@@ -17,11 +17,11 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-import bulk
 import kvstore
-from backup import Collection
-from kvstore.control.scripts import as_store
+from kvstore import bulk
+from kvstore.backup import Collection
 from kvstore.errors import KVStoreError
+from kvstore.remote.control import as_store
 
 ROWS = 40
 """Rows of each import."""

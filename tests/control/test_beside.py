@@ -12,15 +12,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-import backup
-import backup.tasks
-import bulk
-import bulk.tasks
 import kvstore
+import kvstore.backup.tasks
+import kvstore.bulk.tasks
 import kvstore.upkeep
-from backup.uploads import Uploaded, upload_here
-from bulk.ingest import record_of
-from kvstore.control.scripts import as_store, opened
+from kvstore.backup.window import Uploaded, upload_here
+from kvstore.bulk.ingest import record_of
 from kvstore.errors import (
     FencedError,
     HistoryGoneError,
@@ -30,7 +27,8 @@ from kvstore.errors import (
     LockedError,
     UsageError,
 )
-from kvstore.tasks.worker import Worker
+from kvstore.remote.control import as_store, opened
+from kvstore.tasks import Worker
 from tests.control.owners import owning
 from tests.harness.bounds import bounds
 
@@ -52,7 +50,7 @@ def client(owner: kvstore.Store) -> Iterator[kvstore.Client]:
 
 
 def staged(place: Path, rows: dict[bytes, bytes]) -> Path:
-    made = bulk.Import.create(place)
+    made = kvstore.bulk.Import.create(place)
     with made.writer() as writer:
         for key, value in sorted(rows.items()):
             writer.put(key, value)
@@ -66,7 +64,7 @@ def staged(place: Path, rows: dict[bytes, bytes]) -> Path:
 def test_a_backup_has_all_that_was_committed_before(
     tmp_path: Path, owner: kvstore.Store, client: kvstore.Client
 ) -> None:
-    collection = backup.Collection(tmp_path / "collection")
+    collection = kvstore.backup.Collection(tmp_path / "collection")
     for number in range(3):
         at = owner.put(b"k", b"%d" % number, durability="async")
         info = collection.backup(client)
@@ -84,7 +82,7 @@ def test_a_backup_has_all_that_was_committed_before(
 def test_owner_and_script_take_windows_of_one_chain(
     tmp_path: Path, owner: kvstore.Store, client: kvstore.Client
 ) -> None:
-    collection = backup.Collection(tmp_path / "collection")
+    collection = kvstore.backup.Collection(tmp_path / "collection")
     for number in range(4):
         owner.put(b"k", b"%d" % number)
         collection.backup(client if number % 2 else owner)
@@ -96,7 +94,7 @@ def test_owner_and_script_take_windows_of_one_chain(
 def test_a_handle_older_than_the_newest_backup_backs_up_what_is_new(
     tmp_path: Path, owner: kvstore.Store, client: kvstore.Client, is_killed: bool
 ) -> None:
-    collection = backup.Collection(tmp_path / "collection")
+    collection = kvstore.backup.Collection(tmp_path / "collection")
     collection.backup(owner)
 
     def killed(*window: Any) -> Uploaded:
@@ -116,7 +114,7 @@ def test_a_handle_older_than_the_newest_backup_backs_up_what_is_new(
 def test_a_script_beside_an_older_copy_of_its_store_is_refused(
     tmp_path: Path, owner: kvstore.Store
 ) -> None:
-    collection = backup.Collection(tmp_path / "collection")
+    collection = kvstore.backup.Collection(tmp_path / "collection")
     owner.checkpoint(tmp_path / "older")
     owner.put(b"k", b"v")
     collection.backup(owner)
@@ -136,7 +134,7 @@ def _rows(batches: Iterable[pa.RecordBatch]) -> dict[bytes, bytes]:
 def test_gc_of_the_owner_keeps_what_a_script_backs_up_next(
     tmp_path: Path, owner: kvstore.Store, client: kvstore.Client
 ) -> None:
-    collection = backup.Collection(tmp_path / "collection")
+    collection = kvstore.backup.Collection(tmp_path / "collection")
     collection.backup(client)
     owner.put(b"a", b"2")
     owner.put(b"a", b"3")
@@ -189,19 +187,19 @@ def test_a_first_backup_that_was_killed_holds_history_for_a_week(tmp_path: Path)
                 first = store.hold("done", kind="backup")
                 first.move(store.upper - 1)
                 assert first.timestamp == store.upper - 1
-            backup.Collection(tmp_path / "collection").backup(client)
+            kvstore.backup.Collection(tmp_path / "collection").backup(client)
             owner.put(b"a", b"2")
             clock.advance(int(week.total_seconds() * 10**9))
             report = owner.gc(keep=timedelta(0))
             assert [hold.name for hold in report.lost_holds] == ["killed"]
             assert len(owner.history(b"a")) == 2
-            backup.Collection(tmp_path / "collection").backup(client)
+            kvstore.backup.Collection(tmp_path / "collection").backup(client)
 
 
 def test_a_replica_follows_beside_the_owner(
     tmp_path: Path, owner: kvstore.Store, client: kvstore.Client
 ) -> None:
-    stop = backup.Stop()
+    stop = kvstore.backup.Stop()
     uppers: list[int] = []
     changed = threading.Condition()
 
@@ -212,7 +210,7 @@ def test_a_replica_follows_beside_the_owner(
 
     with bounds({"CONTROL_POLL_S": 0.01}):
         thread = threading.Thread(
-            target=lambda: backup.replicate(
+            target=lambda: kvstore.backup.replicate(
                 client, tmp_path / "standby", follow=True, stop=stop, progress=tell
             )
         )
@@ -238,10 +236,12 @@ def test_an_import_is_added_once(
 ) -> None:
     place = staged(tmp_path / "staged", {b"b": b"2", b"c": b"3"})
     before = owner.upper
-    stamp = bulk.ingest(client, place)
+    stamp = kvstore.bulk.ingest(client, place)
     assert stamp >= before
     assert dict(owner.scan(as_of=stamp)) == {b"a": b"1", b"b": b"2", b"c": b"3"}
-    assert bulk.ingest(client, place, move=True) == bulk.ingest(client, place) == stamp
+    assert (
+        kvstore.bulk.ingest(client, place, move=True) == kvstore.bulk.ingest(client, place) == stamp
+    )
     assert not list((tmp_path / "store" / "ingest").iterdir())
     assert {change.key for change in owner.changes(stamp - 1)} == {b"b", b"c"}
     with as_store(client) as store:
@@ -260,7 +260,7 @@ def test_an_import_by_many_scripts_at_once_is_added_once(
     place = staged(tmp_path / "staged", {b"%03d" % n: b"v" for n in range(50)})
     stamps = set()
     threads = [
-        threading.Thread(target=lambda given=given: stamps.add(bulk.ingest(given, place)))
+        threading.Thread(target=lambda given=given: stamps.add(kvstore.bulk.ingest(given, place)))
         for given in (client, client, owner, client)
     ]
     for thread in threads:
@@ -277,7 +277,7 @@ def test_live_keys_refuse_an_import(
 ) -> None:
     place = staged(tmp_path / "staged", {b"a": b"2", b"b": b"2"})
     with pytest.raises(KeyConflictError) as refusal:
-        bulk.ingest(client, place, on_conflict="error")
+        kvstore.bulk.ingest(client, place, on_conflict="error")
     assert refusal.value.keys == (b"a",)
     place = staged(tmp_path / "other", {b"b": b"2"})
 
@@ -286,11 +286,11 @@ def test_live_keys_refuse_an_import(
             owner.put(b"b", b"late")
 
     with pytest.raises(KeyConflictError):
-        bulk.ingest(client, place, on_conflict="error", progress=come)
+        kvstore.bulk.ingest(client, place, on_conflict="error", progress=come)
     assert owner.get(b"b") == b"late"
     owner.delete(b"b")
     owner.gc(keep=timedelta(0))  # the versions that were checked before are gone
-    bulk.ingest(client, place, on_conflict="error")
+    kvstore.bulk.ingest(client, place, on_conflict="error")
     assert owner.get(b"b") == b"2"
 
 
@@ -299,7 +299,7 @@ def test_a_check_that_the_owner_cannot_run_is_refused_before_anything_is_brought
 ) -> None:
     place = staged(tmp_path / "staged", {b"b": b"2"})
     with pytest.raises(UsageError, match="no effect"):
-        bulk.ingest(client, place, check=lambda: None)
+        kvstore.bulk.ingest(client, place, check=lambda: None)
     assert owner.imports.all() == []
 
 
@@ -310,11 +310,11 @@ def test_an_import_that_was_aborted_meanwhile_is_told(
 
     def abort(step: str) -> None:
         if step == "add":
-            owner.imports.abort(bulk.read_manifest(place).import_id)
+            owner.imports.abort(kvstore.bulk.read_manifest(place).import_id)
 
     with pytest.raises(UsageError, match="aborted meanwhile"):
-        bulk.ingest(client, place, progress=abort)
-    bulk.ingest(client, place)
+        kvstore.bulk.ingest(client, place, progress=abort)
+    kvstore.bulk.ingest(client, place)
     assert owner.get(b"b") == b"2"
 
 
@@ -324,7 +324,7 @@ def test_files_outside_the_store_are_not_taken(
     place = staged(tmp_path / "staged", {b"b": b"2"})
     (part,) = place.glob("part-*")
     with as_store(client) as store:
-        record = record_of(bulk.read_manifest(place))
+        record = record_of(kvstore.bulk.read_manifest(place))
         store.imports.prepare(record)
         for name in (str(part), f"../../staged/{part.name}", f"..//{part.name}", "", 5):
             with pytest.raises(UsageError, match="of an import"):
@@ -332,13 +332,13 @@ def test_files_outside_the_store_are_not_taken(
     (place / "part-0.sst").write_bytes(b"no file")
     part.write_bytes(part.read_bytes()[:-1])
     with pytest.raises(ImportRefusedError):
-        bulk.ingest(client, place)
+        kvstore.bulk.ingest(client, place)
 
 
 def test_a_restore_goes_into_the_store_of_an_owner(
     tmp_path: Path, owner: kvstore.Store, client: kvstore.Client
 ) -> None:
-    collection = backup.Collection(tmp_path / "collection")
+    collection = kvstore.backup.Collection(tmp_path / "collection")
     collection.backup(client)
     owner.put(b"a", b"2")
     collection.restore_into(client)
@@ -425,22 +425,22 @@ def test_tasks_of_scripts_are_done_by_the_owner(
     with pytest.raises(UsageError, match="worker"):
         client.tasks.claim(["import"])
     names = {
-        bulk.tasks.submit_import(client, place),
-        bulk.tasks.submit_import(client, place),
-        backup.tasks.submit_backup(client, tmp_path / "collection", task_id="first"),
+        kvstore.bulk.tasks.submit_import(client, place),
+        kvstore.bulk.tasks.submit_import(client, place),
+        kvstore.backup.tasks.submit_backup(client, tmp_path / "collection", task_id="first"),
         kvstore.upkeep.submit_gc(client, keep=timedelta(days=1)),
     }
     assert len(names) == 3
     handlers = {
-        **bulk.tasks.handlers(owner),
-        **backup.tasks.handlers(client),  # this work reads beside the owner
+        **kvstore.bulk.tasks.handlers(owner),
+        **kvstore.backup.tasks.handlers(client),  # this work reads beside the owner
         **kvstore.upkeep.handlers(owner),
     }
     worker = Worker(owner.tasks, handlers)
     while worker.run_one() is not None:
         pass
     assert owner.get(b"b") == b"2"
-    assert backup.Collection(tmp_path / "collection").upper > 0
+    assert kvstore.backup.Collection(tmp_path / "collection").upper > 0
     assert not any(size.total for size in owner.tasks.sizes().values())
 
 
@@ -478,11 +478,11 @@ def test_a_client_of_an_address_has_no_files(owner: kvstore.Store, tmp_path: Pat
 @pytest.mark.usual_limits  # the owner writes as fast as it can, so tiny parts would be many
 def test_scripts_beside_a_loaded_owner(tmp_path: Path, spawn: Any, each_engine: str) -> None:
     path = tmp_path / "store"
-    collection = backup.Collection(tmp_path / "collection")
+    collection = kvstore.backup.Collection(tmp_path / "collection")
     with owning(spawn, path, each_engine, load=True), kvstore.connect(path) as client:
         for number in range(4):
             place = staged(tmp_path / f"staged-{number}", {b"import": b"%d" % number})
-            bulk.ingest(client, place)
+            kvstore.bulk.ingest(client, place)
             collection.backup(client)
             with as_store(client) as store:
                 assert store.get(b"import") == b"%d" % number

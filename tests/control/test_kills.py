@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-import bulk
 import kvstore
-from backup import Collection
+from kvstore import bulk
+from kvstore.backup import Collection
 from tests.control import owners
 from tests.control.owners import Owner
 from tests.control.scripting import Script, imported, staging

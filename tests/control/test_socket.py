@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 import kvstore
-from kvstore import control_socket
 from kvstore.errors import (
     DeterminateError,
     ForkedError,
@@ -21,6 +20,7 @@ from kvstore.errors import (
     NotListeningError,
     UsageError,
 )
+from kvstore.remote import control_socket
 from tests.control.owners import owning
 from tests.harness.forks import STATUS, reap
 

@@ -13,9 +13,9 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-import bulk
 import kvstore
-from backup import Collection
+from kvstore import bulk
+from kvstore.backup import Collection
 from kvstore.opening import engine_at
 
 ROWS_PER_IMPORT = 300

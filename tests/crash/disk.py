@@ -11,7 +11,7 @@ recording, and loses any part of the unsynced changes before it:
   the same name is lost too. A rename is atomic.
 
 Nothing is assumed of the order in which the disk takes the bytes of several files, and names.
-RocksDB's log needs the order within a file: see `kvstore.engine.wal`.
+RocksDB's log needs the order within a file: see `kvstore.engine.logs`.
 """
 
 from __future__ import annotations

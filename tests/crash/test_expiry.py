@@ -12,9 +12,8 @@ from typing import Any
 
 import pytest
 
-import bulk
 import kvstore
-from kvstore import ManualClock
+from kvstore import ManualClock, bulk
 from kvstore.testing.model import state_after
 from tests.harness.bounds import bounds
 from tests.harness.kills import SEED, run_until_killed

@@ -16,15 +16,14 @@ from pathlib import Path
 
 import pytest
 
-import bulk
 import kvstore
+from kvstore import bulk
 from kvstore.errors import ImportRefusedError, KVStoreError, OutOfSpaceError, StorageError
-from kvstore.journal import Journal, Sync, compact, inspect, read, salvage
 from kvstore.storage.contract import Cas, Versioned
-from kvstore.storage.file_blob import FileBlob
-from kvstore.storage.file_consensus import FileConsensus
-from kvstore.tasks import Tasks
-from kvstore.tasks.queue import read_tasks
+from kvstore.storage.files import FileBlob, FileConsensus
+from kvstore.storage.journal import Journal, Sync, compact, inspect, read
+from kvstore.storage.journal.repair import salvage
+from kvstore.tasks import Tasks, read_tasks
 from tests.harness.seeds import seeded
 from tests.harness.system_faults import ERRORS, faults
 from tests.journal.folds import Payloads

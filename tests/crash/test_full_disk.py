@@ -15,11 +15,11 @@ from pathlib import Path
 
 import pytest
 
-import bulk
 import kvstore
-from backup import Collection
-from bulk.pushes import Pushes
-from bulk.pushes.pull import Puller
+from kvstore import bulk
+from kvstore.backup import Collection
+from kvstore.bulk.pushes import Pushes
+from kvstore.bulk.pushes.pull import Puller
 from kvstore.errors import KVStoreError, OutOfSpaceError, PoisonedError
 from kvstore.store import Store
 from tests.harness.bounds import bounds

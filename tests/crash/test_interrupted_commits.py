@@ -17,9 +17,8 @@ from typing import Any
 
 import pytest
 
-import bulk
 import kvstore
-from kvstore import Store
+from kvstore import Store, bulk
 from tests.harness.kills import run_until_killed
 from tests.harness.seeds import seeded
 from tests.harness.soak import soaked

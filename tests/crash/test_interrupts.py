@@ -16,15 +16,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-import backup
-import bulk
 import kvstore
-from kvstore import Store
-from kvstore.engine.memory import MemoryEngine
-from kvstore.engine.state import MemoryState
+from kvstore import Store, backup, bulk
+from kvstore.engine.memory import MemoryEngine, MemoryState
 from kvstore.errors import PoisonedError
-from kvstore.recent import RecentCommits
-from kvstore.txn import Transactions
+from kvstore.timeline.recent import RecentCommits
+from kvstore.timeline.transaction import Transactions
 from tests.harness.bounds import bounds
 from tests.harness.interrupts import Outcome, interrupted, measured
 from tests.harness.parts import parts_of
@@ -335,7 +332,7 @@ def test_no_lock_is_taken_by_entering_a_condition(
 def test_a_snapshot_that_was_interrupted_in_the_making_keeps_nothing(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kvstore.store.store.Snapshot", interrupt)
+    monkeypatch.setattr("kvstore.store.Snapshot", interrupt)
     with pytest.raises(KeyboardInterrupt):
         store.snapshot()
     assert not store.holds.pins

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-import bulk
 import kvstore
-from backup import Collection
+from kvstore import bulk
+from kvstore.backup import Collection
 from kvstore.store import Store
 from kvstore.testing.model import state_after
 from tests.crash import children

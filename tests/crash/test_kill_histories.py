@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-import bulk
 import kvstore
+from kvstore import bulk
 from kvstore.store import Store
 from tests.harness.kills import SEED, Rounds, run_until_killed
 from tests.harness.seeds import seeded

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-import bulk
 import kvstore
+from kvstore import bulk
 from kvstore.store import Store
 from kvstore.testing.model import state_after
 from tests.crash.children import stage

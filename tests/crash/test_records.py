@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-import bulk
 import kvstore
+from kvstore import bulk
 from kvstore.errors import PoisonedError
 from tests.harness.parts import parts_of
 

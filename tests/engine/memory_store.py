@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import bulk
 import kvstore
-from kvstore import ManualClock, Store
+from kvstore import ManualClock, Store, bulk
 from kvstore.engine.api import DATA, FAMILIES
 from kvstore.engine.memory import MemoryEngine
 

@@ -11,11 +11,10 @@ from pathlib import Path
 
 import pytest
 
-import bulk
 import kvstore
+from kvstore import bulk
 from kvstore.engine.api import CHANGES, DATA
-from kvstore.engine.memory import MemoryEngine
-from kvstore.engine.state import CONTENT, MemoryState
+from kvstore.engine.memory import CONTENT, MemoryEngine, MemoryState
 from kvstore.errors import (
     CorruptionError,
     FormatVersionError,
@@ -25,7 +24,7 @@ from kvstore.errors import (
     PoisonedError,
     StorageError,
 )
-from kvstore.journal import Journal, Sync
+from kvstore.storage.journal import Journal, Sync
 from tests.engine.memory_store import PATH, entries, open_memory, put, stage
 from tests.harness.disk import MemoryDisk
 from tests.harness.parts import parts_of
@@ -193,7 +192,7 @@ def crash_before(path: Path, engine: MemoryEngine, method: str, nth: int) -> Non
 def test_an_ingest_cut_off_is_all_there_or_not_at_all(
     tmp_path: Path, method: str, nth: int, linked: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kvstore.engine.state.MEMORY_RECORD_BYTES", 100)
+    monkeypatch.setattr("kvstore.engine.memory.MEMORY_RECORD_BYTES", 100)
     staged = stage(tmp_path / "in", {b"%04d" % n: b"v" * 50 for n in range(100)}, import_id=1)
     store = open_memory(tmp_path / "s")
     crash_before(tmp_path / "s", parts_of(store).engine, method, nth)  # type: ignore[arg-type]

@@ -8,12 +8,11 @@ from pathlib import Path
 
 import pytest
 
-import bulk
 import kvstore
-from backup import Collection
+from kvstore import bulk
+from kvstore.backup import Collection
 from kvstore.engine.api import CHANGES, DATA
-from kvstore.engine.memory import MemoryEngine
-from kvstore.engine.state import CONTENT, MemoryState, decode, encode
+from kvstore.engine.memory import CONTENT, MemoryEngine, MemoryState, decode, encode
 from kvstore.errors import (
     ClosedError,
     CorruptionError,
@@ -22,8 +21,8 @@ from kvstore.errors import (
     NotAStoreError,
     UsageError,
 )
-from kvstore.journal import Journal, compact, inspect
 from kvstore.opening import engine_at
+from kvstore.storage.journal import Journal, compact, inspect
 from tests.engine.memory_store import entries, open_memory, put, stage
 
 

@@ -13,8 +13,7 @@ import rocksdict as rocks
 
 import kvstore
 from kvstore.engine import DATA, META
-from kvstore.engine.rocks import RocksEngine
-from kvstore.engine.rocks_opening import require_store_directory
+from kvstore.engine.rocks import RocksEngine, require_store_directory
 from kvstore.errors import (
     ClosedError,
     FormatVersionError,

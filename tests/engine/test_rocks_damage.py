@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 import kvstore
-from kvstore.engine import DATA, wal
-from kvstore.engine.rocks import RocksEngine
-from kvstore.engine.rocks_opening import salvage
-from kvstore.engine.wal import BLOCK_BYTES, find_damage
+from kvstore.engine import DATA
+from kvstore.engine import logs as wal
+from kvstore.engine.logs import BLOCK_BYTES, find_damage
+from kvstore.engine.rocks import RocksEngine, salvage
 from kvstore.errors import CorruptionError
 from kvstore.testing.engines import fill, read
 from tests.harness.parts import data_family

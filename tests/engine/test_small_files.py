@@ -11,13 +11,7 @@ from typing import Any
 import pytest
 
 import kvstore
-from kvstore.engine.small_files import (
-    FileGroup,
-    SortedFile,
-    groups,
-    is_worth_a_merge,
-    sorted_files,
-)
+from kvstore.engine.rocks import FileGroup, SortedFile, groups, is_worth_a_merge, sorted_files
 from kvstore.errors import CorruptionError, OutOfSpaceError
 from kvstore.limits import (
     NEWEST_MERGE_FACTOR,
@@ -26,7 +20,7 @@ from kvstore.limits import (
     SORTED_MERGE_BYTES_MAX,
     SORTED_MERGE_FILE_BYTES,
 )
-from kvstore.store.upkeep import Upkeep
+from kvstore.store import Upkeep
 from tests.harness.seeds import seeded
 
 FLUSHES = 3 * SMALL_FILES_MAX
@@ -105,7 +99,7 @@ def test_kills_leave_few_files(tmp_path: Path, spawn: Any) -> None:
 
 
 def test_parallel_scans_leave_few_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvstore.scanners.scan.SCAN_WORKERS_BYTES_MIN", 0)
+    monkeypatch.setattr("kvstore.mvcc.scanners.SCAN_WORKERS_BYTES_MIN", 0)
     with kvstore.open(tmp_path / "s") as store:
         for number in range(FLUSHES):
             store.put(key(number), b"v")
@@ -176,7 +170,7 @@ def test_a_merge_that_fails_fails_nobody_else(
     def fail(*_: object) -> Any:
         raise OutOfSpaceError("the store")
 
-    monkeypatch.setattr("kvstore.engine.rocks_merges.groups", fail)
+    monkeypatch.setattr("kvstore.engine.rocks.groups", fail)
     with kvstore.open(tmp_path / "s") as store:
         for number in range(SMALL_FILES_MAX + 4):
             store.put(key(number), b"v")
@@ -188,8 +182,8 @@ def test_a_merge_that_fails_fails_nobody_else(
 def test_what_rocksdb_tells_of_itself_is_bounded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kvstore.engine.rocks_options.INFO_LOG_BYTES_MAX", 128 << 10)
-    monkeypatch.setattr("kvstore.engine.rocks_options.MANIFEST_BYTES_MAX", 16 << 10)
+    monkeypatch.setattr("kvstore.engine.rocks.INFO_LOG_BYTES_MAX", 128 << 10)
+    monkeypatch.setattr("kvstore.engine.rocks.MANIFEST_BYTES_MAX", 16 << 10)
     with kvstore.open(tmp_path / "s") as store:
         for number in range(FLUSHES):
             store.put(key(number), b"v")

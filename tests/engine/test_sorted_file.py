@@ -20,10 +20,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from xxhash import xxh3_64_intdigest
 
-from bulk.sst import SstFile, writer_options
+from kvstore.bulk.part import SstFile, writer_options
 from kvstore.codec.varint import read_varint
-from kvstore.engine.loose import LooseFiles
-from kvstore.engine.sorted_file import Figures, figures_of, key_blocks_of
+from kvstore.engine.sorted_file import Figures, LooseFiles, figures_of, key_blocks_of
 from kvstore.errors import AccessDeniedError, CorruptionError, StorageError
 from kvstore.limits import KEY_BYTES_MAX
 from tests.harness.seeds import seed_of
@@ -196,7 +195,7 @@ def resealed(content: bytes, block: tuple[int, int]) -> bytes:
 TAKE = """
 import sys
 from pathlib import Path
-from kvstore.engine.loose import LooseFiles
+from kvstore.engine.sorted_file import LooseFiles
 for file in sorted(Path(sys.argv[1]).iterdir()):
     print(file.name, flush=True)
     with LooseFiles([file]) as loose:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-import bulk
-from kvstore import Store, Timestamp
-from kvstore.changes.event import Event, Operation
+from kvstore import Store, Timestamp, bulk
+from kvstore.changes.events import Event, Operation
 from kvstore.feeds.feed import FeedBatch, Position
 
 

@@ -10,11 +10,9 @@ from typing import Any
 
 import pytest
 
-import bulk
 import kvstore
-from kvstore import Change, ManualClock, Store, Timestamp
-from kvstore.feeds.envelopes import debezium_lines
-from kvstore.feeds.lines import changes_json_lines
+from kvstore import Change, ManualClock, Store, Timestamp, bulk
+from kvstore.feeds.lines import changes_json_lines, debezium_lines
 from tests.harness.seeds import seeded
 
 pytestmark = pytest.mark.tiny_limits

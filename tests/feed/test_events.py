@@ -15,7 +15,7 @@ import kvstore
 from kvstore import Operation, Span, Store
 from kvstore.changes import columns
 from kvstore.changes.columns import changes_schema, from_events
-from kvstore.changes.event import IMAGES, Event
+from kvstore.changes.events import IMAGES, Event
 from kvstore.errors import HistoryGoneError, NotYetWrittenError, UsageError
 from tests.feed.replica import add_import
 

@@ -18,8 +18,7 @@ from kvstore.errors import (
     NotYetWrittenError,
     UsageError,
 )
-from kvstore.feeds.feed import Share
-from kvstore.feeds.group import hold_name
+from kvstore.feeds.feed import Share, hold_name
 from tests.feed.follower import keys
 
 pytestmark = [pytest.mark.usefixtures("each_engine"), pytest.mark.tiny_limits]
@@ -199,7 +198,7 @@ def test_a_worker_among_many_compares_each_hold_of_the_feed_a_few_times(
     def counted(name: str, share: Share) -> Counted:
         return Counted(hold_name(name, share))
 
-    monkeypatch.setattr("kvstore.feeds.group.hold_name", counted)
+    monkeypatch.setattr("kvstore.feeds.feed.hold_name", counted)
     monkeypatch.setattr(Counted, "compared", 0)
     assert keys(store.feed("g", streams=(1, many))) == []
     assert Counted.compared <= 4 * many

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 import kvstore
 from kvstore import Epoch, Store, Timestamp
-from kvstore.changes import capture
-from kvstore.changes.audit import Audit
+from kvstore.changes import epochs
+from kvstore.changes.epochs import Audit
 from kvstore.codec.keys import encode_change_key
 from kvstore.engine import CHANGES
 from kvstore.errors import ClosedError, CorruptionError, EventsMissingError
-from kvstore.feeds import quiescent
+from kvstore.feeds import feed
 from tests.harness.parts import parts_of
 
 pytestmark = [pytest.mark.usefixtures("each_engine"), pytest.mark.tiny_limits]
@@ -196,7 +196,7 @@ def test_an_epoch_over_the_trimmed_part_is_not_counted_while_no_quiescent_one_fo
 def test_points_survive_trimming_restarts_and_positions_in_between(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(capture, "EPOCHS_PENDING_MAX", 2)
+    monkeypatch.setattr(epochs, "EPOCHS_PENDING_MAX", 2)
     for _ in range(3):
         with kvstore.open(tmp_path / "s", durability="async") as store:
             stamps = [store.put(b"%d" % number, b"1") for number in range(6)]
@@ -241,14 +241,14 @@ def test_gc_beside_a_reader_is_no_damage(tmp_path: Path, monkeypatch: pytest.Mon
     with kvstore.open(tmp_path / "s", durability="async") as store:
         for number in range(5):
             store.put(b"%d" % number, b"v")
-        find = quiescent.find_anchor
+        find = feed.find_anchor
 
         def late(*arguments: Any, **options: Any) -> Any:
             found = find(*arguments, **options)
             store.gc(before=store.now())
             return found
 
-        monkeypatch.setattr(quiescent, "find_anchor", late)
+        monkeypatch.setattr(feed, "find_anchor", late)
         points = list(store.feeds.quiescent_points())
         assert [len(list(point.changes())) for point in points] == [1] * 5
         assert store.gc(before=store.now()).since > points[-1].timestamp  # it released its pin

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 import kvstore
 from kvstore import Store
-from kvstore.changes.event import Event
+from kvstore.changes.events import Event
 from kvstore.errors import HistoryGoneError, UsageError
 from kvstore.feeds.feed import FeedBatch, Share
 from tests.feed.replica import Replica, add_import, replay

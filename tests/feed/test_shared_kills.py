@@ -19,7 +19,8 @@ from typing import Any
 import pytest
 
 import kvstore
-from kvstore.server import ListenAddress, app, serving
+from kvstore.remote.server import ListenAddress, serving
+from kvstore.remote.server.app import app
 from tests.harness.bounds import bounds
 from tests.harness.kills import SEED
 from tests.harness.seeds import seeded

@@ -21,13 +21,12 @@ from typing import Any
 
 import pyarrow as pa
 
-import bulk
 import kvstore
-from backup import Collection
-from kvstore.journal import Journal, Sync
+from kvstore import bulk
+from kvstore.backup import Collection
+from kvstore.storage.journal import Journal, Sync
 from kvstore.store import Store
-from kvstore.tasks import Tasks
-from kvstore.tasks.worker import Worker
+from kvstore.tasks import Tasks, Worker
 from tests.harness import forks
 
 OTHER_ROWS = 20_000

@@ -21,14 +21,13 @@ from typing import Any
 import pytest
 from obstore.store import LocalStore
 
-import bulk
 import kvstore
-from bulk.pushes import Pushes
+from kvstore import bulk
+from kvstore.bulk.pushes import Pushes
 from kvstore.errors import ForkedError, LockedError
 from kvstore.storage.object_store import ObjectBlob
 from kvstore.store import Store
-from kvstore.tasks import Tasks
-from kvstore.tasks.worker import Worker
+from kvstore.tasks import Tasks, Worker
 from tests.harness.forks import STATUS, reap
 from tests.pushes.made import push
 
@@ -255,7 +254,7 @@ def from_c(place: Path) -> None:
 
 def exit_handlers(place: Path) -> None:
     """The exit of a child leaves the scratch directory of a Spark session alone."""
-    from spark_connector.session import remove_scratch
+    from kvstore.spark.session import remove_scratch
 
     scratch = place / "scratch"
     scratch.mkdir()

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 import kvstore
+from kvstore.base.forks import own
 from kvstore.errors import ForkedError
-from kvstore.forks import own
 from tests.harness.forks import STATUS, reap
 from tests.harness.seeds import seed_of
 

@@ -10,9 +10,10 @@ from itertools import pairwise
 
 import pyarrow as pa
 
-from kvstore.changes import columns, entry, epoch, generation, lz4
+from kvstore.changes import columns, epochs, index, streams
 from kvstore.codec import json as json_reader
-from kvstore.codec import keys, ordered, tuples
+from kvstore.codec import keys, tuples
+from kvstore.codec import keys as ordered
 from kvstore.codec.json import read_object
 from kvstore.engine.api import CHANGES, DATA, META, RANGES
 from kvstore.errors import CorruptionError, FormatVersionError, KVStoreError
@@ -37,14 +38,14 @@ def sound() -> Stored:
 def change_entry(data: bytes) -> None:
     """An entry that opens is sound for every reader."""
     try:
-        count, changeset = entry.peek(data, where="fuzzed")
-        opened = entry.unpack(data, where="fuzzed")
+        count, changeset = index.peek(data, where="fuzzed")
+        opened = index.unpack(data, where="fuzzed")
     except (CorruptionError, FormatVersionError):
         return
     assert (opened.count, opened.changeset) == (count, changeset)
     rows = list(opened.rows())
     assert len(rows) == count
-    assert sum(row.op == entry.OP_PUT for row in rows) == opened.puts
+    assert sum(row.op == index.OP_PUT for row in rows) == opened.puts
     for offsets, items in (
         (opened.key_offsets, opened.keys),
         (opened.value_offsets, opened.values),
@@ -124,16 +125,16 @@ def lz4_block(data: bytes) -> None:
     assert size == blocks_oracle.lz4_size(data)
     for wrong in (size - 1, size + 1):
         try:
-            lz4.unpack_block(data, wrong, where="fuzzed")
+            index.unpack_block(data, wrong, where="fuzzed")
         except CorruptionError:
             continue
         raise AssertionError(f"{wrong} bytes of {size}")
     try:
-        opened = bytes(lz4.unpack_block(data, size, where="fuzzed"))
+        opened = bytes(index.unpack_block(data, size, where="fuzzed"))
     except CorruptionError:
         return
-    packed = pa.compress(opened, codec=lz4.CODEC, asbytes=True)
-    assert bytes(lz4.unpack_block(packed, size, where="fuzzed")) == opened
+    packed = pa.compress(opened, codec=index.CODEC, asbytes=True)
+    assert bytes(index.unpack_block(packed, size, where="fuzzed")) == opened
 
 
 def epochs_record(data: bytes) -> None:
@@ -141,7 +142,7 @@ def epochs_record(data: bytes) -> None:
     try:
         fields = read_object(data, where="fuzzed")
         fields["columns"] = base64.b64encode(fields.text("columns").encode()).decode()
-        found = epoch.unpack_run(fields)
+        found = epochs.unpack_run(fields)
     except CorruptionError:
         return
     assert len(found) == fields["count"]
@@ -219,14 +220,14 @@ def _tuples() -> Sequence[bytes]:
 
 
 TARGETS = [
-    Target("change-entry", change_entry, lambda: _values(CHANGES), (entry,)),
+    Target("change-entry", change_entry, lambda: _values(CHANGES), (index,)),
     Target("data-key", data_key, lambda: list(sound()[DATA]), (keys, ordered)),
     Target("range", range_entry, _ranges, (keys, ordered)),
     Target("tuple", tuple_key, _tuples, (tuples, ordered)),
     Target("framed", framed_key, lambda: [b"a\x00b", b"\x00\xff\x00\x01"], (ordered,)),
     Target("json", json_object, lambda: _values(META), (json_reader,)),
-    Target("lz4", lz4_block, _blocks, (lz4,)),
-    Target("epochs", epochs_record, _epochs, (epoch, json_reader)),
-    Target("meta", meta_record, _records, (json_reader, epoch, generation), rounds=100),
-    Target("store", any_entry, _places, (entry, keys, ordered, json_reader), rounds=60),
+    Target("lz4", lz4_block, _blocks, (index,)),
+    Target("epochs", epochs_record, _epochs, (epochs, json_reader)),
+    Target("meta", meta_record, _records, (json_reader, epochs, streams), rounds=100),
+    Target("store", any_entry, _places, (index, keys, ordered, json_reader), rounds=60),
 ]

@@ -5,12 +5,10 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
-import bulk
-from kvstore import Store
-from kvstore.codec.keys import TAIL_BYTES, split_data_key
-from kvstore.codec.ordered import unframe
+from kvstore import Store, bulk
+from kvstore.codec.keys import TAIL_BYTES, split_data_key, unframe
 from kvstore.engine.api import DATA
-from kvstore.gc.rules import garbage, revived
+from kvstore.retention.gc import garbage, revived
 from tests.harness.parts import parts_of
 from tests.joins.histories import pairs, table
 

@@ -14,13 +14,12 @@ from hypothesis import strategies as st
 
 import kvstore
 from kvstore import ManualClock, Store
-from kvstore.codec.ordered import frame
-from kvstore.counts import WorkCount
+from kvstore.base.meters import WorkCount
+from kvstore.codec.keys import frame
 from kvstore.engine.api import CHANGES, DATA, RANGES, EntryReader
 from kvstore.errors import HistoryGoneError, UsageError
-from kvstore.gc.rules import garbage
-from kvstore.gc.search import garbage_of_keys
-from kvstore.mvcc.diff import stored_keys
+from kvstore.mvcc.windows import stored_keys
+from kvstore.retention.gc import garbage, garbage_of_keys
 from tests.gc.garbage import KEYS, add_import, left_over, readable, stored
 from tests.harness.bounds import bounds
 from tests.harness.parts import parts_of

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-import bulk
 import kvstore
+from kvstore import bulk
 from kvstore.errors import HistoryGoneError
 
 pytestmark = [pytest.mark.usefixtures("each_engine"), pytest.mark.tiny_limits]

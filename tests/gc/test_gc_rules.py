@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstore.codec.keys import TOMBSTONE, VALUE, encode_reference, encode_suffix
-from kvstore.gc.rules import Revived, garbage, revived
 from kvstore.mvcc.version import Lifetime, StoredEntry, newest_at, timeline
+from kvstore.retention.gc import Revived, garbage, revived
 
 TIMES = st.integers(1, 12)
 

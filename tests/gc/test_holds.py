@@ -15,8 +15,7 @@ import pytest
 
 import kvstore
 from kvstore import GcPolicy, ManualClock, Store
-from kvstore.background import Failures
-from kvstore.claims import FEED, HoldRecord, from_fields, to_fields
+from kvstore.base.background import Failures
 from kvstore.codec.json import read_object
 from kvstore.errors import (
     FencedError,
@@ -26,6 +25,7 @@ from kvstore.errors import (
     UsageError,
 )
 from kvstore.limits import HOLD_TEXT_CHARS_MAX
+from kvstore.timeline.holds import FEED, HoldRecord, from_fields, to_fields
 from tests.gc.garbage import collecting
 from tests.harness.parts import parts_of
 
@@ -270,7 +270,7 @@ def test_a_callback_that_raises_is_told_and_collecting_goes_on(
         assert type(error).__name__ in store.stats()["gc_last_error"]
         assert store.stats()["gc_failed_at_ns"] > 0
         assert worker.error is None
-        (told,) = [record for record in caplog.records if record.name == "kvstore.gc"]
+        (told,) = [record for record in caplog.records if record.name == "kvstore.retention.gc"]
         assert told.levelno == logging.ERROR
         assert "after_run" in told.getMessage()
     assert worker.runs >= 2

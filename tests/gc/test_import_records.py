@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import pytest
 
+from kvstore.base.timestamp import Timestamp
 from kvstore.codec.json import JsonObject
 from kvstore.engine import META
 from kvstore.engine.memory import MemoryEngine
 from kvstore.errors import CorruptionError
-from kvstore.imports.key_lists import KeyLists, keys_name, read_keys
-from kvstore.imports.past import PastImports
-from kvstore.imports.record import ImportRecord
-from kvstore.meta import Meta
-from kvstore.timestamp import Timestamp
+from kvstore.mvcc.meta import Meta
+from kvstore.timeline.import_records import (
+    ImportRecord,
+    KeyLists,
+    PastImports,
+    keys_name,
+    read_keys,
+)
 
 KEYS = b'{"keys": ["00", "6162"], "v": 1}'
 PAST = b'{"added": 5, "bytes": 9, "digest": "d", "reverted": null, "rows": 2, "v": 1}'

@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-import bulk
 import kvstore
-from kvstore import ManualClock, Store
+from kvstore import ManualClock, Store, bulk
 from kvstore.errors import HistoryGoneError, StorageError
 from tests.gc.garbage import KEYS, add_import
 from tests.harness.bounds import bounds

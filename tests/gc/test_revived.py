@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 
 import kvstore
-from backup import Collection
 from kvstore import ManualClock
-from kvstore.gc.removing import Removing
-from kvstore.gc.search import Move, garbage_of_keys
+from kvstore.backup import Collection
+from kvstore.retention.gc import Move, Removing, garbage_of_keys
 from tests.gc.garbage import KEYS, add_import, left_over, readable, stored
 from tests.harness.bounds import bounds
 from tests.harness.parts import parts_of

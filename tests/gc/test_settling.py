@@ -14,9 +14,8 @@ from typing import Any
 
 import pytest
 
-import bulk
 import kvstore
-from kvstore import ManualClock, Span, Store
+from kvstore import ManualClock, Span, Store, bulk
 from kvstore.codec.keys import FIRST_TIMED_SUFFIX, TAIL_BYTES
 from kvstore.engine.api import DATA, META, pairs
 from kvstore.engine.rocks import RocksCursor
@@ -313,10 +312,10 @@ def test_work_on_a_small_import_passes_over_no_span(
         add(store, tmp_path / "2", rows, 2)
         monkeypatch.setattr(versions, "imported_keys", fail)
         monkeypatch.setattr(
-            "kvstore.gc.collect.garbage_in_spans",
+            "kvstore.retention.gc.garbage_in_spans",
             lambda versions, spans, *_, **__: fail() if spans else iter(()),
         )
-        monkeypatch.setattr("kvstore.gc.settle.chunks", fail)
+        monkeypatch.setattr("kvstore.retention.gc.chunks", fail)
         assert [change.key for change in store.changes(0, start=b"b", order="time")] == [
             b"k",
             *(b"m", b"z") * 2,

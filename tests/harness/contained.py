@@ -90,7 +90,8 @@ def write(place: Path, rows: int) -> None:
 
 def read(place: Path, rows: int) -> None:
     """Read the rows by scans, look-ups, a server and the looks of a page."""
-    from kvstore.server import ListenAddress, app, serving
+    from kvstore.remote.server import ListenAddress, serving
+    from kvstore.remote.server.app import app
 
     with _opened(place) as store:
         assert sum(batch.num_rows for batch in store.scan_batches()) == rows

@@ -18,14 +18,15 @@ from typing import Any, Final, TypeAlias, get_args
 
 import pyarrow as pa
 
+from kvstore.base.clock import ManualClock
+from kvstore.base.span import Span
 from kvstore.changes.windows import Order, Revisions
-from kvstore.clock import ManualClock
 from kvstore.engine.api import CHANGES, DATA, META, RANGES, Engine, pairs
 from kvstore.engine.memory import MemoryEngine
 from kvstore.errors import KVStoreError
+from kvstore.feeds.replica import SmallExport
 from kvstore.opening import assemble
-from kvstore.span import Span
-from kvstore.store import SmallExport, Store
+from kvstore.store import Store
 
 Stored: TypeAlias = "dict[str, dict[bytes, bytes]]"
 Outcomes: TypeAlias = "dict[str, object]"

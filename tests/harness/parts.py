@@ -12,18 +12,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvstore.changes.index import ChangeIndex
-from kvstore.changesets import Changesets
-from kvstore.clears import Clears
-from kvstore.commit import Committer
 from kvstore.engine import DATA, Engine
 from kvstore.engine.rocks import RocksEngine
-from kvstore.gc import Collector
-from kvstore.holds import Holds
-from kvstore.imports import Imports
 from kvstore.mvcc import Versions
-from kvstore.scanners import Scanners
+from kvstore.mvcc.scanners import Scanners
+from kvstore.retention.gc import Collector
 from kvstore.store import Store
-from kvstore.txn import Transactions
+from kvstore.timeline.changesets import Changesets
+from kvstore.timeline.clears import Clears
+from kvstore.timeline.committer import Committer
+from kvstore.timeline.holds import Holds
+from kvstore.timeline.imports import Imports
+from kvstore.timeline.transaction import Transactions
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,13 +22,13 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import bulk
 import kvstore
-from backup import Collection
+from kvstore import bulk
+from kvstore.backup import Collection
+from kvstore.base.span import Span
 from kvstore.engine import Engine
 from kvstore.errors import KVStoreError
 from kvstore.mvcc import RangeTombstone, WriteSet
-from kvstore.span import Span
 from tests.harness.timed import TimedVersions
 
 OpenEngine = Callable[[Path], Engine]

@@ -5,9 +5,8 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-import bulk
 import kvstore
-from kvstore import ManualClock
+from kvstore import ManualClock, bulk
 from tests.harness.crafted import Stored, stored_in
 from tests.harness.parts import parts_of
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from kvstore.feeds import Feed
-from kvstore.holds import Hold
 from kvstore.store import Store
+from kvstore.timeline.holds import Hold
 
 KEYS: Final = 24
 FEED: Final = "consumer"

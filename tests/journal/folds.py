@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from kvstore.errors import KVStoreError
-from kvstore.journal import Journal, Record
+from kvstore.storage.journal import Journal, Record
 from tests.harness.disk import MemoryDisk
 
 PATH = "/journal"

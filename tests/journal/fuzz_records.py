@@ -8,10 +8,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from kvstore.engine.state import MemoryState
+from kvstore.engine.memory import MemoryState
 from kvstore.errors import CorruptionError, FormatVersionError
-from kvstore.journal import Record
-from kvstore.tasks.state import TaskState
+from kvstore.storage.journal import Record
+from kvstore.tasks import TaskState
 
 
 def fold_anything(records: Sequence[tuple[int, bytes]], *, snapshot: int = 0) -> MemoryState | None:

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from kvstore.errors import JournalDamagedError, LockedError, NotAStoreError
-from kvstore.journal import Journal, compact, inspect
-from kvstore.journal.compaction import compact_by_content
-from kvstore.journal.names import COMPACTING_NAME
+from kvstore.storage.journal import Journal, compact, inspect
+from kvstore.storage.journal.files import COMPACTING_NAME
+from kvstore.storage.journal.repair import compact_by_content
 from tests.harness.disk import MemoryDisk
 from tests.journal.folds import PATH, Payloads, open_journal, state_of
 

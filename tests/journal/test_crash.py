@@ -12,7 +12,7 @@ from contextlib import suppress
 
 import pytest
 
-from kvstore.journal import Journal, Sync, compact
+from kvstore.storage.journal import Journal, Sync, compact
 from tests.harness.disk import MemoryDisk, ProcessDied
 from tests.journal.folds import PATH, Payloads, open_journal, state_of
 

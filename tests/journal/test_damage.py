@@ -9,9 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstore.errors import CorruptionError, JournalDamagedError
-from kvstore.journal import Journal, Sync, inspect, read
-from kvstore.journal.records import decode, encode
-from kvstore.journal.stuffing import PAIR
+from kvstore.storage.journal import Journal, Sync, inspect, read
+from kvstore.storage.journal.records import PAIR, decode, encode
 from tests.harness.disk import MemoryDisk
 from tests.journal.folds import PATH, Payloads, live_file, open_journal, outcome_of, state_of
 

@@ -9,10 +9,9 @@ from typing import BinaryIO, cast
 import pytest
 
 from kvstore.errors import JournalDamagedError, LockedError
-from kvstore.journal import Sync, inspect, read
-from kvstore.journal.raw import RawRecords
-from kvstore.journal.records import encode
 from kvstore.limits import JOURNAL_READ_BYTES
+from kvstore.storage.journal import Sync, inspect, read
+from kvstore.storage.journal.records import RawRecords, encode
 from tests.harness.disk import MemoryDisk
 from tests.journal.folds import PATH, Payloads, live_file, open_journal, state_of
 from tests.journal.test_reader import Trickle

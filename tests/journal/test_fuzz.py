@@ -6,15 +6,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kvstore.journal.records import (
+from kvstore.storage.journal.records import (
     KIND_JOURNAL,
+    PAIR,
     Opening,
     Record,
     encode,
     encode_opening,
     encode_seal,
+    stuff,
 )
-from kvstore.journal.stuffing import PAIR, stuff
 from tests.journal.fuzz_decoder import scan_anything
 
 PIECES = st.lists(

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from kvstore.errors import FormatVersionError
-from kvstore.journal import Journal, Record, Sync, read
-from kvstore.journal.records import TYPE_OPEN, encode
+from kvstore.storage.journal import Journal, Record, Sync, read
+from kvstore.storage.journal.records import TYPE_OPEN, encode
 from tests.journal.folds import IDENTITY, Payloads
 
 GOLDEN = Path(__file__).parent / "golden" / "v1"

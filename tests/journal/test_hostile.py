@@ -15,10 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import kvstore
-from kvstore.engine import state as memory
+from kvstore import tasks
+from kvstore.engine import memory
 from kvstore.errors import CorruptionError, JournalDamagedError, KVStoreError, NotAStoreError
-from kvstore.journal import Journal, Sync, inspect, read
-from kvstore.journal.records import (
+from kvstore.storage.journal import Journal, Sync, inspect, read
+from kvstore.storage.journal.records import (
     KIND_JOURNAL,
     KIND_SNAPSHOT,
     TYPE_MARK,
@@ -30,8 +31,7 @@ from kvstore.journal.records import (
     encode_opening,
     encode_seal,
 )
-from kvstore.tasks import records as tasks
-from kvstore.tasks.task import Task
+from kvstore.tasks import Task
 from tests.journal.folds import Payloads
 from tests.journal.fuzz_records import fold_anything, queue_anything
 
@@ -150,7 +150,7 @@ def test_records_that_no_writer_writes_are_refused(tmp_path: Path) -> None:
 _BOUNDED = """
 import resource, sys
 from kvstore.errors import JournalDamagedError
-from kvstore.journal import Journal, inspect
+from kvstore.storage.journal import Journal, inspect
 with open("/proc/self/statm") as memory:
     used = int(memory.read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (used + int(sys.argv[2]), resource.RLIM_INFINITY))

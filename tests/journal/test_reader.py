@@ -11,12 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstore.errors import RetryableError, UsageError
-from kvstore.journal import Journal, Sync, read, read_part
-from kvstore.journal import raw as raw_module
-from kvstore.journal import reader as reader_module
-from kvstore.journal.raw import RawRecords
-from kvstore.journal.reader import raw_records_reversed
-from kvstore.journal.stuffing import PAIR
+from kvstore.storage.journal import Journal, Sync, read, read_part
+from kvstore.storage.journal import records as raw_module
+from kvstore.storage.journal import replay as reader_module
+from kvstore.storage.journal.records import PAIR, RawRecords
+from kvstore.storage.journal.replay import raw_records_reversed
 from tests.harness.bounds import bounds
 from tests.harness.disk import MemoryDisk
 from tests.journal.folds import PATH, live_file, open_journal

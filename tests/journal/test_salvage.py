@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstore.errors import UsageError
-from kvstore.journal import Journal, Record, inspect, read, salvage
-from kvstore.journal.salvage import Keep
+from kvstore.storage.journal import Journal, Record, inspect, read
+from kvstore.storage.journal.repair import Keep, salvage
 from tests.harness.disk import MemoryDisk, ProcessDied
 from tests.journal.folds import open_journal
 

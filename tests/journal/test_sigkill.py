@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from kvstore.journal import Journal, compact
+from kvstore.storage.journal import Journal, compact
 from tests.journal.folds import Payloads
 
 CHILD = """
 import sys
-from kvstore.journal import Journal, Sync
+from kvstore.storage.journal import Journal, Sync
 from tests.journal.folds import Payloads
 
 fold = Payloads()

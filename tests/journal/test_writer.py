@@ -20,8 +20,8 @@ from kvstore.errors import (
     StorageError,
     UsageError,
 )
-from kvstore.journal import Journal, Record, Sync, read
-from kvstore.journal.records import encode, encode_many
+from kvstore.storage.journal import Journal, Record, Sync, read
+from kvstore.storage.journal.records import encode, encode_many
 from tests.harness.disk import MemoryDisk
 from tests.journal.folds import PATH, Payloads, live_file, open_journal, state_of
 
@@ -276,7 +276,7 @@ def test_replay_gives_back_what_no_append_would_take_today() -> None:
     limits = pytest.MonkeyPatch()
     with limits.context() as patch:
         for module in ("records", "journal"):
-            patch.setattr(f"kvstore.journal.{module}.JOURNAL_RECORD_BYTES_MAX", 10)
+            patch.setattr(f"kvstore.storage.journal.{module}.JOURNAL_RECORD_BYTES_MAX", 10)
         with open_journal(disk) as journal, pytest.raises(UsageError):
             journal.append(b"x" * 1000)
         got.extend(read(PATH, files=disk))

@@ -12,9 +12,8 @@ from typing import Any
 
 import pytest
 
-import bulk
 import kvstore
-from kvstore import LiveReader, Store
+from kvstore import LiveReader, Store, bulk
 from kvstore.codec.json import JsonObject, read_object
 from kvstore.engine import rocks_secondary
 from kvstore.errors import (
@@ -139,7 +138,7 @@ def test_a_look_decodes_the_records_that_were_written_and_no_others(
         decoded.append(where)
         return read_object(data, where=where)
 
-    monkeypatch.setattr("kvstore.meta.read_object", counted)
+    monkeypatch.setattr("kvstore.mvcc.meta.read_object", counted)
     store.hold("hold 0")
     imported = store.imports.all()[0].import_id
     store.imports.revert(imported)

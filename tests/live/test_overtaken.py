@@ -17,9 +17,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-import bulk
 import kvstore
-from kvstore import LiveReader, Store, Timestamp
+from kvstore import LiveReader, Store, Timestamp, bulk
 from kvstore.errors import KVStoreError
 from tests.harness.bounds import bounds
 from tests.harness.parts import parts_of

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from kvstore.codec.keys import VALUE, encode_suffix
-from kvstore.codec.ordered import frame
+from kvstore.codec.keys import VALUE, encode_suffix, frame
 
 raw = st.lists(st.sampled_from([b"\x00", b"\xff", b"\x01", b"a"]), max_size=6).map(b"".join)
 """Keys in which an escape, its parts and a terminator occur."""

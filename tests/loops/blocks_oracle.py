@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 from typing_extensions import Buffer
 
-from kvstore.codec.keys import TAIL_BYTES
-from kvstore.codec.ordered import is_framed, unframe_all
+from kvstore.codec.keys import TAIL_BYTES, is_framed, unframe_all
 from kvstore.codec.varint import read_varint
 from kvstore.errors import CorruptionError
 from kvstore.loops.contract import (

@@ -12,9 +12,8 @@ from typing import Any, Final
 
 from typing_extensions import Buffer
 
-from kvstore.codec.decimals import decimal_end
-from kvstore.codec.ordered import TERMINATOR, frame, is_framed, unframe
-from kvstore.codec.tuples import FALSE, NULL, SIGN, TRUE, UNSIGNED, flip
+from kvstore.codec.keys import TERMINATOR, frame, is_framed, unframe
+from kvstore.codec.tuples import FALSE, NULL, SIGN, TRUE, UNSIGNED, decimal_end, flip
 from kvstore.errors import CorruptionError, FormatVersionError
 from kvstore.loops import contract
 from kvstore.loops.contract import (

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstore.changes.entry import column
+from kvstore.changes.index import column
 from kvstore.errors import CorruptionError
 from kvstore.loops.columns import arrange, cut, gather, join, join_writes, tuples
 from kvstore.loops.contract import ENTRY_HEAD

@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstore.changes.entry import OP_DELETE, OP_DELETE_RANGE, OP_IMPORT, OP_PUT, RULES
+from kvstore.changes.index import OP_DELETE, OP_DELETE_RANGE, OP_IMPORT, OP_PUT, RULES
 from kvstore.errors import CorruptionError
 from kvstore.loops.columns import survey
 from tests.loops import blocks_oracle

@@ -16,8 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typing_extensions import Buffer
 
-from kvstore.codec.keys import VALUE, encode_reference
-from kvstore.codec.ordered import frame
+from kvstore.codec.keys import VALUE, encode_reference, frame
 from kvstore.errors import CorruptionError
 from kvstore.limits import VALUE_BYTES_MAX
 from kvstore.loops.columns import join

@@ -17,17 +17,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import kvstore
-from kvstore.codec.keys import UNLIMITED, VALUE, encode_suffix
-from kvstore.codec.ordered import escape, frame
+from kvstore.base.timestamp import TIMESTAMP_MAX, Timestamp
+from kvstore.codec.keys import UNLIMITED, VALUE, encode_suffix, escape, frame
 from kvstore.errors import CorruptionError
 from kvstore.limits import KEY_BYTES_MAX
 from kvstore.loops.contract import ABSENT
 from kvstore.loops.lookup import Lookup, PointRead, Readers, are_keys, find_among, find_many
 from kvstore.loops.writes import put_all, set_rows
-from kvstore.mvcc.fragments import Fragments
+from kvstore.mvcc.fragments import Fragments, limit_of
 from kvstore.mvcc.lookup import rest_of
-from kvstore.mvcc.stretches import limit_of
-from kvstore.timestamp import TIMESTAMP_MAX, Timestamp
 from tests.loops import raw, stored_key
 from tests.mvcc.test_scan import STAMPS, by_history, entries_of, keys, reads, stored
 

@@ -15,11 +15,10 @@ from kvstore.errors import CorruptionError, UsageError
 from kvstore.loops.contract import INSTANT_LEAST, INSTANT_MOST
 from kvstore.tables import TableCodec, desc
 from kvstore.tables import codec as codec_module
-from kvstore.tables import keys as keys_module
-from kvstore.tables.codec import dicts
-from kvstore.tables.conform import batches_of
+from kvstore.tables import codec as keys_module
+from kvstore.tables.catalogue import define
+from kvstore.tables.codec import batches_of, dicts
 from kvstore.tables.definition import Definition
-from kvstore.tables.evolve import define
 from tests.loops import rows_oracle
 from tests.tables.drawn import definitions, rows_of
 

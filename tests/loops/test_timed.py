@@ -12,13 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstore.codec.keys import UNLIMITED, decode_suffix
-from kvstore.codec.ordered import escape, unescape
+from kvstore.base.timestamp import TIMESTAMP_MAX
+from kvstore.codec.keys import UNLIMITED, decode_suffix, escape, unescape
 from kvstore.errors import CorruptionError
 from kvstore.loops.lookup import find_floors, find_ordered, find_timed
 from kvstore.mvcc.fragments import Fragments, RangeTombstone
 from kvstore.mvcc.version import newest_at, timeline
-from kvstore.timestamp import TIMESTAMP_MAX
 from tests.harness.bounds import bounds
 from tests.loops import stored_key
 from tests.mvcc.test_scan import STAMPS, by_history, entries_of, keys, reads, stored

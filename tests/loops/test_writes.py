@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import kvstore
-from kvstore.codec.keys import TOMBSTONE, VALUE, encode_reference, encode_suffix
-from kvstore.codec.ordered import frame
+from kvstore.codec.keys import TOMBSTONE, VALUE, encode_reference, encode_suffix, frame
 from kvstore.limits import KEY_BYTES_MAX
 from kvstore.loops.writes import Puts, put_all, set_rows
 from kvstore.opening import ENGINES

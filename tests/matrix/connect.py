@@ -14,8 +14,7 @@ from contextlib import contextmanager
 
 from pyspark.sql import SparkSession
 
-from spark_connector.java import java_for_spark
-from spark_connector.session import WORKER_START_SECONDS
+from kvstore.spark.session import WORKER_START_SECONDS, java_for_spark
 
 
 @contextmanager

@@ -22,11 +22,11 @@ import pyspark
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-import bulk
 import kvstore
+from kvstore import bulk
 from kvstore.codec.tuples import encode_tuple
 from kvstore.errors import UsageError
-from spark_connector import (
+from kvstore.spark import (
     apply_changes,
     batch_importer,
     bulk_import,
@@ -41,11 +41,11 @@ from spark_connector import (
     sorted_rows,
     stage_import,
 )
-from spark_connector.jobs.backup import backup
-from spark_connector.jobs.compact import compact
-from spark_connector.jobs.restore import restore
-from spark_connector.jobs.verify import verify
-from spark_connector.releases import (
+from kvstore.spark.jobs.backup import backup
+from kvstore.spark.jobs.compact import compact
+from kvstore.spark.jobs.restore import restore
+from kvstore.spark.jobs.verify import verify
+from kvstore.spark.session import (
     ARROW_FUNCTIONS,
     LIMITS,
     NUMBERED_PARTITIONS,

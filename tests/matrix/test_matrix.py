@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from spark_connector import releases
+from kvstore.spark import session
 from tests.harness.soak import soaked
 from tests.matrix.scenario import keys, loads, reads
 
@@ -24,7 +24,7 @@ def test_calls_work_or_are_refused_as_their_release_has_the_feature(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, release: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(releases, "RELEASE", release)
+    monkeypatch.setattr(session, "RELEASE", release)
     loads(spark, is_remote=False)
     keys(spark)
     reads(spark)

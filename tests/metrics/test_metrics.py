@@ -17,10 +17,9 @@ from typing import Any
 import pytest
 import rocksdict as rocks
 
-import bulk
 import kvstore
-from kvstore import ManualClock, Store
-from kvstore.background import Failures
+from kvstore import ManualClock, Store, bulk
+from kvstore.base.background import Failures
 from kvstore.engine.api import DATA
 from kvstore.errors import ConflictError, StorageError, UsageError
 from kvstore.metrics import DEFINITIONS, Distribution

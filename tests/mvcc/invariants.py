@@ -1,4 +1,4 @@
-"""The invariants that `kvstore.mvcc.fragments` and `kvstore.mvcc.stretches` state, as one check."""
+"""The invariants that `kvstore.mvcc.fragments` and `kvstore.mvcc.fragments` state, as one check."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from itertools import pairwise
 from kvstore.codec.keys import UNLIMITED
 from kvstore.limits import STRETCHES_MAX
 from kvstore.mvcc import Fragments
-from kvstore.mvcc.stretches import Branch, Leaf, Node, Stack, leaves, limit_of
+from kvstore.mvcc.fragments import Branch, Leaf, Node, Stack, leaves, limit_of
 
 
 def check_fragments(fragments: Fragments, *, most: int = STRETCHES_MAX) -> None:

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import kvstore
-from kvstore.codec.keys import TOMBSTONE, VALUE, encode_suffix, span_bounds
-from kvstore.codec.ordered import frame
+from kvstore.codec.keys import TOMBSTONE, VALUE, encode_suffix, frame, span_bounds
 from kvstore.limits import FEW_ROWS_MAX
 from kvstore.mvcc.fragments import Fragments, RangeTombstone
 from kvstore.mvcc.scan import Read, few_rows

@@ -10,14 +10,13 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstore.codec.keys import TAIL_BYTES, VALUE, encode_suffix
-from kvstore.codec.ordered import TERMINATOR, frame
+from kvstore.base.span import Span
+from kvstore.base.timestamp import TIMESTAMP_MAX
+from kvstore.codec.keys import TAIL_BYTES, TERMINATOR, VALUE, encode_suffix, frame
 from kvstore.mvcc import Cover, Fragments, RangeTombstone
-from kvstore.mvcc.diff import choose
-from kvstore.mvcc.stretches import between, build, leaves, newest_in
-from kvstore.span import Span
+from kvstore.mvcc.fragments import between, build, leaves, newest_in
+from kvstore.mvcc.windows import choose
 from kvstore.testing.strategies import KEYS, bounds, spans
-from kvstore.timestamp import TIMESTAMP_MAX
 from tests.harness.bounds import bounds as limits
 from tests.mvcc.invariants import check_fragments
 

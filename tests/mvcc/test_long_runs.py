@@ -7,7 +7,7 @@ from itertools import product
 import pytest
 
 from kvstore import Store
-from kvstore.timestamp import Timestamp
+from kvstore.base.timestamp import Timestamp
 from tests.harness.bounds import bounds
 
 pytestmark = pytest.mark.usefixtures("each_engine")

@@ -12,16 +12,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstore.arrow import row_batches
-from kvstore.codec.keys import TOMBSTONE, VALUE, encode_reference, encode_suffix
-from kvstore.codec.ordered import frame
+from kvstore.codec.keys import TOMBSTONE, VALUE, encode_reference, encode_suffix, frame
 from kvstore.limits import SCAN_CHUNK_BYTES
 from kvstore.loops.live import Live
 from kvstore.mvcc import scan as scan_module
-from kvstore.mvcc.columns import KeyColumns
+from kvstore.mvcc.arrow import row_batches
 from kvstore.mvcc.fragments import Fragments, RangeTombstone
 from kvstore.mvcc.scan import Read, live_columns, live_rows
 from kvstore.mvcc.version import Lifetime, newest_at, timeline
+from kvstore.mvcc.windows import KeyColumns
 from tests.harness.bounds import bounds
 
 Entries = list[tuple[bytes, bytes]]

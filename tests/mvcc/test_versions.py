@@ -11,14 +11,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from kvstore.base.span import Span
+from kvstore.base.timestamp import TIMESTAMP_MAX
 from kvstore.engine import Engine
 from kvstore.engine.memory import MemoryEngine
 from kvstore.engine.rocks import RocksEngine
 from kvstore.mvcc import RangeTombstone, Versions, WriteSet
-from kvstore.span import Span
 from kvstore.testing.model import Model
 from kvstore.testing.strategies import KEYS, bounds, keys, ops, spans
-from kvstore.timestamp import TIMESTAMP_MAX
 from tests.harness.timed import TimedVersions
 from tests.mvcc.invariants import check_fragments
 

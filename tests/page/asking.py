@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from html.parser import HTMLParser
 from urllib.parse import urlencode, urljoin, urlsplit
 
-from kvstore.server.head import Head
-from kvstore.server.page import Page, PageAnswer
+from kvstore.remote.server.http import Head
+from kvstore.remote.server.page import Page, PageAnswer
 
 HOST = "127.0.0.1:7448"
 VOID = {"meta", "link", "input"}

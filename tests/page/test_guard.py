@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-import bulk
 import kvstore
-from kvstore.server import Token
-from kvstore.server.access import Tokens
-from kvstore.server.page import Page
+from kvstore import bulk
+from kvstore.remote.server import Token
+from kvstore.remote.server.access import Tokens
+from kvstore.remote.server.page import Page
 from tests.page.asking import HOST, Asking, parsed
 
 ADMIN, READER, TENANT = "a" * 32, "r" * 32, "t" * 32

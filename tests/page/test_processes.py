@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlencode, urlsplit
 
-import bulk
 import kvstore
+from kvstore import bulk
 from tests.server.process import ServerProcess
 
 ADMIN = "a" * 32

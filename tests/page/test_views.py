@@ -12,15 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import backup
-import bulk
 import kvstore
-from backup.page import collections
-from kvstore.server import Token
-from kvstore.server.access import Tokens
-from kvstore.server.page import Page
-from kvstore.server.page.call import SHOWN_CHARS
-from kvstore.server.page.notation import from_notation, shortened, to_notation
+from kvstore import backup, bulk
+from kvstore.backup.page import collections
+from kvstore.remote.server import Token
+from kvstore.remote.server.access import Tokens
+from kvstore.remote.server.page import Page
+from kvstore.remote.server.page.html import from_notation, shortened, to_notation
+from kvstore.remote.server.page.request import SHOWN_CHARS
 from tests.page.asking import Asking
 
 ADMIN = "a" * 32

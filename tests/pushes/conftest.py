@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from bulk.pushes import Pushes
+from kvstore.bulk.pushes import Pushes
 
 _numbers = itertools.count()
 

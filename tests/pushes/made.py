@@ -6,9 +6,9 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-import bulk
-from bulk.pushes import Pushes
-from bulk.pushes.pull import Puller
+from kvstore import bulk
+from kvstore.bulk.pushes import Pushes
+from kvstore.bulk.pushes.pull import Puller
 from kvstore.storage.memory import MemoryBlob
 from kvstore.store import Store
 

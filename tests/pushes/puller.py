@@ -5,8 +5,8 @@ from __future__ import annotations
 from multiprocessing.connection import Connection
 
 import kvstore
-from bulk.pushes import Pushes
-from bulk.pushes.pull import Puller
+from kvstore.bulk.pushes import Pushes
+from kvstore.bulk.pushes.pull import Puller
 from tests.harness.bounds import bounds
 
 

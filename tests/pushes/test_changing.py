@@ -7,14 +7,13 @@ import threading
 
 import pytest
 
-import bulk
 import kvstore
-from bulk.pushes import Pushes
-from bulk.pushes.log import MicroBatch
-from bulk.pushes.modes import SPANS_MAX
-from bulk.pushes.pull import Puller
+from kvstore import bulk
+from kvstore.base.span import RESERVED
+from kvstore.bulk.pushes import Pushes
+from kvstore.bulk.pushes.log import SPANS_MAX, MicroBatch
+from kvstore.bulk.pushes.pull import Puller
 from kvstore.errors import CorruptionError, UsageError
-from kvstore.span import RESERVED
 from kvstore.storage.memory import MemoryBlob
 from kvstore.storage.patience import Patience
 from tests.harness.seeds import seed_of

@@ -13,11 +13,10 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-import bulk
 import kvstore
-from bulk.pushes import Pushes
-from bulk.pushes.pull import Puller
-from kvstore import Store, unique
+from kvstore import Store, bulk, unique
+from kvstore.bulk.pushes import Pushes
+from kvstore.bulk.pushes.pull import Puller
 from kvstore.errors import AccessDeniedError, CorruptionError, ImportRefusedError, NotUniqueError
 from kvstore.storage.memory import MemoryBlob
 from kvstore.tables import Table

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 import kvstore
-from backup import Collection
-from bulk.pushes import Pushes, shard_of
-from bulk.pushes.pull import Puller
+from kvstore.backup import Collection
+from kvstore.bulk.pushes import Pushes, shard_of
+from kvstore.bulk.pushes.pull import Puller
 from kvstore.store import Store
 from tests.harness.bounds import bounds
 from tests.harness.kills import run_until_killed

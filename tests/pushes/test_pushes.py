@@ -12,12 +12,12 @@ from zlib import crc32
 
 import pytest
 
-import bulk
 import kvstore
-from backup import Collection
-from bulk.pushes import Pushes
-from bulk.pushes.log import EXPIRE
-from bulk.pushes.pull import Puller
+from kvstore import bulk
+from kvstore.backup import Collection
+from kvstore.bulk.pushes import Pushes
+from kvstore.bulk.pushes.log import EXPIRE
+from kvstore.bulk.pushes.pull import Puller
 from kvstore.errors import (
     AccessDeniedError,
     BusyError,

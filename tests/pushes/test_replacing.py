@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-import bulk
 import kvstore
-from backup import Collection
-from bulk.pushes import Pushes
-from bulk.pushes.pull import Puller
+from kvstore import bulk
+from kvstore.backup import Collection
+from kvstore.bulk.pushes import Pushes
+from kvstore.bulk.pushes.pull import Puller
 from kvstore.errors import CorruptionError, FormatVersionError, HistoryGoneError, UsageError
 from kvstore.storage.memory import MemoryBlob
 from kvstore.store import Store

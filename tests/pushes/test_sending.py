@@ -7,13 +7,13 @@ from collections.abc import Iterator
 import pyarrow as pa
 import pytest
 
-import bulk
 import kvstore
-from bulk.pushes import Pushes
-from bulk.pushes.pull import Puller
-from bulk.pushes.sending import send_rows
-from kvstore.arrow import rows_schema
+from kvstore import bulk
+from kvstore.bulk.pushes import Pushes
+from kvstore.bulk.pushes.pull import Puller
+from kvstore.bulk.pushes.pushes import send_rows
 from kvstore.errors import UsageError
+from kvstore.mvcc.arrow import rows_schema
 from kvstore.storage.memory import MemoryBlob
 from tests.harness.bounds import bounds
 from tests.harness.seeds import seeded

@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 import kvstore
-from backup import Collection
-from bulk.pushes import Pushes
-from bulk.pushes.log import REVERT
-from bulk.pushes.pull import Puller
+from kvstore.backup import Collection
+from kvstore.bulk.pushes import Pushes
+from kvstore.bulk.pushes.log import REVERT
+from kvstore.bulk.pushes.pull import Puller
 from kvstore.errors import CorruptionError, ImportRefusedError, OutOfSpaceError, UsageError
 from kvstore.storage import patience as patience_module
 from kvstore.storage.address import open_blob

@@ -10,19 +10,18 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-import bulk
 import kvstore
-from bulk.definitions import EncodedBy
-from bulk.pushes import Pushes
-from bulk.pushes.modes import PushMode
-from bulk.pushes.pull import Puller
-from bulk.pushes.pushes import import_id_of
-from kvstore import ManualClock, Span, Store, unique
+from kvstore import ManualClock, Span, Store, bulk, unique
+from kvstore.bulk.pushes import Pushes
+from kvstore.bulk.pushes.log import PushMode
+from kvstore.bulk.pushes.pull import Puller
+from kvstore.bulk.pushes.pushes import import_id_of
+from kvstore.bulk.staging import EncodedBy
 from kvstore.errors import UsageError
-from kvstore.reserve import FIRST_ROW
 from kvstore.storage.memory import MemoryBlob
 from kvstore.tables import Table
-from kvstore.tables.space import rows_prefix, table_prefix
+from kvstore.tables.definition import rows_prefix, table_prefix
+from kvstore.timeline.reserve import FIRST_ROW
 from tests.harness.bounds import bounds
 from tests.harness.seeds import seeded
 from tests.pushes.made import drain

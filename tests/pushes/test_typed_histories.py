@@ -12,9 +12,9 @@ import pyarrow as pa
 import pytest
 
 import kvstore
+from kvstore.base.span import prefix_end
 from kvstore.codec import encode_tuple
-from kvstore.span import prefix_end
-from kvstore.tables.space import rows_prefix, table_prefix
+from kvstore.tables.definition import rows_prefix, table_prefix
 from tests.pushes.model import Effect, Made
 from tests.pushes.test_histories import History, Host, KilledHistory, histories, kills
 

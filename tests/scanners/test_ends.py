@@ -14,10 +14,10 @@ import pyarrow as pa
 import pytest
 
 import kvstore
-from kvstore import worker_process
+from kvstore.base import worker_process
 from kvstore.errors import ClosedError, CorruptionError, StorageError
-from kvstore.scanners import SCANS_DIRECTORY, scan
-from kvstore.scanners.source import ScanSource
+from kvstore.mvcc import scanners
+from kvstore.mvcc.scanners import SCANS_DIRECTORY, ScanSource
 from tests.harness.parts import parts_of
 from tests.scanners.crews import (
     ROWS,
@@ -135,7 +135,7 @@ def test_a_part_that_the_disk_damages_is_an_error_that_says_to_scan_again(
     store: kvstore.Store, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
     damaged: list[Path] = []
-    written = scan.batches_of
+    written = scanners.batches_of
 
     def damage(file: Path) -> Iterator[pa.RecordBatch]:
         damaged.append(file)
@@ -157,7 +157,7 @@ def test_a_part_that_the_disk_damages_is_an_error_that_says_to_scan_again(
         while True:  # a scan that is faster than its workers reads no part of theirs
             store.scan_batches(batch_rows=100, workers=3).read_all()
 
-    monkeypatch.setattr(scan, "batches_of", damage)
+    monkeypatch.setattr(scanners, "batches_of", damage)
     have_started(store, workers=3, prefix=b"nothing")
     with pytest.raises(StorageError, match="scan again"):
         scan_until_damaged()
@@ -183,7 +183,7 @@ def test_closing_the_store_ends_its_scans_and_processes(tmp_path: Path) -> None:
 _SCANNING = """
 import sys
 import kvstore
-from kvstore.scanners import scan
+from kvstore.mvcc.scanners import scan
 from tests.scanners.crews import crew_at_work, have_started, listened
 scan.SCAN_WORKERS_BYTES_MIN = 0
 with kvstore.open(sys.argv[1]) as store:

@@ -10,9 +10,10 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-import bulk
 import kvstore
-from kvstore.scanners import SCANS_DIRECTORY, scan
+from kvstore import bulk
+from kvstore.mvcc import scanners
+from kvstore.mvcc.scanners import SCANS_DIRECTORY
 from tests.harness.parts import parts_of
 from tests.scanners.crews import (
     ROWS,
@@ -100,7 +101,7 @@ _FEW_DESCRIPTORS = """
 import resource
 import sys
 import kvstore
-from kvstore.scanners import scan
+from kvstore.mvcc.scanners import scan
 scan.SCAN_WORKERS_BYTES_MIN = 0
 resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
 with kvstore.open(sys.argv[1]) as store:
@@ -194,6 +195,6 @@ def test_a_small_span_is_scanned_by_the_stores_own_process(
             parts_of(store).engine.compact("data")
         expected = store.scan_batches().read_all()
         for least, crew in ((10_000_000, 0), (100_000, 1)):
-            monkeypatch.setattr(scan, "SCAN_WORKERS_BYTES_MIN", least)
+            monkeypatch.setattr(scanners, "SCAN_WORKERS_BYTES_MIN", least)
             assert store.scan_batches(workers=2).read_all().equals(expected)
             assert len(crew_of(store)) == crew

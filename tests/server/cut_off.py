@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import kvstore
-from kvstore.control_socket import CONTROL_DIRECTORY, SOCKET_NAME
-from kvstore.server import ListenAddress, app, serving
+from kvstore.remote.control_socket import CONTROL_DIRECTORY, SOCKET_NAME
+from kvstore.remote.server import ListenAddress, serving
+from kvstore.remote.server.app import app
 
 _ANY_PORT = ("127.0.0.1", 0)
 

@@ -15,10 +15,11 @@ import pytest
 
 import kvstore
 from kvstore import desc, unique
-from kvstore.client import Client, connect
-from kvstore.control.scripts import as_store
 from kvstore.errors import AccessDeniedError, NotUniqueError, TableAlteredError, UsageError
-from kvstore.server import ListenAddress, Token, app, serving
+from kvstore.remote.client import Client, connect
+from kvstore.remote.control import as_store
+from kvstore.remote.server import ListenAddress, Token, serving
+from kvstore.remote.server.app import app
 from kvstore.tables.definition import Definition
 from tests.harness.bounds import bounds
 

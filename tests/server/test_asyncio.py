@@ -18,12 +18,13 @@ from fastapi import FastAPI
 from uvicorn import Config
 
 import kvstore
-from kvstore.client import connect, connect_async
-from kvstore.client.threads import CallThreads
 from kvstore.errors import AccessDeniedError, ClosedError, PreconditionError, StorageError
-from kvstore.server import ListenAddress, Token, app, serving
-from kvstore.server.guarded import GuardedProtocol, GuardedServer
-from kvstore.server.running import bound
+from kvstore.remote.client import connect, connect_async
+from kvstore.remote.client.asynchronous import CallThreads
+from kvstore.remote.server import ListenAddress, Token, serving
+from kvstore.remote.server.app import app
+from kvstore.remote.server.guarded import GuardedProtocol, GuardedServer
+from kvstore.remote.server.running import bound
 from tests.harness.forks import reap
 
 LOCAL = ListenAddress("127.0.0.1", 0)

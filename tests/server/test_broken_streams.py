@@ -13,13 +13,14 @@ import pyarrow as pa
 import pytest
 
 import kvstore
-from kvstore.client import Client, connect
 from kvstore.errors import ClosedError, CorruptionError, HistoryGoneError, KVStoreError
-from kvstore.protocol import ARROW_TYPE, JSON_TYPE
-from kvstore.server import ListenAddress, app, serving
-from kvstore.server.invocation import Invocation
-from kvstore.server.verbs import Answer, Verb
-from kvstore.server.verbs.reads import READS
+from kvstore.remote.client import Client, connect
+from kvstore.remote.protocol import ARROW_TYPE, JSON_TYPE
+from kvstore.remote.server import ListenAddress, serving
+from kvstore.remote.server.app import app
+from kvstore.remote.server.invocation import Invocation
+from kvstore.remote.server.verbs import Answer, Verb
+from kvstore.remote.server.verbs.reads import READS
 from tests.harness.bounds import bounds
 
 LOCAL = ListenAddress("127.0.0.1", 0)

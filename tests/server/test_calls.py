@@ -19,7 +19,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 import kvstore
-from kvstore.client import Client, connect
+from kvstore.base.span import RESERVED
 from kvstore.errors import (
     ClosedError,
     DeterminateError,
@@ -31,11 +31,12 @@ from kvstore.errors import (
     UsageError,
 )
 from kvstore.mvcc import OpenWriteSet
-from kvstore.protocol import to_json
-from kvstore.server import ListenAddress, Token, app, serving
-from kvstore.server.access import READ
-from kvstore.server.verbs import Verb
-from kvstore.span import RESERVED
+from kvstore.remote.client import Client, connect
+from kvstore.remote.protocol import to_json
+from kvstore.remote.server import ListenAddress, Token, serving
+from kvstore.remote.server.access import READ
+from kvstore.remote.server.app import app
+from kvstore.remote.server.verbs import Verb
 from tests.harness.bounds import bounds
 from tests.harness.parts import parts_of
 

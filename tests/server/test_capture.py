@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 
 import kvstore
-from kvstore.changes.event import EXPAND, IMAGES
-from kvstore.client import Client, connect
+from kvstore.base.span import Span
+from kvstore.changes.events import EXPAND, IMAGES
 from kvstore.errors import HistoryGoneError, UsageError
-from kvstore.server import ListenAddress, app, serving
-from kvstore.span import Span
+from kvstore.remote.client import Client, connect
+from kvstore.remote.server import ListenAddress, serving
+from kvstore.remote.server.app import app
 from tests.harness.bounds import bounds
 
 

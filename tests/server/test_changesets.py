@@ -13,10 +13,11 @@ from pathlib import Path
 import pytest
 
 import kvstore
-from kvstore.client import Client, connect, connect_async
 from kvstore.errors import BusyError, ClosedError, RetryableError, UsageError
-from kvstore.server import ListenAddress, app, serving
-from kvstore.server.changesets import LentChangesets
+from kvstore.remote.client import Client, connect, connect_async
+from kvstore.remote.server import ListenAddress, serving
+from kvstore.remote.server.app import app
+from kvstore.remote.server.invocation import LentChangesets
 from tests.harness.bounds import bounds
 from tests.server.process import ServerProcess
 

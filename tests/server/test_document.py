@@ -18,12 +18,12 @@ from schemathesis.config import SchemathesisConfig
 from schemathesis.engine import events, from_schema
 
 import kvstore
-from kvstore.imports import ImportRecord, import_fields
-from kvstore.protocol import ARROW_TYPE, LABELS_SCHEMA, READ_SCHEMA, WRITES_SCHEMA
-from kvstore.protocol.parameters import DEFINITION_FORMAT, DUE_FORMAT, TIME_FORMAT
-from kvstore.server import Token, app
-from kvstore.server.app import App
-from kvstore.server.head import TOKEN_PATTERN
+from kvstore.remote.parameters import DEFINITION_FORMAT, DUE_FORMAT, TIME_FORMAT
+from kvstore.remote.protocol import ARROW_TYPE, LABELS_SCHEMA, READ_SCHEMA, WRITES_SCHEMA
+from kvstore.remote.server import Token
+from kvstore.remote.server.app import App, app
+from kvstore.remote.server.http import TOKEN_PATTERN
+from kvstore.timeline.import_records import ImportRecord, import_fields
 
 SECRET = "s" * 32
 HEADERS = {"Authorization": f"Bearer {SECRET}"}

@@ -20,7 +20,9 @@ TOKEN = "t" * 32
 
 
 def test_a_service_of_fastapi_and_a_notebook_beside_it(tmp_path: Path) -> None:
-    listener = kvstore.server.running.bound(kvstore.server.ListenAddress("127.0.0.1", 0))
+    listener = kvstore.remote.server.running.bound(
+        kvstore.remote.server.ListenAddress("127.0.0.1", 0)
+    )
     with listener:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         command = ["uvicorn", "flights_service:service", "--fd", str(listener.fileno())]

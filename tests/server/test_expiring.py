@@ -14,12 +14,13 @@ import pytest
 
 import kvstore
 from kvstore import ManualClock, Store, Timestamp
-from kvstore.client import Client, connect, connect_async
-from kvstore.control.scripts import as_store
 from kvstore.errors import ConflictError, PreconditionError, UsageError
-from kvstore.server import ListenAddress, Running, Token, app, serving
-from kvstore.store import RequestToken
-from kvstore.tables.space import table_prefix
+from kvstore.remote.client import Client, connect, connect_async
+from kvstore.remote.control import as_store
+from kvstore.remote.server import ListenAddress, Running, Token, serving
+from kvstore.remote.server.app import app
+from kvstore.tables.definition import table_prefix
+from kvstore.timeline.requests import RequestToken
 from tests.server.test_hostile import request, say, status
 
 START = 1_700_000_000_000_000_000

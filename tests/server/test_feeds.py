@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 import kvstore
-from kvstore.client import connect
 from kvstore.errors import FencedError, UsageError
-from kvstore.server import ListenAddress, Token, app, serving
+from kvstore.remote.client import connect
+from kvstore.remote.server import ListenAddress, Token, serving
+from kvstore.remote.server.app import app
 from tests.harness.bounds import bounds
 
 LOCAL = ListenAddress("127.0.0.1", 0)

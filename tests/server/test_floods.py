@@ -21,15 +21,16 @@ import pyarrow as pa
 import pytest
 
 import kvstore
-from kvstore.client import calls
-from kvstore.client.reply import Reply
-from kvstore.protocol import ARROW_TYPE
-from kvstore.server import ListenAddress, app, server_tls
-from kvstore.server.access import READ
-from kvstore.server.guarded import GuardedServer
-from kvstore.server.invocation import Invocation
-from kvstore.server.running import bound, server_config
-from kvstore.server.verbs import Answer, Verb
+from kvstore.remote.client import calls
+from kvstore.remote.client.calls import Reply
+from kvstore.remote.protocol import ARROW_TYPE
+from kvstore.remote.server import ListenAddress, server_tls
+from kvstore.remote.server.access import READ
+from kvstore.remote.server.app import app
+from kvstore.remote.server.guarded import GuardedServer
+from kvstore.remote.server.invocation import Invocation
+from kvstore.remote.server.running import bound, server_config
+from kvstore.remote.server.verbs import Answer, Verb
 from tests.harness.bounds import bounds
 from tests.harness.seeds import seeded
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from kvstore import control_socket
 from kvstore.errors import IndeterminateError
-from kvstore.server.exchange import Message
-from kvstore.server.forwarding import Forwarder
-from kvstore.server.head import Head
+from kvstore.remote import control_socket
+from kvstore.remote.server.app import Message
+from kvstore.remote.server.http import Head
+from kvstore.remote.server.reading import Forwarder
 
 
 def test_an_answer_that_breaks_off_leaves_the_request_in_doubt(tmp_path: Path) -> None:

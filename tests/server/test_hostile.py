@@ -16,13 +16,13 @@ import pyarrow as pa
 import pytest
 
 import kvstore
-from kvstore.client import calls, connect
-from kvstore.client.endpoint import Endpoint
-from kvstore.client.pool import Pool
 from kvstore.errors import AccessDeniedError, RetryableError, UsageError
-from kvstore.protocol import WRITES_SCHEMA
-from kvstore.server import ListenAddress, Running, Token, app, serving
-from kvstore.server.head import head_of
+from kvstore.remote.client import calls, connect
+from kvstore.remote.client.transport import Endpoint, Pool
+from kvstore.remote.protocol import WRITES_SCHEMA
+from kvstore.remote.server import ListenAddress, Running, Token, serving
+from kvstore.remote.server.app import app
+from kvstore.remote.server.http import head_of
 from tests.harness.bounds import bounds
 from tests.harness.seeds import seeded
 from tests.server.process import ServerProcess

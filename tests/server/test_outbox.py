@@ -14,10 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import kvstore
-from kvstore.client import connect
 from kvstore.limits import SERVER_PIPELINED_MAX
-from kvstore.server import ListenAddress, app, server_tls, serving
-from kvstore.server.outbox import Outbox, Unsent
+from kvstore.remote.client import connect
+from kvstore.remote.server import ListenAddress, server_tls, serving
+from kvstore.remote.server.app import app
+from kvstore.remote.server.guarded import Outbox, Unsent
 from tests.harness.bounds import bounds
 from tests.server.process import ServerProcess, memory_max, readers_of
 

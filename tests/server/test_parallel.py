@@ -16,8 +16,6 @@ import pytest
 
 import kvstore
 from kvstore import ManualClock, Store
-from kvstore.client import Client, connect
-from kvstore.client.streams import read_batch
 from kvstore.errors import (
     AccessDeniedError,
     HistoryGoneError,
@@ -25,8 +23,11 @@ from kvstore.errors import (
     RetryableError,
     UsageError,
 )
-from kvstore.server import ListenAddress, Running, Token, app, serving
-from kvstore.server.streams import BrokenStreamError, arrow_parts
+from kvstore.remote.client import Client, connect
+from kvstore.remote.client.transport import read_batch
+from kvstore.remote.server import ListenAddress, Running, Token, serving
+from kvstore.remote.server.app import app
+from kvstore.remote.server.http import BrokenStreamError, arrow_parts
 from tests.harness.bounds import TINY, bounds
 from tests.harness.seeds import seed_of
 from tests.joins.histories import KEYS, table, write_at_random

@@ -6,7 +6,7 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstore.server.verbs.pieces import in_pieces
+from kvstore.remote.server.verbs.reads import in_pieces
 from tests.harness.bounds import bounds
 
 FIT = 1000

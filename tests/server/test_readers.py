@@ -16,14 +16,15 @@ import pyarrow as pa
 import pytest
 
 import kvstore
-from kvstore.client import connect
 from kvstore.errors import (
     AccessDeniedError,
     ConflictError,
     NotYetWrittenError,
     UsageError,
 )
-from kvstore.server import App, ListenAddress, Running, Token, app, server_tls, serving
+from kvstore.remote.client import connect
+from kvstore.remote.server import App, ListenAddress, Running, Token, server_tls, serving
+from kvstore.remote.server.app import app
 from tests.harness.seeds import seeded
 from tests.server.process import ServerProcess, readers_of
 from tests.server.test_hostile import request, say, status

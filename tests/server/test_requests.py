@@ -12,8 +12,9 @@ import pyarrow as pa
 import pytest
 
 import kvstore
-from kvstore.server import ListenAddress, app, serving
-from kvstore.server.running import Running
+from kvstore.remote.server import ListenAddress, serving
+from kvstore.remote.server.app import app
+from kvstore.remote.server.running import Running
 
 HUGE = "9" * 5000
 

@@ -17,8 +17,6 @@ import pytest
 
 import kvstore
 from kvstore import Join, unique
-from kvstore.client import Client, connect
-from kvstore.control.scripts import as_store
 from kvstore.errors import (
     AccessDeniedError,
     ConflictError,
@@ -28,10 +26,13 @@ from kvstore.errors import (
     TableAlteredError,
     UsageError,
 )
-from kvstore.protocol import ARROW_TYPE, to_json
-from kvstore.server import ListenAddress, Token, app, serving
-from kvstore.tables.sent import digest_of
-from kvstore.tables.space import index_prefix
+from kvstore.remote.client import Client, connect
+from kvstore.remote.control import as_store
+from kvstore.remote.protocol import ARROW_TYPE, to_json
+from kvstore.remote.server import ListenAddress, Token, serving
+from kvstore.remote.server.app import app
+from kvstore.tables.definition import index_prefix
+from kvstore.tables.sources import digest_of
 from tests.harness.bounds import bounds
 from tests.harness.seeds import seeded
 

@@ -12,9 +12,6 @@ from pathlib import Path
 import pytest
 
 import kvstore
-from kvstore.client import calls, connect
-from kvstore.client.endpoint import Endpoint, client_tls
-from kvstore.client.pool import Pool
 from kvstore.errors import (
     AccessDeniedError,
     KVStoreError,
@@ -22,7 +19,10 @@ from kvstore.errors import (
     RetryableError,
     UsageError,
 )
-from kvstore.server import ListenAddress, Token, app, read_tokens, server_tls, serving
+from kvstore.remote.client import calls, connect
+from kvstore.remote.client.transport import Endpoint, Pool, client_tls
+from kvstore.remote.server import ListenAddress, Token, read_tokens, server_tls, serving
+from kvstore.remote.server.app import app
 from tests.harness.bounds import bounds
 from tests.server.process import ServerProcess
 

@@ -30,11 +30,11 @@ from kvstore.errors import (
     StorageError,
     TableAlteredError,
 )
-from kvstore.protocol import to_json
-from kvstore.server import app
-from kvstore.server.access import WHOLE, Grant
-from kvstore.store import RequestToken
-from kvstore.tables.sent import digest_of
+from kvstore.remote.protocol import to_json
+from kvstore.remote.server.access import WHOLE, Grant
+from kvstore.remote.server.app import app
+from kvstore.tables.sources import digest_of
+from kvstore.timeline.requests import RequestToken
 from tests.harness.seeds import seeded
 from tests.server.cut_off import Served, served
 

@@ -9,9 +9,10 @@ import pytest
 
 import kvstore
 from kvstore import Client
-from kvstore.client import connect
 from kvstore.errors import UsageError
-from kvstore.server import ListenAddress, app, serving
+from kvstore.remote.client import connect
+from kvstore.remote.server import ListenAddress, serving
+from kvstore.remote.server.app import app
 
 WRONG: dict[str, Callable[[Any], Any]] = {
     "scan reverse": lambda c: list(c.scan(reverse=b"yes")),

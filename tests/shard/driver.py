@@ -10,8 +10,8 @@ from dataclasses import replace
 from operator import methodcaller as do
 from typing import Any, TypeAlias
 
-from backup.shard.state.state import EMPTY, OPAQUE_INITIAL, LeasedReader, ShardState
-from backup.shard.state.trace import ShardBatch, ShardPart
+from kvstore.backup.shard.state.state import EMPTY, OPAQUE_INITIAL, LeasedReader, ShardState
+from kvstore.backup.shard.state.trace import ShardBatch, ShardPart
 
 SECOND = 1_000_000_000
 

@@ -17,17 +17,17 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from backup.shard.rows.batch_reader import read_batches
-from backup.shard.rows.batch_writer import BatchDesc, part_names, write_batch
-from backup.shard.rows.found import FindBounds, find_versions
-from backup.shard.rows.part_reader import open_part, require_part, translated
-from backup.shard.rows.rules import OP_DELETE_RANGE, OP_PUT, VERSIONS_SCHEMA, Window
-from backup.shard.state.trace import ShardBatch, ShardPart
-from kvstore.digest import digest
+from kvstore.backup.shard.rows.batch_reader import read_batches
+from kvstore.backup.shard.rows.batch_writer import BatchDesc, part_names, write_batch
+from kvstore.backup.shard.rows.found import FindBounds, find_versions
+from kvstore.backup.shard.rows.part_reader import open_part, require_part, translated
+from kvstore.backup.shard.rows.rules import OP_DELETE_RANGE, OP_PUT, VERSIONS_SCHEMA, Window
+from kvstore.backup.shard.state.trace import ShardBatch, ShardPart
+from kvstore.base.digest import digest
+from kvstore.base.timestamp import TIMESTAMP_MAX
 from kvstore.errors import CorruptionError, FormatVersionError
-from kvstore.joins.order import in_order
 from kvstore.storage.memory import MemoryBlob
-from kvstore.timestamp import TIMESTAMP_MAX
+from kvstore.tables.joins import in_order
 from tests.harness.bounds import bounds
 from tests.shard import thrift
 

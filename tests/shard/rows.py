@@ -7,12 +7,7 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from backup.shard.rows.rules import (
-    OP_DELETE,
-    OP_DELETE_RANGE,
-    OP_PUT,
-    VERSIONS_SCHEMA,
-)
+from kvstore.backup.shard.rows.rules import OP_DELETE, OP_DELETE_RANGE, OP_PUT, VERSIONS_SCHEMA
 
 
 class Row(NamedTuple):

@@ -14,17 +14,16 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from obstore.store import from_url
 
-import bulk
 import kvstore
-from backup import Collection
-from backup.tasks import _place as place_of_a_task
-from bulk.addresses import staging_place
-from bulk.bucket import BucketUrl
-from bulk.pushes.roots import root_place
-from bulk.served import _Allowed
+from kvstore import bulk
+from kvstore.backup import Collection
+from kvstore.backup.tasks import _place as place_of_a_task
+from kvstore.bulk.pushes.log import root_place
+from kvstore.bulk.served import _Allowed
+from kvstore.bulk.staging import BucketUrl, staging_place
 from kvstore.errors import KVStoreError, UsageError
+from kvstore.spark.access import absolute
 from kvstore.storage.address import open_blob, open_storage, parse_address, public_address
-from spark_connector.access import absolute
 
 S3 = {"region": "us-east-1", "access_key_id": "x", "secret_access_key": "x"}
 ODD = [

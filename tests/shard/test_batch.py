@@ -14,19 +14,19 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from backup.shard.rows import part_writer
-from backup.shard.rows.batch_reader import read_batches
-from backup.shard.rows.batch_writer import BatchDesc, delete_batch, part_names, write_batch
-from backup.shard.rows.part_bytes import MissingPartError
-from backup.shard.rows.part_reader import open_part, read_part
-from backup.shard.rows.rules import AsOf, Window
-from backup.shard.state.trace import ShardBatch, ShardPart
-from kvstore.clock import ManualClock
-from kvstore.digest import digest
+from kvstore.backup.shard.rows import part_writer
+from kvstore.backup.shard.rows.batch_reader import read_batches
+from kvstore.backup.shard.rows.batch_writer import BatchDesc, delete_batch, part_names, write_batch
+from kvstore.backup.shard.rows.part_bytes import MissingPartError
+from kvstore.backup.shard.rows.part_reader import open_part, read_part
+from kvstore.backup.shard.rows.rules import AsOf, Window
+from kvstore.backup.shard.state.trace import ShardBatch, ShardPart
+from kvstore.base.clock import ManualClock
+from kvstore.base.digest import digest
+from kvstore.base.span import Span
 from kvstore.errors import CorruptionError, FormatVersionError, KeyOrderError, UsageError
 from kvstore.limits import BOUND_BYTES_MAX, PART_BYTES_MAX, ROW_GROUP_ROWS_MAX
-from kvstore.span import Span
-from kvstore.storage.file_blob import FileBlob
+from kvstore.storage.files import FileBlob
 from kvstore.storage.memory import MemoryBlob
 from tests.harness.bounds import bounds
 from tests.harness.storage_faults import FaultRates, FaultyBlob, Weather

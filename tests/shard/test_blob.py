@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from obstore.store import LocalStore, MemoryStore, ObjectStore
 
-from backup.sealed import DataKey, SealedBlob, Secret
-from backup.testing.blobs import BlobContract
+from kvstore.backup.sealed import DataKey, SealedBlob, Secret
+from kvstore.backup.testing.blobs import BlobContract
 from kvstore.errors import AccessDeniedError
 from kvstore.storage.contract import Blob, put_retrying, sweep
-from kvstore.storage.file_blob import FileBlob
+from kvstore.storage.files import FileBlob
 from kvstore.storage.memory import MemoryBlob
 from kvstore.storage.object_store import ObjectBlob
 

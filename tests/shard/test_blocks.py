@@ -10,18 +10,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from backup.shard import OP_PUT, VERSIONS_SCHEMA, BatchDesc, MemoryBlob, part_names
-from backup.shard import ShardBatch as Batch
-from backup.shard import write_batch as write
-from backup.shard.rows.filters import may_have, xxh64
-from backup.shard.rows.found import FindBounds, Found, find_versions
-from backup.shard.rows.pages import TAIL_BYTES, footer_bytes
-from backup.shard.rows.part_reader import OpenedPart
-from backup.shard.rows.trailer import bytes_before, read_trailer
-from backup.shard.state.trace import ShardPart
+from kvstore.backup.shard import OP_PUT, VERSIONS_SCHEMA, BatchDesc, MemoryBlob, part_names
+from kvstore.backup.shard import ShardBatch as Batch
+from kvstore.backup.shard import write_batch as write
+from kvstore.backup.shard.rows.filters import may_have, xxh64
+from kvstore.backup.shard.rows.found import FindBounds, Found, find_versions
+from kvstore.backup.shard.rows.pages import TAIL_BYTES, footer_bytes
+from kvstore.backup.shard.rows.part_reader import OpenedPart
+from kvstore.backup.shard.rows.trailer import bytes_before, read_trailer
+from kvstore.backup.shard.state.trace import ShardPart
+from kvstore.base.timestamp import TIMESTAMP_MAX
 from kvstore.errors import CorruptionError
-from kvstore.joins.order import in_order
-from kvstore.timestamp import TIMESTAMP_MAX
+from kvstore.tables.joins import in_order
 from tests.harness.bounds import bounds
 
 COUNT = 3000

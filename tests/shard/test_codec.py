@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backup.shard.state import codec
-from backup.shard.state.state import (
+from kvstore.backup.shard.state import codec
+from kvstore.backup.shard.state.state import (
     EMPTY,
     STATE_VERSION,
     CriticalHold,
@@ -20,9 +20,9 @@ from backup.shard.state.state import (
     LeasedReader,
     ShardState,
 )
-from backup.shard.state.trace import ShardBatch, ShardPart
+from kvstore.backup.shard.state.trace import ShardBatch, ShardPart
+from kvstore.base.timestamp import Timestamp
 from kvstore.errors import CorruptionError, FormatVersionError
-from kvstore.timestamp import Timestamp
 from tests.shard.driver import append, do
 
 GOLDEN = Path(__file__).parent / "golden"

@@ -13,11 +13,11 @@ import obstore
 import pytest
 from obstore.store import LocalStore, MemoryStore, ObjectStore
 
-from backup.testing.consensus import KEY, ConsensusContract, cas, fill, seqnos
+from kvstore.backup.testing.consensus import KEY, ConsensusContract, cas, fill, seqnos
 from kvstore.errors import CorruptionError, IndeterminateError
-from kvstore.journal import Journal
 from kvstore.storage.contract import Cas, Consensus, Versioned
-from kvstore.storage.file_consensus import FileConsensus
+from kvstore.storage.files import FileConsensus
+from kvstore.storage.journal import Journal
 from kvstore.storage.memory import MemoryConsensus
 from kvstore.storage.object_store import ObjectConsensus, open_object_store
 from kvstore.storage.patience import Patience

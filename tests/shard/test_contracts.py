@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from backup.testing.blobs import BlobContract
-from backup.testing.consensus import ConsensusContract
+from kvstore.backup.testing.blobs import BlobContract
+from kvstore.backup.testing.consensus import ConsensusContract
 from kvstore.storage.contract import Blob, BlobInfo, Cas, Versioned
 from kvstore.storage.memory import MemoryBlob, MemoryConsensus
 

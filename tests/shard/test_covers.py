@@ -8,7 +8,7 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backup.shard.rows.covers import NO_TIME, Covers, Range, WindowSearch, disjoint
+from kvstore.backup.shard.rows.covers import NO_TIME, Covers, Range, WindowSearch, disjoint
 
 keys = st.binary(max_size=2)
 spans = st.tuples(keys, keys).filter(lambda span: span[0] < span[1])

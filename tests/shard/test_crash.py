@@ -17,15 +17,14 @@ from pathlib import Path
 
 import pytest
 
-from backup.shard.rows.batch_writer import BatchDesc
-from backup.shard.shard import Shard
-from kvstore.storage.file_blob import FileBlob
-from kvstore.storage.file_consensus import FileConsensus
+from kvstore.backup.shard.rows.batch_writer import BatchDesc
+from kvstore.backup.shard.shard import Shard
+from kvstore.storage.files import FileBlob, FileConsensus
 from tests.shard.rows import put, state_of, versions
 
 WRITER = """
 import sys
-from backup.shard import *
+from kvstore.backup.shard import *
 from tests.shard.rows import put, versions
 
 folder, name = sys.argv[1:]
@@ -47,7 +46,7 @@ while True:
 
 CARER = """
 import sys
-from backup.shard import *
+from kvstore.backup.shard import *
 
 folder, name = sys.argv[1:]
 shard = Shard.open(FileBlob(folder + "/blob"), FileConsensus(folder + "/consensus"), "s")

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from backup.shard.snapshot import Split
-from backup.shard.state import codec
-from backup.shard.state.trace import ShardBatch
+from kvstore.backup.shard.snapshot import Split
+from kvstore.backup.shard.state import codec
+from kvstore.backup.shard.state.trace import ShardBatch
+from kvstore.base.span import Span
 from kvstore.errors import CorruptionError, FormatVersionError
-from kvstore.span import Span
 from tests.harness.seeds import seed_of
 from tests.shard.test_codec import FIRST, FULL, PART
 

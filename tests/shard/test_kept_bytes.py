@@ -11,10 +11,9 @@ from typing import Any
 
 import pytest
 
-from backup.shard import MemoryBlob
+from kvstore.backup.shard import MemoryBlob
 from kvstore.errors import KVStoreError
-from kvstore.storage.cached_blob import CachedBlob
-from kvstore.storage.kept_bytes import InDirectory, InMemory, KeptBytes
+from kvstore.storage.wrapped import CachedBlob, InDirectory, InMemory, KeptBytes
 from tests.harness.seeds import seeded
 
 BOUND = 20_000

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from backup.shard.state.state import (
+from kvstore.backup.shard.state.state import (
     EMPTY,
     OPAQUE_INITIAL,
     CriticalHold,
@@ -12,7 +12,7 @@ from backup.shard.state.state import (
     MergeOutcome,
     UpperMismatch,
 )
-from backup.shard.state.trace import ShardBatch
+from kvstore.backup.shard.state.trace import ShardBatch
 from kvstore.limits import ROLLUP_EVERY
 from tests.shard.driver import (
     SECOND,

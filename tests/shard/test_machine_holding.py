@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from backup.shard.state.state import (
+from kvstore.backup.shard.state.state import (
     EMPTY,
     OPAQUE_INITIAL,
     CriticalHold,

@@ -8,8 +8,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backup.shard.state.state import MergeOutcome
-from backup.shard.state.trace import ShardBatch, input_names
+from kvstore.backup.shard.state.state import MergeOutcome
+from kvstore.backup.shard.state.trace import ShardBatch, input_names
 from kvstore.limits import MERGE_FAN_IN
 from tests.shard.driver import Command, Driver, do, downgrade, part, register
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from backup.shard.state.state import EMPTY, AlreadyCommitted, Appended, UpperMismatch
-from backup.shard.state.trace import ShardBatch
+from kvstore.backup.shard.state.state import EMPTY, AlreadyCommitted, Appended, UpperMismatch
+from kvstore.backup.shard.state.trace import ShardBatch
 from kvstore.errors import UsageError
 from tests.shard.driver import SECOND, Driver, append, batch, caa, do, part
 

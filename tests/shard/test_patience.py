@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-import backup
 import kvstore
+from kvstore import backup
 from kvstore.errors import (
     AccessDeniedError,
     DeterminateError,
@@ -25,11 +25,10 @@ from kvstore.errors import (
     StorageError,
     UsageError,
 )
-from kvstore.journal import OS_FILES
 from kvstore.limits import RETRY_TOLD_S
 from kvstore.storage.contract import Storage
-from kvstore.storage.file_blob import FileBlob
-from kvstore.storage.file_consensus import FileConsensus
+from kvstore.storage.files import FileBlob, FileConsensus
+from kvstore.storage.journal import OS_FILES
 from kvstore.storage.object_store import open_object_store
 from kvstore.storage.patience import LOG, Patience, Waiting
 from tests.shard.world import World, batch_of

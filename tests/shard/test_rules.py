@@ -12,13 +12,18 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from backup.shard.rows.batch_reader import read_batches
-from backup.shard.rows.batch_writer import BatchDesc, concat_batches, part_names, write_batch
-from backup.shard.rows.merge import ONE_ROW, merge_sorted
-from backup.shard.rows.rules import AsOf, Compact, View, Window
-from backup.shard.state.trace import ShardBatch
-from kvstore.arrow import key_words
-from kvstore.span import Span
+from kvstore.backup.shard.rows.batch_reader import read_batches
+from kvstore.backup.shard.rows.batch_writer import (
+    BatchDesc,
+    concat_batches,
+    part_names,
+    write_batch,
+)
+from kvstore.backup.shard.rows.merge import ONE_ROW, merge_sorted
+from kvstore.backup.shard.rows.rules import AsOf, Compact, View, Window
+from kvstore.backup.shard.state.trace import ShardBatch
+from kvstore.base.span import Span
+from kvstore.mvcc.arrow import key_words
 from kvstore.storage.memory import MemoryBlob
 from tests.shard.rows import (
     Row,
@@ -254,8 +259,8 @@ def test_small_runs_beside_a_large_one_do_not_make_windows_small() -> None:
         desc = BatchDesc(number, number + 1)
         batches.append(write_batch(blob, desc, versions(few), names=names))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("backup.shard.rows.batch_reader.MERGE_ROWS_MAX", 16_000)
-        patch.setattr("backup.shard.rows.batch_reader.MERGE_SOURCE_ROWS_MIN", 1)
+        patch.setattr("kvstore.backup.shard.rows.batch_reader.MERGE_ROWS_MAX", 16_000)
+        patch.setattr("kvstore.backup.shard.rows.batch_reader.MERGE_SOURCE_ROWS_MIN", 1)
         found = [w.num_rows for w in read_batches(blob, batches, view=Window(0, 99))]
     assert sum(found) == 32_000
     assert len(found) < 10
@@ -266,7 +271,7 @@ def test_a_merge_of_large_values_buffers_a_bounded_number_of_bytes(
 ) -> None:
     for module in ("batch_reader", "batch_writer"):
         monkeypatch.setattr(f"backup.shard.rows.{module}.ROW_GROUP_BYTES_MAX", 4 << 20)
-    monkeypatch.setattr("backup.shard.rows.batch_reader.MERGE_BYTES_MAX", 32 << 20)
+    monkeypatch.setattr("kvstore.backup.shard.rows.batch_reader.MERGE_BYTES_MAX", 32 << 20)
     blob, names = MemoryBlob(), part_names("s")
     value, batches = bytes(1 << 20), []
     for number in range(4):

@@ -15,10 +15,10 @@ from itertools import pairwise
 
 import pytest
 
-from backup.shard.rows.batch_writer import BatchDesc
-from backup.shard.shard import Shard
-from backup.shard.state.state import EMPTY
-from kvstore.clock import ManualClock
+from kvstore.backup.shard.rows.batch_writer import BatchDesc
+from kvstore.backup.shard.shard import Shard
+from kvstore.backup.shard.state.state import EMPTY
+from kvstore.base.clock import ManualClock
 from kvstore.errors import (
     DeterminateError,
     HistoryGoneError,

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from obstore.store import ObjectStore
 
-from backup.shard import gc
-from backup.shard.rows.batch_writer import BatchDesc, part_names, write_batch
-from backup.shard.state.state import EMPTY
-from backup.shard.state.trace import ShardBatch
-from backup.testing.blobs import BlobContract
-from backup.testing.consensus import ConsensusContract
+from kvstore.backup.shard import gc
+from kvstore.backup.shard.rows.batch_writer import BatchDesc, part_names, write_batch
+from kvstore.backup.shard.state.state import EMPTY
+from kvstore.backup.shard.state.trace import ShardBatch
+from kvstore.backup.testing.blobs import BlobContract
+from kvstore.backup.testing.consensus import ConsensusContract
 from kvstore.errors import (
     CorruptionError,
     HistoryGoneError,
@@ -23,8 +23,7 @@ from kvstore.errors import (
 )
 from kvstore.limits import ROLLUP_EVERY
 from kvstore.storage.contract import Blob, Consensus, Versioned
-from kvstore.storage.file_blob import FileBlob
-from kvstore.storage.file_consensus import FileConsensus
+from kvstore.storage.files import FileBlob, FileConsensus
 from kvstore.storage.memory import MemoryBlob, MemoryConsensus
 from kvstore.storage.object_store import ObjectBlob, ObjectConsensus
 from tests.harness.bounds import bounds

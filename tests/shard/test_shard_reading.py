@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from backup.shard.rows.batch_writer import BatchDesc
-from backup.shard.rows.rules import Window
-from backup.shard.snapshot import Split
+from kvstore.backup.shard.rows.batch_writer import BatchDesc
+from kvstore.backup.shard.rows.rules import Window
+from kvstore.backup.shard.snapshot import Split
 from kvstore.errors import (
     CorruptionError,
     HistoryGoneError,

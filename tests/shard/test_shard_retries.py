@@ -6,8 +6,8 @@ from operator import methodcaller
 
 import pytest
 
-from backup.shard.rows.batch_writer import BatchDesc
-from backup.shard.state.trace import ShardBatch
+from kvstore.backup.shard.rows.batch_writer import BatchDesc
+from kvstore.backup.shard.state.trace import ShardBatch
 from kvstore.errors import (
     IndeterminateError,
     UpperMismatchError,

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from obstore.store import ObjectStore
 
-import backup.shard
+import kvstore.backup.shard
 from kvstore.errors import UsageError
 from kvstore.storage.address import open_storage
 from kvstore.storage.contract import Storage
-from kvstore.storage.file_blob import FileBlob
+from kvstore.storage.files import FileBlob
 from tests.shard.conftest import s3_options
 from tests.shard.world import open_shard, read, write
 
@@ -94,13 +94,13 @@ def imports(path: Path) -> set[str]:
     return found
 
 
-PACKAGE = Path(backup.shard.__file__).parent
+PACKAGE = Path(kvstore.backup.shard.__file__).parent
 MODULES = {path.stem: imports(path) for path in PACKAGE.rglob("*.py")}
 
 
 def test_the_machine_knows_no_storage_no_clock_and_no_arrow() -> None:
     pure = {"state", "trace"}
-    allowed = {f"backup.shard.state.{name}" for name in pure} | {"backup.shard.state"}
+    allowed = {f"backup.shard.state.{name}" for name in pure} | {"kvstore.backup.shard.state"}
     for name in pure:
         ours = {i for i in MODULES[name] if i.startswith(("backup", "kvstore.storage"))}
         assert ours <= allowed, name
@@ -110,4 +110,4 @@ def test_the_machine_knows_no_storage_no_clock_and_no_arrow() -> None:
 def test_nothing_here_reaches_up_or_sideways() -> None:
     for name, found in MODULES.items():
         ours = {i for i in found if i.split(".")[0] in ("backup", "bulk", "spark_connector")}
-        assert all(i.startswith("backup.shard") for i in ours), name
+        assert all(i.startswith("kvstore.backup.shard") for i in ours), name

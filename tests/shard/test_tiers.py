@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backup.shard.state.trace import (
+from kvstore.backup.shard.state.trace import (
     EMPTY_BATCH_BYTES,
     ShardBatch,
     ShardPart,

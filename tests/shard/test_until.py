@@ -8,9 +8,9 @@ import random
 import pyarrow.parquet as pq
 import pytest
 
-from backup.shard import BatchDesc, MemoryBlob, part_names, write_batch
-from backup.shard.rows import batch_writer
-from backup.shard.rows.rules import OP_PUT
+from kvstore.backup.shard import BatchDesc, MemoryBlob, part_names, write_batch
+from kvstore.backup.shard.rows import batch_writer
+from kvstore.backup.shard.rows.rules import OP_PUT
 from tests.shard.rows import Row, delete, delete_range, model_state, put, versions
 
 KEYS = [b"", b"a", b"a\x00", b"b", b"c", b"\xff"]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from backup.shard.rows.batch_writer import BatchDesc
-from backup.shard.shard import Shard
-from backup.shard.state.trace import ShardBatch
-from kvstore.clock import ManualClock
+from kvstore.backup.shard.rows.batch_writer import BatchDesc
+from kvstore.backup.shard.shard import Shard
+from kvstore.backup.shard.state.trace import ShardBatch
+from kvstore.base.clock import ManualClock
 from kvstore.errors import (
     DeterminateError,
     IndeterminateError,

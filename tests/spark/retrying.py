@@ -19,18 +19,17 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql import SparkSession
 
-import bulk
 import kvstore
-from backup import Collection
-from bulk.part import PartWriter
-from kvstore import Store
-from kvstore.server import ListenAddress, app, serving
-from spark_connector import point_in_time_join, seed, session, stage_import
-from spark_connector.jobs import backup, compact, restore
-from spark_connector.joins import join as joining
-from spark_connector.loading import build
-from spark_connector.seeding import collection as seeding_collection
-from spark_connector.seeding import store as seeding_store
+from kvstore import Store, bulk
+from kvstore.backup import Collection
+from kvstore.bulk.part import PartWriter
+from kvstore.remote.server import ListenAddress, serving
+from kvstore.remote.server.app import app
+from kvstore.spark import joins as joining
+from kvstore.spark import load, point_in_time_join, seed, session, stage_import
+from kvstore.spark import seed as seeding_collection
+from kvstore.spark import seed as seeding_store
+from kvstore.spark.jobs import backup, compact, restore
 from tests.spark.frames import FAST_START
 
 ROWS = 6000
@@ -44,8 +43,8 @@ def main(directory: Path, *, is_all: bool) -> None:
         memory="512m",
         **{"spark.master": "local[2,3]", "spark.driver.extraJavaOptions": FAST_START},
     )
-    sorter: Any = build.sorter
-    merger: Any = build.merger
+    sorter: Any = load.sorter
+    merger: Any = load.merger
 
     def dying_sorter(*args: Any) -> Any:
         sort = sorter(*args)
@@ -76,8 +75,8 @@ def main(directory: Path, *, is_all: bool) -> None:
 
         return attempt
 
-    build.sorter = dying_sorter
-    build.merger = dying_merger
+    load.sorter = dying_sorter
+    load.merger = dying_merger
     df = spark.sql(
         f"SELECT CAST(lpad(CAST(id AS STRING), 6, '0') AS BINARY) AS key, "
         f"CAST(CAST(id AS STRING) AS BINARY) AS value FROM range(0, {ROWS}, 1, 3)"

@@ -11,13 +11,13 @@ import pytest
 from obstore.store import ObjectStore
 
 import kvstore
-from backup import Collection
 from kvstore import Store
+from kvstore.backup import Collection
 from kvstore.errors import UsageError
-from spark_connector.access import Access
-from spark_connector.jobs import backup, compact, restore, verify
-from spark_connector.options import read_options
-from spark_connector.origins.place import find
+from kvstore.spark.access import Access
+from kvstore.spark.jobs import backup, compact, restore, verify
+from kvstore.spark.options import read_options
+from kvstore.spark.origins import find
 from tests.shard.conftest import s3_bucket, s3_server
 
 if TYPE_CHECKING:

@@ -9,19 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-import bulk
 import kvstore
-from backup import Collection
-from kvstore import Clock, Store, Timestamp
+from kvstore import Clock, Store, Timestamp, bulk
+from kvstore.backup import Collection
 from kvstore.errors import NotYetWrittenError, UsageError
-from spark_connector import bulk_import, stage_import
-from spark_connector.access import Access, staging_at
-from spark_connector.options import read_options
-from spark_connector.reading.partitions import ReadPartition
-from spark_connector.reading.query import QueryReader
-from spark_connector.reading.schema import STATE
-from spark_connector.reading.stream import StreamReader
-from spark_connector.source import KVStoreSource
+from kvstore.spark import bulk_import, stage_import
+from kvstore.spark.access import Access, staging_at
+from kvstore.spark.options import read_options
+from kvstore.spark.read import STATE, QueryReader, ReadPartition, StreamReader
+from kvstore.spark.source import KVStoreSource
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 import kvstore
-from backup import Collection
+from kvstore.backup import Collection
 from kvstore.opening import open_read_only
-from spark_connector import bulk_import
-from spark_connector.jobs.backup import backup
-from spark_connector.jobs.backup import main as backup_main
-from spark_connector.jobs.restore import restore_into
+from kvstore.spark import bulk_import
+from kvstore.spark.jobs.backup import backup
+from kvstore.spark.jobs.backup import main as backup_main
+from kvstore.spark.jobs.restore import restore_into
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING
 import pytest
 from obstore.store import ObjectStore
 
-import bulk
-from kvstore import Store
+from kvstore import Store, bulk
 from kvstore.errors import UsageError
+from kvstore.spark import ImportRows, bulk_import, run_import, sorted_rows, stage_import
+from kvstore.spark.access import Access
 from kvstore.storage.address import open_blob
-from spark_connector import ImportRows, bulk_import, run_import, sorted_rows, stage_import
-from spark_connector.access import Access
 from tests.shard.conftest import s3_bucket, s3_server
 
 if TYPE_CHECKING:

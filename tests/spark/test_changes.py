@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-import bulk
 import kvstore
-from bulk.pushes.pull import Puller
-from kvstore import Store
+from kvstore import Store, bulk
+from kvstore.bulk.pushes.pull import Puller
 from kvstore.errors import UsageError
-from spark_connector import apply_changes, batch_importer
+from kvstore.spark import apply_changes, batch_importer
 from tests.pushes.made import drain
 from tests.spark.test_origins import write_history
 

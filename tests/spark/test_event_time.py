@@ -12,11 +12,11 @@ import pyarrow as pa
 import pytest
 
 import kvstore
-from backup import Collection
+from kvstore.backup import Collection
 from kvstore.errors import UsageError
-from kvstore.server import ListenAddress, app, serving
-from spark_connector import lookup_join, point_in_time_join
-from spark_connector.joins import tasks
+from kvstore.remote.server import ListenAddress, serving
+from kvstore.remote.server.app import app
+from kvstore.spark import joins, lookup_join, point_in_time_join
 from tests.harness.seeds import seed_of
 from tests.spark.test_typed import expected, rows
 
@@ -92,7 +92,7 @@ def labels_of(place: Place) -> pa.Table:
 def test_labels_get_the_newest_event_among_the_rows_that_were_known(
     spark: SparkSession, place: Place, origin: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tasks, "BYTES_PER_SPLIT", 200)
+    monkeypatch.setattr(joins, "BYTES_PER_SPLIT", 200)
     labels, on = labels_of(place), ["name", "line"]
     frame = spark.createDataFrame(labels).repartition(3)
     middle = kvstore.Timestamp(place.commits[len(place.commits) // 2])

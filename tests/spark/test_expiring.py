@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 import kvstore
-from backup import Collection
 from kvstore import ManualClock
-from kvstore.server import ListenAddress, app, serving
-from spark_connector.options import Mode, read_options
-from spark_connector.reading.query import QueryReader
-from spark_connector.reading.schema import CHANGES, STATE
+from kvstore.backup import Collection
+from kvstore.remote.server import ListenAddress, serving
+from kvstore.remote.server.app import app
+from kvstore.spark.options import Mode, read_options
+from kvstore.spark.read import CHANGES, STATE, QueryReader
 
 START = 1_700_000_000_000_000_000
 HOUR = 3600 * 10**9

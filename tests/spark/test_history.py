@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
-import bulk
 import kvstore
-from backup import Collection
+from kvstore import bulk
+from kvstore.backup import Collection
+from kvstore.base.timestamp import microseconds_of
 from kvstore.errors import NotAStoreError
-from kvstore.timestamp import microseconds_of
-from spark_connector import history, read_where
-from spark_connector.loading.writer import StagingWriter
-from spark_connector.reading.schema import STATE
+from kvstore.spark import history, read_where
+from kvstore.spark.read import STATE
+from kvstore.spark.streaming import StagingWriter
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -93,15 +93,15 @@ except BaseException:
 
 
 SOURCE = """
-from spark_connector.reading.schema import CHANGES
-from spark_connector.source import KVStoreSource
+from kvstore.spark.read import CHANGES
+from kvstore.spark.source import KVStoreSource
 source = KVStoreSource({'path': '/nowhere', 'readChangeFeed': 'true'})
 """
 
 
 WRITE = """
-from spark_connector.reading.schema import STATE
-from spark_connector.source import KVStoreSource
+from kvstore.spark.read import STATE
+from kvstore.spark.source import KVStoreSource
 KVStoreSource({'path': 'staging'}).writer(STATE, overwrite=False)
 """
 

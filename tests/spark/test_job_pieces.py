@@ -18,23 +18,21 @@ from typing import Any
 
 import pytest
 
-import bulk
 import kvstore
-from backup import Collection
-from backup.shard import Cas, MemoryBlob, MemoryConsensus, Shard, ShardBatch, Versioned
-from kvstore import ManualClock, Store
+from kvstore import ManualClock, Store, bulk
+from kvstore.backup import Collection
+from kvstore.backup.shard import Cas, MemoryBlob, MemoryConsensus, Shard, ShardBatch, Versioned
 from kvstore.errors import CorruptionError, HistoryGoneError, UsageError
 from kvstore.limits import KEY_BYTES_MAX, LEASE_NS
-from spark_connector.access import Access
-from spark_connector.jobs import backup, compact, restore, verify
-from spark_connector.jobs.backup import SparkUpload
-from spark_connector.jobs.compact import SparkMerge
-from spark_connector.jobs.copies import copy_of
-from spark_connector.jobs.restore import SparkBuild
-from spark_connector.jobs.tasks import kept
-from spark_connector.options import read_options
-from spark_connector.reading.query import QueryReader
-from spark_connector.reading.schema import STATE
+from kvstore.spark.access import Access
+from kvstore.spark.jobs import backup, compact, restore, verify
+from kvstore.spark.jobs.backup import SparkUpload
+from kvstore.spark.jobs.compact import SparkMerge
+from kvstore.spark.jobs.copies import copy_of
+from kvstore.spark.jobs.restore import SparkBuild
+from kvstore.spark.jobs.tasks import kept
+from kvstore.spark.options import read_options
+from kvstore.spark.read import STATE, QueryReader
 from tests.backup.histories import change, staged_import, versions
 
 NO_SESSION: Any = None
@@ -111,7 +109,7 @@ def test_backups_by_tasks_and_by_one_process_mix_and_hold_the_same_versions(
     tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if seed % 2:  # batches that cut a key in two
-        monkeypatch.setattr("backup.export.ARROW_BYTES_MAX", 100)
+        monkeypatch.setattr("kvstore.backup.rows.ARROW_BYTES_MAX", 100)
     pick = random.Random(seed)
     alone = Collection(tmp_path / "alone")
     url = str(tmp_path / "shared")
@@ -239,8 +237,8 @@ def test_range_tombstones_over_many_pieces_are_written_once_and_whole(tmp_path: 
 def test_tasks_finish_what_a_killed_process_began(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("backup.shard.rows.part_writer.PART_BYTES_MAX", 1 << 16)
-    monkeypatch.setattr("backup.shard.rows.batch_writer.ROW_GROUP_ROWS_MAX", 500)
+    monkeypatch.setattr("kvstore.backup.shard.rows.part_writer.PART_BYTES_MAX", 1 << 16)
+    monkeypatch.setattr("kvstore.backup.shard.rows.batch_writer.ROW_GROUP_ROWS_MAX", 500)
     url = str(tmp_path / "c")
     killed = RuntimeError("killed")
 

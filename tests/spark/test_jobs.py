@@ -12,14 +12,13 @@ import pyarrow as pa
 import pytest
 from pyspark import TaskContext
 
-import bulk
 import kvstore
-from backup import Collection
-from kvstore import ManualClock, Store, Timestamp
+from kvstore import ManualClock, Store, Timestamp, bulk
+from kvstore.backup import Collection
 from kvstore.errors import CorruptionError, UsageError
-from spark_connector.executors import asked
-from spark_connector.jobs import backup, compact, fleet, restore, verify
-from spark_connector.jobs.tasks import run_tasks
+from kvstore.spark.access import asked
+from kvstore.spark.jobs import backup, compact, fleet, restore, verify
+from kvstore.spark.jobs.tasks import run_tasks
 from tests.spark.frames import FAST_START
 
 if TYPE_CHECKING:
@@ -220,7 +219,7 @@ def test_a_job_runs_under_spark_submit(tmp_path: Path) -> None:
     """spark-submit decides where the job runs, and the job does not choose a master."""
     import pyspark
 
-    from spark_connector.java import java_for_spark
+    from kvstore.spark.session import java_for_spark
 
     with kvstore.open(tmp_path / "s") as store:
         write(store, 0)

@@ -13,8 +13,8 @@ import pyarrow as pa
 import pytest
 
 import kvstore
-from backup import Collection
 from kvstore import Store, Timestamp
+from kvstore.backup import Collection
 from kvstore.codec.tuples import encode_tuple
 from kvstore.errors import (
     HistoryGoneError,
@@ -23,9 +23,8 @@ from kvstore.errors import (
     NotYetWrittenError,
     UsageError,
 )
-from spark_connector import lookup_join, point_in_time_join
-from spark_connector.joins import tasks
-from spark_connector.origins.place import find
+from kvstore.spark import joins, lookup_join, point_in_time_join
+from kvstore.spark.origins import find
 from tests.harness.seeds import seed_of
 from tests.harness.soak import soaked
 from tests.joins.test_join import known
@@ -79,7 +78,7 @@ def settings(spark: SparkSession, values: Mapping[str, str]) -> Iterator[None]:
 def test_joins_with_checkpoints_and_collections_equal_a_model(
     spark: SparkSession, tmp_path: Path, case: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tasks, "BYTES_PER_SPLIT", 200)
+    monkeypatch.setattr(joins, "BYTES_PER_SPLIT", 200)
     pick = random.Random(seed_of(SEED) + case)
     with kvstore.open(tmp_path / "store", durability="async") as store:
         write_history(store, tmp_path, pick, 40)
@@ -176,7 +175,7 @@ def test_labels_may_have_columns_that_are_called_as_the_answers(
     from pyspark.sql import functions as F  # noqa: N812
 
     df = frame(spark, [(b"a", int(place.first))], 1)
-    names = ["value", "value_version", tasks.KEY, tasks.AT.upper(), *tasks.ANSWER, "kvstore_split"]
+    names = ["value", "value_version", joins.KEY, joins.AT.upper(), *joins.ANSWER, "kvstore_split"]
     for number, name in enumerate(names):
         df = df.withColumn(name, F.lit(number))
     [row] = point_in_time_join(df, place.path, "id").collect()
@@ -217,7 +216,7 @@ def test_a_hot_key_is_joined_by_several_tasks(
 ) -> None:
     from pyspark.sql import functions as F  # noqa: N812
 
-    monkeypatch.setattr(tasks, "BYTES_PER_SPLIT", 200)
+    monkeypatch.setattr(joins, "BYTES_PER_SPLIT", 200)
     labels = [(b"a", int(place.first)), (b"b", int(place.first))] * 20_000
     tiny = {
         "spark.sql.adaptive.advisoryPartitionSizeInBytes": "16kb",
@@ -244,10 +243,10 @@ def test_no_labels_give_no_rows(spark: SparkSession, place: Place) -> None:
 
 def asked(path: Path, labels: list[tuple[bytes | None, int | None]]) -> pa.Table:
     """The answers of a task to labels, without a session."""
-    question = tasks.Question(find(str(path)), "id", "ts", ADDED, ADDED, None, "error")
+    question = joins.Question(find(str(path)), "id", "ts", ADDED, ADDED, None, "error")
     keys, times = zip(*labels, strict=True)
-    columns = {tasks.KEY: pa.array(keys, pa.binary()), tasks.AT: pa.array(times, pa.int64())}
-    return pa.Table.from_batches(tasks.joiner(question)([pa.record_batch(columns)]))
+    columns = {joins.KEY: pa.array(keys, pa.binary()), joins.AT: pa.array(times, pa.int64())}
+    return pa.Table.from_batches(joins.joiner(question)([pa.record_batch(columns)]))
 
 
 def test_a_label_that_cannot_be_answered_is_an_error_of_its_task(place: Place) -> None:

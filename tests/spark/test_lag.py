@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 import kvstore
-from kvstore.server import ListenAddress, Token, app, serving
-from spark_connector.interfaces import InputPartition, ReadMaxRows
-from spark_connector.options import read_options
-from spark_connector.reading.schema import CHANGES
-from spark_connector.reading.stream import StreamReader
+from kvstore.remote.server import ListenAddress, Token, serving
+from kvstore.remote.server.app import app
+from kvstore.spark.interfaces import InputPartition, ReadMaxRows
+from kvstore.spark.options import read_options
+from kvstore.spark.read import CHANGES, StreamReader
 from tests.spark.test_origins import write_history
 
 ROWS = 10

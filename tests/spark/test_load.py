@@ -14,13 +14,12 @@ import pytest
 from pyspark import TaskContext
 from pyspark.sql import functions
 
-import bulk
 import kvstore
-from kvstore import Store
+from kvstore import Store, bulk
 from kvstore.errors import UsageError
 from kvstore.limits import KEY_BYTES_MAX
-from spark_connector import ImportRows, bulk_import, run_import, sorted_rows, stage_import
-from spark_connector.loading.rows import INPUT_TASKS
+from kvstore.spark import ImportRows, bulk_import, run_import, sorted_rows, stage_import
+from kvstore.spark.load import INPUT_TASKS
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

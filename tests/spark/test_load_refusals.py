@@ -10,7 +10,7 @@ import pytest
 from kvstore import Store
 from kvstore.errors import KeyConflictError, KeyOrderError, UsageError
 from kvstore.limits import KEY_BYTES_MAX
-from spark_connector import bulk_import, stage_import
+from kvstore.spark import bulk_import, stage_import
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

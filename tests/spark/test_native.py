@@ -14,17 +14,16 @@ import pyarrow.parquet as pq
 import pytest
 
 import kvstore
-from backup import Collection
-from backup.shard.rows import batch_writer, part_format, part_writer
 from kvstore import Span, Store, Timestamp
+from kvstore.backup import Collection
+from kvstore.backup.shard.rows import batch_writer, part_format, part_writer
 from kvstore.errors import HistoryGoneError, NotYetWrittenError, UsageError
-from spark_connector import read_collection
-from spark_connector.access import Access
-from spark_connector.jobs import backup as backup_job
-from spark_connector.jobs import compact as compact_job
-from spark_connector.origins.collection import CollectionOrigin
-from spark_connector.origins.place import find
-from spark_connector.reading import native
+from kvstore.spark import read as native
+from kvstore.spark import read_collection
+from kvstore.spark.access import Access
+from kvstore.spark.jobs import backup as backup_job
+from kvstore.spark.jobs import compact as compact_job
+from kvstore.spark.origins import CollectionOrigin, find
 from tests.harness.soak import soaked
 from tests.spark.test_origins import KEYS, spans, write_history
 

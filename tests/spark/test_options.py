@@ -6,9 +6,9 @@ import pytest
 
 from kvstore import Span
 from kvstore.errors import UsageError
-from spark_connector.access import Access
-from spark_connector.options import Mode, read_options
-from spark_connector.reading.schema import offered
+from kvstore.spark.access import Access
+from kvstore.spark.options import Mode, read_options
+from kvstore.spark.read import offered
 
 
 @pytest.mark.parametrize(

@@ -18,29 +18,32 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-import bulk
 import kvstore
-from backup import Collection
-from kvstore import Change, Span, Store
+from kvstore import Change, Span, Store, bulk
+from kvstore.backup import Collection
+from kvstore.base.timestamp import NS_PER_SECOND, Timestamp, microseconds_of
 from kvstore.changes import Revisions
 from kvstore.errors import HistoryGoneError, NotAStoreError, NotYetWrittenError, UsageError
-from kvstore.server import ListenAddress, app, serving
-from kvstore.timestamp import NS_PER_SECOND, Timestamp, microseconds_of
-from spark_connector.options import Mode, read_options
-from spark_connector.origins import collection as collection_module
-from spark_connector.origins.opening import open_origin
-from spark_connector.origins.place import Place, find
-from spark_connector.reading import images
-from spark_connector.reading.images import POSTIMAGE, PREIMAGE, image_rows
-from spark_connector.reading.partitions import (
+from kvstore.remote.server import ListenAddress, serving
+from kvstore.remote.server.app import app
+from kvstore.spark import origins as collection_module
+from kvstore.spark import read as images
+from kvstore.spark.options import Mode, read_options
+from kvstore.spark.origins import Place, find, open_origin
+from kvstore.spark.read import (
+    CHANGES,
+    POSTIMAGE,
+    PREIMAGE,
+    STATE,
+    QueryReader,
     ReadPartition,
+    StreamReader,
+    arrow_schema,
+    image_rows,
     plan_partitions,
     read_partition,
     require_window,
 )
-from spark_connector.reading.query import QueryReader
-from spark_connector.reading.schema import CHANGES, STATE, arrow_schema
-from spark_connector.reading.stream import StreamReader
 from tests.harness.bounds import bounds
 from tests.harness.soak import soaked
 
@@ -141,7 +144,7 @@ def test_state_and_changes_from_checkpoint_and_collection_equal_the_stores(
     if seed % 2:  # a few rows of several runs exceed the bound of memory
         monkeypatch.setattr(collection_module, "SORTED_BYTES_MAX", 300)
         # More range deletes than fit into one batch.
-        monkeypatch.setattr("backup.version_rows.ARROW_ROWS_MAX", 2)
+        monkeypatch.setattr("kvstore.backup.rows.ARROW_ROWS_MAX", 2)
     pick = random.Random(seed)
     with kvstore.open(tmp_path / "store", durability="async") as store, ExitStack() as held:
         write_history(store, tmp_path, pick, 30)

@@ -11,13 +11,12 @@ import pyarrow as pa
 import pytest
 from obstore.store import ObjectStore
 
-import bulk
 import kvstore
-from bulk.pushes.pull import Puller
-from kvstore import ManualClock
+from kvstore import ManualClock, bulk
+from kvstore.bulk.pushes.pull import Puller
 from kvstore.errors import BusyError, UsageError
-from spark_connector import push, shard_of
-from spark_connector.access import Access
+from kvstore.spark import push, shard_of
+from kvstore.spark.access import Access
 from tests.pushes.made import build_time
 from tests.shard.conftest import s3_bucket, s3_server
 

@@ -16,18 +16,15 @@ import pytest
 from pyspark.sql import functions as F  # noqa: N812
 
 import kvstore
-from backup import Collection
 from kvstore import Span
+from kvstore.backup import Collection
 from kvstore.engine import FileSpan
 from kvstore.errors import UsageError
-from spark_connector import lookup_join, read_where, register, tuple_key
-from spark_connector.filters import checked, from_text, to_text
-from spark_connector.options import read_options
-from spark_connector.origins.checkpoint import CheckpointOrigin
-from spark_connector.reading.partitions import ReadPartition
-from spark_connector.reading.pushdown import common, joined, key_spans
-from spark_connector.reading.query import QueryReader
-from spark_connector.reading.schema import CHANGES, STATE
+from kvstore.spark import lookup_join, read_where, register, tuple_key
+from kvstore.spark.options import read_options
+from kvstore.spark.origins import CheckpointOrigin
+from kvstore.spark.pushdown import checked, common, from_text, joined, key_spans, to_text
+from kvstore.spark.read import CHANGES, STATE, QueryReader, ReadPartition
 from tests.spark.test_origins import KEYS, write_history
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from kvstore.errors import UsageError
-from spark_connector import releases
-from spark_connector.releases import (
+from kvstore.spark import session
+from kvstore.spark.session import (
     ARROW_FUNCTIONS,
     CONNECT,
     LIMITS,
@@ -48,7 +48,7 @@ def test_a_feature_of_a_newer_release_is_refused_by_its_release() -> None:
         "4.2.1": set(),
     }.items():
         names = ("SOURCES", "CONNECT", "ARROW_FUNCTIONS", "NUMBERED_PARTITIONS", "LIMITS")
-        features = {name: getattr(releases, name) for name in names}
+        features = {name: getattr(session, name) for name in names}
         assert {name for name, each in features.items() if not has(each, version)} == lacking
         for name in lacking:
             with pytest.raises(UsageError) as refusal:
@@ -91,7 +91,7 @@ def test_the_page_of_versions_says_what_the_code_and_the_matrix_say() -> None:
 def test_the_import_of_the_package_looks_at_the_release_first(tmp_path: Path) -> None:
     (tmp_path / "pyspark").mkdir()
     (tmp_path / "pyspark" / "__init__.py").write_text('__version__ = "3.4.4"\n')
-    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import spark_connector"
+    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from kvstore import spark"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.stderr.splitlines()[-1].startswith(
         "kvstore.errors.UsageError: PySpark 3.4.4 is older"

@@ -11,9 +11,9 @@ import pyarrow as pa
 import pytest
 
 import kvstore
-from backup import Collection
+from kvstore.backup import Collection
 from kvstore.errors import HistoryGoneError, UsageError
-from spark_connector import point_in_time_join, seed
+from kvstore.spark import point_in_time_join, seed
 from tests.harness.seeds import seed_of
 
 if TYPE_CHECKING:

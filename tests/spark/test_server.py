@@ -15,16 +15,15 @@ import pytest
 
 import kvstore
 from kvstore import ManualClock, Span
-from kvstore.client import connect
 from kvstore.errors import HistoryGoneError, KVStoreError, UsageError
-from kvstore.server import ListenAddress, app, serving
-from spark_connector import lookup_join, point_in_time_join
-from spark_connector.access import Access
-from spark_connector.options import read_options
-from spark_connector.origins.opening import open_origin
-from spark_connector.origins.place import find
-from spark_connector.reading.query import QueryReader
-from spark_connector.reading.schema import STATE
+from kvstore.remote.client import connect
+from kvstore.remote.server import ListenAddress, serving
+from kvstore.remote.server.app import app
+from kvstore.spark import lookup_join, point_in_time_join
+from kvstore.spark.access import Access
+from kvstore.spark.options import read_options
+from kvstore.spark.origins import find, open_origin
+from kvstore.spark.read import STATE, QueryReader
 from tests.certificates import made_certificate
 from tests.harness.bounds import bounds
 from tests.harness.seeds import seed_of
@@ -321,7 +320,7 @@ def test_tokens_are_found_where_references_say(
         missing.connect()
     with (
         kvstore.open(None, engine="memory") as store,
-        serving(app(store, [kvstore.server.Token(SECRET)]), LOCAL) as running,
+        serving(app(store, [kvstore.remote.server.Token(SECRET)]), LOCAL) as running,
     ):
         monkeypatch.setenv("FLIGHTS_TOKEN", SECRET)
         access = Access.of(Access(running.url, token_env="FLIGHTS_TOKEN", lease_seconds=7))

@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-import bulk
-from backup import Collection
-from kvstore import Store
-from spark_connector.jobs import backup
+from kvstore import Store, bulk
+from kvstore.backup import Collection
+from kvstore.spark.jobs import backup
 from tests.harness.bounds import bounds
 from tests.harness.parts import parts_of
 from tests.spark.test_stream import Seen, run

@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
-import bulk
 import kvstore
-from backup import Collection
-from kvstore import Timestamp
-from kvstore.timestamp import microseconds_of
-from spark_connector import bulk_import, read_where, sorted_rows
-from spark_connector.java import java_for_spark
+from kvstore import Timestamp, bulk
+from kvstore.backup import Collection
+from kvstore.base.timestamp import microseconds_of
+from kvstore.spark import bulk_import, read_where, sorted_rows
+from kvstore.spark.session import java_for_spark
 from tests.cluster.cluster import make_environment
 from tests.harness.wheels import PACKAGES, ROOT
 
@@ -85,7 +84,7 @@ def test_format_is_known_without_any_code(spark: SparkSession, history: History)
 REGISTERS = """
 import sys
 from pyspark.sql import SparkSession
-from spark_connector import register
+from kvstore.spark import register
 
 fast = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 builder = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false")

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import kvstore
-from backup import Collection
 from kvstore import Store
+from kvstore.backup import Collection
 from kvstore.errors import UsageError
+from kvstore.spark.read import STATE
 from pyspark_kvstore import DefaultSource
-from spark_connector.reading.schema import STATE
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -14,9 +14,9 @@ from pyspark.sql import functions as F  # noqa: N812
 import kvstore
 from kvstore import ManualClock, Span, Store
 from kvstore.errors import NotUniqueError, TableAlteredError, UsageError
+from kvstore.spark import batch_importer, bulk_import
 from kvstore.tables import unique
-from kvstore.tables.space import table_prefix
-from spark_connector import batch_importer, bulk_import
+from kvstore.tables.definition import table_prefix
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -17,15 +17,15 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import functions as F  # noqa: N812
 
-import bulk
 import kvstore
-from backup import Collection
-from bulk.pushes.pull import Puller
+from kvstore import bulk
+from kvstore.backup import Collection
+from kvstore.base.span import Span, prefix_end
+from kvstore.bulk.pushes.pull import Puller
 from kvstore.errors import UsageError
-from kvstore.server import ListenAddress, app, serving
-from kvstore.span import Span, prefix_end
-from kvstore.tables import Table, desc
-from spark_connector import (
+from kvstore.remote.server import ListenAddress, serving
+from kvstore.remote.server.app import app
+from kvstore.spark import (
     bulk_import,
     lookup_join,
     point_in_time_join,
@@ -33,9 +33,9 @@ from spark_connector import (
     read_collection,
     read_where,
 )
-from spark_connector.filters import checked, to_text
-from spark_connector.reading.indexed import ROWS_MAX, row_spans
-from spark_connector.source import KVStoreSource
+from kvstore.spark.pushdown import ROWS_MAX, checked, row_spans, to_text
+from kvstore.spark.source import KVStoreSource
+from kvstore.tables import Table, desc
 from tests.pushes.made import drain
 
 if TYPE_CHECKING:

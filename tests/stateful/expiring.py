@@ -15,10 +15,10 @@ import pyarrow as pa
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, rule
 
+from kvstore.base.timestamp import TIMESTAMP_MAX, Timestamp
 from kvstore.testing.histories import StoreMachine
 from kvstore.testing.strategies import KEYS, keys, values
-from kvstore.timestamp import TIMESTAMP_MAX, Timestamp
-from kvstore.txn import Transaction
+from kvstore.timeline.transaction import Transaction
 from tests.harness.bounds import bounds
 from tests.harness.tiny_limits import tiny_limits
 

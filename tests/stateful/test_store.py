@@ -14,10 +14,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, consumes, multiple, rule
 
-import bulk
 import kvstore
-from backup import Collection
-from bulk.ingest import record_of
+from kvstore import bulk
+from kvstore.backup import Collection
+from kvstore.base.timestamp import TIMESTAMP_MAX, Timestamp
+from kvstore.bulk.ingest import record_of
 from kvstore.errors import (
     HistoryGoneError,
     KeyConflictError,
@@ -26,7 +27,6 @@ from kvstore.errors import (
 from kvstore.store import Store
 from kvstore.testing.histories import check_changes, check_whole
 from kvstore.testing.strategies import keys, ops, rows
-from kvstore.timestamp import TIMESTAMP_MAX, Timestamp
 from tests.harness.bounds import bounds
 from tests.harness.parts import parts_of
 from tests.mvcc.invariants import check_fragments

@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
-import bulk
 import kvstore
+from kvstore import bulk
 from kvstore.errors import HistoryGoneError, KVStoreError
 from kvstore.store import Store
 from kvstore.testing.model import state_after

@@ -9,14 +9,12 @@ from typing import Any
 
 import pytest
 
-import backup
-import bulk
 import kvstore
-from kvstore import ManualClock, Store, Timestamp
+from kvstore import ManualClock, Store, Timestamp, backup, bulk
+from kvstore.base.span import RESERVED
 from kvstore.errors import ConflictError, UsageError
 from kvstore.limits import KEY_BYTES_MAX
 from kvstore.mvcc import OpenWriteSet
-from kvstore.span import RESERVED
 from kvstore.testing.model import state_after
 from tests.harness.bounds import bounds
 from tests.harness.parts import parts_of

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 import kvstore
-from backup import Collection
 from kvstore import Store
+from kvstore.backup import Collection
 from kvstore.errors import ClosedError, UsageError
 from tests.harness.parts import parts_of
 

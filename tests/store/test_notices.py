@@ -11,11 +11,10 @@ from typing import Any
 
 import pytest
 
-import backup
-import bulk
 import kvstore
+from kvstore import backup, bulk
+from kvstore.base.notices import Burst
 from kvstore.errors import ConflictError, StorageError
-from kvstore.notices import Burst
 from tests.harness.parts import parts_of
 
 
@@ -86,7 +85,9 @@ def test_conflicts_are_warned_of_once_when_they_are_many(
             transaction.commit()
     (warned,) = told(caplog, "many conflicts")
     assert warned["count"] == 3
-    monkeypatch.setattr("kvstore.notices.WARNING_EVERY_S", -1.0)  # each event begins a new window
+    monkeypatch.setattr(
+        "kvstore.base.notices.WARNING_EVERY_S", -1.0
+    )  # each event begins a new window
     for _ in range(3):
         meters.conflict_burst.count(store="s")
     assert len(told(caplog, "many conflicts")) == 1
@@ -97,7 +98,7 @@ def test_a_slow_fsync_is_warned_of(
 ) -> None:
     store.put(b"k", b"v", durability="sync")
     assert [each for each in caplog.records if each.levelno == logging.WARNING] == []
-    monkeypatch.setattr("kvstore.commit.durability.FSYNC_WARNED_S", 0.0)
+    monkeypatch.setattr("kvstore.timeline.durability.FSYNC_WARNED_S", 0.0)
     store.put(b"k", b"v", durability="sync")
     store.put(b"k", b"v", durability="sync")
     warnings = [each for each in caplog.records if each.levelno == logging.WARNING]
@@ -126,7 +127,7 @@ def test_a_collection_that_fails_is_logged_counted_and_tried_again(
     assert done.wait(120)
     store.upkeep.stop_gc()
     errors = [each for each in caplog.records if each.levelno == logging.ERROR]
-    assert [each.name for each in errors] == ["kvstore.gc"]
+    assert [each.name for each in errors] == ["kvstore.retention.gc"]
     assert "the disk was busy" in errors[0].getMessage()
     assert errors[0].exc_info is not None
     stats = store.stats()

@@ -12,12 +12,10 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from bulk.sst import SstFile
 from kvstore import GcPolicy, ImportRecord, Span
-from kvstore.changesets import Changesets
-from kvstore.clears import Clear
-from kvstore.codec.keys import VALUE
-from kvstore.codec.ordered import frame
+from kvstore.base.timestamp import Timestamp
+from kvstore.bulk.part import SstFile
+from kvstore.codec.keys import VALUE, frame
 from kvstore.engine.api import DATA
 from kvstore.errors import (
     ClosedError,
@@ -29,15 +27,16 @@ from kvstore.errors import (
     UsageError,
 )
 from kvstore.feeds import Feeds
-from kvstore.gc import Collector
-from kvstore.history import History
-from kvstore.imports import FoundKeys
-from kvstore.meta import INDEX_FLOOR, Meta
-from kvstore.parts import Parts
-from kvstore.reserve import Reserve
-from kvstore.store import Layout, Replication, SmallExport, Upkeep
-from kvstore.store.tasks import LazyTasks
-from kvstore.timestamp import Timestamp
+from kvstore.feeds.history import History
+from kvstore.feeds.replica import Replication, SmallExport
+from kvstore.mvcc.meta import INDEX_FLOOR, Meta
+from kvstore.retention.gc import Collector
+from kvstore.store import Layout, LazyTasks, Upkeep
+from kvstore.timeline.changesets import Changesets
+from kvstore.timeline.clears import Clear
+from kvstore.timeline.import_records import FoundKeys
+from kvstore.timeline.parts import Parts
+from kvstore.timeline.reserve import Reserve
 from tests.commit.conftest import Bench, writes_of
 from tests.harness.bounds import bounds
 

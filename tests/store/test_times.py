@@ -14,10 +14,10 @@ import pyarrow as pa
 import pytest
 
 import kvstore
-from backup import Collection
-from kvstore.arrow import to_microseconds
+from kvstore.backup import Collection
+from kvstore.base.timestamp import Timestamp, to_timestamp
 from kvstore.errors import HistoryGoneError, NotYetWrittenError, PreconditionError, UsageError
-from kvstore.timestamp import Timestamp, to_timestamp
+from kvstore.mvcc.arrow import to_microseconds
 
 US = pa.timestamp("us", "UTC")
 

@@ -10,12 +10,12 @@ from typing import Final
 
 import pyarrow as pa
 
-from bulk.tables.outside import outside_type
+from kvstore.bulk.tables import outside_type
 from kvstore.errors import UsageError
 from kvstore.tables import TableCodec
-from kvstore.tables.conform import conform
-from kvstore.tables.evolve import define
-from kvstore.tables.kinds import Kind, kind_of
+from kvstore.tables.catalogue import define
+from kvstore.tables.codec import conform
+from kvstore.tables.definition import Kind, kind_of
 from tests.tables.arrays import SOURCES, family
 from tests.tables.drawn import EXAMPLES, TYPES
 

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from kvstore import Timestamp
 from kvstore.tables import desc
+from kvstore.tables.catalogue import define
 from kvstore.tables.definition import Definition
-from kvstore.tables.evolve import define
 
 _MOMENTS = st.datetimes(datetime(1900, 1, 1), datetime(2200, 1, 1))  # noqa: DTZ001  # naive
 _TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=5)

@@ -17,8 +17,7 @@ import pytest
 import kvstore
 from kvstore import unique
 from kvstore.errors import KVStoreError, NotUniqueError, TableAlteredError, UsageError
-from kvstore.tables.definition import Definition
-from kvstore.tables.space import definition_key
+from kvstore.tables.definition import Definition, definition_key
 from tests.harness.bounds import bounds
 from tests.harness.seeds import seeded
 

@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 
 from kvstore.errors import CorruptionError, FormatVersionError, UsageError
 from kvstore.tables import TableCodec, desc, unique
-from kvstore.tables.codec import UnknownLayoutError, dicts
-from kvstore.tables.conform import batches_of, conform
+from kvstore.tables.catalogue import Alteration, alter, define, is_wider
+from kvstore.tables.codec import UnknownLayoutError, batches_of, conform, dicts
 from kvstore.tables.definition import Definition
-from kvstore.tables.evolve import Alteration, alter, define, is_wider
 from tests.tables.drawn import EXAMPLES, TYPES, definitions, rank, rows_of
 
 GOLDEN = Path(__file__).parent / "golden"

@@ -15,15 +15,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import kvstore
-from bulk.pushes.rows import PushedRows
-from bulk.tables import export_parquet, import_files
-from kvstore.client import connect
+from kvstore.bulk.loading import import_files
+from kvstore.bulk.pushes.pushes import PushedRows
+from kvstore.bulk.tables import export_parquet
 from kvstore.errors import UsageError
-from kvstore.server import ListenAddress, app, serving
+from kvstore.remote.client import connect
+from kvstore.remote.server import ListenAddress, serving
+from kvstore.remote.server.app import app
 from kvstore.tables import TableCodec
-from kvstore.tables.conform import conform
+from kvstore.tables.catalogue import define
+from kvstore.tables.codec import conform
 from kvstore.tables.definition import Definition
-from kvstore.tables.evolve import define
 from kvstore.tables.exact import as_python
 from tests.tables import arrays
 

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import kvstore
-from kvstore.tables.kinds import kind_of
-from kvstore.timestamp import OTHER_UNITS_MAX
+from kvstore.base.timestamp import OTHER_UNITS_MAX
+from kvstore.tables.definition import kind_of
 
 DAY_NS = 86_400 * 10**9
 UNITS = {"s": 10**9, "ms": 10**6, "us": 1000, "ns": 1}

@@ -13,15 +13,13 @@ import pyarrow.parquet as pq
 import pytest
 
 import kvstore
-from backup import Collection
-from bulk.definitions import EncodedBy
-from bulk.encoded import stored_batches
-from bulk.loading import import_rows
-from bulk.tables import import_files
 from kvstore import unique
+from kvstore.backup import Collection
+from kvstore.base.span import Span
+from kvstore.bulk.loading import import_files, import_rows, stored_batches
+from kvstore.bulk.staging import EncodedBy
 from kvstore.errors import NotUniqueError, UsageError
-from kvstore.span import Span
-from kvstore.tables.space import table_prefix
+from kvstore.tables.definition import table_prefix
 
 pytestmark = [pytest.mark.usefixtures("each_engine"), pytest.mark.tiny_limits]
 

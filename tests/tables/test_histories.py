@@ -12,12 +12,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-import bulk
 import kvstore
-from backup import Collection
-from bulk.definitions import EncodedBy
-from kvstore.span import Span
-from kvstore.tables.space import definition_key, is_entry, table_prefix
+from kvstore import bulk
+from kvstore.backup import Collection
+from kvstore.base.span import Span
+from kvstore.bulk.staging import EncodedBy
+from kvstore.tables.definition import definition_key, is_entry, table_prefix
 from tests.harness.seeds import seed_of
 
 pytestmark = [pytest.mark.usefixtures("each_engine"), pytest.mark.tiny_limits]

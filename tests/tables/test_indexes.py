@@ -8,13 +8,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-import bulk
 import kvstore
-from bulk.definitions import EncodedBy
-from kvstore import unique
+from kvstore import bulk, unique
+from kvstore.base.span import Span
+from kvstore.bulk.staging import EncodedBy
 from kvstore.errors import NotUniqueError, UsageError
-from kvstore.span import Span
-from kvstore.tables.space import index_prefix, table_prefix
+from kvstore.tables.definition import index_prefix, table_prefix
 from kvstore.tasks import Worker
 from kvstore.upkeep import handlers, submit_index
 from tests.harness.bounds import bounds

@@ -9,14 +9,15 @@ import pyarrow as pa
 import pytest
 
 import kvstore
-from kvstore.client import connect, connect_async
 from kvstore.errors import UsageError
-from kvstore.server import ListenAddress, app, serving
+from kvstore.remote.client import connect, connect_async
+from kvstore.remote.server import ListenAddress, serving
+from kvstore.remote.server.app import app
 from kvstore.tables import TableCodec
-from kvstore.tables.changing import CHANGE_FIELDS
-from kvstore.tables.evolve import ADDED_NAMES, define
-from kvstore.tables.side import ROW_TIMESTAMP
-from kvstore.tables.space import definition_key
+from kvstore.tables.catalogue import ADDED_NAMES, define
+from kvstore.tables.changes import CHANGE_FIELDS
+from kvstore.tables.definition import definition_key
+from kvstore.tables.joining import ROW_TIMESTAMP
 
 OURS = [*sorted(ADDED_NAMES), "Row_Timestamp", "kvstore_gone", "KVSTORE_due"]
 PARAMETERS = ["self", "key", "where", "expires", "columns", "as_of", "row", "name", "call", "args"]

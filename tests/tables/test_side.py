@@ -11,9 +11,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-import backup
 import kvstore
-from kvstore import Join, ManualClock
+from kvstore import Join, ManualClock, backup
 from kvstore.errors import HistoryGoneError, NotYetWrittenError, UsageError
 from tests.harness.seeds import seed_of
 

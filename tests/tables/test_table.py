@@ -10,8 +10,9 @@ import pyarrow as pa
 import pytest
 
 import kvstore
-from bulk.definitions import EncodedBy
 from kvstore import Span, desc, unique
+from kvstore.base.span import RESERVED
+from kvstore.bulk.staging import EncodedBy
 from kvstore.errors import (
     ClosedError,
     ConflictError,
@@ -22,7 +23,6 @@ from kvstore.errors import (
     TableAlteredError,
     UsageError,
 )
-from kvstore.span import RESERVED
 
 pytestmark = [pytest.mark.usefixtures("each_engine"), pytest.mark.tiny_limits]
 
@@ -401,7 +401,7 @@ def test_a_newer_row_format_is_told(store: kvstore.Store, trips: kvstore.Table) 
 def test_restores_and_replicas_have_tables(
     store: kvstore.Store, trips: kvstore.Table, tmp_path: Path
 ) -> None:
-    import backup
+    from kvstore import backup
 
     first = trips.put(trip())
     collection = backup.Collection(tmp_path / "backup")
@@ -425,7 +425,7 @@ def test_restores_and_replicas_have_tables(
 
 
 def test_a_replica_follows_tables(store: kvstore.Store, tmp_path: Path) -> None:
-    import backup
+    from kvstore import backup
 
     store.put(b"a", b"1")
     backup.replicate(store, tmp_path / "replica")
@@ -469,7 +469,7 @@ def test_a_live_reader_follows_tables(tmp_path: Path, each_engine: str) -> None:
 
 
 def test_an_import_brings_no_definitions(store: kvstore.Store, tmp_path: Path) -> None:
-    import bulk
+    from kvstore import bulk
 
     def staged(name: str, key: bytes) -> Path:
         imported = bulk.Import.create(tmp_path / name)
@@ -497,7 +497,7 @@ def test_an_import_brings_no_definitions(store: kvstore.Store, tmp_path: Path) -
 def test_an_import_that_an_older_definition_encoded_is_refused(
     store: kvstore.Store, tmp_path: Path
 ) -> None:
-    import bulk
+    from kvstore import bulk
 
     trips = store.table("trips", SCHEMA, key=["vendor", "trip_id"])
     codec = trips.codec()

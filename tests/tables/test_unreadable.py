@@ -15,10 +15,11 @@ from typer.testing import CliRunner
 
 import kvstore
 from kvstore.cli.app import app as shell
-from kvstore.client import connect
 from kvstore.errors import CorruptionError, UsageError
-from kvstore.server import ListenAddress, app, serving
-from kvstore.tables.rows import RowCodec
+from kvstore.remote.client import connect
+from kvstore.remote.server import ListenAddress, serving
+from kvstore.remote.server.app import app
+from kvstore.tables.codec import RowCodec
 
 pytestmark = pytest.mark.damages_store
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvstore.clock import ManualClock
+from kvstore.base.clock import ManualClock
 from kvstore.tasks import Tasks
 
 SECOND = 1_000_000_000

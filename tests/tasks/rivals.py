@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from kvstore.clock import ManualClock
+from kvstore.base.clock import ManualClock
 from kvstore.store import Store
 from kvstore.tasks import Handler, Job, NewTask, Outcome, Worker
 

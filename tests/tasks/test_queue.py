@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from kvstore.clock import ManualClock
+from kvstore.base.clock import ManualClock
 from kvstore.errors import ClosedError, DependencyError, LockedError, NotAStoreError, UsageError
-from kvstore.journal import Journal
+from kvstore.storage.journal import Journal
 from kvstore.tasks import NewTask, Task, TaskRef, Tasks
 from tests.harness.disk import MemoryDisk
 

@@ -9,9 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstore.errors import CorruptionError, FormatVersionError, KVStoreError
-from kvstore.journal import Record
-from kvstore.tasks import Task, TaskState
-from kvstore.tasks.records import decode, encode
+from kvstore.storage.journal import Record
+from kvstore.tasks import Task, TaskState, decode, encode
 
 TASK = Task(
     id="t1",

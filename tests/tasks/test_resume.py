@@ -10,20 +10,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import backup.tasks
-import bulk.tasks
 import kvstore
-from backup import Collection
-from backup.tasks import submit_backup
-from bulk.tasks import submit_import
-from kvstore.clock import ManualClock
+import kvstore.backup.tasks
+import kvstore.bulk.tasks
+from kvstore.backup import Collection
+from kvstore.backup.tasks import submit_backup
+from kvstore.base.clock import ManualClock
+from kvstore.bulk.tasks import submit_import
 from kvstore.store import Store
 from kvstore.tasks import Outcome, Retry, Worker, dead_letters, progress_of
 
 CHILD = """
 import sys
 import backup.tasks, bulk.tasks, kvstore
-from kvstore.clock import ManualClock
+from kvstore.base.clock import ManualClock
 from kvstore.tasks import Retry, Worker
 
 path, now, last = sys.argv[1:]
@@ -89,7 +89,7 @@ class Killed:
 
 
 def stage(path: Path) -> Path:
-    made = bulk.Import.create(path)
+    made = kvstore.bulk.Import.create(path)
     for part in range(3):
         with made.writer() as writer:
             for row in range(part * 100, part * 100 + 100):
@@ -113,7 +113,7 @@ def test_an_import_killed_at_each_step_is_added_once(tmp_path: Path) -> None:
     with killed.opened() as store:
         (record,) = store.imports.all()
         assert len(list(store.scan())) == ROWS
-        worker = Worker(store.tasks, bulk.tasks.handlers(store), retry=PATIENT)
+        worker = Worker(store.tasks, kvstore.bulk.tasks.handlers(store), retry=PATIENT)
         assert worker.run_one() is Outcome.DONE
         assert store.imports.all() == [record]
         assert store.tasks.sizes() == {}
@@ -139,7 +139,7 @@ def test_a_backup_killed_at_each_step_is_appended_once(tmp_path: Path) -> None:
         before = Collection(url).show()
         assert before.rows == ROWS
         store.put(b"later", b"v")
-        worker = Worker(store.tasks, backup.tasks.handlers(store))
+        worker = Worker(store.tasks, kvstore.backup.tasks.handlers(store))
         assert worker.run_one() is Outcome.DONE
         after = Collection(url).show()
         assert (after.batches, after.rows, after.upper) == (1, ROWS, before.upper)
@@ -153,7 +153,9 @@ def test_an_import_that_kills_its_process_each_time_is_set_aside(tmp_path: Path)
     for _ in range(2):
         killed.work_until('{"step": "check"}')
     with killed.opened() as store:
-        worker = Worker(store.tasks, bulk.tasks.handlers(store), retry=Retry(attempts_max=2))
+        worker = Worker(
+            store.tasks, kvstore.bulk.tasks.handlers(store), retry=Retry(attempts_max=2)
+        )
         assert worker.run_one() is Outcome.DEAD
         (dead,) = dead_letters(store.tasks, "import")
         assert dead.error == "its worker died at every attempt"

@@ -7,12 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-from kvstore.clock import ManualClock
+from kvstore.base.clock import ManualClock
 from kvstore.tasks import NewTask, Tasks
 
 CHILD = """
 import sys
-from kvstore.clock import ManualClock
+from kvstore.base.clock import ManualClock
 from kvstore.tasks import NewTask, Tasks, Worker
 
 lines = int(sys.argv[3])

@@ -9,9 +9,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from kvstore.clock import ManualClock
+from kvstore.base.clock import ManualClock
 from kvstore.errors import DependencyError
-from kvstore.journal import Journal, Sync
+from kvstore.storage.journal import Journal, Sync
 from kvstore.tasks import CONTENT, NewTask, Task, Tasks, TaskState
 from tests.harness.bounds import bounds
 from tests.harness.disk import MemoryDisk

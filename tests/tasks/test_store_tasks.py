@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import kvstore
-from kvstore.clock import ManualClock
+from kvstore.base.clock import ManualClock
 from kvstore.errors import ClosedError, UsageError
 from kvstore.tasks import NewTask, TaskRef, Tasks
 

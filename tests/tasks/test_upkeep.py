@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import kvstore
-from kvstore.clock import ManualClock
+from kvstore.base.clock import ManualClock
 from kvstore.errors import UsageError
 from kvstore.store import Store
 from kvstore.tasks import Outcome, Retry, Worker, arguments_of, dead_letters, progress_of

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kvstore.clock import ManualClock
+from kvstore.base.clock import ManualClock
 from kvstore.errors import ClosedError, FencedError, PoisonedError, StorageError, UsageError
 from kvstore.tasks import Job, NewTask, Outcome, Retry, Tasks, Worker, dead_letters, revive
 
@@ -204,7 +204,7 @@ def test_a_worker_goes_on_after_its_queue_failed_and_tells_of_it(
 ) -> None:
     """The thread once ended, and tasks waited for ever."""
     tasks = Tasks.open(None)  # with a clock that does not move, an idle worker would wait for ever
-    monkeypatch.setattr("kvstore.tasks.worker.TASK_WORKER_DELAY_S", 0.001)
+    monkeypatch.setattr("kvstore.tasks.TASK_WORKER_DELAY_S", 0.001)
     monkeypatch.setattr(tasks, "claim", FailsOnce(tasks, "claim", OSError("of the disk")))
     done = threading.Event()
     tasks.insert("q", b"work")

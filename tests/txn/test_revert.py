@@ -14,11 +14,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import bulk
 import kvstore
-from kvstore import ManualClock, Store
+from kvstore import ManualClock, Store, bulk
 from kvstore.errors import HistoryGoneError, UsageError
-from kvstore.txn import revert
+from kvstore.timeline import transaction
 
 pytestmark = [pytest.mark.usefixtures("each_engine"), pytest.mark.tiny_limits]
 
@@ -124,7 +123,7 @@ def test_revert_range_below_since_is_refused(store: Store) -> None:
 
 
 def test_revert_range_is_bounded(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(revert, "REVERT_ROWS_MAX", 3)
+    monkeypatch.setattr(transaction, "REVERT_ROWS_MAX", 3)
     for key in KEYS:
         store.put(key, b"v")
     with pytest.raises(UsageError, match="smaller spans"):
@@ -135,7 +134,7 @@ def test_revert_range_is_bounded(store: Store, monkeypatch: pytest.MonkeyPatch) 
 def test_revert_range_starts_over_when_others_write_into_its_span(store: Store) -> None:
     then = store.put(b"a", b"old")
     store.put(b"a", b"new")
-    original, writer_ran = revert.restore_keys, threading.Event()
+    original, writer_ran = transaction.restore_keys, threading.Event()
 
     def restore(*arguments: object) -> None:
         original(*arguments)  # type: ignore[arg-type]
@@ -144,7 +143,7 @@ def test_revert_range_starts_over_when_others_write_into_its_span(store: Store) 
             store.put(b"b", b"new")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(revert, "restore_keys", restore)
+        patch.setattr(transaction, "restore_keys", restore)
         store.revert_range(b"a", b"c", to=then)
     assert list(store.scan()) == [(b"a", b"old")]
 

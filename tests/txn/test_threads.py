@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 import kvstore
-from kvstore import Store, recent
+from kvstore import Store
 from kvstore.errors import ConflictError
+from kvstore.timeline import recent
 from tests.harness.parts import parts_of
 from tests.txn.serialization import Record, cycle, edges
 

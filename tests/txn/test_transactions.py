@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import bulk
 import kvstore
-from kvstore import ManualClock, Span, Store, recent
+from kvstore import ManualClock, Span, Store, bulk
 from kvstore.errors import ClosedError, ConflictError, UsageError
-from kvstore.txn import ReadSet
+from kvstore.timeline import recent
+from kvstore.timeline.transaction import ReadSet
 from tests.harness.parts import parts_of
 
 pytestmark = [pytest.mark.usefixtures("each_engine"), pytest.mark.tiny_limits]

@@ -13,9 +13,9 @@ import pyarrow as pa
 import pytest
 
 import kvstore
+from kvstore.base.span import RESERVED
 from kvstore.errors import ConflictError, UsageError
 from kvstore.limits import KEY_BYTES_MAX, VALUE_BYTES_MAX
-from kvstore.span import RESERVED
 from tests.harness.bounds import bounds
 from tests.harness.seeds import seeded
 

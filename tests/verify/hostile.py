@@ -9,11 +9,9 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from kvstore.changes.entry import OP_DELETE, OP_IMPORT, OP_PUT, column, pack
-from kvstore.changes.index import FIRST_STREAM
-from kvstore.changes.stream import StreamFields, encode_stream
-from kvstore.codec.keys import TOMBSTONE, VALUE, encode_change_key, encode_suffix
-from kvstore.codec.ordered import TERMINATOR, frame
+from kvstore.changes.index import FIRST_STREAM, OP_DELETE, OP_IMPORT, OP_PUT, column, pack
+from kvstore.changes.streams import StreamFields, encode_stream
+from kvstore.codec.keys import TERMINATOR, TOMBSTONE, VALUE, encode_change_key, encode_suffix, frame
 from kvstore.engine.api import CHANGES, DATA, RANGES
 from kvstore.errors import KVStoreError
 from kvstore.limits import KEY_BYTES_MAX

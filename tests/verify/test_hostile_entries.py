@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 import kvstore
-from backup import Collection
 from kvstore import ManualClock
+from kvstore.backup import Collection
 from kvstore.changes.index import FIRST_STREAM
 from kvstore.codec.keys import encode_change_key
 from kvstore.engine.api import CHANGES

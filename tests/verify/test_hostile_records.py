@@ -11,9 +11,8 @@ from typing import Any
 
 import pytest
 
-import bulk
 import kvstore
-from kvstore import ManualClock
+from kvstore import ManualClock, bulk
 from kvstore.engine.api import META
 from kvstore.engine.memory import MemoryEngine
 from kvstore.engine.rocks import RocksEngine

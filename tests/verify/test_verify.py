@@ -9,13 +9,12 @@ from pathlib import Path
 
 import pytest
 
-import bulk
 import kvstore
-from kvstore import Epoch, ManualClock, Store
-from kvstore.changes.entry import OP_DELETE, OP_PUT, column, pack
-from kvstore.changes.epoch import pack_run, run_name, unpack_run
-from kvstore.changes.index import FIRST_STREAM
-from kvstore.clears import Clear
+from kvstore import Epoch, ManualClock, Store, bulk, verify
+from kvstore.base.span import Span
+from kvstore.base.timestamp import Timestamp
+from kvstore.changes.epochs import pack_run, run_name, unpack_run
+from kvstore.changes.index import FIRST_STREAM, OP_DELETE, OP_PUT, column, pack
 from kvstore.codec.json import JsonObject
 from kvstore.codec.keys import (
     TOMBSTONE,
@@ -24,16 +23,13 @@ from kvstore.codec.keys import (
     encode_range_key,
     encode_reference,
     encode_suffix,
+    frame,
 )
-from kvstore.codec.ordered import frame
 from kvstore.engine.api import CHANGES, DATA, META, RANGES
 from kvstore.errors import CorruptionError
-from kvstore.meta import Meta
-from kvstore.span import Span
-from kvstore.timestamp import Timestamp
-from kvstore.verify import report
-from kvstore.verify.records import check_frontiers
-from kvstore.verify.walk import newest_clears
+from kvstore.mvcc.meta import Meta
+from kvstore.timeline.clears import Clear
+from kvstore.verify import check_frontiers, newest_clears
 from tests.harness.parts import parts_of
 
 pytestmark = [pytest.mark.usefixtures("each_engine"), pytest.mark.damages_store]
@@ -258,7 +254,7 @@ def test_all_problems_are_listed_up_to_a_bound(
     for number in range(10):
         write(store, DATA, version(b"k%d" % number, 3), b"v")
     assert len(problems(store)) == 10
-    monkeypatch.setattr(report, "VERIFY_PROBLEMS_MAX", 4)
+    monkeypatch.setattr(verify, "VERIFY_PROBLEMS_MAX", 4)
     found = store.verify()
     assert len(found.problems) == 4
     assert not found.complete
@@ -320,7 +316,7 @@ def test_time_that_is_closed_while_frontiers_are_compared_is_no_damage(
             closing.join(0.2)
         return read(meta, name)
 
-    findings = report.Findings()
+    findings = verify.Findings()
     monkeypatch.setattr(Meta, "timestamp", late)
     check_frontiers(findings, Meta(parts_of(store).engine), parts_of(store).committer)
     closing.join()

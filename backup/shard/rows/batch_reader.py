@@ -10,17 +10,13 @@ from itertools import chain
 
 import pyarrow as pa
 
-from backup.shard.rows.beside import ahead
-from backup.shard.rows.covers import lower_bound
-from backup.shard.rows.merge import ONE_ROW, Quota, merge_sorted
-from backup.shard.rows.part_reader import read_part, touches
-from backup.shard.rows.rules import (
-    AsOf,
-    View,
-    Window,
-    fold,
-)
-from backup.shard.state.trace import ShardBatch, ShardPart
+from kvstore.backup.shard.rows.beside import ahead
+from kvstore.backup.shard.rows.covers import lower_bound
+from kvstore.backup.shard.rows.merge import ONE_ROW, Quota, merge_sorted
+from kvstore.backup.shard.rows.part_reader import read_part, touches
+from kvstore.backup.shard.rows.rules import AsOf, View, Window, fold
+from kvstore.backup.shard.state.trace import ShardBatch, ShardPart
+from kvstore.base.span import Span
 from kvstore.limits import (
     MERGE_BYTES_MAX,
     MERGE_ROWS_MAX,
@@ -29,7 +25,6 @@ from kvstore.limits import (
     ROW_GROUP_BYTES_MAX,
     ROW_GROUP_ROWS_MAX,
 )
-from kvstore.span import Span
 from kvstore.storage.contract import Blob
 
 

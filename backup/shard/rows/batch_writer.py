@@ -19,18 +19,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from backup.shard.rows.beside import Beside
-from backup.shard.rows.part_writer import PartBuilder, block_rows
-from backup.shard.rows.rules import (
-    OP_DELETE_RANGE,
-    ORDER,
-    VERSIONS_SCHEMA,
-    column_numpy,
-)
-from backup.shard.state.state import require_frontier
-from backup.shard.state.trace import ShardBatch, ShardPart
-from kvstore.clock import Clock, WallClock
-from kvstore.digest import digest
+from kvstore.backup.shard.rows.beside import Beside
+from kvstore.backup.shard.rows.part_writer import PartBuilder, block_rows
+from kvstore.backup.shard.rows.rules import OP_DELETE_RANGE, ORDER, VERSIONS_SCHEMA, column_numpy
+from kvstore.backup.shard.state.state import require_frontier
+from kvstore.backup.shard.state.trace import ShardBatch, ShardPart
+from kvstore.base.clock import Clock, WallClock
+from kvstore.base.digest import digest
 from kvstore.errors import KeyOrderError, UsageError
 from kvstore.limits import (
     ROW_GROUP_BYTES_MAX,

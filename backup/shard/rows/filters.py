@@ -14,7 +14,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Final
 
-from backup.shard.rows.thrift import number, read_struct, struct
+from kvstore.backup.shard.rows.thrift import number, read_struct, struct
 
 _SALTS: Final = (
     0x47B6137B,

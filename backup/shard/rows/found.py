@@ -24,21 +24,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from backup.shard.rows.beside import ahead
-from backup.shard.rows.covers import lower_bound
-from backup.shard.rows.part_reader import OpenedPart, may_have_ranges, translated
-from backup.shard.rows.rules import (
-    OP_DELETE_RANGE,
-    OP_PUT,
-    Bools,
-    Longs,
-    column_numpy,
-)
-from backup.shard.state.trace import ShardBatch, ShardPart
-from kvstore.arrow import buffers_of
-from kvstore.joins.order import OrderedLabels
+from kvstore.backup.shard.rows.beside import ahead
+from kvstore.backup.shard.rows.covers import lower_bound
+from kvstore.backup.shard.rows.part_reader import OpenedPart, may_have_ranges, translated
+from kvstore.backup.shard.rows.rules import OP_DELETE_RANGE, OP_PUT, Bools, Longs, column_numpy
+from kvstore.backup.shard.state.trace import ShardBatch, ShardPart
 from kvstore.loops.matches import match
+from kvstore.mvcc.arrow import buffers_of
 from kvstore.storage.contract import Blob
+from kvstore.tables.joins import OrderedLabels
 
 _FILTERED_MAX = 16
 """Keys of a row group that its filter is asked for, at most. More are likely to have one in it."""

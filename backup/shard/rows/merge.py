@@ -23,9 +23,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from backup.shard.rows.covers import lower_bound
-from backup.shard.rows.rules import ORDER, Sorted, column_numpy, same_as_previous
-from kvstore.arrow import key_words
+from kvstore.backup.shard.rows.covers import lower_bound
+from kvstore.backup.shard.rows.rules import ORDER, Sorted, column_numpy, same_as_previous
+from kvstore.mvcc.arrow import key_words
 
 _Indexes: TypeAlias = npt.NDArray[np.int64]
 

@@ -23,7 +23,7 @@ from typing import Final, NamedTuple, TypeAlias
 
 import pyarrow as pa
 
-from backup.shard.rows.thrift import Fields, listed, number, read_struct, struct, text
+from kvstore.backup.shard.rows.thrift import Fields, listed, number, read_struct, struct, text
 from kvstore.limits import (
     GROUP_BYTES_READ_MAX,
     GROUP_ROWS_READ_MAX,

@@ -18,17 +18,17 @@ from itertools import islice
 
 import pyarrow as pa
 
-from backup.shard.remedies import PART
-from backup.shard.rows.pages import TAIL_BYTES, Chunk, footer_bytes, require_pages
-from backup.shard.rows.trailer import (
+from kvstore.backup.shard.remedies import PART
+from kvstore.backup.shard.rows.pages import TAIL_BYTES, Chunk, footer_bytes, require_pages
+from kvstore.backup.shard.rows.trailer import (
     TRAILER_BYTES,
     PartBlock,
     Trailer,
     bytes_before,
     read_trailer,
 )
-from backup.shard.state.trace import ShardPart
-from kvstore.digest import is_digest
+from kvstore.backup.shard.state.trace import ShardPart
+from kvstore.base.digest import is_digest
 from kvstore.errors import CorruptionError
 from kvstore.limits import PART_TAIL_BYTES
 from kvstore.storage.contract import Blob

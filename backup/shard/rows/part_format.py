@@ -38,8 +38,8 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from backup.shard.rows.rules import ORDER, VERSIONS_SCHEMA
-from backup.shard.state.state import RULE
+from kvstore.backup.shard.rows.rules import ORDER, VERSIONS_SCHEMA
+from kvstore.backup.shard.state.state import RULE
 
 PART_FORMAT = b"3"
 FORMATS_READ = (b"1", b"2", PART_FORMAT)

@@ -15,34 +15,35 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from backup.shard.remedies import PART
-from backup.shard.rows.covers import lower_bound
-from backup.shard.rows.filters import may_have
-from backup.shard.rows.pages import KeyFilters, chunks_of, filters_of, properties, read_footer
-from backup.shard.rows.part_bytes import FetchedPart, WholePart, part_bytes
-from backup.shard.rows.part_format import (
-    FORMAT_KEY,
-    FORMATS_READ,
-    RULE_KEY,
-    layout,
+from kvstore.backup.shard.remedies import PART
+from kvstore.backup.shard.rows.covers import lower_bound
+from kvstore.backup.shard.rows.filters import may_have
+from kvstore.backup.shard.rows.pages import (
+    KeyFilters,
+    chunks_of,
+    filters_of,
+    properties,
+    read_footer,
 )
-from backup.shard.rows.part_writer import whole_bytes_max
-from backup.shard.rows.rules import (
+from kvstore.backup.shard.rows.part_bytes import FetchedPart, WholePart, part_bytes
+from kvstore.backup.shard.rows.part_format import FORMAT_KEY, FORMATS_READ, RULE_KEY, layout
+from kvstore.backup.shard.rows.part_writer import whole_bytes_max
+from kvstore.backup.shard.rows.rules import (
     OP_DELETE_RANGE,
     ORDER,
     VERSIONS_SCHEMA,
     column_numpy,
     keep,
 )
-from backup.shard.state.state import RULE
-from backup.shard.state.trace import ShardPart
+from kvstore.backup.shard.state.state import RULE
+from kvstore.backup.shard.state.trace import ShardPart
+from kvstore.base.span import Span
 from kvstore.errors import CorruptionError, FormatVersionError, KVStoreError
 from kvstore.limits import (
     PART_CONTAINER_MAX,
     PART_TEXT_BYTES_MAX,
     ROW_GROUP_BYTES_MAX,
 )
-from kvstore.span import Span
 from kvstore.storage.contract import Blob
 
 _WITHOUT_TRAILER = FORMATS_READ[:2]

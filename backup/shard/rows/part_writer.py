@@ -12,10 +12,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from backup.shard.rows import trailer
-from backup.shard.rows.part_format import UNTIL, layout
-from backup.shard.rows.rules import OP_DELETE_RANGE, column_numpy, same_as_previous
-from backup.shard.state.trace import ShardPart
+from kvstore.backup.shard.rows import trailer
+from kvstore.backup.shard.rows.part_format import UNTIL, layout
+from kvstore.backup.shard.rows.rules import OP_DELETE_RANGE, column_numpy, same_as_previous
+from kvstore.backup.shard.state.trace import ShardPart
+from kvstore.base.span import prefix_end
 from kvstore.limits import (
     BOUND_BYTES_MAX,
     PART_BLOCK_BYTES,
@@ -25,7 +26,6 @@ from kvstore.limits import (
     PART_WHOLE_BYTES_MAX,
     ROW_GROUPS_MAX,
 )
-from kvstore.span import prefix_end
 
 _LEVEL = 1
 """Level of zstd. JSON of 150 bytes takes 33 bytes a row at 1; at -1 39, in 5 % less time."""

@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterable, Iterator
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from backup.shard.rows.part_reader import OpenedPart, may_have_ranges, translated
-from backup.shard.rows.rules import OP_DELETE_RANGE, Window
-from backup.shard.state.trace import ShardBatch, ShardPart
+from kvstore.backup.shard.rows.part_reader import OpenedPart, may_have_ranges, translated
+from kvstore.backup.shard.rows.rules import OP_DELETE_RANGE, Window
+from kvstore.backup.shard.state.trace import ShardBatch, ShardPart
+from kvstore.base.span import Span
 from kvstore.mvcc import RangeTombstone
-from kvstore.span import Span
 
 _COLUMNS = ["key", "timestamp", "op", "end_key"]
 

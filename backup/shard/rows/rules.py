@@ -31,7 +31,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from backup.shard.rows.covers import Covers, Range, WindowSearch
+from kvstore.backup.shard.rows.covers import Covers, Range, WindowSearch
 
 Bools: TypeAlias = npt.NDArray[np.bool_]
 Longs: TypeAlias = npt.NDArray[np.int64]

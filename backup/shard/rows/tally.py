@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 import pyarrow as pa
 
-from kvstore.counts import WorkCount
+from kvstore.base.meters import WorkCount
 
 OnProgress: TypeAlias = "Callable[[int], None]"
 """Called with the number of rows done so far; an exception from it calls the work off."""

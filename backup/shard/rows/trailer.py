@@ -21,8 +21,8 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Final, NamedTuple
 
-from backup.shard.rows.pages import MAGIC, TAIL_BYTES, footer_bytes
-from kvstore.digest import DIGEST_BYTES, short_digest
+from kvstore.backup.shard.rows.pages import MAGIC, TAIL_BYTES, footer_bytes
+from kvstore.base.digest import DIGEST_BYTES, short_digest
 from kvstore.limits import ROW_GROUPS_READ_MAX
 
 _ENTRY = struct.Struct("<Q16s")

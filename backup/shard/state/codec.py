@@ -39,8 +39,8 @@ from dataclasses import dataclass, replace
 from dataclasses import fields as fields_of
 from typing import Any
 
-from backup.shard.remedies import PUT_BACK
-from backup.shard.state.state import (
+from kvstore.backup.shard.remedies import PUT_BACK
+from kvstore.backup.shard.state.state import (
     EMPTY,
     STATE_VERSION,
     CriticalHold,
@@ -48,9 +48,9 @@ from backup.shard.state.state import (
     LeasedReader,
     ShardState,
 )
-from backup.shard.state.trace import ShardBatch, ShardPart
+from kvstore.backup.shard.state.trace import ShardBatch, ShardPart
+from kvstore.base.digest import digest
 from kvstore.codec.json import JsonObject, read_object
-from kvstore.digest import digest
 from kvstore.errors import CorruptionError, FormatVersionError
 from kvstore.limits import STATE_BYTES_MAX
 from kvstore.storage.contract import require_name

@@ -26,11 +26,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Generic, TypeAlias, TypeVar
 
-from backup.shard.remedies import PUT_BACK
-from backup.shard.state import codec
-from backup.shard.state.state import RULE, ShardState
-from kvstore.clock import WallClock
-from kvstore.digest import digest
+from kvstore.backup.shard.remedies import PUT_BACK
+from kvstore.backup.shard.state import codec
+from kvstore.backup.shard.state.state import RULE, ShardState
+from kvstore.base.clock import WallClock
+from kvstore.base.digest import digest
+from kvstore.base.forks import own
 from kvstore.errors import (
     CorruptionError,
     DeterminateError,
@@ -38,7 +39,6 @@ from kvstore.errors import (
     StatesLostError,
     UsageError,
 )
-from kvstore.forks import own
 from kvstore.limits import LOOKS_MAX, ROLLUP_EVERY, STATE_SCAN_VERSIONS
 from kvstore.storage.contract import (
     FAILURES,

@@ -36,7 +36,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple
 
-from backup.shard.state.trace import (
+from kvstore.backup.shard.state.trace import (
     ShardBatch,
     Slot,
     add_slot,
@@ -46,9 +46,9 @@ from backup.shard.state.trace import (
     plan_merge,
     widened,
 )
+from kvstore.base.timestamp import TIMESTAMP_MAX
 from kvstore.errors import HistoryGoneError, NotYetWrittenError, UsageError
 from kvstore.limits import ROLLUP_EVERY
-from kvstore.timestamp import TIMESTAMP_MAX
 
 EMPTY: Final = TIMESTAMP_MAX + 1
 """The empty frontier: finished. Above every timestamp."""

@@ -32,7 +32,7 @@ class ShardPart:
     `key_min` and `key_max` bound every key that the part touches, ends of range tombstones
     included. Both are inclusive and rounded outwards (`key_max` None: unbounded). Parts of one
     `run` follow each other in order; parts of different runs may interleave. `ranges` counts range
-    tombstones. `checksum` is a digest of `kvstore.digest`.
+    tombstones. `checksum` is a digest of `kvstore.base.digest`.
     """
 
     name: str

@@ -21,8 +21,8 @@ from contextlib import suppress
 from functools import partial
 from typing import Final
 
-from backup.shard.state.log import StateLog
-from kvstore.digest import digest
+from kvstore.backup.shard.state.log import StateLog
+from kvstore.base.digest import digest
 from kvstore.errors import CorruptionError, StatesLostError, UsageError
 from kvstore.storage.contract import FAILURES, Blob
 

@@ -1,0 +1,244 @@
+"""The commands that list and end records beside the data: holds, imports, tasks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Annotated
+
+import typer
+
+from kvstore.base.timestamp import NS_PER_SECOND, Timestamp
+from kvstore.cli.app import in_shell_words
+from kvstore.cli.options import (
+    LISTED_MAX,
+    JsonOption,
+    ListLimitOption,
+    StoreArgument,
+    iso,
+    names_of,
+    open_to_write,
+)
+from kvstore.cli.output import note, print_figures, print_list
+from kvstore.errors import NotAStoreError, UsageError
+from kvstore.limits import HOLD_LOOK_S
+from kvstore.opening import engine_at, open_read_only
+from kvstore.store import TASKS_DIRECTORY, Store
+from kvstore.tasks import DEAD_SUFFIX, Task, read_tasks
+from kvstore.timeline.holds import BACKUP, HoldRecord
+from kvstore.timeline.import_records import ImportRecord
+
+# --------------------------------------------------------------------------------------------------
+# The command group `kvstore holds`: list, drop.
+
+holds_app = typer.Typer(
+    help="List the holds that keep history in a store, or drop an abandoned one.",
+    no_args_is_help=True,
+    add_completion=False,
+)
+
+
+@holds_app.command(name="list")
+def list_holds(
+    store: StoreArgument, limit: ListLimitOption = LISTED_MAX, as_json: JsonOption = False
+) -> None:
+    """List the holds of a store: the purpose and place of each, and the time of its last move.
+
+    Names each hold whose collection of backups is gone, with the command that drops it.
+
+    \b
+    Examples:
+      kvstore holds list flights.db
+      kvstore holds list flights.db --json | jq 'select(.kind == "backup")'
+    """
+    with open_read_only(store) as opened:
+        found = [_hold_fields(record) for record in opened.holds.all()]
+    for fields in found:
+        fields["gone"] = fields["kind"] == BACKUP and _is_gone(str(fields["address"]))
+    columns = ["name", "kind", "address", "timestamp", "owner", "moved_at", "max_age_seconds"]
+    print_list(found, columns, limit, as_json=as_json)
+    for fields in found:
+        if fields["gone"]:
+            note(
+                f"hold {fields['name']} keeps history for backups that are gone: nothing is at "
+                f"{fields['address']}; look whether its disk is mounted, or drop the hold: "
+                f"kvstore holds drop {store} {fields['name']}"
+            )
+
+
+@holds_app.command(name="drop")
+def drop_hold(
+    store: StoreArgument,
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="NAME",
+            help="The hold's name.",
+            show_default=False,
+            autocompletion=names_of(lambda store: [each.name for each in store.holds.all()]),
+        ),
+    ],
+    as_json: JsonOption = False,
+) -> None:
+    """Drop a hold whose owner is gone for good. The next gc removes the history that it kept.
+
+    The command prints the consequences for an owner that comes back after all.
+
+    \b
+    Examples:
+      kvstore holds drop flights.db backup-1f6a0e6fd3b4
+    """
+    with open_to_write(store) as opened:
+        dropped = opened.drop_hold(name)
+    print_figures(_hold_fields(dropped), as_json=as_json)
+    note(f"dropped; {in_shell_words(dropped.cost_of_dropping)}")
+
+
+def _is_gone(address: str) -> bool | None:
+    from kvstore.storage.address import is_gone  # holds of backups alone need storage
+
+    return is_gone(address, seconds=HOLD_LOOK_S)
+
+
+def _hold_fields(record: HoldRecord) -> dict[str, object]:
+    age_ns = record.max_age_ns
+    return {
+        "name": record.name,
+        "kind": record.kind,
+        "address": record.address,
+        "timestamp": iso(record.timestamp),
+        "owner": record.owner,
+        "created_at": None if record.created_at is None else iso(record.created_at),
+        "moved_at": None if record.moved_at is None else iso(record.moved_at),
+        "max_age_seconds": None if age_ns is None else age_ns / NS_PER_SECOND,
+        "lost": record.lost,
+    }
+
+
+# --------------------------------------------------------------------------------------------------
+# The command group `kvstore imports`: list, revert.
+
+imports_app = typer.Typer(
+    help="List the imports of a store, or revert one.",
+    no_args_is_help=True,
+    add_completion=False,
+)
+
+
+def import_ids(store: Store) -> Iterator[str]:
+    """The ids of the imports that can be reverted."""
+    return (f"{each.import_id:016x}" for each in store.imports.all())
+
+
+@imports_app.command(name="list")
+def list_imports(
+    store: StoreArgument, limit: ListLimitOption = LISTED_MAX, as_json: JsonOption = False
+) -> None:
+    """List the imports that a store knows, newest first, with their times, rows and bytes.
+
+    A small import becomes plain versions when `gc` settles it, and is listed no longer.
+
+    \b
+    Examples:
+      kvstore imports list flights.db
+      kvstore imports list flights.db --json | jq 'select(.state == "added")'
+    """
+    with open_read_only(store) as opened:
+        known = sorted(opened.imports.all(), key=_time, reverse=True)
+    columns = ["import_id", "state", "added", "reverted", "rows", "bytes"]
+    print_list([_fields(record) for record in known], columns, limit, as_json=as_json)
+
+
+@imports_app.command(name="revert")
+def revert_import(
+    store: StoreArgument,
+    import_id: Annotated[
+        str,
+        typer.Argument(
+            metavar="IMPORT",
+            help="The id that `kvstore import` printed.",
+            show_default=False,
+            autocompletion=names_of(import_ids),
+        ),
+    ],
+    as_json: JsonOption = False,
+) -> None:
+    """Undo an import from now on. Its history stays. A repeated command prints the first timestamp.
+
+    \b
+    Examples:
+      kvstore imports revert flights.db 5e0c1d2f3a4b5c6d
+    """
+    number = to_import_id(import_id)
+    with open_to_write(store) as opened:
+        print_figures({"timestamp": iso(opened.revert_import(number))}, as_json=as_json)
+
+
+def to_import_id(text: str) -> int:
+    """Parse the id of an import. Raises `UsageError`."""
+    try:
+        return int(text, 16)
+    except ValueError as error:
+        raise UsageError(
+            f"{text!r} is no id of an import", "pass the hex digits of `kvstore imports list`"
+        ) from error
+
+
+def _time(record: ImportRecord) -> Timestamp:
+    return record.added or record.prepared or Timestamp(0)
+
+
+def _fields(record: ImportRecord) -> dict[str, object]:
+    return {
+        "import_id": f"{record.import_id:016x}",
+        "state": record.state,
+        "added": None if record.added is None else iso(record.added),
+        "reverted": None if record.reverted is None else iso(record.reverted),
+        "rows": record.rows,
+        "bytes": record.size_bytes,
+    }
+
+
+# --------------------------------------------------------------------------------------------------
+# The command that lists the tasks of a store: waiting, claimed and given up.
+
+
+def tasks(
+    store: StoreArgument, limit: ListLimitOption = LISTED_MAX, as_json: JsonOption = False
+) -> None:
+    """List the tasks of a store with their progress. The store may be in use.
+
+    \b
+    Examples:
+      kvstore tasks flights.db
+      kvstore tasks flights.db --json | jq 'select(.state == "dead")'
+    """
+    if engine_at(store) is None:
+        raise NotAStoreError(str(store), "no store is there", "check the path")
+    now = time.time_ns()
+    found = [_task_fields(task, now) for task in read_tasks(store / TASKS_DIRECTORY)]
+    columns = ["queue", "task", "state", "available", "attempt", "progress", "error"]
+    print_list(found, columns, limit, as_json=as_json)
+
+
+def _task_fields(task: Task, now: int) -> dict[str, object]:
+    return {
+        "queue": task.queue,
+        "task": task.id,
+        "state": _state(task, now),
+        "available": iso(task.available_at),
+        "attempt": task.attempt,
+        "claimant": task.claimant,
+        "progress": task.progress.decode("utf-8", "backslashreplace"),
+        "error": task.error,
+        "value": task.value.decode("utf-8", "backslashreplace"),
+    }
+
+
+def _state(task: Task, now: int) -> str:
+    """`dead`, `waiting`, `held` by a claimant, or `later`: for another attempt, or the first."""
+    if task.queue.endswith(DEAD_SUFFIX):
+        return "dead"
+    if task.available_at <= now:
+        return "waiting"
+    return "held" if task.claimant else "later"

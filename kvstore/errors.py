@@ -1,0 +1,694 @@
+"""Every error of this project, in one tree, sorted by what the caller should do.
+
+KVStoreError
+|-- UsageError              fix the call, the option or the path; nothing was written
+|-- RetryableError          surely not done: try again
+|-- HistoryGoneError        read at a newer time
+|-- NotYetWrittenError      wait until `upper` has passed the time
+|-- FencedError             step down: a newer owner has taken over
+|-- StorageError            the outcome is unknown: reopen and look before retrying
+`-- CorruptionError         stop: the bytes are not the bytes that were written
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+# --------------------------------------------------------------------------------------------------
+# Every error this project raises, in one tree, sorted by what the caller should do.
+#
+#     KVStoreError
+#     |-- UsageError              fix the call, the option or the path; nothing was written
+#     |   |-- NotAStoreError          the directory holds something else
+#     |   |-- FormatVersionError      written by a newer or unknown release
+#     |   |-- AccessDeniedError       the storage refuses: see to permissions or credentials
+#     |   |-- NoBucketError           the bucket of an address does not exist: check its name
+#     |   |-- ForeignPackageError     another package hides our `bulk` or `backup`
+#     |   |-- NotFoundError           the call names a table, a hold or a feed that is not there
+#     |   |-- NotACounterError        the value of a key is no counter
+#     |   |-- NotCompiledError        the compiled modules are missing here
+#     |   |-- ClosedError             the object was closed; open a new one
+#     |   |-- ForkedError             a handle belongs to the process that opened it
+#     |   |-- KeyOrderError           keys must come in ascending order, each once
+#     |   |-- ImportRefusedError      a staged import is incomplete, altered or foreign
+#     |   |-- NotUniqueError          a row has the values of another one in a unique index
+#     |   `-- KeyConflictError        an import would cover live keys (on_conflict="error")
+#     |-- RetryableError          surely not done: try again
+#     |   |-- ConflictError           another commit changed a key that a transaction read
+#     |   |-- TableAlteredError       another call altered the table meanwhile
+#     |   |-- PreconditionError       a conditional write found another value than expected
+#     |   |-- DependencyError         tasks are not at the versions that a change depends on
+#     |   |-- HistoryHeldError        a hold or reader needs the history that the call would clear
+#     |   |-- DeterminateError        a blob or consensus call surely had no effect
+#     |   |-- UpperMismatchError      an append expected another upper; read it and decide anew
+#     |   |-- BusyError               another operation did not end in time
+#     |   |-- StaleReaderError        the writer took away what a reader needs; open it again
+#     |   |-- LockedError             another owner has it open; wait, or stop the owner
+#     |   `-- NotListeningError       no owner listens; open it, or open it there with control=True
+#     |-- HistoryGoneError        read at a newer time
+#     |-- NotYetWrittenError      wait until `upper` has passed the time
+#     |-- FencedError             step down: a newer owner has taken over
+#     |   |-- HoldLostError           the hold was invalidated: its budget was exceeded
+#     |   |-- LeaseExpiredError       a shard reader's lease ran out; its parts may be gone
+#     |   `-- OpaqueMismatchError     a critical hold carries another owner's token
+#     |-- StorageError            the outcome is unknown: reopen and look before retrying
+#     |   |-- OutOfSpaceError         the disk is full
+#     |   |-- IndeterminateError      a blob or consensus call may or may not have had its effect
+#     |   `-- PoisonedError           an earlier write failed; the handle refuses until reopened
+#     `-- CorruptionError         stop: the bytes are not the bytes that were written
+#         |-- StatesLostError           a collection lacks its newest states: it is an older copy
+#         |-- EventsMissingError        the change index does not hold what its epochs count
+#         `-- JournalDamagedError       a journal file is damaged; `salvage` rescues records
+#
+# `backup.shard` adds two for programs that read shards without a collection: `MissingShardError`, a
+# `UsageError`, and `MissingPartError`, a `CorruptionError`.
+#
+# Each message says what happened, where, and what to do; the same facts are fields of the error.
+# Foreign exceptions are translated where they enter (`raise ... from`). A broken invariant of ours
+# is an assertion, never one of these errors.
+#
+# Floors, from the top:
+#
+#     system                      errors of the operating system, translated
+#     corruption fenced frontiers retry storage usage    a module for each branch of the tree
+#     root
+
+__all__ = [
+    "KVStoreError",
+    "UsageError",
+    "NotACounterError",
+    "NotAStoreError",
+    "NotFoundError",
+    "FormatVersionError",
+    "AccessDeniedError",
+    "NoBucketError",
+    "ForeignPackageError",
+    "NotCompiledError",
+    "ClosedError",
+    "ForkedError",
+    "KeyOrderError",
+    "ImportRefusedError",
+    "NotUniqueError",
+    "KeyConflictError",
+    "RetryableError",
+    "ConflictError",
+    "TableAlteredError",
+    "PreconditionError",
+    "DependencyError",
+    "HistoryHeldError",
+    "DeterminateError",
+    "UpperMismatchError",
+    "BusyError",
+    "StaleReaderError",
+    "LockedError",
+    "NotListeningError",
+    "HistoryGoneError",
+    "NotYetWrittenError",
+    "FencedError",
+    "HoldLostError",
+    "LeaseExpiredError",
+    "OpaqueMismatchError",
+    "StorageError",
+    "OutOfSpaceError",
+    "IndeterminateError",
+    "PoisonedError",
+    "CorruptionError",
+    "JournalDamagedError",
+    "StatesLostError",
+    "EventsMissingError",
+    "printable",
+    "KEYS_NAMED_MAX",
+]
+
+
+# --------------------------------------------------------------------------------------------------
+# The root of the error tree, and the forms that facts take in messages.
+
+
+def printable(key: bytes) -> str:
+    """Render a key for a message: text as it is, other bytes as escapes, 64 bytes at most."""
+    text = repr(bytes(key[:64]))
+    return text if len(key) <= 64 else f"{text}... ({len(key)} bytes)"
+
+
+class KVStoreError(Exception):
+    """Root of the tree. `what` says what happened and where, `remedy` what the caller should do."""
+
+    __module__ = "kvstore.errors"  # tracebacks and pickles name the public place
+
+    def __init_subclass__(cls) -> None:
+        if cls.__module__.startswith("kvstore.errors."):
+            cls.__module__ = "kvstore.errors"
+
+    def __init__(self, what: str, remedy: str = "") -> None:
+        super().__init__(f"{what}; {remedy}" if remedy else what)
+        self.what = what
+        self.remedy = remedy
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # Errors cross processes (Spark's workers, pools). By default Python makes an error anew
+        # from its message alone, which fails for each class that takes other arguments.
+        return _restore, (type(self), self.args), self.__dict__
+
+
+def _restore(kind: type[KVStoreError], args: tuple[object, ...]) -> KVStoreError:
+    """Make the error that `__reduce__` took apart, without calling its `__init__`."""
+    return kind.__new__(kind, *args)
+
+
+def span_text(span: tuple[bytes, bytes | None]) -> str:
+    """Render the span of keys `start <= key < end` for a message."""
+    start, end = span
+    return f"[{printable(start)}, {'end' if end is None else printable(end)})"
+
+
+# --------------------------------------------------------------------------------------------------
+# Errors of the call itself: fix the call, the option or the path. Nothing was written.
+
+KEYS_NAMED_MAX = 5
+"""How many keys a message spells out: enough to recognise the data, few enough to read."""
+
+
+class UsageError(KVStoreError, ValueError):
+    """The call cannot be carried out as it was made. Nothing was written."""
+
+
+class NotAStoreError(UsageError):
+    """The directory at `path` holds something else than the caller wants to open."""
+
+    def __init__(self, path: str, found: str, remedy: str) -> None:
+        super().__init__(f"{path} is not usable: {found}", remedy)
+        self.path = path
+        self.found = found
+
+
+class FormatVersionError(UsageError):
+    """`path` carries a format version that this release does not know."""
+
+    def __init__(self, path: str, *, found: object, supported: object) -> None:
+        super().__init__(
+            f"{path} has format version {found}, this release reads {supported}",
+            "open it with the release that wrote it, or a newer one",
+        )
+        self.path = path
+        self.found = found
+        self.supported = supported
+
+
+class AccessDeniedError(UsageError):
+    """The storage at `where` refuses the call: a permission, a read-only place, credentials that
+    are missing or wrong. Nothing was done."""
+
+    def __init__(
+        self, where: str, cause: str, remedy: str = "check the path and its permissions"
+    ) -> None:
+        super().__init__(f"{where} was refused: {cause}", remedy)
+        self.where = where
+        self.cause = cause
+
+
+class NoBucketError(UsageError):
+    """The bucket or the container that an address names does not exist. Nothing was done."""
+
+    def __init__(self, where: str, cause: str) -> None:
+        super().__init__(
+            f"{where}: the bucket does not exist ({cause})", "check the bucket's name, or make it"
+        )
+        self.where = where
+        self.cause = cause
+
+
+class ForeignPackageError(UsageError, ImportError):
+    """The package `package`, found at `found`, is not the one that comes with this library."""
+
+    def __init__(self, package: str, found: str) -> None:
+        super().__init__(
+            f"the package {package!r} at {found} is not the one that comes with kvstore-mvcc",
+            f"rename {found} if it is yours; if it was installed, uninstall {package!r} "
+            "and reinstall kvstore-mvcc",
+        )
+        self.package = package
+        self.found = found
+
+
+class NotFoundError(UsageError):
+    """The call names something that is not there: a table, an index, a hold, a feed, an import."""
+
+
+class NotACounterError(UsageError):
+    """The value of a key is no counter, or its sum would need more than 64 bits. Nothing was
+    written."""
+
+
+class NotCompiledError(UsageError, ImportError):
+    """This installation lacks a compiled module for the interpreter `here`, such as "CPython 3.11.7
+    on linux-x86_64"; `cause` says which one."""
+
+    def __init__(self, here: str, cause: str) -> None:
+        super().__init__(
+            f"the loops of kvstore are not compiled for {here}: {cause}",
+            "install a wheel of kvstore-mvcc that was built for it; in a checkout, `make setup` "
+            "compiles them",
+        )
+        self.here = here
+        self.cause = cause
+
+
+class ClosedError(UsageError):
+    """The object was used after it was closed."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"{name} is closed", "open it again")
+
+
+class ForkedError(UsageError):
+    """The object at `where` was opened by process `owner`, and this process is a fork of it."""
+
+    def __init__(self, where: str, *, owner: int, remedy: str) -> None:
+        super().__init__(f"{where} belongs to process {owner}, of which this one is a fork", remedy)
+        self.where = where
+        self.owner = owner
+
+
+class KeyOrderError(UsageError):
+    """A sorted writer was given a key below the one before, or the same key twice."""
+
+    def __init__(self, where: str, *, previous: bytes, key: bytes) -> None:
+        twice = previous == key
+        super().__init__(
+            f"{where}: key {printable(key)} "
+            + ("came twice" if twice else f"came after {printable(previous)}"),
+            "remove duplicates" if twice else "sort the rows by key first",
+        )
+        self.previous = previous
+        self.key = key
+
+
+class ImportRefusedError(UsageError):
+    """A staged import is incomplete, altered since it was sealed, or another than it claims."""
+
+    def __init__(self, staging: str, problem: str, remedy: str) -> None:
+        super().__init__(f"import {staging} refused: {problem}", remedy)
+        self.staging = staging
+        self.problem = problem
+
+
+class NotUniqueError(UsageError):
+    """A row has the values of another row in a unique index. Nothing was written."""
+
+    def __init__(self, where: str, *, values: str, other: str) -> None:
+        super().__init__(f"{where}: {values} is taken by the row {other}", "choose other values")
+        self.where = where
+        self.values = values
+        self.other = other
+
+
+class KeyConflictError(UsageError):
+    """An import would cover live keys, which its caller asked to refuse. Nothing was added."""
+
+    def __init__(self, keys: Sequence[bytes]) -> None:
+        named = ", ".join(printable(key) for key in keys[:KEYS_NAMED_MAX])
+        super().__init__(
+            f"live keys are in the way of the import, first: {named}",
+            'delete them, or ingest with on_conflict="overwrite"',
+        )
+        self.keys = tuple(keys)
+
+
+# --------------------------------------------------------------------------------------------------
+# Errors of calls that were surely not carried out: the same call may succeed when repeated.
+
+
+class RetryableError(KVStoreError):
+    """The call surely changed nothing. The same call may succeed when repeated."""
+
+
+class ConflictError(RetryableError):
+    """A later commit changed a key that the transaction read. Nothing of it was written."""
+
+    def __init__(self, *, read_at: int, written_at: int, where: str) -> None:
+        super().__init__(
+            f"{where} was written at {written_at}, after the transaction's reads at {read_at}",
+            "run the transaction again (store.transact does)",
+        )
+        self.read_at = read_at
+        self.written_at = written_at
+        self.where = where
+
+
+class TableAlteredError(RetryableError):
+    """Another call altered the table meanwhile. Nothing was written."""
+
+    def __init__(self, table: str) -> None:
+        super().__init__(
+            f"table {table!r} was altered by another call meanwhile", "look at it and try again"
+        )
+        self.table = table
+
+
+class PreconditionError(RetryableError):
+    """A conditional write did not find what it expected; nothing was written."""
+
+    def __init__(self, key: bytes, *, expected: object, found: object) -> None:
+        super().__init__(
+            f"key {printable(key)}: expected {expected!r}, found {found!r}",
+            "read the key again and decide anew",
+        )
+        self.key = key
+        self.expected = expected
+        self.found = found
+
+
+class DependencyError(RetryableError):
+    """Tasks are not at the versions that a change of tasks depends on. Nothing was changed.
+
+    Each of `failures` is a task id, the expected version and the found one. A found version is
+    None where the task does not exist, an expected version where it must not exist.
+    """
+
+    def __init__(self, failures: Sequence[tuple[str, int | None, int | None]]) -> None:
+        named = ", ".join(
+            f"task {task} is {_version_text(found)}, not {_version_text(expected)}"
+            for task, expected, found in failures
+        )
+        super().__init__(named, "read the tasks again and decide anew")
+        self.failures = tuple(failures)
+
+
+class HistoryHeldError(RetryableError):
+    """`holder` needs the history of `span` that the call would destroy. Nothing was destroyed."""
+
+    def __init__(self, span: tuple[bytes, bytes | None], *, holder: str) -> None:
+        super().__init__(
+            f"history of {span_text(span)} is needed by {holder}",
+            "release or move it and clear again, or use delete_range, which keeps history",
+        )
+        self.span = span
+        self.holder = holder
+
+
+class DeterminateError(RetryableError):
+    """A blob or consensus call at `where` failed and surely had no effect."""
+
+    def __init__(self, where: str, cause: str) -> None:
+        super().__init__(f"{where} failed and did nothing: {cause}", "try again")
+        self.where = where
+        self.cause = cause
+
+
+class UpperMismatchError(RetryableError):
+    """An append expected the shard's upper to be `expected`; nothing was appended.
+
+    `writer_upper` is the upper this writer reached with its last append, None before its first.
+    """
+
+    def __init__(self, *, expected: int, upper: int, writer_upper: int | None = None) -> None:
+        super().__init__(
+            f"the append expects the shard's upper at {expected}, it is at {upper}",
+            "another writer was here: read the upper, rebuild the batch from there, append again",
+        )
+        self.expected = expected
+        self.upper = upper
+        self.writer_upper = writer_upper
+
+
+class BusyError(RetryableError):
+    """Another operation did not end within `waited_s` seconds. Nothing was changed."""
+
+    def __init__(self, what: str, *, waited_s: float, remedy: str) -> None:
+        super().__init__(f"{what} after {waited_s:g} s", remedy)
+        self.waited_s = waited_s
+
+
+class StaleReaderError(RetryableError):
+    """A handle that reads the store at `path` beside its writer can show no whole state: the writer
+    has removed files that it needs, or the store was replaced by another copy."""
+
+    def __init__(self, path: str, what: str = "", remedy: str = "") -> None:
+        super().__init__(
+            what or f"files of {path} were removed by the process that writes it",
+            remedy or "open it to be read again, or read a copy made by store.checkpoint",
+        )
+        self.path = path
+
+
+class LockedError(RetryableError):
+    """Another owner holds `path` open for writing."""
+
+    def __init__(
+        self,
+        path: str,
+        owner: str = "another process",
+        remedy: str = "close it there, or wait until it is closed",
+    ) -> None:
+        super().__init__(f"{path} is held by {owner}", remedy)
+        self.path = path
+        self.owner = owner
+
+
+class NotListeningError(RetryableError):
+    """No process listens at the store at `path`: none has it open with `control=True`."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(
+            f"no process listens at {path}",
+            "open the store here; or have the process that has it open listen: "
+            "kvstore.open(path, control=True)",
+        )
+        self.path = path
+
+
+def _version_text(version: int | None) -> str:
+    return "absent" if version is None else f"at version {version}"
+
+
+# --------------------------------------------------------------------------------------------------
+# Errors of reads at a time below `since` or at or above `upper`.
+
+
+class HistoryGoneError(KVStoreError):
+    """History at `as_of` may be gone: it is kept from `since` on. Where `span` is given, `since`
+    concerns this span, and the whole store otherwise. `nearest` has the nearest earlier and later
+    instants that can be read, where history below `since` was thinned or has a hole."""
+
+    def __init__(
+        self,
+        *,
+        as_of: int,
+        since: int,
+        span: tuple[bytes, bytes | None] | None = None,
+        remedy: str = "",
+        nearest: tuple[int, ...] = (),
+    ) -> None:
+        where = "" if span is None else f" in {span_text(span)}"
+        instants = " and ".join(map(str, nearest))
+        if nearest:
+            remedy = remedy or f"the nearest kept instants are {instants}: read at one of them"
+        super().__init__(
+            f"history{where} at {as_of} is gone: it is kept from {since} on",
+            remedy or f"read at {since} or later; a hold keeps history for longer",
+        )
+        self.nearest = nearest
+        self.as_of = as_of
+        self.since = since
+        self.span = span
+
+
+class NotYetWrittenError(KVStoreError):
+    """Commits at or below `as_of` may still come: the store is complete below `upper`."""
+
+    def __init__(self, *, as_of: int, upper: int, remedy: str = "") -> None:
+        super().__init__(
+            f"time {as_of} is not complete: the store is complete below {upper}",
+            remedy or f"read below {upper}, or wait",
+        )
+        self.as_of = as_of
+        self.upper = upper
+
+
+# --------------------------------------------------------------------------------------------------
+# Errors of owners that a newer owner has replaced: step down.
+
+
+class FencedError(KVStoreError):
+    """A newer owner has taken over `name`; this one must stop."""
+
+    def __init__(
+        self, name: str, remedy: str = "stop this owner; the newer one carries on"
+    ) -> None:
+        super().__init__(f"{name} was taken over by a newer owner", remedy)
+        self.name = name
+
+
+class HoldLostError(FencedError):
+    """The hold `name` was invalidated because it exceeded its budget; its history may be gone."""
+
+    def __init__(self, name: str, *, held: int, budget_seconds: float) -> None:
+        KVStoreError.__init__(
+            self,
+            f"hold {name!r} at {held} was invalidated: older than its {budget_seconds:g} s",
+            "start over from a full read, and take a larger budget",
+        )
+        self.name = name
+        self.held = held
+        self.budget_seconds = budget_seconds
+
+
+class LeaseExpiredError(FencedError):
+    """The lease of shard reader `name` ran out; parts it was reading may have been collected."""
+
+    def __init__(self, name: str) -> None:
+        KVStoreError.__init__(
+            self,
+            f"the lease of reader {name!r} has expired",
+            "register a new reader and start from a snapshot; renew it more often",
+        )
+        self.name = name
+
+
+class OpaqueMismatchError(FencedError):
+    """Critical hold `name` carries the token `opaque` of a newer owner, and stands at `since`."""
+
+    def __init__(self, name: str, *, opaque: bytes, since: int) -> None:
+        super().__init__(name)
+        self.opaque = opaque
+        self.since = since
+
+
+# --------------------------------------------------------------------------------------------------
+# Errors of storage whose outcome is unknown: reopen and look before trying again.
+
+
+class StorageError(KVStoreError):
+    """Storage failed during the call. Acknowledged writes stand; the last one may or may not."""
+
+
+class OutOfSpaceError(StorageError):
+    """The disk is full. Acknowledged writes stand.
+
+    `needed` and `free` are bytes, if the error was found before anything was written.
+    """
+
+    def __init__(self, where: str, *, needed: int | None = None, free: int | None = None) -> None:
+        what = f"no space left while writing {where}"
+        remedy = "free space, then open the store again, or repeat the call"
+        if needed is not None:
+            what = f"{where} has {free:,} bytes free, and {needed:,} are needed"
+            remedy = "free space, then try again: nothing was written"
+        super().__init__(what, remedy)
+        self.where = where
+        self.needed, self.free = needed, free
+
+
+class IndeterminateError(StorageError):
+    """A blob or consensus call at `where` may or may not have had its effect.
+
+    Only idempotent calls may be made again without looking first.
+    """
+
+    def __init__(self, where: str, cause: str) -> None:
+        super().__init__(
+            f"whether {where} took effect is unknown: {cause}",
+            "look at the present state before trying again",
+        )
+        self.where = where
+        self.cause = cause
+
+
+class PoisonedError(StorageError):
+    """An earlier write or fsync failed: the bytes on disk are unknown. Every call raises this."""
+
+    def __init__(self, where: str, cause: str) -> None:
+        super().__init__(
+            f"{where} refuses all calls since a write failed ({cause})",
+            "close it and open it again; acknowledged durable commits are kept",
+        )
+        self.where = where
+        self.cause = cause
+
+
+# --------------------------------------------------------------------------------------------------
+# Errors of damaged bytes: stop, and restore them from a backup.
+
+
+class CorruptionError(KVStoreError):
+    """The bytes at `where` are not the bytes that were written there."""
+
+    def __init__(self, where: str, problem: str, remedy: str = "restore it from a backup") -> None:
+        super().__init__(f"{where} is damaged: {problem}", remedy)
+        self.where = where
+        self.problem = problem
+
+
+class JournalDamagedError(CorruptionError):
+    """A journal file is damaged at `offset`; the records `first..last` cannot be read.
+
+    `last` is None where no record can be read behind the damage, so that the number of lost records
+    is unknown. It is below `first` where no record is lost.
+    """
+
+    def __init__(
+        self, path: str, *, offset: int, first: int, last: int | None, problem: str
+    ) -> None:
+        if last is None:
+            lost = f"ordinal {first} and all later ones cannot be read"
+        elif last < first:
+            lost = f"it stands between ordinals {last} and {first}"
+        else:
+            lost = f"ordinals {first}..{last} cannot be read"
+        super().__init__(
+            f"{path} at byte {offset}",
+            f"{problem}; {lost}",
+            "restore the file, or copy what is left with `kvstore journal salvage`",
+        )
+        self.path = path
+        self.offset = offset
+        self.first = first
+        self.last = last
+
+
+class StatesLostError(CorruptionError):
+    """The newest states of a collection, or of a shard of it, are gone: it was cut, emptied or
+    replaced by an older copy. `known` is the newest state that surely existed, `found` the newest
+    that exists; both are versions of the state, or both are times."""
+
+    def __init__(self, where: str, *, found: int, known: int, remedy: str = "") -> None:
+        super().__init__(
+            where,
+            f"its newest state is {found}, and there was {known}: it is an older copy, or cut",
+            remedy or "put back the newest copy of all its files; as_of= restores older states",
+        )
+        self.found = found
+        self.known = known
+
+
+class EventsMissingError(CorruptionError):
+    """The change index does not hold the changes that its epochs count: some are missing, or some
+    are too many."""
+
+    def __init__(self, where: str, problem: str) -> None:
+        super().__init__(where, problem, "start over from a full read, and report it")
+
+
+# --------------------------------------------------------------------------------------------------
+# Errors of the operating system, translated into errors of this project.
+
+
+@contextmanager
+def storage_errors(where: str) -> Iterator[None]:
+    """Translate errors of the operating system into errors of this project."""
+    try:
+        yield
+    except OSError as error:
+        raise storage_error(where, error) from error
+
+
+def storage_error(where: str, error: OSError) -> KVStoreError:
+    """The error of this project for an error of the operating system."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return OutOfSpaceError(where)
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return AccessDeniedError(where, str(error))
+    return StorageError(f"{where}: {error}", "look at the disk, then open it again")

@@ -1,0 +1,1207 @@
+"""The client: the names of `Store`, on a store that another process serves."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from datetime import timedelta
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, TypeVar
+
+import pyarrow as pa
+
+from kvstore.base.arguments import (
+    VALUE_COLUMNS,
+    require_age,
+    require_count,
+    require_integer,
+    require_seconds,
+    require_wait,
+)
+from kvstore.base.clock import Clock
+from kvstore.base.forks import not_copied, own
+from kvstore.base.span import Span, one_span
+from kvstore.base.timestamp import TimeLike, Timestamp
+from kvstore.changes import Change, Order, Revisions
+from kvstore.changes.columns import changes_schema
+from kvstore.changes.epochs import Changeset, ChangesetId, Epoch, ambient
+from kvstore.changes.events import (
+    Event,
+    Expand,
+    ExpiringChange,
+    ExpiringEvent,
+    Images,
+    Op,
+    Operation,
+)
+from kvstore.changes.index import OP_DELETE, OP_DELETE_RANGE, OP_PUT
+from kvstore.changes.streams import Generation, generation
+from kvstore.codec.tuples import desc
+from kvstore.errors import ClosedError, HistoryGoneError, KVStoreError, UsageError
+from kvstore.feeds import STARTS, FeedBatch, Position, Share
+from kvstore.limits import CLIENT_SNAPSHOT_LEASE_S, STREAMS_MAX
+from kvstore.mapping import MappingCodec, StoreMapping
+from kvstore.metrics import DEFINITIONS, Distribution, Metric
+from kvstore.mvcc import Version, WriteSet
+from kvstore.remote.client import calls, transport
+from kvstore.remote.client.calls import ClientRequest, Reply, SentWriteSet, ns, strange, verb
+from kvstore.remote.client.tables import (
+    ClientDefinitions,
+    ClientRows,
+    ClientTable,
+    RemoteSide,
+    collect,
+    hold_record,
+    work_of,
+)
+from kvstore.remote.client.transport import FROM_CLIENT, Pool, ServedFrontiers
+from kvstore.remote.protocol import EPOCHS_SCHEMA, POSITION_NAME, from_json, span_fields, to_json
+from kvstore.retention.gc import GcReport
+from kvstore.tables import joins
+from kvstore.tables.catalogue import Catalogue, IndexColumns
+from kvstore.tables.joins import Join, OnGone
+from kvstore.tasks import Modified, Task, Tasks, TaskState
+from kvstore.timeline.batch import Batch
+from kvstore.timeline.changesets import INSIDE_CHANGESET
+from kvstore.timeline.durability import Durability
+from kvstore.timeline.expiries import Expires, sent_expiry
+from kvstore.timeline.holds import HoldRecord
+from kvstore.timeline.transaction import UNCHECKED, ReadSet, Transaction, Unchecked, transact
+from kvstore.verify import Problem, StoreReport
+
+# --------------------------------------------------------------------------------------------------
+# Changes as a client receives them: rows of Arrow batches become `Event` and `Change`.
+
+_OPS: Final[dict[int, Op]] = {
+    OP_PUT: "put",
+    OP_DELETE: "delete",
+    OP_DELETE_RANGE: "delete_range",
+}
+_CHANGE: Final = ("timestamp", "op", "key", "end_key", "value", "expires")
+
+
+def changes_of(batches: Iterable[pa.RecordBatch]) -> Iterator[Change]:
+    """The changes of batches, in their order."""
+    for timestamp, op, key, end_key, value, due in _rows(batches, _CHANGE):
+        change = Change(Timestamp(timestamp), _OPS[op], key, end_key, value)
+        yield change if due is None else ExpiringChange.of(change, due)
+
+
+def events_of(batches: Iterable[pa.RecordBatch], *, is_cut: bool = False) -> Iterator[Event]:
+    """The events of batches, in their order; each commit's events follow each other. If `is_cut`,
+    the last commit has more events than came."""
+    before: tuple[Any, ...] | None = None
+    for row in _rows(batches, tuple(changes_schema().names)):
+        if before is not None:
+            yield _event(before, is_last=before[0] != row[0])
+        before = row
+    if before is not None:
+        yield _event(before, is_last=not is_cut)
+
+
+def _rows(batches: Iterable[pa.RecordBatch], names: Iterable[str]) -> Iterator[tuple[Any, ...]]:
+    for batch in batches:
+        yield from zip(*(_column(batch, name) for name in names), strict=True)
+
+
+def _column(batch: pa.RecordBatch, name: str) -> list[Any]:
+    if name == "expires" and name not in batch.schema.names:  # from a server that does not tell it
+        return [None] * batch.num_rows
+    found: list[Any] = batch.column(name).to_pylist()
+    return found
+
+
+def _event(row: tuple[Any, ...], *, is_last: bool) -> Event:
+    time, sequence, op, key, end_key, value, pre, post, changeset, stream, due = row
+    domain, serial = int.from_bytes(changeset[:8], "big"), int.from_bytes(changeset[8:], "big")
+    event = Event(
+        Timestamp(time),
+        sequence,
+        Operation(op),
+        key,
+        end_key,
+        value,
+        pre,
+        post,
+        ChangesetId(domain, serial),
+        stream,
+        is_last,
+    )
+    return event if due is None else ExpiringEvent.of(event, due)
+
+
+# --------------------------------------------------------------------------------------------------
+# A hold that a client has taken: the owner's handle is here, the claim is with the store.
+
+
+class ClientHold:
+    """A client's handle on a hold; `Client.hold` takes it. See `Hold`. Needs the right `admin`.
+
+    Leaving a `with` block releases it.
+    """
+
+    def __init__(self, call: Callable[..., dict[str, Any]], name: str, token: str) -> None:
+        """`call` calls a verb."""
+        self._call = call
+        self.name = name
+        self.token = token
+        own(self, repr(self), endings=("release",), remedy=FROM_CLIENT)
+
+    @property
+    def timestamp(self) -> Timestamp:
+        """The time from which the hold keeps history. Raises `FencedError` if a newer owner has
+        taken the hold, `HoldLostError` if it was invalidated."""
+        return Timestamp(self._call("held", name=self.name, token=self.token)["timestamp"])
+
+    def move(self, to: TimeLike) -> None:
+        """Hold `to` instead, durably. Raises as `Hold.move`."""
+        at = ns(to, "to")
+        self._call("move_hold", name=self.name, token=self.token, to=at, durable=True)
+
+    def release(self) -> None:
+        """Give up the hold, durably. Raises as `move`."""
+        self._call("release_hold", name=self.name, token=self.token)
+
+    def __repr__(self) -> str:
+        return f"<kvstore.ClientHold {self.name!r}>"
+
+    def __enter__(self) -> ClientHold:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
+# --------------------------------------------------------------------------------------------------
+# Changesets of a client: the block is here, and the changeset is open at the server.
+#
+# Invariants
+# 1. A write inside the block carries the name of the innermost changeset of its context.
+# 2. A changeset whose client has gone ends by itself: see `kvstore.remote.server.invocation`.
+
+
+class ClientChangeset(Changeset):
+    """See `Changeset`. `events` counts the changes once the block has ended. Raises `ClosedError`
+    at a write if the server has ended the changeset: nothing was written for some minutes, or the
+    server was started anew."""
+
+    def __init__(self, pool: Pool) -> None:
+        super().__init__(pool, _begin, _end)
+        self._pool = pool
+        self._process = os.getpid()
+
+    def open(self) -> None:
+        """Open it at the server, inside the changeset of this context. Repeatable."""
+        if not self.name:
+            around = ambient(self._pool)
+            outer = None if around is None else around.name
+            found = self._pool.send(verb("open_changeset", {"outer": outer}, Reply.json))
+            self.id = ChangesetId(found["domain"], found["serial"])
+            self.name = found["name"]
+
+    def end(self) -> None:
+        """End the changeset at the server. Repeatable. A forked child leaves its parent's changeset
+        open."""
+        name, self.name = self.name, ""
+        if name and self._process == os.getpid():
+            with suppress(KVStoreError):  # it ends by itself
+                request = verb("end_changeset", {"name": name}, Reply.json)
+                self.events = self._pool.send(request)["events"]
+
+
+def _begin(changeset: Changeset) -> None:
+    assert isinstance(changeset, ClientChangeset)
+    changeset.open()
+
+
+def _end(changeset: Changeset) -> None:
+    assert isinstance(changeset, ClientChangeset)
+    changeset.end()
+
+
+# --------------------------------------------------------------------------------------------------
+# A snapshot of a served store: reads at one time, under a lease that the client renews.
+#
+# Invariants
+# 1. A read shows the state at `as_of`, or raises `HistoryGoneError`: the time alone decides its
+#    rows, and the lease keeps them.
+# 2. A client that has gone leaves a lease that ends by itself.
+
+_ATTEMPTS = 3
+
+
+class ClientSnapshot:
+    """Reads at `as_of`, which stays readable until the snapshot is closed; see `Store.snapshot`.
+
+    Each read renews the lease if a third of `CLIENT_SNAPSHOT_LEASE_S` has passed. After a pause
+    longer than the lease a read raises `HistoryGoneError` if garbage collection has removed history
+    of its time.
+    """
+
+    def __init__(self, pool: Pool, as_of: TimeLike | None) -> None:
+        """Take the lease. Raises `HistoryGoneError` and `NotYetWrittenError` for `as_of`."""
+        self._pool, self._is_open = pool, True
+        resolve = calls.verb("resolve", {"as_of": ns(as_of)}, Reply.json, is_read=True)
+        self._name = secrets.token_hex(12)
+        for attempt in range(_ATTEMPTS):
+            try:
+                self.as_of = Timestamp(pool.send(resolve)["as_of"])
+                self._lease()
+                own(self, repr(self), remedy=FROM_CLIENT)
+                return
+            except HistoryGoneError:  # noqa: PERF203  # GC has passed the newest time meanwhile
+                if as_of is not None or attempt == _ATTEMPTS - 1:
+                    raise
+
+    def get(self, key: bytes, default: bytes | None = None) -> bytes | None:
+        """As `Client.get`, at this snapshot's time."""
+        value = self._open().send(calls.get(key, self.as_of))
+        return default if value is None else value
+
+    def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        """As `Client.get_many`, at this snapshot's time."""
+        return self._open().send(calls.get_many(keys, self.as_of))
+
+    def floor(self, key: bytes, prefix: bytes | None = None) -> tuple[bytes, bytes] | None:
+        """As `Client.floor`, at this snapshot's time."""
+        return self._open().send(calls.floor_many([key], self.as_of, prefix))[0]
+
+    def floor_many(
+        self, keys: Sequence[bytes], prefix: bytes | None = None
+    ) -> list[tuple[bytes, bytes] | None]:
+        """As `Client.floor_many`, at this snapshot's time."""
+        return self._open().send(calls.floor_many(keys, self.as_of, prefix))
+
+    def scan(
+        self,
+        start: bytes | None = None,
+        end: bytes | None = None,
+        prefix: bytes | None = None,
+        *,
+        reverse: bool = False,
+        limit: int | None = None,
+    ) -> Iterator[tuple[bytes, bytes]]:
+        """As `Client.scan`, at this snapshot's time."""
+        batches = self.scan_batches(start, end, prefix, reverse=reverse, limit=limit)
+        return chain.from_iterable(
+            zip(batch.column(0).to_pylist(), batch.column(1).to_pylist(), strict=True)
+            for batch in batches
+        )
+
+    def scan_batches(
+        self,
+        start: bytes | None = None,
+        end: bytes | None = None,
+        prefix: bytes | None = None,
+        *,
+        reverse: bool = False,
+        limit: int | None = None,
+        batch_rows: int | None = None,
+    ) -> pa.RecordBatchReader:
+        """As `Client.scan_batches`, at this snapshot's time."""
+        span = Span.of(start, end, prefix)
+        request = calls.scan(span, self.as_of, reverse, limit, batch_rows)
+        return transport.rows(self._open(), request)
+
+    def join(
+        self,
+        labels: object,
+        key: str = "id",
+        at: str | None = "ts",
+        max_age: timedelta | None = None,
+        *,
+        columns: tuple[str, str] = VALUE_COLUMNS,
+        on_gone: OnGone = "error",
+    ) -> pa.RecordBatchReader:
+        """As `Snapshot.join`: no label is above this snapshot's time."""
+        source = Join(self, max_age=max_age, columns=columns)
+        return joins.join(labels, [source], key=key, at=at, on_gone=on_gone)
+
+    def join_side(self) -> RemoteSide:
+        """The side of this snapshot in a join of several sources: see `kvstore.join`."""
+        self._open()
+        return RemoteSide(self._pool, newest=self.as_of)
+
+    def close(self) -> None:
+        """End the claim on history. Repeatable."""
+        if self._is_open:
+            self._is_open = False
+            with suppress(KVStoreError):  # it ends by itself
+                self._pool.send(calls.release_lease(self._name))
+
+    def __repr__(self) -> str:
+        return f"<kvstore.ClientSnapshot as of {self.as_of}>"
+
+    def __enter__(self) -> ClientSnapshot:
+        self._open()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _open(self) -> Pool:
+        if not self._is_open:
+            raise ClosedError("the snapshot")
+        if time.monotonic() > self._renew_at:
+            self._lease()
+        return self._pool
+
+    def _lease(self) -> None:
+        self._renew_at = time.monotonic() + CLIENT_SNAPSHOT_LEASE_S / 3
+        self._pool.send(calls.lease(self._name, self.as_of, CLIENT_SNAPSHOT_LEASE_S))
+
+
+# --------------------------------------------------------------------------------------------------
+# Transactions of a client: reads at one time of the server, and a commit that the server checks.
+#
+# The server knows nothing of a transaction before its commit, which brings the reads along. So a
+# client that goes away leaves nothing behind.
+
+
+class RemoteVersions:
+    """The versions of a served store."""
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+
+    def get(self, key: bytes, as_of: int) -> bytes | None:
+        """The value of `key` at `as_of`."""
+        return self._pool.send(calls.get(key, as_of))
+
+    def scan(
+        self, span: Span, as_of: int, *, reverse: bool
+    ) -> Iterator[tuple[list[bytes], list[bytes]]]:
+        """Live keys and values of a span at `as_of`, chunk by chunk."""
+        for batch in transport.rows(self._pool, calls.scan(span, as_of, reverse, None, None)):
+            yield batch.column(0).to_pylist(), batch.column(1).to_pylist()
+
+
+class RemoteTransactions:
+    """Begins and commits the transactions of one client."""
+
+    write_set: Final = SentWriteSet
+
+    def __init__(self, pool: Pool, catalogue: Catalogue) -> None:
+        self._pool, self.catalogue = pool, catalogue
+        self.versions = RemoteVersions(pool)
+
+    def due(self, expires: Expires) -> int:
+        """See `sent_expiry`: a client does not know the time of the store."""
+        return sent_expiry(expires)
+
+    def narrow(self, span: Span) -> Span:
+        """The span as it is: the server leaves tables out."""
+        return span
+
+    def begin(self, durability: Durability | None) -> Transaction:
+        """A transaction at the newest complete time of the server. One round trip."""
+        transaction = Transaction(self, 0, durability=durability)
+        transaction.read_at = self._pool.send(calls.newest())
+        return transaction
+
+    def commit(
+        self,
+        writes: WriteSet,
+        reads: ReadSet,
+        read_at: int,
+        pin: int,
+        *,
+        durability: Durability | None,
+    ) -> Timestamp:
+        """See `Transactions.commit`."""
+        assert isinstance(writes, SentWriteSet), "write_set says so"
+        return self._pool.send(calls.batch(writes, durability, reads, read_at))
+
+    def end(self, pin: int) -> None:
+        """The server has nothing to end."""
+
+    def abandon(self, pin: int) -> None:
+        """The server has nothing to end."""
+
+
+# --------------------------------------------------------------------------------------------------
+# A feed of a client: the consumer of changes is here, and its position is with the store.
+
+
+class ClientFeed:
+    """A consumer's handle on a feed of a served store; `Client.feed` makes it. See `Feed`.
+
+    It survives restarts of the server: a call that fails is sent again, and delivers nothing twice.
+    """
+
+    def __init__(self, pool: Pool, fields: Mapping[str, Any], opened: Mapping[str, Any]) -> None:
+        """`fields` are the arguments of each call, `opened` the answer to the opening."""
+        self._pool = pool
+        self._fields = {**fields, "token": opened["token"]}
+        self.name = str(fields["name"])
+        self.share = Share(fields.get("worker") or 0, fields.get("workers") or 1)
+        self.position = _position(opened)
+        """The position after the last delivery of this handle."""
+        self._closed = False
+        own(self, repr(self), remedy=FROM_CLIENT)
+
+    def batches(
+        self, *, follow: bool = False, heartbeat: float | None = None
+    ) -> Iterator[FeedBatch]:
+        """See `Feed.batches`. Each batch is a round trip; following waits at the server."""
+        if heartbeat is not None and not require_seconds(heartbeat, name="heartbeat"):
+            raise UsageError(f"heartbeat={heartbeat}", "pass seconds above 0, or None")
+        wait = min(heartbeat or self._pool.poll_s, self._pool.poll_s) if follow else 0.0
+        while True:
+            batch = self._fetch(wait)
+            self.position = batch.position
+            if batch.events or not follow or heartbeat is not None:
+                yield batch
+            if not follow and not batch.events and not batch.is_state:
+                return
+
+    def __iter__(self) -> Iterator[FeedBatch]:
+        return self.batches()
+
+    def ack(self, upto: FeedBatch | Position) -> None:
+        """See `Feed.ack`."""
+        position = upto.position if isinstance(upto, FeedBatch) else upto
+        if position.is_beyond(self.position):
+            raise UsageError(f"{position} was not delivered yet", "ack a delivered position")
+        self._pool.send(calls.verb("ack", self._at(position), Reply.json, is_repeatable=True))
+
+    def close(self) -> None:
+        """Close the handle. The position stays. Repeatable."""
+        self._closed = True
+
+    def __enter__(self) -> ClientFeed:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<kvstore.ClientFeed {self.name!r}>"
+
+    def _fetch(self, wait: float) -> FeedBatch:
+        fields = {**self._at(self.position), "wait": wait}
+        reader = transport.rows(self._pool, calls.verb("fetch", fields, Reply.json, is_read=True))
+        told = (reader.schema.metadata or {}).get(POSITION_NAME)
+        if told is None:
+            raise strange(self._pool.where, "a batch without a position")
+        found = json.loads(told)
+        position = _position(found)
+        is_state = self.position.state_from is not None
+        is_cut = is_state or position.taken > 0
+        return FeedBatch(list(events_of(reader, is_cut=is_cut)), position, is_state)
+
+    def _at(self, position: Position) -> dict[str, Any]:
+        if self._closed:
+            raise ClosedError(f"feed {self.name!r}")
+        timestamp, taken, state_from = position
+        place = {"timestamp": int(timestamp), "taken": taken, "state_from": to_json(state_from)}
+        return {**self._fields, **place}
+
+
+def _position(found: Mapping[str, Any]) -> Position:
+    """The position in an answer of the server."""
+    key = found["state_from"]
+    state_from = None if key is None else from_json(key, name="state_from")
+    return Position(Timestamp(found["timestamp"]), found["taken"], state_from)
+
+
+def feed_fields(
+    name: str,
+    streams: tuple[int, int] | None,
+    images: Images,
+    expand: Expand,
+    span: Span | None,
+    batch_rows: int | None,
+    batch_bytes: int | None,
+) -> dict[str, Any]:
+    """The arguments of every call of a feed."""
+    worker, workers = (None, None) if streams is None else Share.of(streams)
+    return {
+        "name": name,
+        "worker": worker,
+        "workers": workers,
+        "images": images,
+        "expand": expand,
+        **span_fields(Span() if span is None else span),
+        "batch_rows": batch_rows,
+        "batch_bytes": batch_bytes,
+    }
+
+
+def start_fields(start: TimeLike | Position | None, max_age: timedelta | None) -> dict[str, Any]:
+    """The arguments by which a feed begins."""
+    age = require_age(max_age, name="max_age")
+    position, since = (start, start.timestamp) if isinstance(start, Position) else (None, start)
+    return {
+        "since": since if since in STARTS else calls.ns(since, "start"),
+        "taken": None if position is None else position.taken,
+        "state_from": None if position is None else to_json(position.state_from),
+        "max_age": None if age is None else age.total_seconds(),
+    }
+
+
+# --------------------------------------------------------------------------------------------------
+# The changes of a served store, and the times and groups of its commits.
+
+_EPOCH: Final = tuple(EPOCHS_SCHEMA.names)
+
+
+class ServedCapture(ServedFrontiers):
+    """The calls of a client that concern changes."""
+
+    def changes(
+        self,
+        since: TimeLike,
+        upto: TimeLike | None = None,
+        start: bytes | None = None,
+        end: bytes | None = None,
+        revisions: Revisions = "all",
+        order: Order = "key",
+        *,
+        prefix: bytes | None = None,
+    ) -> Iterator[Change]:
+        """See `Store.changes`."""
+        span = Span.of(start, end, prefix)
+        request = _versions(since, upto, span, revisions, order=order)
+        return changes_of(transport.rows(self._pool, request))
+
+    def events(
+        self,
+        since: TimeLike,
+        upto: TimeLike | None = None,
+        *,
+        span: Span | None = None,
+        images: Images = "delta",
+        expand: Expand = "imports",
+    ) -> Iterator[Event]:
+        """See `Store.events`."""
+        request = _changes(since, upto, span or Span(), images, expand, name="events")
+        return events_of(transport.rows(self._pool, request))
+
+    def changes_batches(
+        self,
+        since: TimeLike,
+        upto: TimeLike | None = None,
+        *,
+        span: Span | None = None,
+        images: Images = "delta",
+        expand: Expand = "imports",
+    ) -> pa.RecordBatchReader:
+        """See `Store.changes_batches`."""
+        request = _changes(since, upto, span or Span(), images, expand)
+        return transport.rows(self._pool, request)
+
+    def versions_batches(
+        self,
+        since: TimeLike,
+        upto: TimeLike | None = None,
+        *,
+        span: Span | None = None,
+        revisions: Revisions = "all",
+        ranges: bool = False,
+    ) -> pa.RecordBatchReader:
+        """The puts and deletes that `Store.changes` gives by key, as Arrow batches; with `ranges`
+        the range deletes alone."""
+        request = _versions(since, upto, span or Span(), revisions, ranges=ranges)
+        return transport.rows(self._pool, request)
+
+    def feed(
+        self,
+        name: str,
+        start: TimeLike | Position | None = None,
+        streams: tuple[int, int] | None = None,
+        images: Images = "delta",
+        expand: Expand = "imports",
+        *,
+        span: Span | None = None,
+        prefix: bytes | None = None,
+        max_age: timedelta | None = None,
+        batch_rows: int | None = None,
+        batch_bytes: int | None = None,
+    ) -> ClientFeed:
+        """See `Store.feed`. The position is with the store, so the server may be started anew."""
+        span = one_span(span, prefix)
+        fields = feed_fields(name, streams, images, expand, span, batch_rows, batch_bytes)
+        opening = {**fields, **start_fields(start, max_age)}
+        opened = self._pool.send(calls.verb("open_feed", opening, Reply.json))
+        return ClientFeed(self._pool, fields, opened)
+
+    def drop_feed(self, name: str) -> None:
+        """Give up a feed: its position, and its claim on history."""
+        self._pool.send(calls.verb("drop_feed", {"name": name}, Reply.json))
+
+    # -- waits and groups -------------------------------------------------------------------
+
+    def wait_beyond(
+        self, upper: int, *, timeout: float | None = None, stop: Callable[[], bool] = lambda: False
+    ) -> None:
+        """See `Store.wait_beyond`. The server waits, for ten seconds at a time at most; `stop` is
+        asked before each time."""
+        upper = require_integer(upper, name="upper")
+        seconds = require_wait(timeout)
+        ends_at = None if seconds is None else time.monotonic() + seconds
+        while not stop():
+            most = self._pool.poll_s
+            left = most if ends_at is None else max(ends_at - time.monotonic(), 0.0)
+            fields = {"upper": upper, "wait": min(left, most)}
+            request = calls.verb("wait_beyond", fields, Reply.json, is_read=True)
+            if self._pool.send(request)["upper"] > upper or not left:
+                return
+
+    def changeset(self) -> ClientChangeset:
+        """See `Store.changeset`. The writes of this client inside the block, in this context,
+        belong to it. The server ends it after five minutes without a write; the next write raises
+        `ClosedError`."""
+        return ClientChangeset(self._pool)
+
+    def epochs(self, since: TimeLike = 0) -> Iterator[Epoch]:
+        """See `Store.epochs`."""
+        fields = {"since": calls.ns(since, "since")}
+        request = calls.verb("epochs", fields, Reply.json, is_read=True)
+        for batch in transport.rows(self._pool, request):
+            for row in zip(*(batch.column(name).to_pylist() for name in _EPOCH), strict=True):
+                found = Epoch(*row)
+                yield found._replace(closed_at=Timestamp(found.closed_at))
+
+    def generations(self) -> list[Generation]:
+        """See `Store.generations`."""
+        found = self._pool.send(calls.fields_of("generations"))["generations"]
+        return [_generation(each) for each in found]
+
+    def reshard(self, streams: int) -> Generation:
+        """See `Store.reshard`. Needs the right `admin`."""
+        fields = {"streams": require_count(streams, name="streams", most=STREAMS_MAX)}
+        return _generation(self._pool.send(calls.verb("reshard", fields, Reply.json)))
+
+    def force_quiescence(
+        self, after: timedelta | None = None, *, timeout: float | None = None
+    ) -> Timestamp:
+        """See `Store.force_quiescence`. Needs the right `admin`."""
+        require_age(after, name="after")
+        if ambient(self._pool) is not None:
+            raise UsageError(*INSIDE_CHANGESET)
+        age_s = None if after is None else after.total_seconds()
+        found = work_of(self._pool, "force_quiescence", None, after=age_s, timeout=timeout)
+        return Timestamp(found["timestamp"])
+
+
+def _generation(found: dict[str, Any]) -> Generation:
+    streams = [bytes.fromhex(stream) for stream in found["streams"]]
+    made, closed_at = generation(found["opened_at"], streams), found["closed_at"]
+    return made if closed_at is None else replace(made, closed_at=Timestamp(closed_at))
+
+
+def _changes(
+    since: TimeLike,
+    upto: TimeLike | None,
+    span: Span,
+    images: str,
+    expand: str,
+    *,
+    name: str = "changes",
+) -> ClientRequest[dict[str, Any]]:
+    """See `Store.changes_batches`; with the name `"events"` see `Store.events`."""
+    window = {"since": calls.since(since), "upto": calls.ns(upto, "upto")}
+    fields = {**window, **span_fields(span), "images": images, "expand": expand}
+    return calls.verb(name, fields, Reply.json, is_read=True)
+
+
+def _versions(
+    since: TimeLike,
+    upto: TimeLike | None,
+    span: Span,
+    revisions: str,
+    *,
+    ranges: bool = False,
+    order: str | None = None,
+) -> ClientRequest[dict[str, Any]]:
+    """The puts and deletes of a window by key; see `Store.changes`. With `ranges` only the range
+    deletes, with `order` all changes in that order."""
+    window = {"since": calls.since(since), "upto": calls.ns(upto, "upto")}
+    choice = {"revisions": revisions, "ranges": ranges, "order": order}
+    fields = {**window, **span_fields(span), **choice}
+    return calls.verb("versions", fields, Reply.json, is_read=True)
+
+
+# --------------------------------------------------------------------------------------------------
+# The metrics of a served store, out of the server's answer.
+
+_DEFINED: Final = {definition.name: definition for definition in DEFINITIONS.values()}
+
+
+def metrics_of(found: Mapping[str, Any]) -> dict[str, Metric]:
+    """The metrics by full name. A newer server may have others, which are left out."""
+    return {
+        name: Metric(
+            definition, {tuple(labels): _figure(value) for labels, value in found.get(name, ())}
+        )
+        for name, definition in _DEFINED.items()
+    }
+
+
+def _figure(value: Any) -> float | Distribution:
+    if not isinstance(value, dict):
+        figure: float = value
+        return figure
+    buckets = ((float("inf") if bound is None else bound, n) for bound, n in value["buckets"])
+    return Distribution(tuple(buckets), value["total"])
+
+
+# --------------------------------------------------------------------------------------------------
+# The task queue of a store that another process owns, for programs that submit tasks to it.
+
+
+class ClientTasks(Tasks):
+    """Takes tasks for the queue of the owner. Workers run in the owner's process."""
+
+    def __init__(self, call: Callable[..., dict[str, Any]]) -> None:
+        """`call` calls a verb."""
+        super().__init__(TaskState(), None, Clock())
+        self._call = call
+
+    def insert(
+        self,
+        queue: str,
+        value: bytes = b"",
+        *,
+        available_at: int | None = None,
+        id: str | None = None,  # noqa: A002 - the field's word
+    ) -> Task:
+        """See `Tasks.insert`."""
+        fields = {"queue": queue, "value": to_json(value), "available_at": available_at, "id": id}
+        found = self._call("submit_task", **fields)["task"]
+        return Task(**found, value=value)
+
+    def modify(self, **_: Any) -> Modified:
+        """Refused. Raises `UsageError`."""
+        raise UsageError(
+            "a change of tasks by a client", "run the worker in the process that owns the store"
+        )
+
+    def claim(self, *_: Any, **__: Any) -> Task | None:
+        """Refused. Raises `UsageError`."""
+        raise UsageError(
+            "a worker of a client", "run the worker in the process that owns the store"
+        )
+
+
+# --------------------------------------------------------------------------------------------------
+# Upkeep of a served store, for callers with the right `admin`; and verbs by their names.
+
+
+class ServedUpkeep(ServedCapture):
+    """The calls of a client that concern the upkeep of a store, and calls of verbs by their
+    names."""
+
+    def gc(
+        self,
+        before: TimeLike | None = None,
+        keep: timedelta | None = None,
+        *,
+        compact: bool = False,
+        progress: Callable[[int], None] | None = None,
+    ) -> GcReport:
+        """See `Store.gc`. An error that `progress` raises ends the run of the owner."""
+        return collect(self._pool, before, keep, compact, progress)
+
+    def checkpoint(self, path: str | Path) -> Timestamp:
+        """See `Store.checkpoint`. `path` is an absolute path on the machine of the server."""
+        return Timestamp(self.work("checkpoint", None, path=str(path))["timestamp"])
+
+    def clear_range(self, start: bytes, end: bytes, *, compact: bool = True) -> Timestamp:
+        """See `Store.clear_range`."""
+        span = Span(start, end)
+        fields = {"start": to_json(span.start), "end": to_json(span.end), "compact": compact}
+        return Timestamp(self.work("clear_range", None, **fields)["timestamp"])
+
+    def verify(self, *, progress: Callable[[int], None] | None = None) -> StoreReport:
+        """See `Store.verify`. The server walks; an error that `progress` raises ends the walk."""
+        found = self.work("verify", progress)
+        problems = tuple(Problem(*each) for each in found["problems"])
+        return StoreReport(**{**found, "problems": problems})
+
+    def revert_import(self, import_id: int) -> Timestamp:
+        """See `Store.revert_import`."""
+        number = require_integer(import_id, name="import_id")
+        return Timestamp(self.call("revert_import", import_id=f"{number:016x}")["timestamp"])
+
+    def hold(
+        self, name: str, at: TimeLike | None = None, max_age: timedelta | None = None
+    ) -> ClientHold:
+        """See `Store.hold`."""
+        age = require_age(max_age, name="max_age")
+        seconds = None if age is None else age.total_seconds()
+        found = self.call("hold", name=name, at=calls.ns(at, "at"), max_age=seconds, durable=True)
+        return ClientHold(self.call, name, str(found["token"]))
+
+    def drop_hold(self, name: str) -> HoldRecord:
+        """Remove a hold, whoever owns it: see `Holds.drop`."""
+        return hold_record(self.call("drop_hold", name=name))
+
+    # -- other verbs ------------------------------------------------------------------------
+
+    def call(self, verb: str, **arguments: Any) -> dict[str, Any]:
+        """Call a verb by its name, with arguments as JSON: for verbs that this client lacks."""
+        request: ClientRequest[dict[str, Any]] = calls.verb(verb, arguments, Reply.json)
+        return self._pool.send(request)
+
+    def rows(self, verb: str, **arguments: Any) -> pa.RecordBatchReader:
+        """Call a verb that answers with rows, as `call`. The call is sent once."""
+        request: ClientRequest[dict[str, Any]] = calls.verb(verb, arguments, Reply.json)
+        return transport.rows(self._pool, request)
+
+    def work(
+        self, verb: str, progress: Callable[[int], None] | None, /, **arguments: Any
+    ) -> Mapping[str, Any]:
+        """Call a verb of long work, and return its result. An error that `progress` raises ends
+        the work at its next step."""
+        return work_of(self._pool, verb, progress, **arguments)
+
+
+# --------------------------------------------------------------------------------------------------
+# The client: the names of `Store`, on a store that another process serves.
+
+T = TypeVar("T")
+
+
+class Client(ServedUpkeep):
+    """A store behind a server; `kvstore.connect` makes one. Use it from any thread.
+
+    It has the methods of `Store`: same arguments, same results, same errors. Besides, each call
+    raises `DeterminateError` if it surely did nothing, and `IndeterminateError` if that is unknown.
+    Reads and writes are sent again for `patience` seconds first; a write that is sent again is done
+    once. The rows of a scan or of changes that have begun are not asked for again.
+    """
+
+    def __init__(self, pool: Pool) -> None:
+        super().__init__(pool)
+        not_copied(type(self))
+        self._catalogue = Catalogue(ClientDefinitions(pool))
+        self._transactions = RemoteTransactions(pool, self._catalogue)
+
+    # -- the store --------------------------------------------------------------------------
+
+    @property
+    def path(self) -> Path | None:
+        """The directory of the store, for a client by path; None for a client of an address."""
+        return self._pool.endpoint.store
+
+    @property
+    def tasks(self) -> Tasks:
+        """The queue of the store's tasks, to submit tasks to. The owner's process does them."""
+        return ClientTasks(self.call)
+
+    def stats(self) -> dict[str, Any]:
+        """See `Store.stats`."""
+        return self._pool.send(calls.fields_of("stats"))
+
+    def metrics(self) -> Mapping[str, Metric]:
+        """See `Store.metrics`."""
+        return metrics_of(self._pool.send(calls.fields_of("metrics")))
+
+    def sync(self) -> Timestamp:
+        """See `Store.sync`."""
+        return self._pool.send(calls.sync())
+
+    def close(self) -> None:
+        """Close the connections. The server and its store stay. Repeatable."""
+        self._pool.close()
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<kvstore.Client {self._pool.where}>"
+
+    # -- reading ----------------------------------------------------------------------------
+
+    def get(
+        self, key: bytes, as_of: TimeLike | None = None, default: bytes | T | None = None
+    ) -> bytes | T | None:
+        """See `Store.get`."""
+        value = self._pool.send(calls.get(key, as_of))
+        return default if value is None else value
+
+    def get_many(
+        self, keys: Sequence[bytes], as_of: TimeLike | Sequence[TimeLike] | None = None
+    ) -> list[bytes | None]:
+        """See `Store.get_many`."""
+        return self._pool.send(calls.get_many(keys, self.times_still(as_of)))
+
+    def floor(
+        self, key: bytes, as_of: TimeLike | None = None, prefix: bytes | None = None
+    ) -> tuple[bytes, bytes] | None:
+        """See `Store.floor`."""
+        return self._pool.send(calls.floor_many([key], as_of, prefix))[0]
+
+    def floor_many(
+        self,
+        keys: Sequence[bytes],
+        as_of: TimeLike | Sequence[TimeLike] | None = None,
+        prefix: bytes | None = None,
+    ) -> list[tuple[bytes, bytes] | None]:
+        """See `Store.floor_many`."""
+        return self._pool.send(calls.floor_many(keys, self.times_still(as_of), prefix))
+
+    def scan(
+        self,
+        start: bytes | None = None,
+        end: bytes | None = None,
+        prefix: bytes | None = None,
+        as_of: TimeLike | None = None,
+        reverse: bool = False,
+        limit: int | None = None,
+    ) -> Iterator[tuple[bytes, bytes]]:
+        """See `Store.scan`."""
+        reader = self.scan_batches(start, end, prefix, as_of, reverse, limit)
+        for batch in reader:
+            yield from zip(batch.column(0).to_pylist(), batch.column(1).to_pylist(), strict=True)
+
+    def keys(
+        self,
+        start: bytes | None = None,
+        end: bytes | None = None,
+        prefix: bytes | None = None,
+        as_of: TimeLike | None = None,
+        reverse: bool = False,
+        limit: int | None = None,
+    ) -> Iterator[bytes]:
+        """See `Store.keys`. No value travels."""
+        request = calls.keys(Span.of(start, end, prefix), as_of, reverse, limit)
+        for batch in transport.rows(self._pool, request):
+            yield from batch.column(0).to_pylist()
+
+    def count(
+        self,
+        start: bytes | None = None,
+        end: bytes | None = None,
+        prefix: bytes | None = None,
+        as_of: TimeLike | None = None,
+    ) -> int:
+        """See `Store.count`. The server counts."""
+        return self._pool.send(calls.count(Span.of(start, end, prefix), as_of))
+
+    def mapping(self, codec: str | MappingCodec = "bytes", *, prefix: bytes = b"") -> StoreMapping:
+        """See `Store.mapping`. Each look-up and each write is a round trip."""
+        return StoreMapping(self, codec, prefix)
+
+    def scan_batches(
+        self,
+        start: bytes | None = None,
+        end: bytes | None = None,
+        prefix: bytes | None = None,
+        as_of: TimeLike | None = None,
+        reverse: bool = False,
+        limit: int | None = None,
+        *,
+        batch_rows: int | None = None,
+    ) -> pa.RecordBatchReader:
+        """See `Store.scan_batches`. The whole stream is of one time."""
+        request = calls.scan(Span.of(start, end, prefix), as_of, reverse, limit, batch_rows)
+        return transport.rows(self._pool, request)
+
+    def join(
+        self,
+        labels: object,
+        key: str = "id",
+        at: str | None = "ts",
+        max_age: timedelta | None = None,
+        *,
+        columns: tuple[str, str] = VALUE_COLUMNS,
+        on_gone: OnGone = "error",
+    ) -> pa.RecordBatchReader:
+        """See `Store.join`. Labels travel in pieces; a lease keeps the history until the end."""
+        source = Join(self, max_age=max_age, columns=columns)
+        return joins.join(labels, [source], key=key, at=at, on_gone=on_gone)
+
+    def join_side(self) -> RemoteSide:
+        """The side of the served store in a join of several sources: see `kvstore.join`."""
+        return RemoteSide(self._pool)
+
+    def snapshot(self, as_of: TimeLike | None = None) -> ClientSnapshot:
+        """See `Store.snapshot`. A lease keeps the time readable, and runs out by itself once this
+        process has ended."""
+        return ClientSnapshot(self._pool, as_of)
+
+    def history(self, key: bytes) -> list[Version]:
+        """See `Store.history`."""
+        return self._pool.send(calls.history(key))
+
+    def lease(self, name: str, at: TimeLike | None = None, *, seconds: float) -> Timestamp:
+        """Keep history from `at` on readable (default: the whole kept history), for readers in many
+        processes. Returns the time from which it is kept.
+
+        The lease `name`, a random text of the caller, ends after `seconds`; the same call again
+        moves it or makes it longer. Raises `HistoryGoneError` and `NotYetWrittenError` for `at`.
+        """
+        return Timestamp(self._pool.send(calls.lease(name, at, seconds))["at"])
+
+    def release_lease(self, name: str) -> None:
+        """End a lease before its time. Repeatable."""
+        self._pool.send(calls.release_lease(name))
+
+    # -- writing ----------------------------------------------------------------------------
+
+    def put(
+        self,
+        key: bytes,
+        value: bytes,
+        *,
+        expires: Expires | None = None,
+        durability: Durability | None = None,
+    ) -> Timestamp:
+        """See `Store.put`. A timedelta counts from the time at which the server takes the write."""
+        return self._pool.send(calls.put(key, value, durability, expires))
+
+    def delete(self, key: bytes, *, durability: Durability | None = None) -> Timestamp:
+        """See `Store.delete`."""
+        return self._pool.send(calls.delete(key, durability))
+
+    def delete_range(
+        self,
+        start: bytes,
+        end: bytes,
+        idempotent: bool = False,
+        *,
+        durability: Durability | None = None,
+    ) -> Timestamp | None:
+        """See `Store.delete_range`."""
+        return self._pool.send(calls.delete_range(start, end, idempotent, durability))
+
+    def put_if(
+        self,
+        key: bytes,
+        value: bytes,
+        expected: bytes | Unchecked | None = UNCHECKED,
+        *,
+        unchanged_since: TimeLike | None = None,
+        expires: Expires | None = None,
+        durability: Durability | None = None,
+    ) -> Timestamp:
+        """See `Store.put_if`."""
+        condition = (expected, unchanged_since)
+        request = calls.conditional("put_if", key, value, *condition, durability, expires)
+        return self._pool.send(request)
+
+    def delete_if(
+        self,
+        key: bytes,
+        expected: bytes | Unchecked | None = UNCHECKED,
+        *,
+        unchanged_since: TimeLike | None = None,
+        durability: Durability | None = None,
+    ) -> Timestamp:
+        """See `Store.delete_if`."""
+        request = calls.conditional("delete_if", key, None, expected, unchanged_since, durability)
+        return self._pool.send(request)
+
+    def pop(self, key: bytes, *, durability: Durability | None = None) -> bytes | None:
+        """See `Store.pop`."""
+        return self._pool.send(calls.pop(key, durability))
+
+    def update(
+        self,
+        key: bytes,
+        change: Callable[[bytes | None], bytes | None],
+        *,
+        expires: Expires | None = None,
+        durability: Durability | None = None,
+    ) -> bytes | None:
+        """See `Store.update`. The function runs here, in a transaction: three round trips or
+        more. It runs again after each conflict."""
+        update = partial(Transaction.update, key=key, change=change, expires=expires)
+        return self.transact(update, durability=durability)
+
+    def increment(
+        self,
+        key: bytes,
+        by: int = 1,
+        *,
+        expires: Expires | None = None,
+        durability: Durability | None = None,
+    ) -> int:
+        """See `Store.increment`."""
+        return self._pool.send(calls.increment(key, by, durability, expires))
+
+    def ttl(self, key: bytes) -> timedelta | None:
+        """See `Store.ttl`."""
+        return self._pool.send(calls.ttl(key))
+
+    def persist(self, key: bytes, *, durability: Durability | None = None) -> Timestamp | None:
+        """See `Store.persist`."""
+        return self._pool.send(calls.persist(key, durability))
+
+    def put_many(
+        self,
+        rows: object,
+        *,
+        expires: Expires | None = None,
+        durability: Durability | None = None,
+    ) -> Timestamp | None:
+        """See `Store.put_many`. The rows travel together."""
+        with self.batch(durability=durability) as batch:
+            batch.put_many(rows, expires=expires)
+        return batch.timestamp
+
+    def revert_range(self, start: bytes, end: bytes | None, to: TimeLike) -> Timestamp | None:
+        """See `Store.revert_range`. The server finds the changes and writes the new versions."""
+        return self._pool.send(calls.revert_range(Span(start, end), to))
+
+    def batch(self, *, durability: Durability | None = None) -> Batch:
+        """See `Store.batch`. The writes travel together when the block ends."""
+        rows = self.table_rows()
+        commit = partial(rows.commit, durability)
+        return Batch(commit, SentWriteSet, rows=lambda: rows, due=sent_expiry)
+
+    def transaction(self, *, durability: Durability | None = None) -> Transaction:
+        """See `Store.transaction`. Each read is a round trip, and so is the commit, which brings
+        the reads with the writes. Raises `HistoryGoneError` once GC has removed history that the
+        transaction reads: run it again."""
+        return self._transactions.begin(durability)
+
+    def transact(
+        self,
+        body: Callable[[Transaction], T],
+        *,
+        attempts: int | None = None,
+        wait: Callable[[float], None] = time.sleep,
+        durability: Durability | None = None,
+    ) -> T:
+        """See `Store.transact`."""
+        begin = partial(self.transaction, durability=durability)
+        return transact(begin, body, attempts=attempts, wait=wait)
+
+    # -- tables -----------------------------------------------------------------------------
+
+    def table(
+        self,
+        name: str,
+        schema: pa.Schema | type | None = None,
+        key: str | desc | Sequence[str | desc] | None = None,
+        indexes: Mapping[str, IndexColumns] | None = None,
+        event_time: str | None = None,
+    ) -> ClientTable:
+        """See `Store.table`. Rows are encoded here; the server makes the entries of indexes, checks
+        the unique ones, and decodes the rows of scans. A token with a prefix opens no table."""
+        return self.table_rows().table(name, schema, key, indexes, event_time)
+
+    def tables(self) -> list[str]:
+        """See `Store.tables`."""
+        return self._catalogue.names()
+
+    def table_rows(self) -> ClientRows:
+        """The writer of rows of tables, for a handle that reads them elsewhere."""
+        return ClientRows(self._pool, self._catalogue, self.transact)

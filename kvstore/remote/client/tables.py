@@ -1,0 +1,655 @@
+"""Tables of a client: rows are encoded here, and committed and decoded beside the store; labels
+travel to it.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from datetime import timedelta
+from functools import cached_property, lru_cache
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from kvstore.base.arguments import chosen_columns, require_age, require_limit
+from kvstore.base.meters import WorkCount
+from kvstore.base.span import Span
+from kvstore.base.timestamp import TIMESTAMP_MAX, TimeLike, Timestamp
+from kvstore.codec.json import JsonObject
+from kvstore.codec.tuples import desc
+from kvstore.errors import IndeterminateError, KVStoreError, TableAlteredError, UsageError
+from kvstore.limits import JOIN_ROWS_FIRST, JOIN_ROWS_MAX, SERVER_BODY_BYTES_MAX, TABLE_ATTEMPTS
+from kvstore.mvcc import Version
+from kvstore.remote.client import calls, transport
+from kvstore.remote.client.calls import ClientRequest, Reply, SentWriteSet, ns, verb
+from kvstore.remote.client.transport import Pool, ServedFrontiers
+from kvstore.remote.protocol import failure_of, span_fields
+from kvstore.retention.gc import GcReport
+from kvstore.tables.catalogue import (
+    Added,
+    Alteration,
+    Catalogue,
+    IndexColumns,
+    alter,
+    define,
+    require_name,
+)
+from kvstore.tables.changes import RowImages, require_images
+from kvstore.tables.codec import TableCodec, dicts
+from kvstore.tables.definition import Definition, definition_key
+from kvstore.tables.indexes import index_span
+from kvstore.tables.joining import TableSide, asked_rows, latest_span
+from kvstore.tables.joins import VALUE_FIELDS, Asked, Piece, Pieces, Search
+from kvstore.tables.sources import MakeChange, RowChange, TransactionRows, digest_of
+from kvstore.tables.table import FoundRows, RowVersion, Table, arguments_given
+from kvstore.timeline.durability import Durability
+from kvstore.timeline.expiries import sent_expiry
+from kvstore.timeline.holds import HoldRecord, from_fields
+from kvstore.timeline.transaction import Transaction
+
+# --------------------------------------------------------------------------------------------------
+# Long work of the owner of a store, which a client asks for and follows.
+
+Progress = Callable[[int], None]
+
+
+def work_of(
+    pool: Pool, name: str, progress: Progress | None, /, **fields: Any
+) -> Mapping[str, Any]:
+    """Have the owner do long work, and return its result. An error that `progress` raises ends the
+    work at its next step."""
+    for batch in transport.rows(pool, verb(name, fields, Reply.json)):
+        (row,) = batch.to_pylist()
+        if row["result"] is not None:
+            result: Mapping[str, Any] = json.loads(row["result"])
+            return result
+        if row["error"] is not None:
+            raise failure_of(json.loads(row["error"]), status=500, where=pool.where)
+        if progress is not None:
+            about = row.get("is_about") or False  # an older server tells neither
+            progress(WorkCount.of(row["done"], row.get("total"), is_about=about))
+    raise IndeterminateError(f"{name} by {pool.where}", "the answer ended without a result")
+
+
+def collect(
+    pool: Pool,
+    before: TimeLike | None,
+    keep: timedelta | None,
+    compact: bool,
+    progress: Progress | None,
+) -> GcReport:
+    """See `Store.gc`."""
+    age = require_age(keep, name="keep")
+    found = work_of(
+        pool,
+        "gc",
+        progress,
+        before=ns(before, "before"),
+        keep=None if age is None else age.total_seconds(),
+        compact=compact,
+    )
+    claims = {
+        name: tuple(hold_record(fields) for fields in found[name])
+        for name in ("lost_holds", "held_by")
+    }
+    return GcReport(**{**found, **claims})
+
+
+def hold_record(fields: Mapping[str, Any]) -> HoldRecord:
+    """The record of a hold, out of an answer."""
+    return from_fields(fields["name"], JsonObject(dict(fields), where="the server's answer"))
+
+
+# --------------------------------------------------------------------------------------------------
+# The side of a join that a server answers: labels go to the server, and history stays there.
+
+LEASE_S: Final = 3600.0
+"""Seconds for which a join keeps the history of the server, if its process ends before the join
+does."""
+
+
+class RemoteSide:
+    """See `kvstore.tables.joins.Side`."""
+
+    fields = VALUE_FIELDS
+
+    def __init__(self, pool: Pool, newest: int | None = None) -> None:
+        """No label is above `newest`: the newest complete time of the server by default."""
+        self._pool, self._newest = pool, newest
+
+    @contextmanager
+    def opened(self) -> Iterator[RemoteAnswers]:
+        """Take a lease on all history that the server keeps."""
+        name = secrets.token_hex(12)
+        self._pool.send(calls.lease(name, None, LEASE_S))
+        try:
+            yield RemoteAnswers(self._pool, self._newest)
+        finally:
+            with suppress(KVStoreError):  # it ends by itself
+                self._pool.send(calls.release_lease(name))
+
+
+class RemoteAnswers:
+    """See `kvstore.tables.joins.Answers`. One round trip for each piece of labels."""
+
+    def __init__(self, pool: Pool, newest: int | None = None) -> None:
+        self._pool, self._given = pool, newest
+        self.rows_first = JOIN_ROWS_FIRST
+        self.rows_max = JOIN_ROWS_MAX
+
+    @cached_property
+    def newest(self) -> int:
+        """The newest complete time of the server at the first use, unless another one was given."""
+        if self._given is not None:
+            return self._given
+        return int(self._pool.send(calls.newest()))
+
+    def answer(self, labels: Asked, search: Search) -> list[pa.Array] | None:
+        """The values of the labels and the timestamps of their versions."""
+        request = calls.join(
+            labels.keys,
+            pa.array(labels.times, pa.int64()),
+            labels.first,
+            None if search.age_max == TIMESTAMP_MAX else search.age_max,
+            null_if_gone=search.is_gone_null,
+        )
+        if len(request.body) > SERVER_BODY_BYTES_MAX and len(labels.times) > 1:
+            return None  # the labels come again in halves
+
+        def read(reader: pa.RecordBatchReader) -> list[pa.Array] | None:
+            size = 0
+            batches: list[pa.RecordBatch] = []
+            for batch in reader:
+                size += batch.column(0).nbytes
+                if size > search.bytes_max and len(labels.times) > 1:
+                    return None
+                batches.append(batch)
+            table = pa.Table.from_batches(batches, pa.schema(VALUE_FIELDS)).combine_chunks()
+            return [pa.concat_arrays(column.chunks) for column in table.columns]
+
+        return transport.read_whole(self._pool, request, read)
+
+
+# --------------------------------------------------------------------------------------------------
+# The join of labels with a table of a client: labels travel in pieces, and columns come back.
+#
+# Invariants
+# 1. All labels see one moment: the newest time of the server is asked for once, at the call.
+# 2. A lease keeps the history of the server from the call until the end of the result.
+# 3. Memory is bounded by a piece of labels and a batch of the answer.
+
+
+class _Question(NamedTuple):
+    """The columns of labels that travel, and the arguments of the verb `table_join`."""
+
+    sent: list[str]
+    at: str | None
+    fields: dict[str, Any]
+    max_age: float | None
+
+
+def join_served(
+    pool: Pool,
+    codec: TableCodec,
+    labels: object,
+    on: str | Sequence[str],
+    at: str | None,
+    known_at: str | TimeLike | None,
+    max_age: timedelta | None,
+    columns: Sequence[str] | None,
+    prefix: str,
+) -> pa.RecordBatchReader:
+    """The labels with columns of the rows that they ask for. See `Table.join`."""
+    age = require_age(max_age, name="max_age")
+    reader, names, chosen, schema = asked_rows(codec, labels, on, at, known_at, columns, prefix)
+    known = known_at
+    is_column = isinstance(known_at, str) and known_at in reader.schema.names
+    if known_at is not None and not is_column:
+        known = int(ServedFrontiers(pool).to_time(known_at, name="known_at"))
+    sent = [*names, *([] if at is None else [at]), *([str(known_at)] if is_column else [])]
+    fields = {"on": names, "at": at, "known_at": known, "columns": chosen}
+    age_s = None if age is None else age.total_seconds()
+    question = _Question(list(dict.fromkeys(sent)), at, fields, age_s)
+    batches = _joined(pool, codec, reader, question, schema)
+    next(batches)
+    return pa.RecordBatchReader.from_batches(schema, batches)
+
+
+def _joined(
+    pool: Pool,
+    codec: TableCodec,
+    reader: pa.RecordBatchReader,
+    question: _Question,
+    schema: pa.Schema,
+) -> Iterator[pa.RecordBatch]:
+    with RemoteSide(pool).opened() as answers:
+        newest = answers.newest
+        if codec.definition.has_event_time and question.fields["known_at"] is None:
+            question.fields["known_at"] = newest
+        # A batch without columns first: taking it holds the history, within the call.
+        yield pa.record_batch([], names=[])
+        pieces = Pieces(reader, JOIN_ROWS_FIRST, JOIN_ROWS_FIRST)
+        for piece in pieces:
+            size = 0
+            for batch in _answered(pool, codec, piece, question, newest, schema):
+                size += sum(column.nbytes for column in batch.columns[len(reader.schema) :])
+                yield batch
+            pieces.learn(piece.rows, size)
+
+
+def _answered(
+    pool: Pool,
+    codec: TableCodec,
+    piece: Piece,
+    question: _Question,
+    newest: int,
+    schema: pa.Schema,
+) -> Iterator[pa.RecordBatch]:
+    """The batches of a piece with the added columns. Where the answer breaks off, its rest is asked
+    for again within the client's patience."""
+    request = _request(codec, piece, question, newest)
+    if len(request.body) > SERVER_BODY_BYTES_MAX and piece.rows > 1:
+        for half in piece.halves():
+            yield from _answered(pool, codec, half, question, newest, schema)
+        return
+    attempts = None
+    while piece.rows:
+        answered = 0
+        opened = pool.open(request)  # this waits for an absent server by itself
+        try:
+            found = transport.rows_of(pool, *opened)
+            for labels, columns in _side_by_side(piece.batches, found):
+                yield pa.RecordBatch.from_arrays([*labels.columns, *columns], schema=schema)
+                answered += labels.num_rows
+            return
+        except KVStoreError as error:
+            if answered:
+                piece, attempts = piece.behind(answered), None
+                request = _request(codec, piece, question, newest)
+            attempts = attempts or pool.attempts(request)
+            attempts.failed(error)
+
+
+def _request(
+    codec: TableCodec, piece: Piece, question: _Question, newest: int
+) -> calls.ClientRequest[Any]:
+    table = pa.Table.from_batches(piece.batches).select(question.sent)
+    fields = question.fields
+    if question.at is None:  # then the labels ask for the moment of the call
+        fields = {**fields, "at": "_".join(["at", *question.sent])}
+        table = table.append_column(fields["at"], pa.array(np.full(piece.rows, newest)))
+    arguments = {
+        "table": codec.definition.name,
+        "question": json.dumps(fields),
+        "max_age": question.max_age,
+        "first": piece.first,
+    }
+    return calls.of_rows("table_join", table, arguments, Reply.json, is_read=True)
+
+
+def _side_by_side(
+    labels: Iterable[pa.RecordBatch], found: Iterable[pa.RecordBatch]
+) -> Iterator[tuple[pa.RecordBatch, list[pa.Array]]]:
+    """Labels, and as many rows of their answers."""
+    rest = deque(batch for batch in labels if batch.num_rows)
+    for batch in found:
+        at = 0
+        while at < batch.num_rows:
+            label = rest.popleft()
+            rows = min(label.num_rows, batch.num_rows - at)
+            yield label.slice(0, rows), batch.slice(at, rows).columns
+            at += rows
+            if rows < label.num_rows:
+                rest.appendleft(label.slice(rows))
+
+
+# --------------------------------------------------------------------------------------------------
+# Tables of a client: rows are encoded here, and committed and decoded beside the store.
+#
+# Definitions are values of the store, which the client reads and keeps. The keys of a table never
+# change their form, so an older definition finds every row.
+#
+# Invariants
+# 1. A row is committed only if its definition was the newest one: otherwise it is encoded again.
+# 2. A row that is read has the columns of its time.
+
+Transact = Callable[[Callable[[Transaction], Transaction]], Transaction]
+
+
+class ClientDefinitions:
+    """The definitions in the store of a client."""
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+
+    def history(self, key: bytes) -> Sequence[Version]:
+        """See `Client.history`."""
+        return self._pool.send(calls.history(key))
+
+    def scan(self, *, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """See `Client.scan`."""
+        request = calls.scan(Span.of_prefix(prefix), None, False, None, None)
+        for batch in transport.rows(self._pool, request):
+            yield from zip(batch.column(0).to_pylist(), batch.column(1).to_pylist(), strict=True)
+
+
+class ClientRows:
+    """The rows of a client's store: they are written here, and read by `ClientTable`."""
+
+    def __init__(self, pool: Pool, catalogue: Catalogue, transact: Transact) -> None:
+        self.pool, self.catalogue = pool, catalogue
+        self._transact = transact
+        self.made_by: dict[str, str] = {}
+        """The digests of the definitions that encoded the rows of a batch."""
+
+    def codec(self, name: str, as_of: TimeLike | None = None) -> TableCodec:
+        """The definition that encodes rows. It has no indexes: the server makes their entries."""
+        return _encoder(name, self.catalogue.codec(name).stored)
+
+    def write(self, name: str, make: MakeChange, *, is_checked: bool) -> Timestamp | None:
+        """See `RowWriter.write`. One round trip; with `is_checked` a transaction."""
+        if is_checked:
+
+            def body(transaction: Transaction) -> Transaction:
+                rows = TransactionRows(transaction, self.catalogue)
+                rows.write(name, make, is_checked=True)
+                return transaction
+
+            return self._transact(body).timestamp
+        for _ in range(TABLE_ATTEMPTS - 1):
+            known = self.catalogue.codec(name).stored
+            try:
+                return self._send(name, make)
+            except (TableAlteredError, UsageError) as error:
+                self.catalogue.forget(name)
+                is_altered = isinstance(error, TableAlteredError)
+                if not is_altered and self.catalogue.codec(name).stored == known:
+                    raise  # the row is wrong by the newest definition too
+        return self._send(name, make)
+
+    def _send(self, name: str, make: MakeChange) -> Timestamp | None:
+        codec = self.codec(name)
+        made: RowChange = make(codec, self)  # type: ignore[arg-type]  # reads nothing
+        writes = SentWriteSet("the rows")
+        writes.delete_rows(made.gone)
+        due = None if made.expires is None else sent_expiry(made.expires)
+        writes.put_rows(made.keys, made.values, due, made.rows(codec))
+        if not writes:
+            return None
+        definitions = {name: digest_of(self.catalogue.codec(name))}
+        return self.pool.send(calls.batch(writes, None, definitions=definitions))
+
+    def checked(self, name: str, codec: TableCodec) -> Callable[[], None]:
+        """Note the definition of the rows of a batch. The server checks it."""
+        self.made_by[name] = digest_of(self.catalogue.codec(name))
+        return _nothing
+
+    def commit(
+        self, durability: Durability | None, writes: Any, *, check: object = None
+    ) -> Timestamp:
+        """Commit a batch with these rows."""
+        request = calls.batch(writes, durability, definitions=self.made_by)
+        try:
+            return self.pool.send(request)
+        except TableAlteredError as error:
+            self.catalogue.forget(error.table)
+            raise
+
+    def table(
+        self,
+        name: str,
+        schema: pa.Schema | type | None,
+        key: str | desc | Sequence[str | desc] | None,
+        indexes: Mapping[str, IndexColumns] | None,
+        event_time: str | None,
+    ) -> ClientTable:
+        """See `Client.table`."""
+        require_name(name)
+        made = arguments_given(name, schema, key, indexes, event_time)
+        if made is None:
+            self.catalogue.codec(name)
+            return ClientTable(name, self)
+        fields = {
+            "table": name,
+            "definition": define(name, 1, *made.arguments).to_bytes().decode(),
+            "has_indexes": indexes is not None,
+        }
+        self.pool.send(calls.verb("make_table", fields, Reply.json))
+        self.catalogue.forget(name)
+        return ClientTable(name, self, made.model)
+
+
+class ClientTable(Table):
+    """A table of a client. It reads and writes rows as a table of the store does. To alter it and
+    to build its indexes takes the right `admin`."""
+
+    def __init__(self, name: str, rows: ClientRows, model: type | None = None) -> None:
+        super().__init__(name, None, rows, model)
+        self._pool, self._catalogue = rows.pool, rows.catalogue
+
+    def codec(self, as_of: TimeLike | None = None) -> TableCodec:
+        """See `Table.codec`. One round trip."""
+        self._catalogue.forget(self.name)
+        if as_of is None:
+            return self._catalogue.codec(self.name)
+        resolve = calls.verb("resolve", {"as_of": ns(as_of)}, Reply.json, is_read=True)
+        found = self._pool.send(resolve)
+        return self._catalogue.codec(self.name, found["as_of"])
+
+    def get(
+        self, *key: Any, as_of: TimeLike | None = None, columns: Sequence[str] | None = None
+    ) -> Any:
+        """See `Table.get`. One round trip."""
+        return self.get_many([key], as_of, columns=columns)[0]
+
+    def get_many(
+        self,
+        keys: Iterable[Sequence[Any]],
+        as_of: TimeLike | None = None,
+        *,
+        columns: Sequence[str] | None = None,
+    ) -> list[Any]:
+        """See `Table.get_many`. One round trip: the definition of that time comes with the rows."""
+        known = self._catalogue.codec(self.name)
+        stored = known.key.whole_keys(keys)
+        request = calls.get_many([definition_key(self.name), *stored], as_of)
+        definition, *values = self._pool.send(request)
+        # A time before the table has no definition, and no rows.
+        codec = known if definition is None else _decoder(self.name, definition)
+        names = chosen_columns(columns)
+        found = codec.to_dicts(stored, values, names)
+        return (
+            found
+            if names is not None
+            else [row if row is None else self._made(row) for row in found]
+        )
+
+    def scan(
+        self,
+        *key: Any,
+        as_of: TimeLike | None = None,
+        columns: Sequence[str] | None = None,
+        reverse: bool = False,
+        limit: int | None = None,
+    ) -> pa.RecordBatchReader:
+        """See `Table.scan`. The server decodes the columns that are asked for."""
+        codec = self._catalogue.codec(self.name)
+        span = Span.of_prefix(codec.key.key(key))
+        return self._rows_of("table_scan", span, as_of, columns, reverse, limit)
+
+    def find(
+        self,
+        index: str,
+        *values: Any,
+        as_of: TimeLike | None = None,
+        columns: Sequence[str] | None = None,
+        reverse: bool = False,
+        limit: int | None = None,
+    ) -> FoundRows:
+        """See `Table.find`. The server looks the rows up."""
+
+        def once(codec: TableCodec) -> pa.RecordBatchReader:
+            span = index_span(codec, codec.definition.index(index), values)
+            return self._rows_of("table_find", span, as_of, columns, reverse, limit, index=index)
+
+        try:
+            reader = once(self._catalogue.codec(self.name))
+        except (TableAlteredError, UsageError):
+            # The definition that is known here may be old, or newer than `as_of`.
+            reader = once(self.codec(as_of))
+        return FoundRows(reader.schema, iter(reader))
+
+    def history(self, *key: Any) -> list[RowVersion]:
+        """See `Table.history`."""
+        stored_key = self._catalogue.codec(self.name).key.whole_key(key)
+        versions = self._pool.send(calls.history(stored_key))
+        self._catalogue.forget(self.name)  # the versions may be of a newer definition
+        return [
+            RowVersion(
+                at,
+                None
+                if value is None
+                else self._catalogue.codec(self.name, at).to_dict(stored_key, value),
+            )
+            for _, at, value in versions
+        ]
+
+    def ttl(self, *key: Any) -> timedelta | None:
+        """See `Table.ttl`. One round trip."""
+        return self._pool.send(calls.ttl(self._catalogue.codec(self.name).key.whole_key(key)))
+
+    def latest(
+        self,
+        *key: Any,
+        at: Any = None,
+        known_at: TimeLike | None = None,
+        columns: Sequence[str] | None = None,
+    ) -> dict[str, Any] | None:
+        """See `Table.latest`."""
+        span = latest_span(self._catalogue.codec(self.name), key, at)
+        reader = self._rows_of("table_scan", span, known_at, columns, False, 1)
+        found = [row for batch in reader for row in dicts(batch)]
+        return found[0] if found else None
+
+    def changes(
+        self,
+        since: TimeLike,
+        upto: TimeLike | None = None,
+        *,
+        images: RowImages = "pre+post",
+        columns: Sequence[str] | None = None,
+    ) -> pa.RecordBatchReader:
+        """See `Table.changes`."""
+        require_images(images)
+        window = {"since": calls.since(since), "upto": ns(upto, "upto")}
+        fields = {"table": self.name, **window, "images": images, "columns": _listed(columns)}
+        return transport.rows(self._pool, _of_verb("table_changes", fields))
+
+    def join(
+        self,
+        labels: object,
+        on: str | Sequence[str],
+        at: str | None = "ts",
+        known_at: str | TimeLike | None = None,
+        max_age: timedelta | None = None,
+        columns: Sequence[str] | None = None,
+        *,
+        prefix: str = "",
+    ) -> pa.RecordBatchReader:
+        """See `Table.join`. The columns of keys and times travel to the server, in pieces."""
+        question = (on, at, known_at, max_age, columns, prefix)
+        return join_served(self._pool, self.codec(), labels, *question)
+
+    def join_side(self) -> TableSide:
+        """See `Table.join_side`. Keys travel to the server, and rows back."""
+        return TableSide(RemoteSide(self._pool), self.codec())
+
+    def alter(
+        self,
+        add: Mapping[str, Added] | None = None,
+        drop: Sequence[str] | str | None = None,
+        widen: Mapping[str, pa.DataType | pa.Field] | None = None,
+        add_index: Mapping[str, IndexColumns] | None = None,
+        drop_index: Sequence[str] | str | None = None,
+    ) -> None:
+        """See `Table.alter`. Two round trips."""
+        alteration = Alteration(add, drop, widen, add_index, drop_index)
+        wanted = alter(self.codec().definition, alteration)
+        fields = {"table": self.name, "definition": wanted.to_bytes().decode()}
+        try:
+            self._pool.send(calls.verb("alter_table", fields, Reply.json))
+        finally:
+            self._catalogue.forget(self.name)
+
+    def build_index(
+        self, index: str, *, progress: Callable[[int], None] | None = None
+    ) -> Timestamp | None:
+        """See `Table.build_index`. The server builds. An error that `progress` raises ends the
+        work at its next step."""
+        found = work_of(self._pool, "build_index", progress, table=self.name, index=index)
+        self._catalogue.forget(self.name)
+        stamp = found["timestamp"]
+        return None if stamp is None else Timestamp(stamp)
+
+    # -- inside -----------------------------------------------------------------------------
+
+    def _codec(self, as_of: TimeLike | None = None) -> TableCodec:
+        return self.codec(as_of)
+
+    def _is_checked(self) -> bool:
+        return False  # the server checks unique indexes
+
+    def _rows_of(
+        self,
+        verb: str,
+        span: Span,
+        as_of: TimeLike | None,
+        columns: Sequence[str] | None,
+        reverse: bool,
+        limit: int | None,
+        **more: str,
+    ) -> pa.RecordBatchReader:
+        fields = {
+            "table": self.name,
+            **span_fields(span),
+            "as_of": ns(as_of),
+            "columns": _listed(columns),
+            "reverse": reverse,
+            "limit": require_limit(limit),
+            **more,
+        }
+        return transport.rows(self._pool, _of_verb(verb, fields))
+
+
+def _of_verb(verb: str, fields: Mapping[str, Any]) -> ClientRequest[Reply]:
+    return calls.verb(verb, fields, _whole, is_read=True)
+
+
+def _whole(reply: Reply) -> Reply:
+    return reply
+
+
+def _listed(columns: Sequence[str] | None) -> Sequence[str] | None:
+    return columns if columns is None or isinstance(columns, str) else list(columns)
+
+
+def _nothing() -> None:
+    """The check of a batch that the server checks."""
+
+
+@lru_cache(maxsize=64)
+def _decoder(name: str, stored: bytes) -> TableCodec:
+    """The codec of a definition; making one takes 100 us."""
+    return TableCodec(Definition.from_bytes(name, stored))
+
+
+@lru_cache(maxsize=64)
+def _encoder(name: str, stored: bytes) -> TableCodec:
+    """The codec of a definition without its indexes."""
+    return TableCodec(replace(Definition.from_bytes(name, stored), indexes=()))

@@ -1,0 +1,403 @@
+"""One call of a verb: its declaration, its checked arguments, the changeset that it takes part
+in."""
+
+from __future__ import annotations
+
+import contextvars
+import secrets
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import timedelta
+from importlib.metadata import entry_points
+from typing import Any, Final, TypeAlias, TypeVar
+
+import pyarrow as pa
+
+from kvstore.base.span import Span
+from kvstore.base.timestamp import TimeLike
+from kvstore.changes.epochs import Changeset
+from kvstore.errors import ClosedError, KVStoreError, RetryableError, UsageError
+from kvstore.limits import SERVER_CHANGESET_S, SERVER_CHANGESETS_MAX
+from kvstore.remote.parameters import Parameter, Schema
+from kvstore.remote.server.access import Grant
+from kvstore.store import Store
+from kvstore.timeline.expiries import Expires
+from kvstore.timeline.requests import RequestToken
+
+# --------------------------------------------------------------------------------------------------
+# Parts of a server that packages above bring, by entry points.
+#
+# kvstore.pages     a function of places, which returns a `Section` of the page
+# kvstore.verbs     a function of places, which returns verbs
+
+PAGES: Final = "kvstore.pages"
+ADDED_VERBS: Final = "kvstore.verbs"
+
+
+def added(group: str, name: str) -> Callable[[Sequence[str]], Any]:
+    """The function `name` of `group`. Raises `UsageError` where no installed package has it."""
+    for entry in entry_points(group=group):
+        if entry.name == name:
+            found: Callable[[Sequence[str]], Any] = entry.load()
+            return found
+    raise UsageError(f"no package adds {name!r} to {group}", "install this project again")
+
+
+# --------------------------------------------------------------------------------------------------
+# A verb: a name, the right that it needs, its parameters, the work, and what comes out.
+#
+# The declaration is the only one. `Verb.read` checks the arguments of a call by it, and
+# `kvstore.remote.server.app` describes it.
+
+Answer: TypeAlias = "Mapping[str, Any] | pa.RecordBatchReader"
+"""JSON, or rows."""
+
+_Run: TypeAlias = "Callable[[Invocation], Answer]"
+
+
+@dataclass(frozen=True, slots=True)
+class Verb:
+    """One verb. `parameters` gives each argument its kind. `text` is for people.
+
+    A verb with `rows` takes an Arrow stream instead of the argument that `is_rows`, and takes
+    nothing else where no argument is. A verb `is_read` may also be called by GET. A `once` verb
+    does a request with a token once, however often it comes. A verb `is_short` is done on the event
+    loop if its request is small, and a verb that `waits` is done by a thread of its own.
+
+    `result` is the schema of its answer as JSON; a verb without one answers with rows. Besides the
+    errors of every request it may raise `errors`. Of the names in `one_of` a call has at least one,
+    of each pair in `apart` one at most, and with the first of a pair in `needs` the second.
+    """
+
+    name: str
+    right: str
+    run: _Run
+    text: str
+    parameters: Mapping[str, Parameter]
+    rows: pa.Schema | None = None
+    is_read: bool = False
+    once: bool = False
+    is_short: bool = False
+    waits: bool = False
+    result: Schema | None = None
+    errors: tuple[type[KVStoreError], ...] = ()
+    one_of: tuple[str, ...] = ()
+    apart: tuple[tuple[str, str], ...] = ()
+    needs: tuple[tuple[str, str], ...] = ()
+    _required: tuple[str, ...] = field(init=False, repr=False)
+    _in_query: tuple[str, ...] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        required = [name for name, kind in self.parameters.items() if kind.is_required]
+        beside_rows = [name for name in required if not self.parameters[name].is_rows]
+        object.__setattr__(self, "_required", tuple(required))
+        object.__setattr__(self, "_in_query", tuple(beside_rows))
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """The methods of HTTP by which it is called."""
+        return ("GET", "HEAD", "POST") if self.is_read else ("POST",)
+
+    def read(self, given: Mapping[str, Any], *, has_rows: bool = False) -> dict[str, Any]:
+        """The values of the arguments of a call. Raises `UsageError` for a call that breaks the
+        declaration: a misspelt condition must not be ignored."""
+        parameters, found = self.parameters, {}
+        for name, each in given.items():
+            kind = parameters.get(name)
+            if kind is None or (has_rows and kind.is_rows):
+                known = ", ".join(parameters) or "none: the verb has no arguments"
+                raise UsageError(f"argument {name!r}", f"pass some of {known}")
+            found[name] = kind.read(each, name)
+        for name in self._in_query if has_rows else self._required:
+            if name not in found:
+                raise UsageError(f"argument {name!r} is missing", parameters[name].hint)
+        if self.one_of and found.keys().isdisjoint(self.one_of):
+            named = " or ".join(map(repr, self.one_of))
+            raise UsageError(f"{self.name} without {named}", "pass one of them")
+        for one, other in self.apart:
+            if one in found and other in found:
+                raise UsageError(f"{one!r} goes without {other!r}", "pass one or the other")
+        for one, other in self.needs:
+            if one in found and other not in found:
+                raise UsageError(f"{one!r} without {other!r}", "pass both")
+        return found
+
+
+ANY_COLUMNS: Final = pa.schema([])
+"""The `rows` of a verb that takes an Arrow stream of any columns."""
+SPAN_APART: Final = (("prefix", "start"), ("prefix", "end"))
+"""`apart` of the verbs with a span."""
+
+
+def described(run: Callable[..., Answer]) -> str:
+    """The text of a verb: the docstring of its function, on one line."""
+    return " ".join((run.__doc__ or "").split())
+
+
+# --------------------------------------------------------------------------------------------------
+# Changesets of callers: each is open between the requests that take part in it.
+#
+# A caller opens a changeset and gets its name. Each write that carries the name belongs to the
+# changeset, as if it stood in the block of `Store.changeset`.
+#
+# Invariants
+# 1. A changeset ends by itself when no write has come for `SERVER_CHANGESET_S`, so a caller that
+#    has gone holds back no epoch for longer. A later write with its name is refused.
+# 2. A changeset does not end during a write that belongs to it.
+# 3. A write that comes again after it was done gets its first answer, also when the changeset has
+#    ended.
+
+T = TypeVar("T")
+
+
+class UnknownChangesetError(ClosedError):
+    """No changeset has this name, or none any more. For clients it is a `ClosedError`."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"changeset {name[:8]!r}")
+
+
+@dataclass(slots=True)
+class _Lent:
+    """An open changeset, the context inside its block, and the changeset around it."""
+
+    changeset: Changeset
+    context: contextvars.Context
+    outer: _Lent | None
+    ends_at: float = 0.0
+    writes: int = 0
+
+    def renew(self) -> None:
+        """Begin the time of this changeset anew, and the time of each changeset around it."""
+        lent: _Lent | None = self
+        while lent is not None:
+            lent.ends_at = time.monotonic() + SERVER_CHANGESET_S
+            lent = lent.outer
+
+    def is_over(self, now: float) -> bool:
+        """Whether the time is over, and no write is under way."""
+        return not self.writes and self.ends_at <= now
+
+
+class LentChangesets:
+    """The changesets that callers of one server have open. Any thread may use it."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._open: dict[str, _Lent] = {}
+        lock = threading.RLock()
+        self._turn = threading.Condition(lock)
+        """Notified where a changeset has no write any more: calls that end it wait for that."""
+        self._is_over = threading.Condition(lock)
+        """Notified where no changeset is open, and where the last write of one took longer than its
+        time: each ends the pause of the keeper."""
+        self._keeper: threading.Thread | None = None
+
+    def open(self, outer: str | None) -> tuple[str, Changeset]:
+        """A new changeset, inside the one named `outer`, and its name. Waits while quiescence is
+        being forced. Raises `UnknownChangesetError` if `outer` has ended, `RetryableError` if too
+        many are open."""
+        with self._turn:
+            if len(self._open) >= SERVER_CHANGESETS_MAX:
+                raise RetryableError(f"callers have {len(self._open)} changesets", "try again")
+            around = None if outer is None else self._known(outer)
+        context = contextvars.Context() if around is None else around.context.copy()
+        lent = _Lent(self._store.changeset(), context, around)
+        context.run(lent.changeset.__enter__)
+        name = secrets.token_hex(16)
+        with self._turn:
+            lent.renew()
+            self._open[name] = lent
+            if self._keeper is None:
+                self._keeper = threading.Thread(
+                    target=self._keep, name="kvstore-changesets", daemon=True
+                )
+                self._keeper.start()
+        return name, lent.changeset
+
+    def within(self, name: str, token: RequestToken | None, write: Callable[[], T]) -> T:
+        """Do a write that belongs to the changeset `name`. Raises `UnknownChangesetError`, with
+        nothing done, if the changeset has ended."""
+        with self._turn:
+            lent = self._open.get(name)
+            if lent is not None:
+                lent.renew()
+                lent.writes += 1
+        if lent is None:
+            if token is not None and self._store.requests.is_done(token):
+                return write()
+            raise UnknownChangesetError(name)
+        try:
+            return lent.context.copy().run(write)  # one context cannot be entered twice
+        finally:
+            with self._turn:
+                lent.writes -= 1
+                self._turn.notify_all()
+                if lent.is_over(time.monotonic()):
+                    self._is_over.notify_all()
+
+    def end(self, name: str) -> Changeset:
+        """End a changeset, behind the writes under way. Raises `UnknownChangesetError` if it has
+        ended."""
+        with self._turn:
+            lent = self._known(name)
+            self._turn.wait_for(lambda: not lent.writes)
+            if self._open.pop(name, None) is None:
+                raise UnknownChangesetError(name)
+            self._turn.notify_all()
+            if not self._open:
+                self._is_over.notify_all()
+        self._finish(lent)
+        return lent.changeset
+
+    def close(self) -> None:
+        """End all changesets. Repeatable."""
+        with self._turn:
+            self._turn.wait_for(lambda: not any(lent.writes for lent in self._open.values()))
+            gone, keeper = list(self._open.values()), self._keeper
+            self._open.clear()
+            self._turn.notify_all()
+            self._is_over.notify_all()
+        for lent in reversed(gone):
+            self._finish(lent)
+        if keeper is not None:
+            keeper.join()
+
+    def _known(self, name: str) -> _Lent:
+        lent = self._open.get(name)
+        if lent is None:
+            raise UnknownChangesetError(name)
+        return lent
+
+    def _finish(self, lent: _Lent) -> None:
+        with suppress(KVStoreError):  # a store that was closed has ended it
+            lent.context.run(lent.changeset.__exit__)
+
+    def _keep(self) -> None:
+        """End the changesets whose time is over, until none is open. No changeset that is opened or
+        written to during a pause ends before the pause does."""
+        while True:
+            with self._turn:
+                now = time.monotonic()
+                over = [name for name, lent in self._open.items() if lent.is_over(now)]
+                gone = [self._open.pop(name) for name in over]
+                if not self._open:
+                    self._keeper = None
+                elif not gone:
+                    times = (lent.ends_at for lent in self._open.values() if lent.ends_at > now)
+                    self._is_over.wait(min(times, default=now + SERVER_CHANGESET_S) - now)
+                is_over = self._keeper is None
+            for lent in gone:
+                self._finish(lent)
+            if is_over:
+                return
+
+
+# --------------------------------------------------------------------------------------------------
+# One call of a verb: the arguments, which the verb's declaration has checked, and the access of
+# the caller.
+#
+# Invariants
+# 1. A verb reads keys and spans by the methods of this class only, which ask the caller's access.
+#    So no verb can leave the check out.
+# 2. An argument has the type that its verb declares, or was left out: see `Verb.read`.
+
+
+class Invocation:
+    """The arguments of one call."""
+
+    __slots__ = ("_given", "access", "store", "table", "token", "waits")
+
+    def __init__(
+        self,
+        store: Store,
+        access: Grant,
+        given: Mapping[str, Any],
+        table: pa.Table | None = None,
+        token: RequestToken | None = None,
+    ) -> None:
+        self.store, self.access, self._given = store, access, given
+        self.table, self.token = table, token
+        self.waits: bool | None = None
+        """Whether the caller waits for the disk; None if the verb does. Set by `durability`."""
+
+    # -- keys -------------------------------------------------------------------------------
+
+    def key(self, name: str = "key") -> bytes:
+        """The key `name`, which the caller may use."""
+        key: bytes = self._given[name]
+        return self.access.require_key(key)
+
+    def keys(self) -> list[bytes]:
+        """The keys of the Arrow column `key`, or of the list `keys`."""
+        found = self._given["keys"] if self.table is None else self.column("key")
+        return self.access.require_keys(found)
+
+    def column(self, name: str) -> list[Any]:
+        """The column `name` of the Arrow table, as a list. A column that was left out is null."""
+        assert self.table is not None
+        if name not in self.table.column_names:
+            return [None] * self.table.num_rows
+        return list(self.table.column(name).to_pylist())
+
+    def span(self) -> Span:
+        """The span of the arguments `start`, `end` and `prefix`, which the caller may use."""
+        get = self._given.get
+        return self.access.span(Span.of(get("start"), get("end"), get("prefix")))
+
+    # -- other arguments --------------------------------------------------------------------
+
+    def has(self, name: str) -> bool:
+        """Whether the argument was given. It may be null."""
+        return name in self._given
+
+    def __getitem__(self, name: str) -> Any:
+        """An argument that the verb requires."""
+        return self._given[name]
+
+    def value(self, name: str = "value") -> bytes | None:
+        """The bytes `name`, which are no key; None where they are missing or null."""
+        return self._given.get(name)
+
+    def time(self, name: str) -> TimeLike | None:
+        """A time; None where it is missing."""
+        return self._given.get(name)
+
+    def expiry(self) -> Expires | None:
+        """The time `expires`, which may also count from now: `+1h`."""
+        return self._given.get("expires")
+
+    def count(self, name: str) -> int | None:
+        """A number of things; None where it is missing."""
+        return self._given.get(name)
+
+    def seconds(self, name: str) -> float | None:
+        """A duration in seconds; None where it is missing."""
+        return self._given.get(name)
+
+    def age(self, name: str) -> timedelta | None:
+        """The same as `seconds`, as a timedelta."""
+        seconds = self._given.get(name)
+        # The greatest number that `seconds` takes is above the greatest timedelta, by rounding.
+        return None if seconds is None else timedelta(seconds=min(seconds, 1e13))
+
+    def flag(self, name: str) -> bool:
+        """True or false; false where it is missing."""
+        found: bool = self._given.get(name, False)
+        return found
+
+    def text(self, name: str) -> str | None:
+        """A text; None where it is missing."""
+        return self._given.get(name)
+
+    def word(self, name: str, otherwise: str) -> Any:
+        """One of the words that the verb declares; `otherwise` where it is missing."""
+        return self._given.get(name, otherwise)
+
+    def items(self, name: str) -> list[Any]:
+        """The list `name`; empty where it is missing."""
+        found: list[Any] = self._given.get(name, [])
+        return found

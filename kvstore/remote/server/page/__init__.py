@@ -1,0 +1,60 @@
+"""The page of a store: HTML for a browser, made beside the store, with nothing from elsewhere.
+
+    kvstore ui STORE        the page alone, of a store that any process may have open
+    kvstore serve STORE     the same page at `/ui/`, beside the verbs
+
+Packages above add sections (`kvstore.pages`), which describe content by blocks and make no HTML.
+
+Floors, from the top:
+
+    page following              requests in, pages out; the store of `kvstore ui`
+    sections                    the sections of every store, and of other packages
+    keys versions activity tables imports claims figures
+    rendering section
+    call
+    guard blocks differences
+    notation
+"""
+
+from kvstore.remote.server.page.html import (
+    Bars,
+    Button,
+    Cell,
+    Field,
+    Grid,
+    Lane,
+    Lanes,
+    Lines,
+    PageBlock,
+    PageView,
+    SearchForm,
+    Stretch,
+    Text,
+    require_templates,
+)
+from kvstore.remote.server.page.page import PAGE_PATH, Page, PageAnswer, is_of_page
+from kvstore.remote.server.page.request import PageRequest
+from kvstore.remote.server.page.views import Section
+
+__all__ = [
+    "PAGE_PATH",
+    "Page",
+    "PageAnswer",
+    "is_of_page",
+    "require_templates",
+    "Section",
+    "PageRequest",
+    "PageView",
+    "PageBlock",
+    "Text",
+    "Grid",
+    "Cell",
+    "Lines",
+    "Lanes",
+    "Lane",
+    "Stretch",
+    "Bars",
+    "SearchForm",
+    "Field",
+    "Button",
+]

@@ -1,0 +1,160 @@
+"""Clearing a span: all its versions and tombstones are removed from the engine at once.
+
+A delete keeps history and a clear destroys it. A clear frees the space of any amount of data at the
+cost of one range delete in the engine and a compaction of the span.
+
+Invariants
+1. `kvstore.timeline.clears` tells readers of the clear before the first byte goes. If an interrupt
+   comes before the write, it tells them that the clear was called off. An interrupt after the
+   write poisons the store.
+2. One engine batch holds the removal, the cut range tombstones, the record of the clear and the new
+   `upper`: a crash leaves all of them or none.
+3. A clear is refused while a hold, an open reader or an import being added needs the history.
+
+The change entries of the span stay until GC passes the time of the clear: they share records with
+the changes of other spans.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import chain
+
+from kvstore.base.notices import notice
+from kvstore.base.span import Span
+from kvstore.base.timestamp import Timestamp
+from kvstore.codec.keys import encode_range_key, escape, span_bounds
+from kvstore.engine.api import DATA, RANGES, WriteBatch
+from kvstore.errors import HistoryHeldError, UsageError, printable
+from kvstore.mvcc import RangeTombstone
+from kvstore.mvcc.meta import UPPER, Meta
+from kvstore.mvcc.versions import stored_tombstones
+from kvstore.timeline.clears import Clear
+from kvstore.timeline.parts import Parts
+
+
+class Clearing:
+    """Clears spans of one store."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._versions, self._committer = parts.versions, parts.committer
+        self._holds, self._imports, self._clears = parts.holds, parts.imports, parts.clears
+        self._oldest_lacking = parts.oldest_lacking
+        self._engine = parts.versions.engine
+        self._meta = Meta(self._engine)
+
+    def clear(self, span: Span, *, compact: bool = True) -> Timestamp:
+        """Destroy the history of `span`; returns the time from which the span reads as empty.
+
+        Raises `HistoryHeldError`, with nothing done, while something needs that history. With
+        `compact` the call gives the space back before it returns: O(bytes of the span).
+        """
+        if span.end is None:
+            raise UsageError("clear_range needs an end", "pass the least key that is to be kept")
+        committer = self._committer
+        with committer.lock:
+            self._holds.invalidate_overdue(committer.close_upto_now() - 1, self._oldest_lacking)
+            self._require_unneeded(span)
+            try:
+                timestamp = committer.commit_staged(
+                    lambda batch, at, _: (0, self._stage(batch, span, at)), durability="sync"
+                )
+            except BaseException:
+                # An interrupt before the write calls the clear off: the span is unchanged.
+                self._clears.withdraw(committer.upper)
+                raise
+            committer.meters.clears += 1
+        if compact:
+            self._engine.compact(DATA, *span_bounds(span.start, span.end))
+        notice(
+            "kvstore.retention.gc",
+            "span cleared",
+            store=committer.where,
+            start=printable(span.start),
+            end=printable(span.end),
+            timestamp=str(timestamp),
+        )
+        return timestamp
+
+    def _require_unneeded(self, span: Span) -> None:
+        holder = self._holds.holder()
+        if holder is not None:
+            raise HistoryHeldError((span.start, span.end), holder=holder)
+        for record in self._imports.all():
+            meets = any(part.intersect(span.start, span.end) for part in record.spans)
+            if record.added is None and meets:
+                raise HistoryHeldError(
+                    (span.start, span.end), holder=f"import {record.import_id:016x}, being added"
+                )
+
+    def _stage(self, batch: WriteBatch, span: Span, timestamp: Timestamp) -> Callable[[], None]:
+        begin, end = span_bounds(span.start, span.end)
+        assert span.end is not None
+        assert end is not None
+        clear = Clear(span, timestamp)
+        batch.delete_range(begin, end, self._engine.families[DATA])
+        self._stage_cut(batch, span)
+        self._clears.stage(batch, clear)
+        self._meta.stage_timestamp(batch, UPPER, timestamp + 1)
+        bounds = (span.start, span.end)
+        # From here on a failure does harm: readers are told, and the write comes next.
+        self._clears.announce(clear)
+        self._committer.frontiers.raise_floor(timestamp)
+
+        def publish() -> None:
+            fragments = self._versions.view.fragments
+            if fragments:
+                self._versions.publish_fragments(fragments.clearing(*bounds))
+            self._committer.recent.add(timestamp, {}, [bounds])
+
+        return publish
+
+    def _stage_cut(self, batch: WriteBatch, span: Span) -> None:
+        """Cut the stored range tombstones at the bounds of `span`.
+
+        One pass over the tombstones that start in `span`. Where others lie over its start, a pass
+        back to the start of the longest.
+        """
+        ranges = self._engine.families[RANGES]
+        pieces: dict[bytes, bytes] = {}
+        beside: dict[bytes, bytes] = {}
+        for tombstone in chain(self._starting_in(span), self._lying_over(span.start)):
+            key = encode_range_key(tombstone.start, tombstone.timestamp)
+            if span.intersect(tombstone.start, tombstone.end) is None:
+                beside[key] = tombstone.end
+                continue
+            batch.delete(key, ranges)
+            for start, end in _outside(tombstone, span):
+                piece = encode_range_key(start, tombstone.timestamp)
+                pieces[piece] = max(end, pieces.get(piece, b""))
+        for piece, end in pieces.items():
+            batch.put(piece, escape(max(end, beside.get(piece, b""))), ranges)
+
+    def _starting_in(self, span: Span) -> Iterator[RangeTombstone]:
+        """The stored range tombstones that start in `span` or at its end."""
+        assert span.end is not None
+        begin, _ = span_bounds(span.start, None)
+        _, end = span_bounds(b"", span.end + b"\x00")
+        return stored_tombstones(self._engine, begin, end)
+
+    def _lying_over(self, key: bytes) -> Iterator[RangeTombstone]:
+        """The stored range tombstones that start below `key` and lie over it."""
+        missing = self._versions.view.fragments.across(key)
+        if not missing:
+            return
+        begin, _ = span_bounds(key, None)
+        for found in stored_tombstones(self._engine, b"", begin, reverse=True):
+            if found.timestamp in missing and found.end >= key:
+                if found.end > key:
+                    yield found
+                missing.remove(found.timestamp)
+                if not missing:
+                    return
+
+
+def _outside(tombstone: RangeTombstone, span: Span) -> Iterator[tuple[bytes, bytes]]:
+    assert span.end is not None
+    if tombstone.start < span.start:
+        yield tombstone.start, span.start
+    if span.end < tombstone.end:
+        yield span.end, tombstone.end

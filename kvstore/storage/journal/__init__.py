@@ -1,0 +1,56 @@
+"""A self-synchronising record log, for state that no other log protects.
+
+Floors, from the top:
+
+    salvage
+    journal           the log of one writer
+    compaction live reader
+    inspection recovery
+    scan snapshot
+    names raw tail
+    options records
+    files stuffing sync
+"""
+
+from kvstore.storage.journal.files import OS_FILES, Files
+from kvstore.storage.journal.journal import Journal, SnapshotInfo, Sync
+from kvstore.storage.journal.records import Record
+from kvstore.storage.journal.repair import (
+    CompactResult,
+    Inspection,
+    SalvageReport,
+    compact,
+    inspect,
+    salvage,
+)
+from kvstore.storage.journal.replay import (
+    Damage,
+    Recovery,
+    StateMachine,
+    TornTail,
+    read,
+    read_part,
+    replay,
+)
+
+__all__ = [
+    "Journal",
+    "Sync",
+    "Record",
+    "Recovery",
+    "StateMachine",
+    "read",
+    "read_part",
+    "replay",
+    "compact",
+    "CompactResult",
+    "salvage",
+    "SalvageReport",
+    "inspect",
+    "Inspection",
+    "SnapshotInfo",
+    "TornTail",
+    "Damage",
+    "Files",
+    "OS_FILES",
+]

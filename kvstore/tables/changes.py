@@ -1,0 +1,235 @@
+"""Changes of rows, as Arrow batches with the names of Delta's change feed, and the feed of a
+table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from datetime import timedelta
+from functools import partial
+from itertools import islice
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
+
+import pyarrow as pa
+
+from kvstore.base.span import Span
+from kvstore.base.timestamp import TimeLike, Timestamp
+from kvstore.changes import Change
+from kvstore.changes.events import Event
+from kvstore.errors import UsageError
+from kvstore.feeds import Feed, FeedBatch, Position
+from kvstore.limits import SCAN_CHUNK
+from kvstore.mvcc.arrow import to_microseconds
+from kvstore.tables.catalogue import two_named
+from kvstore.tables.codec import TableCodec
+from kvstore.tables.sources import StoreRows
+
+# --------------------------------------------------------------------------------------------------
+# Changes of rows as Arrow batches, with the names of the change feed of Delta.
+#
+# the columns of the table _change_type       "insert", "update_preimage", "update_postimage" or
+# "delete" _commit_version    the timestamp of the commit, in nanoseconds _commit_timestamp  the
+# same as a timestamp of microseconds, rounded up: a read as of it has the row
+
+RowImages: TypeAlias = Literal["pre+post", "post", "pre"]
+CHANGE_FIELDS: Final = [
+    pa.field("_change_type", pa.string(), nullable=False),
+    pa.field("_commit_version", pa.int64(), nullable=False),
+    pa.field("_commit_timestamp", pa.timestamp("us", "UTC"), nullable=False),
+]
+ChangedRow: TypeAlias = tuple[str, int, bytes, bytes]
+"""The type of a change, its time, and the key and value of the row."""
+
+
+def change_schema(codec: TableCodec, columns: Sequence[str] | None) -> pa.Schema:
+    """The schema of the changes. Raises `UsageError` for a column of an older table that has the
+    name of an added one."""
+    chosen = codec.schema_of(columns)
+    for field in CHANGE_FIELDS:
+        if field.name in chosen.names:
+            raise two_named(codec.definition, field.name)
+    return pa.schema([*chosen, *CHANGE_FIELDS])
+
+
+def require_images(images: object) -> None:
+    """Raise `UsageError` for an unknown choice."""
+    if images not in ("pre+post", "post", "pre"):
+        raise UsageError(f"images={images!r}", "pass 'pre+post', 'post' or 'pre'")
+
+
+def changed_batches(
+    store: Any,
+    codec: TableCodec,
+    changes: Iterator[Change],
+    *,
+    images: RowImages,
+    columns: Sequence[str] | None,
+) -> Iterator[pa.RecordBatch]:
+    """The changes of rows, in batches. A look-up for each."""
+    points = _points(store, changes)
+    while chunk := list(islice(points, SCAN_CHUNK)):
+        before = store.get_many([key for _, key, _ in chunk], [at - 1 for at, _, _ in chunk])
+        rows: list[ChangedRow] = []
+        for (at, key, after), old in zip(chunk, before, strict=True):
+            rows += images_of(at, key, old, after, images)
+        if rows:
+            yield rows_batch(codec, rows, columns)
+
+
+def rows_batch(
+    codec: TableCodec, rows: Sequence[ChangedRow], columns: Sequence[str] | None
+) -> pa.RecordBatch:
+    """Changed rows as a batch of `change_schema`."""
+    kinds, versions, keys, values = map(list, zip(*rows, strict=True)) if rows else ([],) * 4
+    decoded = codec.decode(pa.array(keys, pa.binary()), pa.array(values, pa.binary()), columns)
+    commits = pa.array(versions, pa.int64())
+    added = [pa.array(kinds, pa.string()), commits, to_microseconds(commits)]
+    schema = change_schema(codec, columns)
+    return pa.RecordBatch.from_arrays([*decoded.columns, *added], schema=schema)
+
+
+def images_of(
+    at: int, key: bytes, old: bytes | None, new: bytes | None, images: RowImages
+) -> Iterator[ChangedRow]:
+    """The rows that tell the change of one row from `old` to `new`. None if it was not there."""
+    if old is not None and new is not None:
+        if images != "post":
+            yield "update_preimage", at, key, old
+        if images != "pre":
+            yield "update_postimage", at, key, new
+    elif new is not None:
+        if images != "pre":
+            yield "insert", at, key, new
+    elif old is not None:
+        yield "delete", at, key, old
+
+
+def _points(
+    store: Any, changes: Iterator[Change]
+) -> Iterator[tuple[Timestamp, bytes, bytes | None]]:
+    """Each change of a key: time, key and value. A range delete is one of each key that it hit."""
+    for at, op, key, end, value in changes:
+        if op == "delete_range":
+            span = Span(key, end)
+            for gone, _ in store.scan(span.start, span.end, as_of=Timestamp(at - 1)):
+                if store.get(gone, as_of=at) is None:
+                    yield at, gone, None
+        else:
+            yield at, key, value
+
+
+# --------------------------------------------------------------------------------------------------
+# The feed of a table: each change of a row once, as Arrow rows with the names of Delta's change
+# feed (`kvstore.tables.changes`).
+#
+# It is a feed of the keys of the table (`kvstore.feeds`), and has its positions, holds and workers.
+#
+# Invariants
+# 1. The rows of a batch are decoded by the definition at the end of the batch, so no row is of a
+#    newer layout.
+# 2. A position counts changes of keys. The choice of images and columns may differ between two
+#    consumers that continue from one position.
+
+
+class TableFeedBatch(NamedTuple):
+    """Changes of rows, and the position after them. A batch without rows says that time has
+    passed."""
+
+    rows: pa.RecordBatch
+    """The chosen columns of the table, and the columns that tell the change."""
+    position: Position
+    is_state: bool
+    """Whether the rows are of the state that the feed begins with: each is an insert, at the time
+    of the state."""
+
+    @property
+    def resolved(self) -> Timestamp:
+        """All changes at or below this time are delivered and durable."""
+        return self.position.timestamp
+
+
+class TableFeed:
+    """A consumer's handle on the changes of a table; `Table.feed` makes it. See `Feed`."""
+
+    def __init__(
+        self,
+        feed: Feed,
+        codec: Callable[[Timestamp], TableCodec],
+        images: RowImages,
+        columns: Sequence[str] | None,
+    ) -> None:
+        """`feed` delivers both images, `codec` is the definition at a time."""
+        self._feed, self._codec = feed, codec
+        self._images, self._columns = images, columns
+
+    @property
+    def position(self) -> Position:
+        """See `Feed.position`."""
+        return self._feed.position
+
+    def batches(
+        self, *, follow: bool = False, heartbeat: float | None = None
+    ) -> Iterator[TableFeedBatch]:
+        """See `Feed.batches`."""
+        for batch in self._feed.batches(follow=follow, heartbeat=heartbeat):
+            yield self._of(batch)
+
+    def __iter__(self) -> Iterator[TableFeedBatch]:
+        return self.batches()
+
+    def ack(self, upto: TableFeedBatch | Position) -> None:
+        """See `Feed.ack`."""
+        self._feed.ack(upto.position if isinstance(upto, TableFeedBatch) else upto)
+
+    def close(self) -> None:
+        """See `Feed.close`."""
+        self._feed.close()
+
+    def __enter__(self) -> TableFeed:
+        self._feed.__enter__()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<kvstore.TableFeed {self._feed.name!r}>"
+
+    def _of(self, batch: FeedBatch) -> TableFeedBatch:
+        at = batch.events[-1].timestamp if batch.events else batch.resolved
+        changed = [row for event in batch.events for row in self._rows(event)]
+        rows = rows_batch(self._codec(at), changed, self._columns)
+        return TableFeedBatch(rows, batch.position, batch.is_state)
+
+    def _rows(self, event: Event) -> Iterator[ChangedRow]:
+        return images_of(event.timestamp, event.key, event.pre, event.post, self._images)
+
+
+def open_feed(
+    rows: StoreRows,
+    table: str,
+    name: str,
+    start: TimeLike | Position | None = None,
+    streams: tuple[int, int] | None = None,
+    *,
+    images: RowImages = "pre+post",
+    columns: Sequence[str] | None = None,
+    max_age: timedelta | None = None,
+    batch_rows: int | None = None,
+    batch_bytes: int | None = None,
+) -> TableFeed:
+    """See `Table.feed`."""
+    require_images(images)
+    codec = rows.codec(table)
+    codec.schema_of(columns)  # refuses unknown ones before a hold is taken
+    feed = rows.store.feed(
+        name,
+        start,
+        streams,
+        "pre+post",
+        "all",
+        span=Span.of_prefix(codec.key.prefix),
+        max_age=max_age,
+        batch_rows=batch_rows,
+        batch_bytes=batch_bytes,
+    )
+    return TableFeed(feed, partial(rows.codec, table), images, columns)

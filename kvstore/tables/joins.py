@@ -1,0 +1,904 @@
+"""Point-in-time joins: many keys, each read at a time of its own, in one walk over the versions.
+
+Labels are put into the order of versions, by key and the newest time first. A source (a store, a
+snapshot, a collection) answers them; the answers return to the order of the labels.
+"""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import cached_property, partial
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, cast, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from kvstore.base.arguments import is_many, require_age
+from kvstore.base.span import Span, require_key
+from kvstore.base.timestamp import (
+    OTHER_UNITS_MAX,
+    TIMESTAMP_MAX,
+    TimeLike,
+    Timestamp,
+    microseconds_of,
+)
+from kvstore.codec.columns import key_column, require_bytes_type, require_time_type, time_column
+from kvstore.errors import HistoryGoneError, NotYetWrittenError, UsageError, printable
+from kvstore.limits import (
+    JOIN_LABEL_BYTES_MAX,
+    JOIN_ROWS_FIRST,
+    JOIN_ROWS_MAX,
+    JOIN_VALUE_BYTES_MAX,
+)
+from kvstore.mvcc.arrow import batch_bytes, buffers_of, key_words, shown_bytes
+from kvstore.mvcc.lookup import EVERYTHING, LabelColumns, SearchBounds
+from kvstore.timeline.parts import Parts
+
+# --------------------------------------------------------------------------------------------------
+# Labels in the order of versions: by key, and the newest time of each key first.
+#
+# Keys are sorted as numbers where that is possible. Equal keys are found by a hash, so that only
+# the distinct keys are compared, and then a label is two numbers: the rank of its key and its time.
+
+_Words: TypeAlias = npt.NDArray[np.uint64]
+
+
+class OrderedLabels(NamedTuple):
+    """Labels in order. The distinct `keys` ascend; key i has the labels `starts[i]` up to
+    `starts[i + 1]`. `places` tells where each label stood before."""
+
+    keys: pa.Array
+    starts: Numbers
+    times: Numbers
+    places: Numbers
+
+
+def in_order(keys: pa.Array, times: Numbers) -> OrderedLabels:
+    """The labels of a binary array of keys, in order. Costs a hash and a sort of numbers for each
+    label, and a comparison sort of distinct keys whose first bytes are equal."""
+    encoded = keys.dictionary_encode()
+    distinct, which = encoded.dictionary, encoded.indices.to_numpy()
+    by_key = key_order(distinct)
+    ranks = np.empty(len(distinct), np.int64)
+    ranks[by_key] = np.arange(len(distinct))
+    label_ranks = ranks[which]
+    places = _newest_first(label_ranks, times, len(distinct))
+    starts = np.zeros(len(distinct) + 1, np.int64)
+    np.cumsum(np.bincount(label_ranks, minlength=len(distinct)), out=starts[1:])
+    return OrderedLabels(distinct.take(pa.array(by_key)), starts, times[places], places)
+
+
+def key_order(keys: pa.Array) -> Numbers:
+    """The places of distinct `keys` in their order."""
+    if not len(keys):
+        return np.empty(0, np.int64)
+    bounds = pc.min_max(keys)
+    words = key_words(keys, skip=_shared(bounds["min"].as_py(), bounds["max"].as_py()))
+    order: Numbers = np.argsort(words)
+    same = words[order[1:]] == words[order[:-1]]
+    if same.any():
+        tied = np.zeros(len(order), np.bool_)
+        tied[1:] |= same
+        tied[:-1] |= same
+        places = np.flatnonzero(tied)
+        rows = order[places]
+        order[places] = rows[pc.sort_indices(keys.take(pa.array(rows))).to_numpy()]
+    return order
+
+
+def _shared(low: bytes, high: bytes) -> int:
+    """The length of the common prefix of the least and the greatest key."""
+    pairs = enumerate(zip(low, high, strict=False))
+    return next((at for at, (one, other) in pairs if one != other), min(len(low), len(high)))
+
+
+def _newest_first(ranks: Numbers, times: Numbers, count: int) -> Numbers:
+    """The places of labels by rank, and then by descending time."""
+    if not len(times):
+        return np.empty(0, np.int64)
+    newest = int(times.max())
+    width = (newest - int(times.min())).bit_length()
+    # A word has the rank and as many bits of the time as fit. A sort of words takes a fifth of the
+    # time of a sort by two columns.
+    cut = max(count.bit_length() + width - 64, 0)
+    words: _Words = ranks.astype(np.uint64) << np.uint64(width - cut)
+    words |= ((newest - times) >> cut).astype(np.uint64)
+    is_ordered = bool((words[1:] >= words[:-1]).all())
+    order = np.arange(len(words)) if is_ordered else np.argsort(words)
+    if cut:
+        words = words[order]
+        tied = np.zeros(len(order), np.bool_)
+        np.equal(words[1:], words[:-1], out=tied[1:])
+        tied[:-1] |= tied[1:]
+        if tied.any():
+            found = order[tied]
+            order[tied] = found[np.lexsort((newest - times[found], ranks[found]))]
+    return order
+
+
+# --------------------------------------------------------------------------------------------------
+# Labels: keys, each with the time as of which it is read.
+#
+# Invariants
+# 1. No label is answered at or above `upper`: commits at its time may still come.
+# 2. No label is answered where history is gone, be it below `since` or under a clear.
+# 3. An error names the first label that cannot be answered, by row and key.
+
+Numbers: TypeAlias = npt.NDArray[np.int64]
+
+
+class Labels(NamedTuple):
+    """Keys and times, in the order of the caller. `first` is the row of the first one."""
+
+    keys: Sequence[bytes]
+    times: Numbers
+    first: int = 0
+
+    def named(self, at: int) -> str:
+        """A label in the words of an error."""
+        return f"row {self.first + at}, key {printable(self.keys[at])}"
+
+
+def times_given(as_of: Sequence[TimeLike], count: int) -> list[TimeLike]:
+    """The times that a caller gave for `count` keys, not yet parsed. Raises `UsageError` for
+    another number of them, and for an array of numpy's datetimes."""
+    kind = getattr(getattr(as_of, "dtype", None), "kind", "O")
+    if kind == "M":
+        raise UsageError("as_of has numpy's datetimes, which have no time zone", "pass Timestamps")
+    given = list(as_of)
+    if len(given) != count:
+        raise UsageError(f"{count} keys and {len(given)} times", "pass a time for each key")
+    return given
+
+
+def times_of(parts: Parts, as_of: Sequence[TimeLike], count: int) -> Numbers:
+    """The times that a caller gave for `count` keys, in the forms that a single time may have.
+    Raises `UsageError` as `times_given`, and for a value that is no time."""
+    given = times_given(as_of, count)
+    if {int, Timestamp}.issuperset(map(type, given)):
+        with suppress(OverflowError):
+            times = np.frombuffer(array("q", cast("list[int]", given)), np.int64)
+            if not count or times.min() > OTHER_UNITS_MAX:
+                return times
+    checked = [parts.committer.to_time(time, name="as_of") for time in given]
+    return np.frombuffer(array("q", checked), np.int64)
+
+
+def reached_times(times: Numbers, newest: int) -> Numbers:
+    """As `kvstore.base.timestamp.reached`, for a column of times."""
+    is_newest = times == microseconds_of(newest) * 1000
+    return np.where(is_newest, newest, times) if is_newest.any() else times
+
+
+def require_complete(parts: Parts, labels: Labels) -> Labels:
+    """The labels, if all of them can be answered. Raises `NotYetWrittenError` for the first label
+    at or above `upper`. An idle store closes the time until now, as `Committer.readable` does."""
+    committer = parts.committer
+    committer.health.require()
+    if not len(labels.times) or int(labels.times.max()) < committer.upper:
+        return labels
+    with suppress(NotYetWrittenError):  # the error below names the label
+        committer.readable(int(labels.times.max()))
+    upper = committer.upper
+    labels = labels._replace(times=reached_times(labels.times, upper - 1))
+    late = np.flatnonzero(labels.times >= upper)
+    if len(late):
+        first = int(late[0])
+        raise NotYetWrittenError(
+            as_of=Timestamp(labels.times[first]),
+            upper=upper,
+            remedy=f"{labels.named(first)}, asks for it: give a time below {upper}, or wait",
+        )
+    return labels
+
+
+def gone(parts: Parts, labels: Labels) -> npt.NDArray[np.bool_] | None:
+    """Which labels ask for history that is not kept, None if none does. O(labels below the newest
+    clear * clears)."""
+    times, clears = labels.times, parts.clears
+    if not len(times) or int(times.min()) >= max(parts.committer.since, clears.newest):
+        return None
+    lost = times < parts.committer.since
+    for at in np.flatnonzero((times < clears.newest) & ~lost).tolist():
+        lost[at] = clears.hit(Span.of_key(labels.keys[at]), int(times[at])) is not None
+    return lost if lost.any() else None
+
+
+def require_kept(parts: Parts, labels: Labels) -> None:
+    """Raise `HistoryGoneError` for the first label whose history is gone."""
+    lost = gone(parts, labels)
+    if lost is not None:
+        first = int(np.argmax(lost))
+        require_span_kept(parts, labels, first, Span.of_key(labels.keys[first]))
+
+
+def require_span_kept(parts: Parts, labels: Labels, first: int, span: Span) -> None:
+    """Raise `HistoryGoneError`, naming the label `first`, unless all of `span` can be read at its
+    time."""
+    try:
+        parts.reads.require_kept(span, int(labels.times[first]))
+    except HistoryGoneError as error:
+        raise HistoryGoneError(
+            as_of=error.as_of,
+            since=error.since,
+            span=error.span,
+            remedy=f"{labels.named(first)}, asks for it: {error.remedy}",
+        ) from None
+
+
+# --------------------------------------------------------------------------------------------------
+# Values and floors of many keys, each at a time of its own.
+#
+# GC and clears may take history away during a read. They announce each removal first, so the look
+# after the read tells whether the read was whole (`kvstore.timeline.reads`).
+
+LiveRow = tuple[bytes, bytes]
+
+
+def values(
+    parts: Parts,
+    keys: list[bytes],
+    as_of: Sequence[TimeLike],
+    bounds: SearchBounds = EVERYTHING,
+    first: int = 0,
+) -> list[bytes | None] | None:
+    """The value of each key at its own time; None where the values are beyond `bounds`. Errors
+    number the keys from `first` on. At most a seek for each version."""
+    labels = Labels(keys, times_of(parts, as_of, len(keys)), first)
+    labels = require_complete(parts, labels)
+    require_kept(parts, labels)
+    found = parts.versions.get_timed(keys, labels.times.data, bounds)
+    if _was_below_floor(parts, labels):
+        require_kept(parts, labels)
+    return None if found is None else found.values
+
+
+def floors(
+    parts: Parts,
+    keys: Sequence[bytes],
+    as_of: TimeLike | Sequence[TimeLike] | None,
+    prefix: bytes | None,
+    bytes_max: int = sys.maxsize,
+    first: int = 0,
+) -> list[LiveRow | None] | None:
+    """For each key, at one time or at its own: the greatest live key with `prefix` that is not
+    above it, with its value. Keys of tables are left out, as scans leave them out. None where the
+    rows of several keys have more than `bytes_max` bytes. Errors number the keys from `first`
+    on."""
+    keys = [require_key(key) for key in keys]
+    span = parts.reserve.narrow(Span() if prefix is None else Span.of_prefix(prefix))
+    if as_of is None:
+        hull = Span(span.start, max([span.start, *keys]) + b"\0")
+        read = partial(_floors_at_once, parts, keys, span, bytes_max)
+        return parts.reads.read(None, hull, read)
+    if is_many(as_of):
+        labels = Labels(keys, times_of(parts, as_of, len(keys)), first)
+        labels = require_complete(parts, labels)
+        if len(keys) and int(labels.times.min()) < parts.committer.since:
+            require_kept(parts, labels)
+    else:
+        at = parts.reads.at(as_of)
+        labels = Labels(keys, np.full(len(keys), at, np.int64))
+    found = parts.versions.floors(keys, labels.times.tolist(), span, bytes_max)
+    if found is not None and _was_below_floor(parts, labels):
+        for at, (key, row) in enumerate(zip(keys, found, strict=True)):
+            # The search went from the key down to the floor, or to the first key of all.
+            searched = span.intersect(b"" if row is None else row[0], key + b"\0")
+            if searched is not None:
+                require_span_kept(parts, labels, at, searched)
+    return found
+
+
+def _floors_at_once(
+    parts: Parts, keys: list[bytes], span: Span, bytes_max: int, at: int
+) -> list[LiveRow | None] | None:
+    return parts.versions.floors(keys, [at] * len(keys), span, bytes_max)
+
+
+def _was_below_floor(parts: Parts, labels: Labels) -> bool:
+    """Whether GC or a clear may have taken away history that was read."""
+    times = labels.times
+    return bool(len(times)) and int(times.min()) < parts.committer.frontiers.floor
+
+
+# --------------------------------------------------------------------------------------------------
+# The seam between labels and the sources that answer them: stores, snapshots, collections.
+#
+# A join reads its labels once. Each side of the join gets the same labels, piece by piece, and
+# gives back columns of as many rows, in the order of the labels.
+#
+# Invariants
+# 1. While a side is open, the history that it answers from stays: GC, clears, compaction and expiry
+#    take none of it away.
+# 2. A side that gives up a piece, because its values have too many bytes, has changed nothing: the
+#    piece comes again in halves.
+
+
+class Asked(NamedTuple):
+    """Labels: the column of keys, as one binary array, and their times. `first` is the row of the
+    first label."""
+
+    keys: pa.Array
+    times: Numbers
+    first: int
+
+
+class Search(NamedTuple):
+    """A version older than `age_max` ns at the time of its label is no answer. A label whose
+    history is gone is an error, or null. All values together have `bytes_max` bytes at most."""
+
+    age_max: int
+    is_gone_null: bool
+    bytes_max: int
+
+
+class Answers(Protocol):
+    """A side of a join that is open: its history is held."""
+
+    @property
+    def newest(self) -> int:
+        """The time of labels that have none."""
+        ...
+
+    @property
+    def rows_first(self) -> int:
+        """How many labels to ask at first, when the size of values is unknown."""
+        ...
+
+    @property
+    def rows_max(self) -> int:
+        """How many labels to ask at once, at most."""
+        ...
+
+    def answer(self, labels: Asked, search: Search) -> list[pa.Array] | None:
+        """The columns of the answer, a row for each label, in the order of the labels. None where
+        several labels have values of too many bytes together."""
+        ...
+
+
+class Side(Protocol):
+    """A side of a join, before it is read."""
+
+    @property
+    def fields(self) -> tuple[pa.Field, ...]:
+        """The columns that an answer has. The last one is the timestamp of the version."""
+        ...
+
+    def opened(self) -> AbstractContextManager[Answers]:
+        """Hold the history of this moment."""
+        ...
+
+
+@runtime_checkable
+class KeyedSide(Side, Protocol):
+    """A side whose keys are made of columns of the labels, and which has columns to choose from."""
+
+    @property
+    def name(self) -> str:
+        """The name that the timestamp of its versions carries."""
+        ...
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """The columns of the labels that make the key, unless the caller names others."""
+        ...
+
+    def choose(self, columns: Sequence[str]) -> KeyedSide:
+        """The side with these columns."""
+        ...
+
+    def keys(self, piece: Piece, names: tuple[str, ...]) -> pa.Array:
+        """The keys of labels. Raises `UsageError` for values that no key has."""
+        ...
+
+
+class Joinable(Protocol):
+    """An object that labels can be joined to."""
+
+    def join_side(self) -> Side:
+        """Its side of a join."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    """One of several sources that the same labels are joined to, for `kvstore.join`.
+
+    `source` is a store, a snapshot, a collection, or a table without an event time. Column `key` of
+    the labels has its keys; the default is the `key` of the whole join. A value older than
+    `max_age` is null. `columns` names the columns that the source adds, in the place of `value` and
+    `value_timestamp`; `prefix` stands before each name.
+
+    For a table, `key` names a column of the labels for each column of its key; the default is their
+    own names. `columns` chooses columns of the table, by default all beside the key. The time of
+    the row's commit is `row_timestamp` behind the prefix, or behind the name of the table.
+    """
+
+    source: Joinable
+    key: str | Sequence[str] | None = None
+    max_age: timedelta | None = None
+    columns: Sequence[str] | None = None
+    prefix: str = ""
+
+
+TIME_TYPE = pa.timestamp("ns", "UTC")
+VALUE_FIELDS = (pa.field("value", pa.binary()), pa.field("value_timestamp", TIME_TYPE))
+
+
+def value_columns(values: pa.Array, times: Numbers) -> list[pa.Array]:
+    """The columns `VALUE_FIELDS`. A time of -1 is null."""
+    return [values, pa.array(times, mask=times < 0).cast(TIME_TYPE)]
+
+
+def placed(values: pa.Array, places: Numbers, count: int) -> pa.Array:
+    """`values` at their `places` among `count` rows, null elsewhere."""
+    sources = np.full(count, -1, np.int64)
+    sources[places] = np.arange(len(places))
+    return values.take(pa.array(sources, mask=sources < 0))
+
+
+def everywhere(time: int, rows: int) -> Numbers:
+    """The times of labels that have none of their own."""
+    return np.full(rows, time, np.int64)
+
+
+# --------------------------------------------------------------------------------------------------
+# The side of a join that a store or a snapshot answers.
+#
+# A piece of labels is looked up in one walk through the store, which seeks or merges
+# (`kvstore.loops.lookup`). A pin keeps history from the call of the join until its end.
+
+
+class StoredSide:
+    """See `kvstore.tables.joins.Side`. With `newest`, which a snapshot has, no label may ask for a
+    later time."""
+
+    fields = VALUE_FIELDS
+
+    def __init__(self, parts: Parts, newest: int | None = None) -> None:
+        self._parts = parts
+        self._newest = newest
+
+    @contextmanager
+    def opened(self) -> Iterator[StoredAnswers]:
+        """Pin the history that is kept."""
+        parts = self._parts
+        parts.committer.health.require()
+        pins = parts.pins  # in a forked child, which ends the pass, handles have no fields
+        pin = pins.new()
+        try:
+            with parts.committer.lock:
+                pins.keep(pin, parts.committer.since, kind="join")
+            yield StoredAnswers(parts, self._newest)
+        finally:
+            pins.let_go(pin, None)
+
+
+class StoredAnswers:
+    """See `kvstore.tables.joins.Answers`."""
+
+    def __init__(self, parts: Parts, limit: int | None) -> None:
+        self._parts = parts
+        self._limit = limit
+        self.rows_first = JOIN_ROWS_FIRST
+        self.rows_max = JOIN_ROWS_MAX
+
+    @cached_property
+    def newest(self) -> int:
+        """The time of the snapshot, or the newest complete time."""
+        return self._parts.reads.at(None) if self._limit is None else self._limit
+
+    def answer(self, labels: Asked, search: Search) -> list[pa.Array] | None:
+        """The values of the labels and the timestamps of their versions."""
+        parts, asked = self._parts, Labels(_Keys(labels.keys), labels.times, labels.first)
+        if self._limit is not None:
+            asked = _require_upto(asked, self._limit)
+        floor = parts.committer.frontiers.floor
+        asked = require_complete(parts, asked)
+        lost = gone(parts, asked)
+        if lost is not None and not search.is_gone_null:
+            require_kept(parts, asked)
+        places = np.arange(len(asked.times)) if lost is None else np.flatnonzero(~lost)
+        keys = labels.keys if lost is None else labels.keys.take(pa.array(places))
+        ordered = in_order(keys, asked.times[places])
+        bounds = SearchBounds(search.age_max, search.bytes_max)
+        columns = LabelColumns(buffers_of(ordered.keys), ordered.starts.data, ordered.times.data)
+        found = parts.versions.get_columns(columns, bounds)
+        if parts.committer.frontiers.floor != floor:
+            # GC of another process (`kvstore.remote.live`) may have taken some of `found`
+            # meanwhile.
+            return self.answer(labels, search)
+        if found is None:
+            return None
+        places = places[ordered.places]
+        times = np.full(len(asked.times), -1, np.int64)
+        times[places] = found.times
+        return value_columns(placed(found.values, places, len(times)), times)
+
+
+class _Keys(Sequence[bytes]):
+    """An Arrow array of keys, of which an error names one."""
+
+    def __init__(self, keys: pa.Array) -> None:
+        self._keys = keys
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def __getitem__(self, at: Any) -> Any:
+        return self._keys[at].as_py()
+
+
+def _require_upto(labels: Labels, newest: int) -> Labels:
+    labels = labels._replace(times=reached_times(labels.times, newest))
+    late = np.flatnonzero(labels.times > newest)
+    if len(late):
+        first = int(late[0])
+        raise NotYetWrittenError(
+            as_of=Timestamp(labels.times[first]),
+            upper=Timestamp(newest + 1),
+            remedy=f"{labels.named(first)}, asks for it: the snapshot ends at {Timestamp(newest)}",
+        )
+    return labels
+
+
+# --------------------------------------------------------------------------------------------------
+# Labels as they arrive: Arrow batches with a column of keys and a column of times.
+#
+# Labels are anything that speaks the Arrow C stream: tables, batches and readers of pyarrow, frames
+# of Polars and pandas, relations of DuckDB.
+#
+# Invariants
+# 1. A column that is missing, doubled or of a wrong type is refused before a row is read.
+# 2. A null, a key that is too long and a time out of range are refused by column and row.
+
+
+class Piece(NamedTuple):
+    """Some neighbouring batches of labels. `first` is the row of the first label."""
+
+    batches: list[pa.RecordBatch]
+    first: int
+
+    @property
+    def rows(self) -> int:
+        """The number of labels."""
+        return sum(batch.num_rows for batch in self.batches)
+
+    def behind(self, rows: int) -> Piece:
+        """The piece without its first labels."""
+        rest, left = [], rows
+        for batch in self.batches:
+            rest.append(batch.slice(min(left, batch.num_rows)))
+            left -= batch.num_rows - rest[-1].num_rows
+        return Piece(rest, self.first + rows)
+
+    def halves(self) -> tuple[Piece, Piece]:
+        """The piece in two, of one label at least."""
+        middle, at = self.rows // 2, 0
+        left: list[pa.RecordBatch] = []
+        right: list[pa.RecordBatch] = []
+        for batch in self.batches:
+            cut = min(max(middle - at, 0), batch.num_rows)
+            left.append(batch.slice(0, cut))
+            right.append(batch.slice(cut))
+            at += batch.num_rows
+        return Piece(left, self.first), Piece(right, self.first + middle)
+
+
+def label_reader(labels: object) -> pa.RecordBatchReader:
+    """The batches of `labels`. Raises `UsageError` for what does not speak Arrow."""
+    try:
+        if isinstance(labels, pa.RecordBatchReader):
+            return labels
+        if hasattr(labels, "__arrow_c_stream__"):
+            return pa.RecordBatchReader.from_stream(labels)
+        if hasattr(labels, "__arrow_c_array__"):
+            batch = pa.record_batch(labels)
+            return pa.RecordBatchReader.from_batches(batch.schema, [batch])
+    except (pa.ArrowException, TypeError) as error:
+        raise UsageError(f"labels are no table: {error}", "pass a table with columns") from error
+    raise UsageError(
+        f"labels must be Arrow data, not {type(labels).__name__}",
+        "pass a table, a reader, or a frame of Polars, DuckDB or pandas",
+    )
+
+
+def require_columns(
+    schema: pa.Schema,
+    labels: pa.Schema,
+    key: Sequence[str],
+    at: str | None,
+    added: tuple[str, ...],
+) -> None:
+    """Raise `UsageError` unless `labels` has the columns of keys and of times, and the columns
+    `added` are new to `schema`, which has the columns of the labels and of other sources."""
+    for name in (*key, at):
+        count = 1 if name is None else labels.names.count(name)
+        if count != 1:
+            problem = f"{count} columns" if count else "no column"
+            raise UsageError(
+                f"labels have {problem} {name!r}", f"they have {', '.join(labels.names)}"
+            )
+    for name in added:
+        if name in schema.names:
+            whose = "labels have" if name in labels.names else "two sources add"
+            raise UsageError(
+                f"{whose} a column {name!r} already",
+                "name the columns of the result: columns=(value, timestamp), or a prefix=",
+            )
+    if at is not None:
+        require_time_type(labels.field(at))
+
+
+def column_names(name: str, given: object) -> tuple[str, ...]:
+    """The names of columns that the argument `name` has: one, or several."""
+    if not isinstance(given, tuple | list):
+        return (require_column_name(given, name),)
+    return tuple(require_column_name(each, name) for each in given)
+
+
+def require_column_name(given: object, name: str) -> str:
+    """The argument `name`, if it is a text."""
+    if not isinstance(given, str):
+        raise UsageError(
+            f"{name} must be a column's name, not {type(given).__name__}", "pass a text"
+        )
+    return given
+
+
+def require_prefix(prefix: object) -> None:
+    """Raise `UsageError` unless a prefix of names is a text."""
+    if not isinstance(prefix, str):
+        raise UsageError(f"prefix={prefix!r}", "pass text to stand before the names")
+
+
+class Pieces:
+    """The labels of a reader in pieces of bounded rows and bytes."""
+
+    def __init__(
+        self,
+        reader: pa.RecordBatchReader,
+        rows_first: int,
+        rows_most: int,
+        first: int = 0,
+        bytes_max: int | None = None,
+    ) -> None:
+        """The first piece has `rows_first` labels at most, a later one `rows_most`. The first label
+        is row `first` for its caller. The values of a piece may have `bytes_max` bytes, by default
+        `JOIN_VALUE_BYTES_MAX`."""
+        self._bytes_max = JOIN_VALUE_BYTES_MAX if bytes_max is None else bytes_max
+        self._reader, self._first = reader, first
+        self._rows_most = rows_most
+        self._rows_max = min(rows_first, rows_most)
+
+    def learn(self, rows: int, size: int) -> None:
+        """Note that the values of `rows` labels have `size` bytes. The next pieces have so few
+        labels that their values take about half of the allowed bytes, and at most four times as
+        many: halving a piece whose values are larger answers its labels again."""
+        fitting = rows * self._bytes_max // (2 * max(size, 1))
+        self._rows_max = max(min(fitting, 4 * rows, self._rows_most), 1)
+
+    def __iter__(self) -> Iterator[Piece]:
+        batches: list[pa.RecordBatch] = []
+        first, rows, size = self._first, 0, 0
+        for arrived in self._reader:
+            at = 0
+            while at < arrived.num_rows:
+                batch = arrived.slice(at, self._rows_max - rows)
+                nbytes = batch_bytes(batch)
+                while nbytes > JOIN_LABEL_BYTES_MAX and batch.num_rows > 1:
+                    batch = batch.slice(0, batch.num_rows // 2)
+                    nbytes = batch_bytes(batch)
+                at += batch.num_rows
+                rows += batch.num_rows
+                size += nbytes
+                batches.append(batch)
+                if rows >= self._rows_max or size >= JOIN_LABEL_BYTES_MAX:
+                    yield Piece(batches, first)
+                    first, batches, rows, size = first + rows, [], 0, 0
+        if rows:
+            yield Piece(batches, first)
+
+
+def keys_of(piece: Piece, name: str) -> pa.Array | None:
+    """The column `name` of a piece as one binary array without nulls. None where several keys have
+    too many bytes together: a dictionary or a view may show the same bytes in many rows."""
+    columns = [batch.column(name) for batch in piece.batches]
+    if piece.rows > 1 and sum(map(shown_bytes, columns)) > JOIN_LABEL_BYTES_MAX:
+        return None
+    arrays, first = [], piece.first
+    for batch in piece.batches:
+        arrays.append(key_column(batch.column(name), name, first))
+        first += batch.num_rows
+    return pa.concat_arrays(arrays)
+
+
+def times_of_labels(piece: Piece, name: str, now: Callable[[], int]) -> Numbers:
+    """The column `name` of a piece as nanoseconds. `now` is the newest time of the sources."""
+    times, first = [], piece.first
+    for batch in piece.batches:
+        times.append(time_column(batch.column(name), name, first, now))
+        first += batch.num_rows
+    return np.concatenate(times)
+
+
+# --------------------------------------------------------------------------------------------------
+# Point-in-time joins: Arrow batches of labels, with the values that keys had at their times.
+#
+# The labels stream through in pieces. Each side of the join (`kvstore.tables.joins`) answers a
+# piece, and its columns are put beside the columns of the labels.
+#
+# Invariants
+# 1. Each label comes out once, in its place, with all its columns.
+# 2. A label gets the value of the newest version at or below its time: see `kvstore.mvcc.version`.
+# 3. Each side keeps its history from the call until the end of the result.
+# 4. Memory is bounded by the limits of a piece. A piece whose values are too large is halved.
+
+OnGone: TypeAlias = Literal["error", "null"]
+
+
+class _Part(NamedTuple):
+    """One side of a join, with the columns of its keys and the names of the columns that it
+    adds."""
+
+    side: Side
+    key: tuple[str, ...]
+    names: tuple[str, ...]
+    search: Search
+
+
+class _Plan(NamedTuple):
+    """A join whose arguments and columns are checked."""
+
+    parts: list[_Part]
+    at: str | None
+    schema: pa.Schema
+
+
+class _Opened(NamedTuple):
+    part: _Part
+    answers: Answers
+
+
+def join(
+    labels: object,
+    joins: Sequence[Join],
+    *,
+    key: str = "id",
+    at: str | None = "ts",
+    on_gone: OnGone = "error",
+) -> pa.RecordBatchReader:
+    """The labels, each with the values that its keys had at its time in each of several sources.
+
+    The labels are read once, and the columns of the sources stand side by side, in the order of
+    `joins`. Each of `joins` is a `Join`, or a source alone: a store, a snapshot, a collection or a
+    table. Arguments, columns, errors and memory
+    are as in `Store.join`; a name that two sources add is refused.
+    """
+    if on_gone not in ("error", "null"):
+        raise UsageError(f"on_gone={on_gone!r}", "pass 'error' or 'null'")
+    if not isinstance(joins, Sequence) or not joins:
+        raise UsageError("there is no source to join", "pass a list of stores or of kvstore.Join")
+    parts = [_part(each, key, on_gone == "null") for each in joins]
+    if at is not None:
+        require_column_name(at, "at")
+    reader = label_reader(labels)
+    schema = reader.schema
+    for part in parts:
+        require_columns(schema, reader.schema, part.key, at, part.names)
+        if not isinstance(part.side, KeyedSide):
+            require_bytes_type(reader.schema.field(part.key[0]))
+        for field, name in zip(part.side.fields, part.names, strict=True):
+            schema = schema.append(field.with_name(name))
+    batches = _joined(reader, _Plan(parts, at, schema))
+    next(batches)
+    return pa.RecordBatchReader.from_batches(schema, batches)
+
+
+def _part(given: Join, key: str, is_gone_null: bool) -> _Part:
+    each = given if isinstance(given, Join) else Join(given)
+    if not hasattr(each.source, "join_side"):
+        raise UsageError(
+            f"a source of a join must be a store, not {type(each.source).__name__}",
+            "pass stores, snapshots, collections or tables, or kvstore.Join of them",
+        )
+    require_age(each.max_age, name="max_age")
+    age = TIMESTAMP_MAX if each.max_age is None else each.max_age // timedelta(microseconds=1)
+    search = Search(min(age * 1000, TIMESTAMP_MAX), is_gone_null, JOIN_VALUE_BYTES_MAX)
+    side = each.source.join_side()
+    if isinstance(side, KeyedSide):
+        side = side if each.columns is None else side.choose(column_names("columns", each.columns))
+        own = [field.name for field in side.fields]
+        if not each.prefix:
+            own[-1] = f"{side.name}_{own[-1]}"
+        asked = column_names("key", side.key if each.key is None else each.key)
+        if len(asked) != len(side.key):
+            raise UsageError(
+                f"key={asked!r} for a key of {len(side.key)} columns",
+                f"name the labels' columns of {', '.join(side.key)}",
+            )
+        return _Part(side, asked, _names(each, own, own), search)
+    asked = column_names("key", [key if each.key is None else each.key])
+    names = _names(each, each.columns, [field.name for field in side.fields])
+    return _Part(side, asked, names, search)
+
+
+def _names(join: Join, chosen: Sequence[str] | None, fields: list[str]) -> tuple[str, ...]:
+    """The names that the columns `fields` of a source have in the result."""
+    names = fields if chosen is None else chosen
+    require_prefix(join.prefix)
+    if (
+        not isinstance(names, tuple | list)
+        or len(names) != len(fields)
+        or not all(isinstance(name, str) for name in names)
+        or len(set(names)) < len(names)
+    ):
+        raise UsageError(f"columns={names!r}", "pass two names: of the value and of its timestamp")
+    return tuple(join.prefix + name for name in names)
+
+
+def _joined(reader: pa.RecordBatchReader, plan: _Plan) -> Iterator[pa.RecordBatch]:
+    with ExitStack() as held:
+        opened = [_Opened(part, held.enter_context(part.side.opened())) for part in plan.parts]
+        every = [each.answers for each in opened]
+        if plan.at is None:
+            for each in every:
+                _ = each.newest  # the time of the call is the time of labels
+        # A batch without columns first: taking it holds the history, within the call.
+        yield pa.record_batch([], names=[])
+        pieces = Pieces(reader, min(a.rows_first for a in every), min(a.rows_max for a in every))
+        for piece in pieces:
+            size = 0
+            for batch in _answered(opened, piece, plan):
+                size += sum(
+                    batch.column(name).nbytes for part in plan.parts for name in part.names[:-1]
+                )
+                yield batch
+            pieces.learn(piece.rows, size)
+
+
+def _answered(opened: list[_Opened], piece: Piece, plan: _Plan) -> Iterator[pa.RecordBatch]:
+    """The batches of a piece with the columns of all sides."""
+    columns = _columns(opened, piece, plan.at)
+    if columns is None:
+        for half in piece.halves():
+            yield from _answered(opened, half, plan)
+        return
+    at = 0
+    for batch in piece.batches:
+        rows = batch.num_rows
+        added = [column.slice(at, rows) for column in columns]
+        at += rows
+        if rows:
+            yield pa.RecordBatch.from_arrays([*batch.columns, *added], schema=plan.schema)
+
+
+def _newest(opened: list[_Opened]) -> int:
+    return max(each.answers.newest for each in opened)
+
+
+def _columns(opened: list[_Opened], piece: Piece, at: str | None) -> list[pa.Array] | None:
+    times = None if at is None else times_of_labels(piece, at, partial(_newest, opened))
+    keys: dict[str, pa.Array] = {}  # of stores: tables encode theirs
+    columns: list[pa.Array] = []
+    for part, answers in opened:
+        if isinstance(part.side, KeyedSide):
+            asked = part.side.keys(piece, part.key)
+        elif (asked := keys.get(part.key[0])) is None:
+            asked = keys_of(piece, part.key[0])
+            if asked is None:
+                return None
+            keys[part.key[0]] = asked
+        asked_at = everywhere(answers.newest, piece.rows) if times is None else times
+        found = answers.answer(Asked(asked, asked_at, piece.first), part.search)
+        if found is None:
+            return None
+        columns += found
+    return columns
