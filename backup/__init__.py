@@ -12,7 +12,6 @@ Example:
         assert restored.get(b"k") == b"old"
 """
 
-import kvstore.bulk  # noqa: F401  # refuses a stranger before it is imported from
 from kvstore.backup.collection import Collection
 from kvstore.backup.following import Follower, FollowStatus
 from kvstore.backup.overview import CollectionInfo
@@ -20,9 +19,6 @@ from kvstore.backup.replica import Stop, replicate
 from kvstore.backup.restore import DrillReport
 from kvstore.backup.verify import VerifyReport
 from kvstore.backup.window import BackupInfo
-
-__kvstore__ = True
-"""Tells this package from others of its name: see `kvstore.neighbours`."""
 
 __all__ = [
     "BackupInfo",

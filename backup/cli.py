@@ -151,7 +151,7 @@ def _time(at: Timestamp | None) -> str | None:
 
 PASSPHRASE: Final = "KVSTORE_PASSPHRASE"  # a name, not a secret
 
-patience: Final[ContextVar[float]] = ContextVar("patience")
+patience_s: Final[ContextVar[float]] = ContextVar("patience_s")
 """How long passing failures of the storage are retried, in seconds."""
 
 _COMPLETION_PATIENCE_S: Final = 1.0
@@ -206,7 +206,7 @@ def open_collection(collection: str, key_file: Path | None) -> Collection:
         collection,
         passphrase,
         key_file=key_file,
-        patience=patience.get(),
+        patience=patience_s.get(),
         on_wait=lambda waiting: note(str(waiting)),
     )
 
@@ -748,7 +748,7 @@ def main(
     ] = f"{RETRY_S:g}s",
 ) -> None:
     """Take the options before a command."""
-    patience.set(to_duration(patience).total_seconds())
+    patience_s.set(to_duration(patience).total_seconds())
 
 
 MaxAgeOption = Annotated[

@@ -1,6 +1,6 @@
 """Collections on the page of a store: which time they cover, and which gaps they have.
 
-The command `kvstore ui` finds this by the entry point `collections` of the group `kvstore.pages`.
+The command `kvstore ui` finds this by its name.
 """
 
 from __future__ import annotations

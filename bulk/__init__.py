@@ -13,9 +13,6 @@ from kvstore.bulk.staging import (
     read_manifest,
 )
 
-__kvstore__ = True
-"""Tells this package from others of its name: see `kvstore.neighbours`."""
-
 __all__ = [
     "ExpiredStaging",
     "Import",

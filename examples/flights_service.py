@@ -22,11 +22,11 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
+from kvstore.server.app import app
 
 import kvstore
 from kvstore import errors
-from kvstore.remote.server import Token
-from kvstore.remote.server.app import app
+from kvstore.server import Token
 
 
 @asynccontextmanager

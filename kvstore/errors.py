@@ -1,13 +1,53 @@
-"""Every error of this project, in one tree, sorted by what the caller should do.
+"""Every error this project raises, in one tree, sorted by what the caller should do.
 
-KVStoreError
-|-- UsageError              fix the call, the option or the path; nothing was written
-|-- RetryableError          surely not done: try again
-|-- HistoryGoneError        read at a newer time
-|-- NotYetWrittenError      wait until `upper` has passed the time
-|-- FencedError             step down: a newer owner has taken over
-|-- StorageError            the outcome is unknown: reopen and look before retrying
-`-- CorruptionError         stop: the bytes are not the bytes that were written
+    KVStoreError
+    |-- UsageError              fix the call, the option or the path; nothing was written
+    |   |-- NotAStoreError          the directory holds something else
+    |   |-- FormatVersionError      written by a newer or unknown release
+    |   |-- AccessDeniedError       the storage refuses: see to permissions or credentials
+    |   |-- NoBucketError           the bucket of an address does not exist: check its name
+    |   |-- NotFoundError           the call names a table, a hold or a feed that is not there
+    |   |-- NotACounterError        the value of a key is no counter
+    |   |-- NotCompiledError        the compiled modules are missing here
+    |   |-- ClosedError             the object was closed; open a new one
+    |   |-- ForkedError             a handle belongs to the process that opened it
+    |   |-- KeyOrderError           keys must come in ascending order, each once
+    |   |-- ImportRefusedError      a staged import is incomplete, altered or foreign
+    |   |-- NotUniqueError          a row has the values of another one in a unique index
+    |   `-- KeyConflictError        an import would cover live keys (on_conflict="error")
+    |-- RetryableError          surely not done: try again
+    |   |-- ConflictError           another commit changed a key that a transaction read
+    |   |-- TableAlteredError       another call altered the table meanwhile
+    |   |-- PreconditionError       a conditional write found another value than expected
+    |   |-- DependencyError         tasks are not at the versions that a change depends on
+    |   |-- HistoryHeldError        a hold or reader needs the history that the call would clear
+    |   |-- DeterminateError        a blob or consensus call surely had no effect
+    |   |-- UpperMismatchError      an append expected another upper; read it and decide anew
+    |   |-- BusyError               another operation did not end in time
+    |   |-- StaleReaderError        the writer took away what a reader needs; open it again
+    |   |-- LockedError             another owner has it open; wait, or stop the owner
+    |   `-- NotListeningError       no owner listens; open it, or open it there with control=True
+    |-- HistoryGoneError        read at a newer time
+    |-- NotYetWrittenError      wait until `upper` has passed the time
+    |-- FencedError             step down: a newer owner has taken over
+    |   |-- HoldLostError           the hold was invalidated: its budget was exceeded
+    |   |-- LeaseExpiredError       a shard reader's lease ran out; its parts may be gone
+    |   `-- OpaqueMismatchError     a critical hold carries another owner's token
+    |-- StorageError            the outcome is unknown: reopen and look before retrying
+    |   |-- OutOfSpaceError         the disk is full
+    |   |-- IndeterminateError      a blob or consensus call may or may not have had its effect
+    |   `-- PoisonedError           an earlier write failed; the handle refuses until reopened
+    `-- CorruptionError         stop: the bytes are not the bytes that were written
+        |-- StatesLostError           a collection lacks its newest states: it is an older copy
+        |-- EventsMissingError        the change index does not hold what its epochs count
+        `-- JournalDamagedError       a journal file is damaged; `salvage` rescues records
+
+`backup.shard` adds two for programs that read shards without a collection: `MissingShardError`, a
+`UsageError`, and `MissingPartError`, a `CorruptionError`.
+
+Each message says what happened, where, and what to do; the same facts are fields of the error.
+Foreign exceptions are translated where they enter (`raise ... from`). A broken invariant of ours
+is an assertion, never one of these errors.
 """
 
 from __future__ import annotations
@@ -15,65 +55,6 @@ from __future__ import annotations
 import errno
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-
-# --------------------------------------------------------------------------------------------------
-# Every error this project raises, in one tree, sorted by what the caller should do.
-#
-#     KVStoreError
-#     |-- UsageError              fix the call, the option or the path; nothing was written
-#     |   |-- NotAStoreError          the directory holds something else
-#     |   |-- FormatVersionError      written by a newer or unknown release
-#     |   |-- AccessDeniedError       the storage refuses: see to permissions or credentials
-#     |   |-- NoBucketError           the bucket of an address does not exist: check its name
-#     |   |-- ForeignPackageError     another package hides our `bulk` or `backup`
-#     |   |-- NotFoundError           the call names a table, a hold or a feed that is not there
-#     |   |-- NotACounterError        the value of a key is no counter
-#     |   |-- NotCompiledError        the compiled modules are missing here
-#     |   |-- ClosedError             the object was closed; open a new one
-#     |   |-- ForkedError             a handle belongs to the process that opened it
-#     |   |-- KeyOrderError           keys must come in ascending order, each once
-#     |   |-- ImportRefusedError      a staged import is incomplete, altered or foreign
-#     |   |-- NotUniqueError          a row has the values of another one in a unique index
-#     |   `-- KeyConflictError        an import would cover live keys (on_conflict="error")
-#     |-- RetryableError          surely not done: try again
-#     |   |-- ConflictError           another commit changed a key that a transaction read
-#     |   |-- TableAlteredError       another call altered the table meanwhile
-#     |   |-- PreconditionError       a conditional write found another value than expected
-#     |   |-- DependencyError         tasks are not at the versions that a change depends on
-#     |   |-- HistoryHeldError        a hold or reader needs the history that the call would clear
-#     |   |-- DeterminateError        a blob or consensus call surely had no effect
-#     |   |-- UpperMismatchError      an append expected another upper; read it and decide anew
-#     |   |-- BusyError               another operation did not end in time
-#     |   |-- StaleReaderError        the writer took away what a reader needs; open it again
-#     |   |-- LockedError             another owner has it open; wait, or stop the owner
-#     |   `-- NotListeningError       no owner listens; open it, or open it there with control=True
-#     |-- HistoryGoneError        read at a newer time
-#     |-- NotYetWrittenError      wait until `upper` has passed the time
-#     |-- FencedError             step down: a newer owner has taken over
-#     |   |-- HoldLostError           the hold was invalidated: its budget was exceeded
-#     |   |-- LeaseExpiredError       a shard reader's lease ran out; its parts may be gone
-#     |   `-- OpaqueMismatchError     a critical hold carries another owner's token
-#     |-- StorageError            the outcome is unknown: reopen and look before retrying
-#     |   |-- OutOfSpaceError         the disk is full
-#     |   |-- IndeterminateError      a blob or consensus call may or may not have had its effect
-#     |   `-- PoisonedError           an earlier write failed; the handle refuses until reopened
-#     `-- CorruptionError         stop: the bytes are not the bytes that were written
-#         |-- StatesLostError           a collection lacks its newest states: it is an older copy
-#         |-- EventsMissingError        the change index does not hold what its epochs count
-#         `-- JournalDamagedError       a journal file is damaged; `salvage` rescues records
-#
-# `backup.shard` adds two for programs that read shards without a collection: `MissingShardError`, a
-# `UsageError`, and `MissingPartError`, a `CorruptionError`.
-#
-# Each message says what happened, where, and what to do; the same facts are fields of the error.
-# Foreign exceptions are translated where they enter (`raise ... from`). A broken invariant of ours
-# is an assertion, never one of these errors.
-#
-# Floors, from the top:
-#
-#     system                      errors of the operating system, translated
-#     corruption fenced frontiers retry storage usage    a module for each branch of the tree
-#     root
 
 __all__ = [
     "KVStoreError",
@@ -84,7 +65,6 @@ __all__ = [
     "FormatVersionError",
     "AccessDeniedError",
     "NoBucketError",
-    "ForeignPackageError",
     "NotCompiledError",
     "ClosedError",
     "ForkedError",
@@ -218,19 +198,6 @@ class NoBucketError(UsageError):
         )
         self.where = where
         self.cause = cause
-
-
-class ForeignPackageError(UsageError, ImportError):
-    """The package `package`, found at `found`, is not the one that comes with this library."""
-
-    def __init__(self, package: str, found: str) -> None:
-        super().__init__(
-            f"the package {package!r} at {found} is not the one that comes with kvstore-mvcc",
-            f"rename {found} if it is yours; if it was installed, uninstall {package!r} "
-            "and reinstall kvstore-mvcc",
-        )
-        self.package = package
-        self.found = found
 
 
 class NotFoundError(UsageError):

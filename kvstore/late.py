@@ -4,7 +4,7 @@
 answers `--help`, do not wait for RocksDB's and Arrow's bindings. A first use costs the import.
 
 import kvstore
-kvstore.remote.server.app(store)
+kvstore.server.app(store)
 
 Many verbs of an open store import their module late, too. A process that has no file descriptor
 left cannot read a module: `OwnModules` makes this an error of the project, for all late imports.
@@ -107,7 +107,6 @@ _NAMES: Final = {
     "open": ("kvstore.remote.control", "open"),
     "open_read_only": ("kvstore.opening", "open_read_only"),
     "unique": ("kvstore.tables", "unique"),
-    "server": ("kvstore.remote.server", ""),
     "connect": ("kvstore.remote.client", "connect"),
     "connect_async": ("kvstore.remote.client", "connect_async"),
     "Client": ("kvstore.remote.client", "Client"),

@@ -1,7 +1,6 @@
 """Spark reads and loads stores: sessions, bulk loads, reads of state and changes, streams."""
 
-import kvstore.backup  # refuses a stranger before it is imported from
-import kvstore.spark.session  # noqa: F401  # refuses an older PySpark in the same way
+import kvstore.spark.session  # noqa: F401  # refuses an older PySpark before it is used
 from kvstore.spark.joins import lookup_join, point_in_time_join
 from kvstore.spark.load import (
     ImportReport,

@@ -1,13 +1,4 @@
-"""Shards: durable collections of updates over time, on any storage. See `shard.py`.
-
-Floors, from the top:
-
-    shard                    the handles of a shard: the shard, a writer, a critical hold
-    compact gc scrub snapshot
-    rows                     batches of sorted rows, as Parquet parts
-    state                    the facts of a shard, as a value, and the log of its commands
-    remedies                 the steps after damage
-"""
+"""Shards: durable collections of updates over time, on any storage. See `shard.py`."""
 
 from kvstore.backup.shard.compact import Merge, merge_here
 from kvstore.backup.shard.rows.batch_reader import read_batches

@@ -1,14 +1,6 @@
-"""The change index: the changes of each commit, in time order.
+"""What changed between two times: the index that each commit writes, its streams and its epochs.
 
-Floors, from the top:
-
-    columns          changes as Arrow batches
-    expand           index rows as events; imports and ranges as keys
-    capture windows  epochs as commits close them; the changes of a window
-    audit index expiring  events against epochs; the index in the engine; due times
-    epoch event generation
-    entry            the bytes of one commit in one stream
-    change changeset lz4 sequencer stream
+It lies below the commits that write it. Consumers of it are in `kvstore.feeds`.
 """
 
 from kvstore.changes.events import Change

@@ -27,11 +27,10 @@ from kvstore.errors import (
     StorageError,
     UsageError,
 )
-from kvstore.neighbours import require_own
 from kvstore.version import __version__
 
 if TYPE_CHECKING:
-    from importlib.metadata import EntryPoint
+    pass
 
 
 # --------------------------------------------------------------------------------------------------
@@ -213,7 +212,7 @@ def in_shell_words(message: str) -> str:
 # --------------------------------------------------------------------------------------------------
 # The `kvstore` command: its own commands, the commands of other packages, the report of failures.
 #
-# Packages above this one add commands through the entry point group `kvstore.commands`: the entry's
+# The commands of loads and backups lie above this package, and are imported by name: the entry's
 # name is the command, its object a `typer.Typer`.
 #
 # A failure prints one line on stderr (what happened; what to do) and sets an exit code: see
@@ -225,9 +224,7 @@ def in_shell_words(message: str) -> str:
 # 2. A command is imported before it runs: an interrupt meanwhile ends the process at once.
 # 3. Help and messages are plain text. Rich, which takes 90 ms, is imported for tables and progress.
 
-COMMANDS_GROUP: Final = "kvstore.commands"
-
-OWN: Final = {
+COMMANDS: Final = {
     "get": "read:get",
     "scan": "read:scan",
     "history": "read:history",
@@ -242,18 +239,25 @@ OWN: Final = {
     "verify": "upkeep:verify",
     "gc": "upkeep:gc",
     "checkpoint": "upkeep:checkpoint",
-    "holds": "holds:app",
-    "imports": "imports:app",
-    "feeds": "feeds:app",
-    "tasks": "tasks:tasks",
+    "holds": "records:holds_app",
+    "imports": "records:imports_app",
+    "feeds": "changes:feeds_app",
+    "tasks": "records:tasks",
     "serve": "serve:serve",
     "ui": "serve:ui",
     "doctor": "doctor:doctor",
     "journal": "journal:app",
-    "help": "help:app",
+    "help": "app:help_app",
+    "backup": "kvstore.backup.cli:app",
+    "expire-stagings": "kvstore.bulk.cli:stagings_app",
+    "export": "kvstore.bulk.tables_cli:export_app",
+    "import": "kvstore.bulk.cli:app",
+    "push": "kvstore.bulk.pushes.cli:app",
+    "seed": "kvstore.bulk.cli:seed_app",
+    "table": "kvstore.bulk.tables_cli:app",
 }
-"""The commands of this package, in the order of the help: a module of `kvstore.cli`, and in it a
-function, or a `typer.Typer` of several commands."""
+"""The commands in the order of the help. Each is a module, by its name in `kvstore.cli` or by its
+whole name, and in it a function, or a `typer.Typer` of several commands."""
 
 _SUMMARY_MAX: Final = 200
 
@@ -265,17 +269,12 @@ class Commands(TyperGroup):
     """The command group: loads each command when it is called, and maps errors to exit codes."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        return [*OWN, *sorted(_added())]
+        return list(COMMANDS)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        found = _own(cmd_name) if cmd_name in OWN else None
-        if found is None and (added := _added().get(cmd_name)) is not None:
-            if (package := added.module.partition(".")[0]) in ("backup", "bulk"):
-                require_own(package)
-            found = added.load()
-        if found is None:
+        if cmd_name not in COMMANDS:
             return None
-        command: Any = typer.main.get_command(found)
+        command: Any = typer.main.get_command(_command(cmd_name))
         command.name = cmd_name
         _prepare(command, ctx)
         return command
@@ -341,22 +340,15 @@ def _options(
     """The options of `kvstore` itself."""
 
 
-def _own(name: str) -> typer.Typer:
-    """A command of this package."""
-    module, member = OWN[name].split(":")
-    found = getattr(import_module(f"kvstore.cli.{module}"), member)
+def _command(name: str) -> typer.Typer:
+    """The command `name`, whose module is imported."""
+    module, member = COMMANDS[name].split(":")
+    found = getattr(import_module(module if "." in module else f"kvstore.cli.{module}"), member)
     if isinstance(found, typer.Typer):
         return found
     alone = typer.Typer(add_completion=False)
     alone.command(name)(found)
     return alone
-
-
-def _added() -> dict[str, EntryPoint]:
-    """Commands of other packages, by name."""
-    from importlib.metadata import entry_points  # takes 10 ms, which our own commands do not need
-
-    return {entry.name: entry for entry in entry_points(group=COMMANDS_GROUP)}
 
 
 def _prepare(command: Any, ctx: Any) -> None:

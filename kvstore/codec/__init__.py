@@ -1,10 +1,4 @@
-"""Bytes of keys: several values as one key, order-preserving escapes, versioned keys.
-
-Floors, from the top:
-
-    keys tuples           versioned keys; several values as one key
-    json ordered varint decimals
-"""
+"""How a key, a value, a column becomes bytes: order-preserving keys, tuples, JSON records."""
 
 from kvstore.codec.tuples import Element, decode_tuple, encode_tuple
 

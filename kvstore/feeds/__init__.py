@@ -1,12 +1,4 @@
-"""Consumers of the change index: feeds with durable positions, quiescent points, JSON lines.
-
-Floors, from the top:
-
-    envelopes group
-    lines
-    feed quiescent
-    state
-"""
+"""Who is told of changes: reads of history, feeds with durable positions, JSON lines, replicas."""
 
 from kvstore.feeds.feed import (
     STARTS,

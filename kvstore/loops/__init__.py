@@ -16,12 +16,6 @@ A loop spends 50 ns on a row of a scan, and 20 ns on a row that goes to Arrow; i
 spend 650 ns and more. RocksDB itself spends 200 ns. Each `.pyx` has a `.pyi` beside it with the
 types of its functions. `tests/loops` has the loops over blocks and over rows once more in Python:
 the compiled ones must give the same answers to any bytes.
-
-Floors, from the top:
-
-    compiled         imports every loop, or says what is missing
-    blocks columns elements live lookup matches records rows single writes
-    contract         shapes and constants
 """
 
 from kvstore.loops import compiled as compiled

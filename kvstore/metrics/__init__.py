@@ -1,15 +1,7 @@
 """The metrics of a store: counters, gauges and histograms, for Prometheus and OpenTelemetry.
 
-    store.metrics()["kvstore_commits_total"].value
-    REGISTRY.register(kvstore.metrics.PrometheusCollector(store))
-
-Floors, from the top:
-
-    late                                names that are imported at their first use
-    prometheus opentelemetry tracing    what a collector takes
-    slow                                warnings of operations that take long
-    snapshot
-    definitions
+store.metrics()["kvstore_commits_total"].value
+REGISTRY.register(kvstore.metrics.PrometheusCollector(store))
 """
 
 from typing import TYPE_CHECKING

@@ -1,13 +1,7 @@
 """Versioned keys over an engine: no clock, no frontiers.
 
-Floors, from the top:
-
-    dues              the times at which versions expire
-    versions          the face of the package
-    export
-    diff imported lookup scan write
-    columns expiry fragments version
-    stretches
+Reads at any time, writes at explicit times, range tombstones, passes over a window, small records.
+Which time a read may have is decided in `kvstore.timeline`.
 """
 
 from kvstore.mvcc.fragments import Cover, Fragments, RangeTombstone

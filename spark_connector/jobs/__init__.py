@@ -2,9 +2,4 @@
 
 `spark-submit` runs the file of a job, with the file's folder first on the path. There `backup.py`
 would hide the package `backup`. So a job that is run as a file takes its folder off the path.
-
-Floors, from the top:
-
-    backup compact fleet restore verify    one job each
-    command copies tasks             what all jobs share
 """

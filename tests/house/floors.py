@@ -1,16 +1,13 @@
 """The floors of each package, and the imports between them.
 
 ARCHITECTURE.md opens with a picture: the first code block. It names the packages from the top
-down, and below each package, indented, the floors of the modules directly in it. A package inside
-another one names its floors in the docstring of its `__init__`:
+down, and below each package, indented, the floors of the modules and rooms directly in it:
 
-    Floors, from the top:
-
-        page            a floor names its modules, then describes them
-        diff lookup     two spaces end the names; a line indented deeper continues the text
+    page            a floor names its modules, then describes them
+    diff lookup     two spaces end the names; a line indented deeper continues the text
 
 Rules
-1. A floor names each module of its package once, and no other.
+1. A floor names each module and room of its package once, and no other.
 2. A module imports from its own floor and from floors below. An `__init__` is the roof of its
    package unless a floor names it.
 3. Modules and packages side by side import each other in no circle, on one floor either.
@@ -18,7 +15,6 @@ Rules
 
 from __future__ import annotations
 
-import ast
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -35,7 +31,6 @@ Floors: TypeAlias = list[list[str]]
 """Names of modules, floor by floor, from the top."""
 
 _BLOCK = re.compile(r"^```\w*\n(.*?)^```$", re.DOTALL | re.MULTILINE)
-_LISTED = re.compile(r"^Floors, from the top:\n\n((?:[ ]+.*\n?)+)", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +55,7 @@ class Import:
 
 def floor_findings(root: Path, modules: Sequence[Module]) -> Iterator[str]:
     """What breaks a rule of this module, one line each, the file at fault first."""
-    declared = _declared(root, modules)
+    declared = _declared(root)
     known = {module.name for module in modules}
     by_package: dict[str, list[Import]] = defaultdict(list)
     for module in modules:
@@ -69,7 +64,7 @@ def floor_findings(root: Path, modules: Sequence[Module]) -> Iterator[str]:
             by_package[found.package].append(found)
     for package, names in _members(modules).items():
         where, floors = declared.get(package, (f"{package.replace('.', '/')}/__init__.py", []))
-        if len(names) > 1 or floors:
+        if floors:
             yield from (f"{where}: {text}" for text in _misnamed(package, names, floors))
         yield from _upward(by_package[package], floors)
         yield from (f"{where}: {text}" for text in _circular(by_package[package]))
@@ -87,17 +82,13 @@ def packages(root: Path) -> list[str]:
     return [name for (name,) in _floors(picture(root).splitlines())]
 
 
-def _declared(root: Path, modules: Sequence[Module]) -> dict[str, tuple[str, Floors]]:
+def _declared(root: Path) -> dict[str, tuple[str, Floors]]:
     """For each package, the file that names its floors, and the floors. The project is package
     ""."""
     whole = picture(root)
     declared = {"": (PICTURE, _floors(whole.splitlines()))}
     for heading, below in re.findall(r"^(\w+).*\n((?:[ ]+.*\n)*)", whole, re.MULTILINE):
         declared[heading] = (PICTURE, _floors(below.splitlines()))
-    for module in modules:
-        listed = _LISTED.search(ast.get_docstring(module.tree) or "")
-        if listed is not None:
-            declared[module.name] = (module.path, _floors(listed[1].splitlines()))
     return declared
 
 

@@ -6,6 +6,7 @@ Every import counts, also one inside a function or for types alone: a reader has
 from __future__ import annotations
 
 import ast
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -37,9 +38,15 @@ def read_modules(root: Path, packages: list[str]) -> list[Module]:
     return [
         _module(path.relative_to(root), path.read_text(encoding="utf-8"))
         for package in packages
-        for path in sorted((root / package).rglob("*.py*"))
+        for path in sorted(_files(root / package))
         if path.suffix in (".py", ".pyx")
     ]
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    """All files below a folder, also through the links to `bulk`, `backup` and `spark_connector`."""
+    for at, _, names in os.walk(folder, followlinks=True):
+        yield from (Path(at, name) for name in names)
 
 
 def _module(path: Path, text: str) -> Module:

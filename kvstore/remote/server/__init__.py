@@ -1,18 +1,6 @@
 """A store over the network: an ASGI application, and the process that runs it.
 
 Needs the extra `server`: `pip install kvstore-mvcc[server]` (`app` alone needs none).
-
-Floors, from the top:
-
-    reading                a reader process of a server
-    running                the application on a socket, by uvicorn
-    readers sharing        the reader processes, seen from the server; a socket that they share
-    app forwarding guarded
-    exchange openapi service page
-    status verbs
-    changesets
-    invocation
-    access added extra head metrics outbox streams syncs
 """
 
 from kvstore.remote.server.access import Token, read_tokens

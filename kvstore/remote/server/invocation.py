@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
-from importlib.metadata import entry_points
+from importlib import import_module
 from typing import Any, Final, TypeAlias, TypeVar
 
 import pyarrow as pa
@@ -28,22 +28,22 @@ from kvstore.timeline.expiries import Expires
 from kvstore.timeline.requests import RequestToken
 
 # --------------------------------------------------------------------------------------------------
-# Parts of a server that packages above bring, by entry points.
+# Parts of a server that packages above bring. They are imported by name where they are asked for.
 #
-# kvstore.pages     a function of places, which returns a `Section` of the page
-# kvstore.verbs     a function of places, which returns verbs
+# A group has places by name: a module, and in it a function of what a person named.
 
-PAGES: Final = "kvstore.pages"
-ADDED_VERBS: Final = "kvstore.verbs"
+PAGES: Final = {"collections": "kvstore.backup.page:collections"}
+"""Sections of the page."""
+
+ADDED_VERBS: Final = {"imports": "kvstore.bulk.served:import_verbs"}
+"""Verbs of a server."""
 
 
-def added(group: str, name: str) -> Callable[[Sequence[str]], Any]:
-    """The function `name` of `group`. Raises `UsageError` where no installed package has it."""
-    for entry in entry_points(group=group):
-        if entry.name == name:
-            found: Callable[[Sequence[str]], Any] = entry.load()
-            return found
-    raise UsageError(f"no package adds {name!r} to {group}", "install this project again")
+def added(group: Mapping[str, str], name: str) -> Callable[[Sequence[str]], Any]:
+    """The function `name` of `group`, whose module is imported: it lies above the server."""
+    module, _, member = group[name].partition(":")
+    found: Callable[[Sequence[str]], Any] = getattr(import_module(module), member)
+    return found
 
 
 # --------------------------------------------------------------------------------------------------

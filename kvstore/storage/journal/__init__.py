@@ -1,16 +1,4 @@
-"""A self-synchronising record log, for state that no other log protects.
-
-Floors, from the top:
-
-    salvage
-    journal           the log of one writer
-    compaction live reader
-    inspection recovery
-    scan snapshot
-    names raw tail
-    options records
-    files stuffing sync
-"""
+"""A self-synchronising record log, for state that no other log protects."""
 
 from kvstore.storage.journal.files import OS_FILES, Files
 from kvstore.storage.journal.journal import Journal, SnapshotInfo, Sync

@@ -3,17 +3,7 @@
     kvstore ui STORE        the page alone, of a store that any process may have open
     kvstore serve STORE     the same page at `/ui/`, beside the verbs
 
-Packages above add sections (`kvstore.pages`), which describe content by blocks and make no HTML.
-
-Floors, from the top:
-
-    page following              requests in, pages out; the store of `kvstore ui`
-    sections                    the sections of every store, and of other packages
-    keys versions activity tables imports claims figures
-    rendering section
-    call
-    guard blocks differences
-    notation
+Packages above bring sections, which describe content by blocks and make no HTML.
 """
 
 from kvstore.remote.server.page.html import (

@@ -652,16 +652,13 @@ METRICS: Final = Section("metrics", "Metrics", metrics)
 
 
 # --------------------------------------------------------------------------------------------------
-# The sections that every store has, and the sections of other packages.
-#
-# Packages above add sections by the entry point group `kvstore.pages`: its object is a function
-# that takes what a person named on the command line, and returns a `Section`.
+# The sections that every store has, and the sections that packages above bring: functions that take
+# what a person named on the command line, and return a `Section`.
 
 SECTIONS: Final = (KEYS, KEY, ACTIVITY, TABLES, TABLE, IMPORTS, REVERT, FEEDS, HOLDS, METRICS)
 
 
 def added_section(name: str, places: Sequence[str]) -> Section:
-    """The section `name` of another package, about `places`. Raises `UsageError` where no installed
-    package has it."""
+    """The section `name` of a package above, about `places`."""
     section: Section = added(PAGES, name)(places)
     return section

@@ -1,11 +1,4 @@
-"""The verbs of a server: methods of `Store`, by the names that they have there.
-
-Floors, from the top:
-
-    capture feeds grouping parallel reads tables upkeep writes
-    pieces progress
-    verb
-"""
+"""The verbs of a server: methods of `Store`, by the names that they have there."""
 
 from kvstore.remote.server.invocation import Answer, Verb, described
 from kvstore.remote.server.verbs.capture import CAPTURE
