@@ -23,6 +23,7 @@ from typing import ClassVar
 from setuptools import Command, setup
 from setuptools.command.build import build
 from setuptools.command.build_ext import build_ext
+from setuptools.command.build_py import build_py
 
 DEBIAN = "Debian and Ubuntu: apt-get install"
 ZIG = f"{shlex.quote(sys.executable)} -m ziglang cc -mcpu=baseline"
@@ -113,6 +114,14 @@ class CompiledLoops(build_ext):
                 shutil.rmtree(cache, ignore_errors=True)
 
 
+class OneName(build_py):
+    """Installs `spark_connector` as a second name of `kvstore.spark`, which has the modules."""
+
+    def find_package_modules(self, package: str, package_dir: str) -> list[tuple[str, str, str]]:
+        found = super().find_package_modules(package, package_dir)
+        return [each for each in found if package != "spark_connector" or each[1] == "__init__"]
+
+
 class CleanBuild(build):
     """`build` that begins with nothing.
 
@@ -129,6 +138,11 @@ class CleanBuild(build):
 # list by itself, into this directory.
 asks = "setuptools.build_meta" in sys.modules
 setup(
-    cmdclass={"build": CleanBuild, "build_ext": CompiledLoops, "compiler": Compiler},
+    cmdclass={
+        "build": CleanBuild,
+        "build_py": OneName,
+        "build_ext": CompiledLoops,
+        "compiler": Compiler,
+    },
     setup_requires=["ziglang"] if asks and takes_zig() else [],
 )

@@ -17,13 +17,13 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from kvstore import backup
 from kvstore.backup.chains import no_backup
 from kvstore.backup.collection import Collection
 from kvstore.backup.fleet import back_up_fleet, read_fleet
 from kvstore.backup.overview import ChainProof, CollectionInfo
 from kvstore.backup.reading import CollectionReader
 from kvstore.backup.replica import Stop
+from kvstore.backup.replica import replicate as replicate_history
 from kvstore.backup.restore import DRILL_DEPTHS, DrillReport, Restored
 from kvstore.backup.verify import DEPTHS
 from kvstore.backup.window import BackupInfo
@@ -39,13 +39,11 @@ from kvstore.cli.options import (
     ListLimitOption,
     PrefixOption,
     StartOption,
-    iso,
     one_of,
     open_here,
     open_to_write,
     reach,
     to_bytes,
-    to_duration,
     to_json,
     to_span,
     to_text,
@@ -62,6 +60,7 @@ from kvstore.cli.output import (
     size_text,
     working,
 )
+from kvstore.cli.times import iso, to_duration
 from kvstore.errors import CorruptionError, KVStoreError, UsageError
 from kvstore.limits import RETRY_S
 from kvstore.opening import engine_at, open_read_only
@@ -1057,7 +1056,7 @@ def replicate(
             print_figures({"upper": iso(upper)}, as_json=as_json)
             sys.stdout.flush()  # a reader of a pipe waits for this line
 
-        upper = backup.replicate(
+        upper = replicate_history(
             origin, target, follow, stop=stop, max_age=age, progress=tell if follow else None
         )
     if not follow:

@@ -44,14 +44,13 @@ from kvstore.cli.options import (
     StartOption,
     StoreArgument,
     ValueEncodingOption,
-    iso,
     one_of,
     open_or_create,
-    to_duration,
     to_span,
     to_text,
 )
 from kvstore.cli.output import counting, print_figures, working
+from kvstore.cli.times import iso, to_duration
 from kvstore.errors import UsageError
 from kvstore.opening import open_read_only
 

@@ -26,7 +26,7 @@ from kvstore.bulk.files import FileFormat, compression_of, format_of, line_of
 from kvstore.bulk.seed import appearing_file
 from kvstore.errors import UsageError, printable, storage_errors
 from kvstore.limits import TEXT_ROW_BYTES_MAX
-from kvstore.mvcc.snapshot import Snapshot
+from kvstore.snapshot import Snapshot
 from kvstore.store import Store
 
 _ROWS: Final = pa.schema([("key", pa.binary()), ("value", pa.binary())])

@@ -39,7 +39,6 @@ from kvstore.cli.options import (
     StartOption,
     StoreArgument,
     ValueEncodingOption,
-    iso,
     one_of,
     open_to_write,
     to_span,
@@ -53,6 +52,7 @@ from kvstore.cli.output import (
     print_table,
     working,
 )
+from kvstore.cli.times import iso
 from kvstore.codec.tuples import desc
 from kvstore.errors import NotUniqueError, UsageError
 from kvstore.opening import open_read_only

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from kvstore.base.clock import Clock, ManualClock
     from kvstore.base.span import Span
     from kvstore.base.timestamp import Timestamp
+    from kvstore.batch import Batch
     from kvstore.changes import Change
     from kvstore.changes.epochs import Changeset, ChangesetId, Epoch
     from kvstore.changes.events import Event, Operation
@@ -27,19 +28,18 @@ if TYPE_CHECKING:
     from kvstore.feeds import Feed, FeedBatch, Position, Share
     from kvstore.mapping import MappingCodec, StoreMapping
     from kvstore.mvcc import Version
-    from kvstore.mvcc.snapshot import Snapshot
     from kvstore.opening import open_read_only
     from kvstore.remote.control import open  # noqa: A004  # kvstore.open is the public name
     from kvstore.remote.live import LiveReader, follow
     from kvstore.retention.gc import GcPolicy, GcReport
+    from kvstore.snapshot import Snapshot
     from kvstore.store import Store
     from kvstore.tables import Table, desc, unique
     from kvstore.tables.joins import Join, join
-    from kvstore.timeline.batch import Batch
     from kvstore.timeline.durability import Durability
     from kvstore.timeline.holds import Hold, HoldRecord
     from kvstore.timeline.import_records import ImportRecord
-    from kvstore.timeline.transaction import Transaction
+    from kvstore.transaction import Transaction
 
 __all__ = [
     "Batch",

@@ -69,7 +69,7 @@ def _raise_told(name: str, error: OSError) -> None:
 sys.meta_path.insert(0, OwnModules)
 
 _NAMES: Final = {
-    "Batch": ("kvstore.timeline.batch", "Batch"),
+    "Batch": ("kvstore.batch", "Batch"),
     "Change": ("kvstore.changes", "Change"),
     "Changeset": ("kvstore.changes.epochs", "Changeset"),
     "ChangesetId": ("kvstore.changes.epochs", "ChangesetId"),
@@ -93,13 +93,13 @@ _NAMES: Final = {
     "Options": ("kvstore.engine.rocks", "Options"),
     "Position": ("kvstore.feeds", "Position"),
     "Share": ("kvstore.feeds", "Share"),
-    "Snapshot": ("kvstore.mvcc.snapshot", "Snapshot"),
+    "Snapshot": ("kvstore.snapshot", "Snapshot"),
     "Span": ("kvstore.base.span", "Span"),
     "Store": ("kvstore.store", "Store"),
     "StoreMapping": ("kvstore.mapping", "StoreMapping"),
     "Table": ("kvstore.tables", "Table"),
     "Timestamp": ("kvstore.base.timestamp", "Timestamp"),
-    "Transaction": ("kvstore.timeline.transaction", "Transaction"),
+    "Transaction": ("kvstore.transaction", "Transaction"),
     "Version": ("kvstore.mvcc", "Version"),
     "desc": ("kvstore.tables", "desc"),
     "follow": ("kvstore.remote.live", "follow"),

@@ -39,6 +39,7 @@ from kvstore.base.forks import own
 from kvstore.base.notices import notice
 from kvstore.base.span import Span, one_span, require_key
 from kvstore.base.timestamp import TimeLike, Timestamp
+from kvstore.batch import Batch
 from kvstore.browsing import Browsing
 from kvstore.changes import Change, ChangeIndex, Order, Revisions
 from kvstore.changes.epochs import Changeset, Epoch
@@ -66,10 +67,10 @@ from kvstore.mvcc.arrow import reader_of, row_batches
 from kvstore.mvcc.meta import FORMAT, Meta
 from kvstore.mvcc.scan import first_rows
 from kvstore.mvcc.scanners import ParallelScan, Scanners, is_worth_workers, split_span, user_spans
-from kvstore.mvcc.snapshot import Snapshot
+from kvstore.requests import Requests
 from kvstore.retention.clear import Clearing
 from kvstore.retention.gc import Collector, GcPolicy, GcReport, GcWorker
-from kvstore.timeline.batch import Batch
+from kvstore.snapshot import Snapshot
 from kvstore.timeline.changesets import Changesets
 from kvstore.timeline.committer import Committer
 from kvstore.timeline.durability import Durability, require_durability
@@ -77,9 +78,8 @@ from kvstore.timeline.expiries import Expires
 from kvstore.timeline.holds import USER, Hold, HoldRecord
 from kvstore.timeline.parts import Parts
 from kvstore.timeline.positions import Positions
-from kvstore.timeline.requests import Requests
 from kvstore.timeline.reserve import Reserve
-from kvstore.timeline.transaction import (
+from kvstore.transaction import (
     UNCHECKED,
     Conditional,
     Transaction,
@@ -290,7 +290,7 @@ class LazyTasks:
 #     replication   `kvstore.feeds.replica`  the reads of copies, and the role of a replica
 #     layout        `kvstore.store`       where the keys lie
 #     browsing      `kvstore.browsing`           bounded looks, for people
-#     requests      `kvstore.timeline.requests`     writes of other processes, each done once
+#     requests      `kvstore.requests`     writes of other processes, each done once
 #     upkeep        `kvstore.store`       GC in the background, rewriting of files
 #     tasks         `kvstore.tasks`              a queue of work that survives the process
 #

@@ -1161,13 +1161,8 @@ def open_origin(place: Place, *, covering: Sequence[int] = ()) -> Origin:
         require_seen([place.path])
     # A task opens one of the kinds, and need not pay for importing the others.
     if place.is_server:
-        pass
-
         return ServerOrigin(place)
     if place.is_collection:
-        pass
-
         return CollectionOrigin(place, covering)
-    pass
 
     return CheckpointOrigin(place)

@@ -19,6 +19,7 @@ from sortedcontainers import SortedDict
 from kvstore.base.arguments import require_count
 from kvstore.base.span import require_key
 from kvstore.base.timestamp import Timestamp
+from kvstore.batch import Batch
 from kvstore.bulk.building import BucketPlace, BuildingPlace, DirectoryPlace, Import
 from kvstore.bulk.ingest import OnConflict
 from kvstore.bulk.micro_batches import Origin
@@ -32,11 +33,9 @@ from kvstore.errors import UsageError
 from kvstore.remote.control import StoreOrClient, as_store
 from kvstore.spark.access import freeze_objects, plain_errors, require_seen
 from kvstore.spark.interfaces import DataSourceArrowWriter, WriterCommitMessage
-from kvstore.spark.load import Columns, OfBatch, load, sent_part
-from kvstore.spark.loading.planned import PLAN_DIGITS, planned_origin
+from kvstore.spark.load import PLAN_DIGITS, Columns, OfBatch, load, planned_origin, sent_part
 from kvstore.spark.session import SOURCES, require
 from kvstore.tables import Table
-from kvstore.timeline.batch import Batch
 
 # --------------------------------------------------------------------------------------------------
 # `df.write.format("kvstore").mode("append").save(staging)`: a write that stages an import.

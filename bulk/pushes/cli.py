@@ -26,11 +26,9 @@ from kvstore.cli.options import (
     JsonOption,
     ListLimitOption,
     StoreArgument,
-    iso,
     one_of,
     open_or_create,
     to_bytes,
-    to_duration,
 )
 from kvstore.cli.output import (
     counting,
@@ -41,6 +39,7 @@ from kvstore.cli.output import (
     print_list,
     working,
 )
+from kvstore.cli.times import iso, to_duration
 from kvstore.errors import (
     AccessDeniedError,
     CorruptionError,

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 from typer.core import TyperGroup
 
-from kvstore.cli.options import ago
 from kvstore.cli.output import in_one_line, print_line
 from kvstore.cli.process import interruptible
+from kvstore.cli.times import ago
 from kvstore.errors import (
     CorruptionError,
     FencedError,

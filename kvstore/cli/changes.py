@@ -31,8 +31,6 @@ from kvstore.cli.options import (
     StartOption,
     StoreArgument,
     ValueEncodingOption,
-    in_words,
-    iso,
     names_of,
     one_of,
     open_to_write,
@@ -41,6 +39,7 @@ from kvstore.cli.options import (
     to_text,
 )
 from kvstore.cli.output import note, print_json, print_line, print_lines, print_list
+from kvstore.cli.times import in_words, iso
 from kvstore.errors import UsageError
 from kvstore.feeds import changes_json_lines
 from kvstore.feeds.lines import json_line, restored_json_lines

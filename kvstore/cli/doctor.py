@@ -19,8 +19,9 @@ import typer
 import kvstore
 from kvstore.base.clock import Clock
 from kvstore.cli.app import NOT_FOUND
-from kvstore.cli.options import JsonOption, in_words, iso
+from kvstore.cli.options import JsonOption
 from kvstore.cli.output import print_json, print_table
+from kvstore.cli.times import in_words, iso
 from kvstore.errors import KVStoreError
 from kvstore.opening import engine_at, open_read_only
 from kvstore.store import Store

@@ -6,11 +6,9 @@ from __future__ import annotations
 
 import base64
 import binascii
-import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
-from datetime import timedelta
 from enum import Enum
 from functools import partial
 from pathlib import Path
@@ -19,7 +17,6 @@ from typing import Annotated, Any, Final, NamedTuple, TypeVar
 import typer
 
 from kvstore.base.span import Span
-from kvstore.base.timestamp import Timestamp, length_of
 from kvstore.cli.process import uninterrupted
 from kvstore.errors import KVStoreError, NotAStoreError, UsageError
 from kvstore.opening import engine_at, open_read_only
@@ -49,47 +46,6 @@ def names_of(read: Callable[[Store], Iterable[str]]) -> Callable[..., list[str]]
     # The annotations of a completer decide what it is given.
     complete.__annotations__ = {"ctx": Any, "incomplete": str}
     return complete
-
-
-# --------------------------------------------------------------------------------------------------
-# Times and lengths of time on the command line, which `kvstore.base.timestamp` reads.
-#
-# A command passes the text of a time on as it is: the shell takes what Python, the server and Spark
-# take, and gives the same errors.
-
-_COUNTED: Final = re.compile(r"-\d+(us|ms|[smhdw])", re.ASCII)
-
-
-def to_duration(text: str) -> timedelta:
-    """Parse a length of time such as `90s`, `12h` or `30d`. Raises `UsageError`."""
-    found = length_of(text)
-    if found is None:
-        raise UsageError(
-            f"{text!r} is not an age", "write a number and us, ms, s, m, h, d or w: 30d"
-        )
-    try:
-        return timedelta(microseconds=found // 1000)
-    except OverflowError as error:
-        raise UsageError(f"{text!r} is older than time", "write a shorter age: 3650d") from error
-
-
-def ago(word: str) -> str:
-    """`-1h` as `1h ago`, which does not look like an option. Other words stay as they are."""
-    return f"{word[1:]} ago" if _COUNTED.fullmatch(word) is not None else word
-
-
-def iso(timestamp: int) -> str:
-    """A timestamp as all commands print it: ISO-8601 with nine digits."""
-    return str(Timestamp(timestamp))
-
-
-def in_words(nanoseconds: int) -> str:
-    """A duration for a person, in its largest unit: `3 d`, `12 min`, `0 s`."""
-    seconds = max(nanoseconds, 0) // 10**9
-    for size, unit in ((86_400, "d"), (3600, "h"), (60, "min")):
-        if seconds >= size:
-            return f"{seconds // size} {unit}"
-    return f"{seconds} s"
 
 
 # --------------------------------------------------------------------------------------------------

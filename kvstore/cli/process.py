@@ -17,7 +17,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any, Final, NoReturn
 
-from kvstore.cli.start import end_at_once
+from kvstore.cli.early import end_at_once
 
 # --------------------------------------------------------------------------------------------------
 # Ctrl-C ends a command at any moment, with exit code 130 and without a traceback.

@@ -26,13 +26,13 @@ from kvstore.cli.options import (
     StartOption,
     StoreArgument,
     ValueEncodingOption,
-    iso,
     to_bytes,
     to_json,
     to_span,
     to_text,
 )
 from kvstore.cli.output import note, print_figures, print_json, print_line, print_raw
+from kvstore.cli.times import iso
 from kvstore.opening import open_read_only
 
 KeyArgument = Annotated[str, typer.Argument(metavar="KEY", help="The key.", show_default=False)]

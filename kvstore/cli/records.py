@@ -15,11 +15,11 @@ from kvstore.cli.options import (
     JsonOption,
     ListLimitOption,
     StoreArgument,
-    iso,
     names_of,
     open_to_write,
 )
 from kvstore.cli.output import note, print_figures, print_list
+from kvstore.cli.times import iso
 from kvstore.errors import NotAStoreError, UsageError
 from kvstore.limits import HOLD_LOOK_S
 from kvstore.opening import engine_at, open_read_only

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from kvstore.cli.app import NOT_FOUND, in_shell_words
-from kvstore.cli.options import JsonOption, StoreArgument, iso, open_to_write, to_duration
+from kvstore.cli.options import JsonOption, StoreArgument, open_to_write
 from kvstore.cli.output import (
     counting,
     note,
@@ -17,6 +17,7 @@ from kvstore.cli.output import (
     print_line,
     working,
 )
+from kvstore.cli.times import iso, to_duration
 from kvstore.errors import UsageError
 from kvstore.opening import open_read_only
 from kvstore.timeline.holds import HoldRecord

@@ -22,7 +22,6 @@ from kvstore.cli.options import (
     StartOption,
     StoreArgument,
     ValueEncodingOption,
-    iso,
     names_of,
     open_or_create,
     open_to_write,
@@ -32,6 +31,7 @@ from kvstore.cli.options import (
 from kvstore.cli.output import print_json, print_line
 from kvstore.cli.read import KeyArgument
 from kvstore.cli.records import import_ids, to_import_id
+from kvstore.cli.times import iso
 from kvstore.errors import UsageError
 
 

@@ -7,445 +7,30 @@ it reads the files, and the owner takes its claims, imports and writes.
 
 from __future__ import annotations
 
-import json
 import os
-import secrets
-import socket
-import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from datetime import timedelta
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
-
-from uvicorn import Config
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from kvstore import opening
-from kvstore.base.arguments import require_path, require_place_of_copy
+from kvstore.base.arguments import require_path
 from kvstore.base.clock import WallClock
-from kvstore.base.forks import own, undivided
-from kvstore.base.timestamp import NS_PER_SECOND, TimeLike, Timestamp
-from kvstore.changes import ChangeIndex
-from kvstore.codec.json import JsonObject
 from kvstore.engine import Engine
 from kvstore.engine.rocks import Options
 from kvstore.errors import LockedError, NotListeningError, UsageError
 from kvstore.limits import (
-    CONTROL_END_S,
-    CONTROL_LEASE_S,
     CONTROL_TRIES,
     CONTROL_TRY_S,
-    SERVER_IDLE_S_MAX,
 )
-from kvstore.mvcc import Versions
-from kvstore.mvcc.meta import Meta
-from kvstore.remote import control_socket
-from kvstore.remote.arrivals import NoneCame
-from kvstore.remote.client import Client
-from kvstore.remote.client.calls import ns
-from kvstore.remote.client.tables import hold_record
-from kvstore.remote.protocol import to_json
-from kvstore.remote.server.app import App, app
-from kvstore.remote.server.guarded import GuardedProtocol, GuardedServer
-from kvstore.retention.gc import GcPolicy, GcReport
+from kvstore.retention.gc import GcPolicy
 from kvstore.store import Store
-from kvstore.tables.sources import StoreRows
-from kvstore.tables.table import Table
-from kvstore.tasks import Tasks
-from kvstore.timeline.committer import After, Committer
 from kvstore.timeline.durability import Durability
-from kvstore.timeline.expiries import Expires
-from kvstore.timeline.holds import BACKUP, REPLICA, USER, Hold, HoldRecord, Holds, Pins
-from kvstore.timeline.import_records import Amend, ImportRecord, import_fields, read_import
-from kvstore.timeline.imports import Check, Imports
 
-# --------------------------------------------------------------------------------------------------
-# The thread that answers on the control socket of one open store.
-#
-# Invariants
-# 1. The socket is there only while the store is open: it is made behind the opening, and removed
-#    before the store gives up its lock.
-# 2. A forked child closes its copies of the socket and of all connections. So a caller of a process
-#    that was killed sees the end, although a child lives on.
-# 3. The thread is the only cost: nothing of the store asks whether somebody listens.
-
-
-class ListeningStore(Store):
-    """A store that answers scripts, from `listen` until it is closed."""
-
-    _listener: Listener | None = None
-
-    def listen(self) -> None:
-        """Answer on the control socket from now on."""
-        self._listener = Listener(self)
-
-    def close(self) -> None:
-        """End the listening, then the store; see `Store.close`."""
-        if self._listener is not None:
-            self._listener.close()
-        super().close()
-
-
-class Listener:
-    """Answers on the control socket until it is closed."""
-
-    def __init__(self, store: Store) -> None:
-        assert store.path is not None
-        self._path = store.path
-        self._app: App = app(store)
-        config = Config(
-            self._app,
-            http=GuardedProtocol,
-            ws="none",
-            loop="asyncio",  # uvloop has handlers of its own for forks
-            lifespan="off",
-            log_config=None,
-            access_log=False,
-            proxy_headers=False,
-            server_header=False,
-            date_header=False,
-            timeout_keep_alive=int(SERVER_IDLE_S_MAX),
-            timeout_graceful_shutdown=int(CONTROL_END_S),
-        )
-        config.load()
-        self._server = GuardedServer(config)
-        with undivided():
-            self._socket = control_socket.listen(self._path)
-            own(self, f"the control socket of {self._path}")
-        self._thread = threading.Thread(
-            target=self._server.run,
-            kwargs={"sockets": [self._socket]},
-            name="kvstore-control",
-            daemon=True,
-        )
-        self._thread.start()
-
-    def fork_let_go(self) -> None:
-        """Close the copies of the parent's sockets, in a forked child. See `forks.LetsGo`."""
-        connections: set[Any] = self._server.server_state.connections
-        for each in [self._socket, *filter(None, map(_socket_of, connections))]:
-            with suppress(OSError):
-                os.close(each.fileno())
-
-    def close(self) -> None:
-        """Take the socket away, end the calls under way, and end the thread. Repeatable."""
-        control_socket.remove(self._path)
-        self._server.should_exit = True
-        self._thread.join()
-        self._socket.close()
-        self._app.close()
-
-
-def _socket_of(connection: Any) -> socket.socket | None:
-    transport = getattr(connection, "transport", None)
-    found: socket.socket | None = transport and transport.get_extra_info("socket")
-    return found
-
-
-# --------------------------------------------------------------------------------------------------
-# A store that another process owns: it is read from its files, and its owner does the rest.
-#
-#     with as_store(client) as store:
-#         collection.backup(store)
-#
-# A script beside a service reads by itself, so the heavy work costs the owner nothing. It asks the
-# owner for little: holds, records of imports, durable frontiers, checkpoints.
-#
-# Invariants
-# 1. Everything that the handle shows was durable before the handle was given out, so no crash of
-#    the owner takes back what a backup has stored.
-# 2. The handle shows one moment. Windows of backups end below its `upper`, also where the owner has
-#    newer commits.
-# 3. Holds and imports are read from the owner at the moment of the call, never from the files.
-
-
-class StoreBeside(Store):
-    """A store at one moment, read from its files beside its owner. The owner takes claims and
-    writes."""
-
-    owner: Client
-
-    def attend(self, owner: Client) -> None:
-        """Have `owner` take claims and writes."""
-        self.owner, parts = owner, self._parts
-        meta = Meta(self._engine)
-        self.holds = HoldsBeside(meta, parts.committer, parts.pins, owner=owner)
-        self.imports = ImportsBeside(parts.versions, parts.index, parts.committer, owner=owner)
-
-    def checkpoint(self, path: str | Path) -> Timestamp:
-        """A copy that the owner makes; see `Store.checkpoint`."""
-        return self.owner.checkpoint(require_place_of_copy(path, store=self.path))
-
-    @property
-    def tasks(self) -> Tasks:
-        """The queue of the owner. Tasks can be submitted to it; its own process does them."""
-        return self.owner.tasks
-
-    # -- writes -----------------------------------------------------------------------------
-
-    def put(
-        self,
-        key: bytes,
-        value: bytes,
-        *,
-        expires: Expires | None = None,
-        durability: Durability | None = None,
-    ) -> Timestamp:
-        """See `Store.put`. This handle does not show it."""
-        return self.owner.put(key, value, expires=expires, durability=durability)
-
-    def persist(self, key: bytes, *, durability: Durability | None = None) -> Timestamp | None:
-        """See `Store.persist`."""
-        return self.owner.persist(key, durability=durability)
-
-    def delete(self, key: bytes, *, durability: Durability | None = None) -> Timestamp:
-        """See `Store.delete`."""
-        return self.owner.delete(key, durability=durability)
-
-    def delete_range(
-        self,
-        start: bytes,
-        end: bytes,
-        idempotent: bool = False,
-        *,
-        durability: Durability | None = None,
-    ) -> Timestamp | None:
-        """See `Store.delete_range`."""
-        return self.owner.delete_range(start, end, idempotent, durability=durability)
-
-    def table(self, name: str, *new: Any, **made: Any) -> Table:
-        """See `Store.table`. It is read here, as of this handle's moment. The owner makes
-        tables, alters them and takes rows."""
-        if new or made:
-            return self.owner.table(name, *new, **made)
-        rows = StoreRows(self, self._transactions.catalogue, self._parts)
-        rows.codec(name)
-        return TableBeside(name, rows, self.owner)
-
-    def revert_import(self, import_id: int) -> Timestamp:
-        """See `Store.revert_import`."""
-        return self.owner.revert_import(import_id)
-
-    def revert_range(self, start: bytes, end: bytes | None, to: TimeLike) -> Timestamp | None:
-        """See `Store.revert_range`."""
-        return self.owner.revert_range(start, end, to)
-
-    def clear_range(self, start: bytes, end: bytes, *, compact: bool = True) -> Timestamp:
-        """See `Store.clear_range`."""
-        return self.owner.clear_range(start, end, compact=compact)
-
-    def gc(
-        self,
-        before: TimeLike | None = None,
-        keep: timedelta | None = None,
-        *,
-        compact: bool = False,
-        progress: Callable[[int], None] | None = None,
-    ) -> GcReport:
-        """See `Store.gc`. An error that `progress` raises ends the run of the owner."""
-        return self.owner.gc(before, keep, compact=compact, progress=progress)
-
-
-class TableBeside(Table):
-    """A table at one moment. The owner of its store takes rows, alters it and builds indexes."""
-
-    def __init__(self, name: str, rows: StoreRows, owner: Client) -> None:
-        super().__init__(name, rows, owner.table_rows())
-        self._owner = owner
-
-    def alter(self, *args: Any, **alteration: Any) -> None:
-        """See `Table.alter`. This handle keeps the old definition."""
-        self._owner.table(self.name).alter(*args, **alteration)
-
-    def build_index(
-        self, index: str, *, progress: Callable[[int], None] | None = None
-    ) -> Timestamp | None:
-        """See `Table.build_index`."""
-        return self._owner.table(self.name).build_index(index, progress=progress)
-
-
-class HoldsBeside(Holds):
-    """The holds of a store that another process owns.
-
-    A new hold of a backup or a replica is a lease until its owner moves it for the first time: it
-    is lost after `CONTROL_LEASE_S`. So a script that was killed in its first run, and never runs
-    again, keeps history for a bounded time.
-    """
-
-    def __init__(self, meta: Meta, committer: Committer, pins: Pins, *, owner: Client) -> None:
-        super().__init__(meta, committer, pins)
-        self.owner = owner
-        self._newest = committer.upper - 1
-        self._leased: dict[str, tuple[Hold, dict[str, Any]]] = {}
-        """The leases by name, each with the arguments of the hold that was asked for."""
-
-    def all(self) -> list[HoldRecord]:
-        """See `Holds.all`."""
-        return [hold_record(fields) for fields in self.owner.call("holds")["holds"]]
-
-    def take(
-        self,
-        name: str,
-        at: TimeLike | None = None,
-        max_age: timedelta | None = None,
-        *,
-        durable: bool = True,
-        kind: str = USER,
-        address: str = "",
-    ) -> Hold:
-        """See `Holds.take`. A new hold stands at the newest time of this handle, because the
-        history read here must stay."""
-        known = next((each for each in self.all() if each.name == name and not each.lost), None)
-        if at is None and known is None:
-            at = self._newest
-        age_s = None if max_age is None else max_age.total_seconds()
-        wanted: dict[str, Any] = {"name": name, "kind": kind, "address": address}
-        is_lease = kind in (BACKUP, REPLICA) and (known is None or _is_lease(known))
-        lease_s = min(CONTROL_LEASE_S, CONTROL_LEASE_S if age_s is None else age_s)
-        found = self.owner.call(
-            "hold",
-            **wanted,
-            at=ns(at, "at"),
-            max_age=lease_s if is_lease else age_s,
-            durable=durable,
-        )
-        hold = Hold(self, name, found["token"], is_new=found["is_new"])
-        if is_lease:
-            self._leased[name] = hold, {**wanted, "max_age": age_s}
-        return hold
-
-    def move(
-        self,
-        name: str,
-        token: str,
-        to: TimeLike,
-        *,
-        durable: bool = True,
-        reached: TimeLike | None = None,
-    ) -> None:
-        """See `Holds.move`. The first move ends a lease."""
-        if name in self._leased:
-            self.require_owned(name, token)
-            hold, wanted = self._leased.pop(name)
-            found = self.owner.call("hold", **wanted, at=ns(to, "to"), durable=False)
-            hold.token = token = found["token"]
-        self.owner.call(
-            "move_hold",
-            name=name,
-            token=token,
-            to=ns(to, "to"),
-            durable=durable,
-            reached=ns(reached, "reached"),
-        )
-
-    def release(self, name: str, token: str) -> None:
-        """See `Holds.release`."""
-        self.owner.call("release_hold", name=name, token=token)
-
-    def drop(self, name: str) -> HoldRecord:
-        """See `Holds.drop`."""
-        return self.owner.drop_hold(name)
-
-    def require_owned(self, name: str, token: str) -> HoldRecord:
-        """See `Holds.require_owned`."""
-        return hold_record(self.owner.call("held", name=name, token=token))
-
-
-class ImportsBeside(Imports):
-    """The imports of a store that another process owns. The files are brought here; the owner takes
-    them, in the call that adds the import."""
-
-    def __init__(
-        self, versions: Versions, index: ChangeIndex, committer: Committer, *, owner: Client
-    ) -> None:
-        super().__init__(versions, index, committer)
-        self.owner = owner
-        self._prepared: dict[int, ImportRecord] = {}
-        self._files: list[str] = []
-        self.place_suffix = f"-{secrets.token_hex(4)}"
-
-    def get(self, import_id: int) -> ImportRecord | None:
-        """See `Imports.get`."""
-        fields = self.owner.call("known_import", import_id=f"{import_id:016x}")["import"]
-        if fields is None:
-            return None
-        return read_import(import_id, JsonObject(fields, where="the owner's answer"))
-
-    def is_linked(self, record: ImportRecord) -> bool:
-        """False: the owner looks when it takes the files."""
-        return False
-
-    def prepare(self, record: ImportRecord, keys: Collection[bytes] | None = None) -> None:
-        """See `Imports.prepare`."""
-        self._prepared[record.import_id] = record
-        listed = None if keys is None else [to_json(key) for key in keys]
-        self.owner.call("prepare_import", **_import_named(record), keys=listed)
-
-    def flush(self) -> None:
-        """Nothing: the owner does it before it takes the files."""
-
-    def link(self, files: Sequence[Path]) -> None:
-        """Note the files. The owner takes them in `add`."""
-        self._files = [f"{file.parent.name}/{file.name}" for file in files]
-
-    def add(
-        self,
-        import_id: int,
-        *,
-        check: Check = None,
-        after: After | None = None,
-        amend: Amend | None = None,
-    ) -> Timestamp:
-        """See `Imports.add`. `check` is a `NoneCame`, which the owner makes again."""
-        assert check is None or isinstance(check, NoneCame)
-        assert after is None
-        assert amend is None
-        found = self.owner.work(
-            "add_import",
-            None,
-            **_import_named(self._prepared[import_id]),
-            files=self._files,
-            none_since=None if check is None else int(check.since),
-        )
-        return Timestamp(found["timestamp"])
-
-    def abort(self, import_id: int) -> bool:
-        """See `Imports.abort`."""
-        found = self.owner.work("abort_import", None, import_id=f"{import_id:016x}")
-        return bool(found["aborted"])
-
-    def revert(self, import_id: int, *, after: After | None = None) -> Timestamp:
-        """See `Imports.revert`."""
-        assert after is None
-        return self.owner.revert_import(import_id)
-
-
-@contextmanager
-def beside(owner: Client) -> Iterator[StoreBeside]:
-    """The store of `owner` as of now, for the time of the block; see `kvstore.remote.control`."""
-    if owner.path is None:
-        raise UsageError(
-            f"{owner!r} reaches a store whose files are elsewhere",
-            "run this on the machine of the store, with kvstore.connect(path); "
-            "a sealed import at a URL is added by bulk.ingest",
-        )
-    durable = owner.sync()
-    with opening.read_as(StoreBeside, owner.path) as opened:
-        opened.attend(owner)
-        if opened.upper > durable:  # commits that came meanwhile
-            owner.sync()
-        yield opened
-
-
-def _is_lease(record: HoldRecord) -> bool:
-    return record.max_age_ns == int(CONTROL_LEASE_S * NS_PER_SECOND)
-
-
-def _import_named(record: ImportRecord) -> dict[str, str]:
-    return {"import_id": f"{record.import_id:016x}", "record": json.dumps(import_fields(record))}
-
+if TYPE_CHECKING:
+    from kvstore.remote.client import Client
 
 # --------------------------------------------------------------------------------------------------
 # How a script reaches a store: by opening it, or beside the process that has it open.
@@ -471,7 +56,7 @@ def as_store(given: StoreOrClient) -> Iterator[Store]:
     owner = client_of(given)
     assert owner is not None, "a client has an owner"
     # Imported late: a client brings TLS with it, and most programs need none.
-    pass
+    from kvstore.remote.beside import beside
 
     with beside(owner) as store:
         yield store
@@ -599,10 +184,10 @@ def _open_listening(
     if path is None:
         raise UsageError("a store without a path has no place for a socket", "pass a path")
     # Imported late: a server takes 20 MB of memory, and most stores need none.
+    from kvstore.remote.listener import ListeningStore
     from kvstore.remote.server.http import require_extra
 
     require_extra()
-    pass
 
     store = opening.open_as(ListeningStore, path, engine, durability, clock, **how)
     try:

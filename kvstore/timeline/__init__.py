@@ -2,6 +2,6 @@
 
 A commit takes its timestamp under one lock (`committer`); readers see it when `upper` has passed it
 (`frontiers`), and feeds when it is durable (`durability`). Imports, holds, clears and expiries are
-records beside the timeline. Transactions check their reads at their commit. Who gives old data up is
-decided in `kvstore.retention`; who is told of changes, in `kvstore.feeds`.
+records beside the timeline. Who gives old data up is decided in `kvstore.retention`; who is told of
+changes, in `kvstore.feeds`.
 """

@@ -27,7 +27,7 @@ import kvstore
 from kvstore import backup, bulk
 from kvstore.bulk.pushes import Pushes
 from kvstore.cli.app import DONE, USAGE
-from kvstore.cli.start import INTERRUPTED
+from kvstore.cli.early import INTERRUPTED
 from tests.harness.seeds import seeded
 
 ROOT = Path(__file__).parents[2]

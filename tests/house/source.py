@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-OTHER_NAMES = {"kvstore.bulk": "bulk", "kvstore.backup": "backup"}
+OTHER_NAMES: dict[str, str] = {}
 """Modules that offer a package under a second name. An import of one counts as an import of the
 package."""
 
@@ -44,7 +44,7 @@ def read_modules(root: Path, packages: list[str]) -> list[Module]:
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    """All files below a folder, also through the links to `bulk`, `backup` and `spark_connector`."""
+    """All files below a folder, also through links: to `bulk`, `backup` and `spark_connector`."""
     for at, _, names in os.walk(folder, followlinks=True):
         yield from (Path(at, name) for name in names)
 

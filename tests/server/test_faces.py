@@ -8,11 +8,11 @@ from collections.abc import Mapping
 import pytest
 
 import kvstore
-from kvstore.mvcc.snapshot import Snapshot
 from kvstore.remote.client import AsyncClient, Client
 from kvstore.remote.client.asynchronous import AsyncSnapshot, AsyncTable
 from kvstore.remote.client.client import ClientSnapshot
 from kvstore.remote.client.tables import ClientTable
+from kvstore.snapshot import Snapshot
 from kvstore.store import Store
 from kvstore.tables.table import Table
 

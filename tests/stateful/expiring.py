@@ -18,7 +18,7 @@ from hypothesis.stateful import initialize, rule
 from kvstore.base.timestamp import TIMESTAMP_MAX, Timestamp
 from kvstore.testing.histories import StoreMachine
 from kvstore.testing.strategies import KEYS, keys, values
-from kvstore.timeline.transaction import Transaction
+from kvstore.transaction import Transaction
 from tests.harness.bounds import bounds
 from tests.harness.tiny_limits import tiny_limits
 

@@ -15,9 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import kvstore
-from kvstore import ManualClock, Store, bulk
+from kvstore import ManualClock, Store, bulk, transaction
 from kvstore.errors import HistoryGoneError, UsageError
-from kvstore.timeline import transaction
 
 pytestmark = [pytest.mark.usefixtures("each_engine"), pytest.mark.tiny_limits]
 

@@ -13,7 +13,7 @@ import kvstore
 from kvstore import ManualClock, Span, Store, bulk
 from kvstore.errors import ClosedError, ConflictError, UsageError
 from kvstore.timeline import recent
-from kvstore.timeline.transaction import ReadSet
+from kvstore.transaction import ReadSet
 from tests.harness.parts import parts_of
 
 pytestmark = [pytest.mark.usefixtures("each_engine"), pytest.mark.tiny_limits]

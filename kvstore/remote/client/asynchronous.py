@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from typing_extensions import ParamSpec
 
 from kvstore.base.timestamp import TimeLike, Timestamp
+from kvstore.batch import Batch
 from kvstore.changes import Change
 from kvstore.changes.epochs import Changeset, Epoch
 from kvstore.changes.events import Event
@@ -31,11 +32,10 @@ from kvstore.remote.client.client import ClientHold, ClientSnapshot
 from kvstore.remote.client.tables import ClientTable
 from kvstore.retention.gc import GcReport
 from kvstore.tables.table import RowVersion
-from kvstore.timeline.batch import Batch
 from kvstore.timeline.durability import Durability
 from kvstore.timeline.expiries import Expires
 from kvstore.timeline.holds import HoldRecord
-from kvstore.timeline.transaction import Transaction
+from kvstore.transaction import Transaction
 from kvstore.verify import StoreReport
 
 if TYPE_CHECKING:

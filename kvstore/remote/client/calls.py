@@ -49,7 +49,7 @@ from kvstore.remote.protocol import (
 from kvstore.tables.definition import is_entry
 from kvstore.tables.joins import times_given
 from kvstore.timeline.expiries import Expires, sent_expiry
-from kvstore.timeline.transaction import UNCHECKED, ReadSet, Unchecked
+from kvstore.transaction import UNCHECKED, ReadSet, Unchecked
 
 # --------------------------------------------------------------------------------------------------
 # The writes of a client, until they are sent.

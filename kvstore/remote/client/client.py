@@ -30,6 +30,7 @@ from kvstore.base.clock import Clock
 from kvstore.base.forks import not_copied, own
 from kvstore.base.span import Span, one_span
 from kvstore.base.timestamp import TimeLike, Timestamp
+from kvstore.batch import Batch
 from kvstore.changes import Change, Order, Revisions
 from kvstore.changes.columns import changes_schema
 from kvstore.changes.epochs import Changeset, ChangesetId, Epoch, ambient
@@ -69,12 +70,11 @@ from kvstore.tables import joins
 from kvstore.tables.catalogue import Catalogue, IndexColumns
 from kvstore.tables.joins import Join, OnGone
 from kvstore.tasks import Modified, Task, Tasks, TaskState
-from kvstore.timeline.batch import Batch
 from kvstore.timeline.changesets import INSIDE_CHANGESET
 from kvstore.timeline.durability import Durability
 from kvstore.timeline.expiries import Expires, sent_expiry
 from kvstore.timeline.holds import HoldRecord
-from kvstore.timeline.transaction import UNCHECKED, ReadSet, Transaction, Unchecked, transact
+from kvstore.transaction import UNCHECKED, ReadSet, Transaction, Unchecked, transact
 from kvstore.verify import Problem, StoreReport
 
 # --------------------------------------------------------------------------------------------------

@@ -51,7 +51,7 @@ from kvstore.tables.table import FoundRows, RowVersion, Table, arguments_given
 from kvstore.timeline.durability import Durability
 from kvstore.timeline.expiries import sent_expiry
 from kvstore.timeline.holds import HoldRecord, from_fields
-from kvstore.timeline.transaction import Transaction
+from kvstore.transaction import Transaction
 
 # --------------------------------------------------------------------------------------------------
 # Long work of the owner of a store, which a client asks for and follows.

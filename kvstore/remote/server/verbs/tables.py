@@ -38,13 +38,13 @@ from kvstore.remote.parameters import (
 )
 from kvstore.remote.parameters import text as text_of
 from kvstore.remote.results import ANY_OBJECT, fields
+from kvstore.remote.served_rows import SentRows
 from kvstore.remote.server.access import ADMIN, READ, WRITE
 from kvstore.remote.server.invocation import ANY_COLUMNS, Answer, Invocation, Verb, described
 from kvstore.remote.server.verbs.upkeep import told
 from kvstore.tables.catalogue import arguments_of, require_name
 from kvstore.tables.definition import Definition
 from kvstore.tables.indexes import found_batches, whole_index
-from kvstore.tables.served import SentRows
 
 
 def table_scan(call: Invocation) -> Answer:

@@ -43,6 +43,7 @@ from kvstore.remote.parameters import (
 )
 from kvstore.remote.protocol import WRITES_SCHEMA, WriteOp, to_json
 from kvstore.remote.results import BYTES, COUNT, INTEGER, TEXT, TIMESTAMP, fields, or_null
+from kvstore.remote.served_rows import SentRows
 from kvstore.remote.server.access import WRITE
 from kvstore.remote.server.invocation import (
     SPAN_APART,
@@ -53,17 +54,16 @@ from kvstore.remote.server.invocation import (
     Verb,
     described,
 )
-from kvstore.tables.served import SentRows
 from kvstore.timeline.durability import DURABILITIES, Durability
 from kvstore.timeline.expiries import Expires, received_expiry
 from kvstore.timeline.reserve import FIRST_ROW
-from kvstore.timeline.transaction import COUNTER_MAX, UNCHECKED, ReadSet, Transaction
+from kvstore.transaction import COUNTER_MAX, UNCHECKED, ReadSet, Transaction
 
 # --------------------------------------------------------------------------------------------------
 # The verbs that write: each is the method of `Store` with its name. `batch` also commits a
 # transaction, whose reads come with its writes.
 #
-# A request with a token is done once: see `kvstore.timeline.requests`.
+# A request with a token is done once: see `kvstore.requests`.
 #
 # Invariants
 # 1. A request that was done gets its first answer, also where the verb would refuse it by now: its

@@ -15,9 +15,14 @@ import pyarrow as pa
 
 from kvstore.base.span import Span
 from kvstore.base.timestamp import TimeLike, Timestamp
-from kvstore.errors import TableAlteredError, UsageError, printable
+from kvstore.errors import (
+    TableAlteredError,
+    UsageError,
+    printable,
+)
 from kvstore.limits import ARROW_BYTES_MAX, BATCH_BYTES_MAX
 from kvstore.mvcc import WriteSet
+from kvstore.requests import Requests, RequestToken
 from kvstore.tables.catalogue import Catalogue
 from kvstore.tables.codec import TableCodec
 from kvstore.tables.definition import Definition
@@ -33,8 +38,12 @@ from kvstore.tables.sources import (
 )
 from kvstore.timeline.durability import Durability
 from kvstore.timeline.expiries import Expires
-from kvstore.timeline.requests import Requests, RequestToken
-from kvstore.timeline.transaction import ReadSet, Transaction, Transactions, transact
+from kvstore.transaction import (
+    ReadSet,
+    Transaction,
+    Transactions,
+    transact,
+)
 
 Rows = Mapping[bytes, "bytes | None"]
 """Values of rows by key; None deletes a row."""

@@ -1,21 +1,5 @@
-"""Requests: writes of other processes, each done once, however often it arrives.
-
-A caller that got no answer sends its request again, perhaps to a server that was killed and started
-anew. So the store keeps a note of the request in the commit that carries it out.
-
-    request/<writer>     := serial, timestamp     the last request of a writer, and its commit
-    requests-forgotten   := timestamp             notes of commits up to here may be gone
-
-A token names a writer and numbers the writer's requests, one after the other. `known` is a time at
-which the writer had not yet sent the request. Notes are bounded: the writer that wrote longest ago
-is forgotten first. A request of an unknown writer is new if it began after the last commit whose
-note is gone; otherwise nobody can tell, and it is refused.
-
-Invariants
-1. A note and the writes it tells of are in one engine batch: neither is there without the other.
-2. A request that was done is never done again, and gets its first answer, whatever would refuse it
-   by now. A request that may have been done is refused.
-3. A request is answered when the commit that did it is durable, even if that was an earlier one.
+"""Writes of other processes: each is done once, however often it arrives; rows of tables are
+committed once.
 """
 
 from __future__ import annotations
@@ -31,7 +15,11 @@ from kvstore.base.arguments import is_many
 from kvstore.base.span import Span
 from kvstore.base.timestamp import TIMESTAMP_MAX, TimeLike, Timestamp
 from kvstore.engine import WriteBatch
-from kvstore.errors import HistoryGoneError, IndeterminateError, UsageError
+from kvstore.errors import (
+    HistoryGoneError,
+    IndeterminateError,
+    UsageError,
+)
 from kvstore.limits import REQUEST_WRITERS_MAX
 from kvstore.mvcc import WriteSet
 from kvstore.mvcc.lookup import SearchBounds
@@ -39,7 +27,7 @@ from kvstore.mvcc.meta import Meta, timestamp_of
 from kvstore.timeline.durability import Durability
 from kvstore.timeline.expiries import Expires
 from kvstore.timeline.parts import Parts
-from kvstore.timeline.transaction import (
+from kvstore.transaction import (
     Conditional,
     Expiry,
     ReadSet,
@@ -48,6 +36,26 @@ from kvstore.timeline.transaction import (
     Updates,
     counted,
 )
+
+# --------------------------------------------------------------------------------------------------
+# Requests: writes of other processes, each done once, however often it arrives.
+#
+# A caller that got no answer sends its request again, perhaps to a server that was killed and
+# started anew. So the store keeps a note of the request in the commit that carries it out.
+#
+#     request/<writer>     := serial, timestamp     the last request of a writer, and its commit
+#     requests-forgotten   := timestamp             notes of commits up to here may be gone
+#
+# A token names a writer and numbers the writer's requests, one after the other. `known` is a time
+# at which the writer had not yet sent the request. Notes are bounded: the writer that wrote longest
+# ago is forgotten first. A request of an unknown writer is new if it began after the last commit
+# whose note is gone; otherwise nobody can tell, and it is refused.
+#
+# Invariants
+# 1. A note and the writes it tells of are in one engine batch: neither is there without the other.
+# 2. A request that was done is never done again, and gets its first answer, whatever would refuse
+#    it by now. A request that may have been done is refused.
+# 3. A request is answered when the commit that did it is durable, even if that was an earlier one.
 
 _PREFIX = "request/"
 _FORGOTTEN = "requests-forgotten"
