@@ -159,7 +159,7 @@ class Collection(CollectionContents):
         `store.drop_hold` ends that.
 
         A window that a killed backup has begun is finished first. `upload` writes the parts: in
-        this process, or spread over others (`spark_connector.jobs.backup`).
+        this process, or spread over others (`kvstore.spark.jobs.backup`).
 
         Raises `StatesLostError` if the collection is gone, or is an older copy of itself: then
         `full=True` begins anew; `UsageError` if the collection belongs to another store, if the
@@ -244,7 +244,7 @@ class Collection(CollectionContents):
         finished pieces are kept, and no byte of a part is fetched twice from an object store. Until
         the restore is whole, its files stay in a hidden directory beside `path`: twice the bytes of
         the parts. Without `as_of` it continues with the instant that was the newest when it began.
-        `build` writes the files in another way (`spark_connector.jobs.restore`).
+        `build` writes the files in another way (`kvstore.spark.jobs.restore`).
 
         Raises `UsageError` if something is at `path`, `LockedError` while another process restores
         to it, `HistoryGoneError` or `NotYetWrittenError` for a time outside the window or before
@@ -356,7 +356,7 @@ class Collection(CollectionContents):
 
         Every instant in `[since, upper)` stays restorable. The cost is to read and write the whole
         chain. `merge` does that: in this process, or spread over others
-        (`spark_connector.jobs.compact`).
+        (`kvstore.spark.jobs.compact`).
         """
         newest = self._chains.newest()
         if newest is not None:

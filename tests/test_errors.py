@@ -16,7 +16,6 @@ ERRORS: list[KVStoreError] = [
     errors.NotAStoreError("/d", "a file", "name a directory"),
     errors.FormatVersionError("/d", found=9, supported=1),
     errors.AccessDeniedError("put of /d/a", "Permission denied"),
-    errors.ForeignPackageError("bulk", "/site/bulk/__init__.py"),
     errors.NotCompiledError("CPython 3.12.1 on linux-x86_64", "cannot import blocks"),
     errors.ClosedError("store /d"),
     errors.ForkedError("the store at /d", owner=1, remedy="open it here"),

@@ -73,7 +73,7 @@ BLIND = textwrap.dedent(
     store.put(b"k", b"v")
     collection = Collection(os.path.join(root, "c"))
     collection.backup(store)
-    import bulk.exports  # as root: nobody may not read the library
+    import kvstore.bulk.exports  # as root: nobody may not read the library
     os.mkdir(target)
     os.chmod(target, 0o333)
     if os.geteuid() == 0:

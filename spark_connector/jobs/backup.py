@@ -1,6 +1,6 @@
 """Back a store up with Spark: `Collection.backup`, with tasks that write the parts.
 
-    python -m spark_connector.jobs.backup STORE COLLECTION [--full] [--token T] [--cores N]
+    python -m kvstore.spark.jobs.backup STORE COLLECTION [--full] [--token T] [--cores N]
 
 The driver has the store open. It takes one timestamp and a checkpoint beside the store (hard links,
 so the tasks must see the store's file system), and cuts the key space. Each task writes the parts

@@ -1,6 +1,6 @@
 """Compact a collection with Spark: `Collection.compact`, with tasks that merge the parts.
 
-    python -m spark_connector.jobs.compact COLLECTION [--cores N]
+    python -m kvstore.spark.jobs.compact COLLECTION [--cores N]
 
 The driver cuts the key space of the batches to merge. Each task merges its span of all batches and
 writes the parts. Then the driver replaces the inputs by one command, if they are still there.

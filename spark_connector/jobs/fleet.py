@@ -1,6 +1,6 @@
 """Back up many stores with Spark: `backup.fleet`, with a task for each store.
 
-    python -m spark_connector.jobs.fleet backups.toml [--cores N]
+    python -m kvstore.spark.jobs.fleet backups.toml [--cores N]
 
 The stores lie on a file system that all of Spark's machines see, and no other process has them
 open. Paths in the file count from its directory. The bandwidth of the file is divided among the

@@ -1,6 +1,6 @@
 """Restore a collection with Spark: `Collection.restore` and `restore_into`, by tasks.
 
-    python -m spark_connector.jobs.restore COLLECTION PATH [--as-of TIME] [--prefix P]
+    python -m kvstore.spark.jobs.restore COLLECTION PATH [--as-of TIME] [--prefix P]
                                            [--state-only | --into] [--cores N]
 
 A new store at PATH gets the history with its original timestamps. The driver cuts the key space of

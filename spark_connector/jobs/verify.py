@@ -1,6 +1,6 @@
 """Verify a collection with Spark: `Collection.verify`, with tasks that read parts and contents.
 
-    python -m spark_connector.jobs.verify COLLECTION [--contents STORE] [--cores N]
+    python -m kvstore.spark.jobs.verify COLLECTION [--contents STORE] [--cores N]
 
 The tasks read every part, and compare its bytes with the digest of the written ones. With a store
 they also compare every version, by fingerprints of spans of the key space. They read a checkpoint

@@ -18,7 +18,13 @@ import kvstore
 from kvstore import backup
 from kvstore.backup.shard import FileBlob, MemoryBlob, Shard, Storage
 from kvstore.backup.window import Attempt, find, upload_here
-from kvstore.errors import AccessDeniedError, CorruptionError, OutOfSpaceError
+from kvstore.errors import (
+    AccessDeniedError,
+    CorruptionError,
+    NoBucketError,
+    OutOfSpaceError,
+    UsageError,
+)
 from kvstore.limits import ROLLUP_EVERY
 from kvstore.storage.contract import Cas, Versioned
 from kvstore.storage.files import FileConsensus
@@ -289,10 +295,15 @@ def refusing() -> Iterator[tuple[str, list[int]]]:
 
 
 @pytest.mark.parametrize(
-    ("answer", "remedy"), [(403, "credentials"), (401, "credentials"), (404, "bucket")]
+    ("answer", "error", "remedy"),
+    [
+        (403, AccessDeniedError, "credentials"),
+        (401, AccessDeniedError, "credentials"),
+        (404, NoBucketError, "bucket"),
+    ],
 )
 def test_an_object_store_that_refuses_says_what_to_see_to(
-    refusing: tuple[str, list[int]], answer: int, remedy: str
+    refusing: tuple[str, list[int]], answer: int, error: type[UsageError], remedy: str
 ) -> None:
     endpoint, status = refusing
     status[0] = answer
@@ -303,5 +314,5 @@ def test_an_object_store_that_refuses_says_what_to_see_to(
         "secret_access_key": "b",
         "client_options": {"allow_http": True},
     }
-    with pytest.raises(AccessDeniedError, match=remedy):
+    with pytest.raises(error, match=remedy):
         backup.Collection("s3://bucket/place", options=options).list()

@@ -62,7 +62,7 @@ def agree(reader: CollectionReader, store: kvstore.Store, at: int, pick: random.
         limit = pick.choice([None, 0, 1, 7])
         rows = reader.scan(start, end, as_of=as_of, reverse=reverse, limit=limit)
         assert list(rows) == list(store.scan(start, end, as_of=as_of, reverse=reverse, limit=limit))
-    since = pick.randrange(max(reader.since, store.since), at + 1)
+    since = kvstore.Timestamp(pick.randrange(max(reader.since, store.since), at + 1))
     for revisions in ("all", "latest"):
         for low in (since, 0) if revisions == "latest" else (since,):
             theirs = list(store.changes(low, as_of, start, end, revisions))  # type: ignore[arg-type]

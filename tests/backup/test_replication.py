@@ -219,12 +219,13 @@ def test_applied_windows_must_follow_each_other(store: kvstore.Store, standby: P
 
 CHILD = """
 import random, sys, threading
-from kvstore import backup, kvstore
-from kvstore.backup import replication
+import kvstore
+from kvstore import backup
+from kvstore.backup import replica
 from tests.backup.histories import change
 
 place, seed, rows_max = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-replication.REPLICA_WINDOW_ROWS = rows_max
+replica.REPLICA_WINDOW_ROWS = rows_max
 store = kvstore.open(place + "/store", durability="async")
 
 def work():

@@ -11,6 +11,7 @@ import pytest
 
 import kvstore
 from kvstore import backup
+from kvstore.backup import replica as replica_module
 from kvstore.backup.replica import CollectionSource
 from kvstore.errors import UsageError
 from tests.backup.test_chains import state_of
@@ -117,7 +118,7 @@ def test_a_replica_of_one_copy_continues(
     tmp_path: Path, number: int, is_large: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if is_large:
-        monkeypatch.setattr(backup.replication, "REPLICA_WINDOW_ROWS", 0)
+        monkeypatch.setattr(replica_module, "REPLICA_WINDOW_ROWS", 0)
     collection = backup.Collection(tmp_path / "backups")
     with kvstore.open(tmp_path / "store") as store:
         store.put(b"a", b"1")
@@ -160,7 +161,7 @@ def test_a_source_that_was_put_back_behind_files_of_its_replica_is_refused(
         store.put(b"a", b"1")
         if is_large:
             replicate(store)
-            monkeypatch.setattr(backup.replication, "REPLICA_WINDOW_ROWS", 0)
+            monkeypatch.setattr(replica_module, "REPLICA_WINDOW_ROWS", 0)
         store.checkpoint(tmp_path / "copy")
         lost = store.put(b"b", b"lost")
         replicate(store)
@@ -176,7 +177,7 @@ def test_another_collection_that_comes_to_the_place_of_a_followed_one_is_refused
     tmp_path: Path, is_copy: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     often = partial(CollectionSource, poll_seconds=0.01)
-    monkeypatch.setattr(backup.replication, "CollectionSource", often)
+    monkeypatch.setattr(replica_module, "CollectionSource", often)
     collection = backup.Collection(tmp_path / "backups")
     with kvstore.open(tmp_path / "store") as store:
         store.put(b"a", b"1")

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import kvstore
-import kvstore.bulk.tables
+import kvstore.bulk.loading
 from kvstore import ManualClock, Store, Timestamp
 from kvstore.bulk.files import file_rows
 from kvstore.bulk.pushes.pushes import PushedRows
@@ -149,7 +149,7 @@ def test_a_due_time_of_another_unit_is_refused_in_every_load(
         pq.write_table(whole, path)
         refused = pytest.raises(UsageError, match=rf"due.* has {given} in row [23]")
         with refused:
-            kvstore.bulk.tables.import_files(table, [path], "overwrite", "error", expires="due")
+            kvstore.bulk.loading.import_files(table, [path], "overwrite", "error", expires="due")
         with refused:
             list(file_rows([path], key="key", value="value", expires="due"))
         rows = PushedRows(table.codec(), 2)

@@ -182,9 +182,9 @@ def test_a_close_ends_the_domain_and_cuts_what_is_open(tmp_path: Path) -> None:
 
 CHILD = """
 import os, sys, kvstore
-from kvstore.changes import capture
+from kvstore.changes import epochs
 from tests.harness.parts import parts_of
-capture.EPOCHS_PENDING_MAX = int(sys.argv[2])
+epochs.EPOCHS_PENDING_MAX = int(sys.argv[2])
 store = kvstore.open(sys.argv[1], engine=os.environ["EACH_ENGINE"], durability="async")
 for number in range(25):
     store.put(b"k%d" % number, b"1")

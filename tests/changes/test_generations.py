@@ -240,9 +240,11 @@ def test_trimming_drops_generations_that_ended_and_keeps_the_open_one(tmp_path: 
         last = store.put(b"c", b"1")
         index = parts_of(store).index
         parts_of(store).committer.write_meta(lambda batch: index.stage_trim(batch, middle))
+        index.generations.forget(middle)
         assert [len(g.streams) for g in store.generations()] == [2, 3]
         assert [row.timestamp for row in placed(store, middle)] == [last]
         parts_of(store).committer.write_meta(lambda batch: index.stage_trim(batch, last))
+        index.generations.forget(last)
         assert [len(g.streams) for g in store.generations()] == [3]
     with kvstore.open(tmp_path / "s", durability="async") as store:
         assert [len(g.streams) for g in store.generations()] == [3]

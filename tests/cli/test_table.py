@@ -16,7 +16,7 @@ import pytest
 from typer.testing import Result
 
 import kvstore
-import kvstore.bulk.tables
+import kvstore.bulk.loading
 from kvstore.errors import TableAlteredError
 from kvstore.tables import unique
 from tests.cli.installed import Run, told
@@ -191,7 +191,7 @@ def test_an_import_meets_an_alteration_and_adds_nothing(path: Path, tmp_path: Pa
             return rows
 
         with pytest.raises(TableAlteredError):
-            kvstore.bulk.tables.import_files(
+            kvstore.bulk.loading.import_files(
                 trips,
                 [tmp_path / "f.parquet"],
                 "overwrite",
@@ -200,7 +200,7 @@ def test_an_import_meets_an_alteration_and_adds_nothing(path: Path, tmp_path: Pa
             )
         assert trips.get("C", 1) is None
         assert store.imports.all() == []
-        kvstore.bulk.tables.import_files(trips, [tmp_path / "f.parquet"], "overwrite", "error")
+        kvstore.bulk.loading.import_files(trips, [tmp_path / "f.parquet"], "overwrite", "error")
         assert trips.get("C", 1) is not None
 
 

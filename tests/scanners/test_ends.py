@@ -183,9 +183,9 @@ def test_closing_the_store_ends_its_scans_and_processes(tmp_path: Path) -> None:
 _SCANNING = """
 import sys
 import kvstore
-from kvstore.mvcc.scanners import scan
+from kvstore.mvcc import scanners
 from tests.scanners.crews import crew_at_work, have_started, listened
-scan.SCAN_WORKERS_BYTES_MIN = 0
+scanners.SCAN_WORKERS_BYTES_MIN = 0
 with kvstore.open(sys.argv[1]) as store:
     have_started(store, workers=2)
     store.scan_batches(workers=2).read_all()

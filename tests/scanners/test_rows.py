@@ -101,8 +101,8 @@ _FEW_DESCRIPTORS = """
 import resource
 import sys
 import kvstore
-from kvstore.mvcc.scanners import scan
-scan.SCAN_WORKERS_BYTES_MIN = 0
+from kvstore.mvcc import scanners
+scanners.SCAN_WORKERS_BYTES_MIN = 0
 resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
 with kvstore.open(sys.argv[1]) as store:
     scans = [store.scan_batches(workers=2) for _ in range(2)]

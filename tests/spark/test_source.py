@@ -132,7 +132,7 @@ def test_package_that_makes_it_known_imports_nothing_of_ours() -> None:
 
 def test_a_worker_that_plans_imports_no_pandas() -> None:
     """The first read of a session waits for the imports of two workers, one after the other."""
-    code = "import sys, spark_connector.source; print('pandas' in sys.modules)"
+    code = "import sys, kvstore.spark.source; print('pandas' in sys.modules)"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout == "False\n"
 

@@ -22,7 +22,7 @@ from kvstore.tasks import Outcome, Retry, Worker, dead_letters, progress_of
 
 CHILD = """
 import sys
-import backup.tasks, bulk.tasks, kvstore
+import kvstore, kvstore.backup.tasks, kvstore.bulk.tasks
 from kvstore.base.clock import ManualClock
 from kvstore.tasks import Retry, Worker
 
@@ -46,7 +46,10 @@ def telling(handler):
     return handle
 
 with kvstore.open(path, clock=ManualClock(int(now))) as store:
-    handlers = {**bulk.tasks.handlers(store), **backup.tasks.handlers(store, every_s=0)}
+    handlers = {
+        **kvstore.bulk.tasks.handlers(store),
+        **kvstore.backup.tasks.handlers(store, every_s=0),
+    }
     told = {queue: telling(handler) for queue, handler in handlers.items()}
     Worker(store.tasks, told, hold=30, retry=Retry(attempts_max=10)).run_one()
 """
