@@ -207,7 +207,7 @@ def test_jobs_run_from_the_command_line(
     for wrong, told in (
         (["nothing", "new", "--into"], "nothing holds no backup"),
         ([url, "new", "--into", "--as-of", "2099-01-01T00:00:00Z", *key], "2099-01-01T00:00:00.0"),
-        ([url, "new", "--into", "--as-of", "someday", *key], "as_of='yesterday' is no time"),
+        ([url, "new", "--into", "--as-of", "someday", *key], "as_of='someday' is no time"),
         ([url, "new", "--tasks", "-1", *key], "tasks=-1"),
     ):
         assert restore.main(wrong) == 1

@@ -9,14 +9,12 @@ from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 import kvstore
 from kvstore import Span, Store, Timestamp
 from kvstore.backup import Collection
-from kvstore.backup.shard.rows import batch_writer, part_format, part_writer
+from kvstore.backup.shard.rows import batch_writer, part_writer
 from kvstore.errors import HistoryGoneError, NotYetWrittenError, UsageError
 from kvstore.spark import read as native
 from kvstore.spark import read_collection
@@ -207,16 +205,6 @@ def test_an_empty_span_and_a_time_before_all_rows_are_empty(
     assert (found.columns, found.collect()) == (["key", "value"], [])
 
 
-_LAYOUT = part_format.layout
-
-
-def layout_of_format_1(rule: str) -> tuple[pa.Schema, list[str], list[pq.SortingColumn]]:
-    schema, numbers, order = _LAYOUT(rule)
-    metadata = {**schema.metadata, b"kvstore.part": b"1"}
-    schema = schema.remove(schema.get_field_index("until")).with_metadata(metadata)
-    return schema, [name for name in numbers if name != "until"], order
-
-
 def test_what_cannot_be_scanned_goes_to_the_source_and_says_why(
     spark: SparkSession, place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -231,11 +219,6 @@ def test_what_cannot_be_scanned_goes_to_the_source_and_says_why(
     key.write_bytes(bytes(32))
     Collection(tmp_path / "sealed", key_file=key).backup(store)
     refused("encrypted", Access(str(tmp_path / "sealed"), key_file=str(key)))
-    with monkeypatch.context() as patch:
-        patch.setattr(part_writer, "Until", lambda: None)
-        patch.setattr(part_writer, "layout", layout_of_format_1)
-        Collection(tmp_path / "older").backup(store)
-    refused("older format", str(tmp_path / "older"))
     with monkeypatch.context() as patch:
         patch.setattr(part_writer, "PART_BYTES_MAX", 1)
         patch.setattr(batch_writer, "ROW_GROUP_ROWS_MAX", 1)

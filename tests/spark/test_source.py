@@ -195,8 +195,8 @@ def test_latest_revisions_are_one_change_a_key(
         (
             {
                 "readChangeFeed": "true",
-                "startingTimestamp": f"{9 * 10**15}",
-                "endingTimestamp": f"{10**16 - 10**15 - 1}",
+                "startingTimestamp": f"{9 * 10**17}",
+                "endingTimestamp": f"{9 * 10**17 - 1}",
             },
             "ends before it starts",
         ),
