@@ -66,7 +66,10 @@ def _raise_told(name: str, error: OSError) -> None:
     ) from error
 
 
-sys.meta_path.insert(0, OwnModules)
+# Before the finder of sources, and behind those that others put first, such as pytest's.
+sys.meta_path.insert(
+    next((n for n, each in enumerate(sys.meta_path) if each is external.PathFinder), 0), OwnModules
+)
 
 _NAMES: Final = {
     "Batch": ("kvstore.batch", "Batch"),

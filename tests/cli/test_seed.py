@@ -71,7 +71,7 @@ def test_a_seed_that_is_refused_leaves_nothing(run: Run, tmp_path: Path) -> None
     def refused(text: str, *options: object) -> str:
         source.write_text(text)
         refusal = run("seed", tmp_path / "s", source, *options, code=2).stderr
-        assert {each.name for each in tmp_path.iterdir()} == {"f.csv", "site"}
+        assert {each.name for each in tmp_path.iterdir()} == {"f.csv"}
         return " ".join(refusal.split())
 
     assert "one is named twice" in refused("key,value,ts\na,1,5\n", *columns)
