@@ -35,7 +35,7 @@ def import_verbs(
 ) -> Sequence[Verb]:
     """The verbs of a server that takes imports from below `places`: URLs, or directories of its
     machine. `options` go to the object store. Pass the verbs to
-    `kvstore.remote.server.app(verbs=)`.
+    `kvstore.server.app(verbs=)`.
 
     Raises `UsageError` for a place that is neither.
     """

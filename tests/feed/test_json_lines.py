@@ -85,4 +85,4 @@ def test_history_is_kept_while_lines_are_read_and_let_go_after(tmp_path: Path) -
 
 def test_bad_input_is_refused(tmp_path: Path) -> None:
     with kvstore.open(tmp_path / "s") as store, pytest.raises(UsageError):
-        next(changes_json_lines(store, "yesterday"))
+        next(changes_json_lines(store, "some day"))

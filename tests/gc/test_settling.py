@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 import textwrap
@@ -26,7 +25,6 @@ from tests.harness.parts import parts_of
 
 pytestmark = [pytest.mark.usefixtures("each_engine"), pytest.mark.tiny_limits]
 
-GOLDEN = Path(__file__).parent / "golden" / "imports-v1"
 Rows = dict[bytes, bytes | None]
 
 
@@ -359,52 +357,6 @@ def test_a_file_with_rows_that_it_does_not_tell_has_no_key_list(
     store.imports.prepare(record, {b"a"})
     assert store.imports.keys_of(record) is None
     assert records(store, "import-keys/") == 0
-
-
-@pytest.mark.parametrize("bits", ["settled", "half", "open"])
-def test_a_store_of_the_release_before_reads_as_it_was_and_settles(
-    tmp_path: Path, bits: str
-) -> None:
-    """The store has five imports: one stands, one was reverted, one has no rows left, one is being
-    added, and one is newer than `since`."""
-    shutil.copytree(GOLDEN, tmp_path / "db")
-    with kvstore.open(tmp_path / "db", "memory", clock=ManualClock(1)) as store:
-        assert (store.since, store.upper) == (8, 15)
-        assert {each.import_id: each.state for each in store.imports.all()} == {
-            7: "added",
-            8: "reverted",
-            10: "adding",
-            11: "added",
-        }
-        assert [tuple(change) for change in store.changes(8, order="time")] == [
-            (9, "put", b"a", None, b"seven"),
-            (9, "delete", b"b", None, None),
-            (9, "put", b"g", None, b"seven"),
-            (10, "put", b"b", None, b"eight"),
-            (10, "put", b"c", None, b"eight"),
-            (10, "put", b"d", None, b"eight"),
-            (11, "put", b"c", None, b"over eight"),
-            (12, "delete", b"b", None, None),
-            (12, "put", b"d", None, b"put"),
-            (13, "put", b"f", None, b"eleven"),
-            (13, "put", b"h", None, b"eleven"),
-            (14, "delete", b"h", None, None),
-        ]
-        with bounds(SETTLE_ROWS_MAX=100, SETTLE_STEP_ROWS=2, PAST_IMPORTS_MAX=100):
-            state = dict(store.scan())
-            if bits != "open":
-                since = 12 if bits == "half" else 14
-                before = readable(store, since, 14)
-                report = store.gc(before=since)
-                assert (report.settled, report.imports) == ((1, 1) if since == 12 else (2, 1))
-                assert readable(store, since, 14) == before
-                past = {each.import_id for each in parts_of(store).imports.past.all()}
-                assert past == ({7, 8, 9} if since == 12 else {7, 8, 9, 11})
-            assert dict(store.scan()) == state
-            spent = store.imports.get(9)
-            assert spent is not None
-            assert (spent.added, spent.rows, spent.spans) == (7, 1, ())
-            assert store.verify().problems == ()
 
 
 CRASH = textwrap.dedent(

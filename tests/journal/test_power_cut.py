@@ -17,7 +17,7 @@ import pytest
 
 from kvstore.errors import JournalDamagedError, PoisonedError, StorageError
 from kvstore.storage.journal import Journal, Sync, inspect, read
-from kvstore.storage.journal import replay as tail_module
+from kvstore.storage.journal import recovery as tail_module
 from tests.harness.disk import MemoryDisk, ProcessDied
 from tests.harness.seeds import seeded
 from tests.journal.folds import PATH, Payloads, live_file, open_journal, outcome_of, state_of

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from kvstore.errors import RetryableError, UsageError
 from kvstore.storage.journal import Journal, Sync, read, read_part
 from kvstore.storage.journal import records as raw_module
-from kvstore.storage.journal import replay as reader_module
+from kvstore.storage.journal import recovery as reader_module
 from kvstore.storage.journal.records import PAIR, RawRecords
-from kvstore.storage.journal.replay import raw_records_reversed
+from kvstore.storage.journal.recovery import raw_records_reversed
 from tests.harness.bounds import bounds
 from tests.harness.disk import MemoryDisk
 from tests.journal.folds import PATH, live_file, open_journal

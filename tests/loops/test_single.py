@@ -106,17 +106,6 @@ def test_instants_are_those_of_the_calendar(micros: int) -> None:
     assert codec.to_dict(keys, values) == row
 
 
-@pytest.mark.parametrize("micros", [INSTANT_LEAST - 1, INSTANT_MOST + 1])
-def test_a_time_without_a_datetime_is_told(micros: int) -> None:
-    schema = pa.schema([("id", pa.int64()), ("at", pa.timestamp("us", "UTC"))])
-    codec = TableCodec(define("t", 1, schema, ["id"]))
-    batch = pa.RecordBatch.from_pylist([{"id": 1, "at": micros}], schema)
-    keys, values = codec.encode(batch)
-    assert codec.decode(keys, values).column("at").cast(pa.int64()).to_pylist() == [micros]
-    with pytest.raises(UsageError, match="read the rows as Arrow"):
-        codec.to_dict(keys[0].as_py(), values[0].as_py())
-
-
 @pytest.mark.parametrize(
     ("name", "value"),
     [

@@ -276,7 +276,7 @@ def test_a_value_of_64_mib_is_shown_in_part(made: tuple[kvstore.Store, Asking]) 
         ("keys?at=yesteryear", 400, "ISO-8601"),
         ("keys?prefix=%5C", 400, "backslash"),
         ("keys?fold=%3Cb%3E", 400, "choose one"),
-        ("table?name=none", 400, ""),
+        ("table?name=none", 404, ""),
         ("revert?import_id=zz", 400, "hex"),
         ("activity?per=year", 400, "choose one"),
         ("keys?" + "&".join(f"a{n}=1" for n in range(100)), 400, "too many"),

@@ -30,7 +30,6 @@ from kvstore.errors import (
     StorageError,
     UsageError,
 )
-from kvstore.mvcc import OpenWriteSet
 from kvstore.remote.client import Client, connect
 from kvstore.remote.protocol import to_json
 from kvstore.remote.server import ListenAddress, Token, serving
@@ -38,7 +37,6 @@ from kvstore.remote.server.access import READ
 from kvstore.remote.server.app import app
 from kvstore.remote.server.verbs import Verb
 from tests.harness.bounds import bounds
-from tests.harness.parts import parts_of
 
 STRANGE_KEYS = [
     b"",
@@ -548,28 +546,6 @@ def test_keys_of_tables_are_refused_and_left_out(client: Client, store: kvstore.
     assert client.delete_range(b"", b"\xff" * 20, idempotent=True) is None
     assert store.upper == upper
     assert [row["id"] for row in table.rows()] == [1, 2]
-
-
-def test_a_served_store_of_before_tables_writes_its_keys(tmp_path: Path) -> None:
-    key = RESERVED + b"old"
-    with kvstore.open(tmp_path / "store") as store:
-        writes = OpenWriteSet()
-        writes.put(key, b"1")
-        parts_of(store).committer.commit(writes)
-    with (
-        kvstore.open(tmp_path / "store") as store,
-        serving(app(store), ListenAddress(path=str(tmp_path / "s"))) as running,
-        connect(running.url) as client,
-    ):
-        client.put(key, b"2")
-        client.put_many({key: b"3"})
-        assert client.increment(key) == 4
-        client.transact(lambda txn: txn.put(key, b"%s0" % (txn.get(key) or b"")))
-        assert list(client.scan()) == [(key, b"40")]
-        assert client.pop(key) == b"40"
-        client.put_if(key, b"5", expected=None)
-        client.delete_range(key, key + b"a")
-        assert store.get(key) is None
 
 
 def test_the_owner_does_the_upkeep_that_a_client_asks_for(

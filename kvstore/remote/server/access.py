@@ -142,7 +142,7 @@ class Tokens:
             if not isinstance(token, Token):
                 raise UsageError(
                     f"tokens has a {type(token).__name__}",
-                    "pass a list of kvstore.remote.server.Token",
+                    "pass a list of kvstore.server.Token",
                 )
         self._known = [(_digest(token.secret), token.access) for token in given]
         if not self._known:

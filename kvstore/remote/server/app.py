@@ -566,7 +566,7 @@ def start_of(status: int, kind: str) -> dict[str, Any]:
 #
 # A service mounts it into its own application, and `kvstore serve` runs it alone:
 #
-#     app.mount("/flights", kvstore.remote.server.app(store, tokens=[...]))
+#     app.mount("/flights", kvstore.server.app(store, tokens=[...]))
 #
 # Short reads and commits that wait for nobody are done on the event loop, because a thread costs
 # more than they do. Everything else is done by threads, `SERVER_THREADS_MAX` at most; answers of

@@ -3,15 +3,7 @@
 from kvstore.storage.journal.files import OS_FILES, Files
 from kvstore.storage.journal.journal import Journal, SnapshotInfo, Sync
 from kvstore.storage.journal.records import Record
-from kvstore.storage.journal.repair import (
-    CompactResult,
-    Inspection,
-    SalvageReport,
-    compact,
-    inspect,
-    salvage,
-)
-from kvstore.storage.journal.replay import (
+from kvstore.storage.journal.recovery import (
     Damage,
     Recovery,
     StateMachine,
@@ -19,6 +11,14 @@ from kvstore.storage.journal.replay import (
     read,
     read_part,
     replay,
+)
+from kvstore.storage.journal.repair import (
+    CompactResult,
+    Inspection,
+    SalvageReport,
+    compact,
+    inspect,
+    salvage,
 )
 
 __all__ = [

@@ -59,7 +59,7 @@ from kvstore.storage.journal.records import (
     require_payload,
     require_payloads,
 )
-from kvstore.storage.journal.replay import Apply, Recovery, replay
+from kvstore.storage.journal.recovery import Apply, Recovery, replay
 
 # --------------------------------------------------------------------------------------------------
 # How a journal is written: its content, its sync policy, and the size of its files.

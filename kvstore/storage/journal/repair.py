@@ -31,7 +31,7 @@ from kvstore.storage.journal.journal import (
     write_snapshot,
 )
 from kvstore.storage.journal.records import KIND_JOURNAL, KIND_SNAPSHOT, Note, Record
-from kvstore.storage.journal.replay import Damage, FileScan, StateMachine, TornTail, replay
+from kvstore.storage.journal.recovery import Damage, FileScan, StateMachine, TornTail, replay
 
 # --------------------------------------------------------------------------------------------------
 # Inspection: reports each file of a journal, damaged or not, and the records that are missing.
