@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 import kvstore
+import kvstore.remote.server.running
 
 EXAMPLES = Path(kvstore.__file__).parent.parent / "examples"
 TOKEN = "t" * 32

@@ -37,6 +37,7 @@ CLIENT_ALONE = {
     "release_lease": _ITS_OWN,
     "rows": _ITS_OWN,
     "table_rows": _ITS_OWN,
+    "times_still": _ITS_OWN,
     "versions_batches": _ITS_OWN,
     "work": _ITS_OWN,
 }
@@ -49,6 +50,7 @@ NOT_AWAITED = {
     "rows": "for programs of this project",
     "table_rows": "for programs of this project",
     "tasks": "the queue of tasks has a client without asyncio",
+    "times_still": "for programs of this project",
     "transaction": "`transact` runs the body in a thread: each read would be awaited otherwise",
     "versions_batches": "for programs of this project",
     "work": "for programs of this project",
