@@ -70,7 +70,7 @@ def submit_backup(
     The backup has everything that was committed before the task is carried out. The task's report
     has the fields of `BackupInfo`.
     """
-    arguments: dict[str, Any] = {"url": _place(url), "full": full}
+    arguments: dict[str, Any] = {"url": place_of(url), "full": full}
     if (age := require_age(max_age, name="max_age")) is not None:
         arguments["max_age_s"] = age.total_seconds()
     return submit(store.tasks, BACKUP_QUEUE, arguments, task_id=task_id, report_to=report_to)
@@ -84,7 +84,7 @@ def submit_compact(
     report_to: str | None = None,
 ) -> str:
     """Ask for `Collection.compact` at `url`; returns the task's id."""
-    arguments = {"url": _place(url)}
+    arguments = {"url": place_of(url)}
     return submit(store.tasks, COMPACT_QUEUE, arguments, task_id=task_id, report_to=report_to)
 
 
@@ -103,7 +103,7 @@ def submit_expire(
     """
     if (before is None) == (keep is None):
         raise UsageError("expire takes before= or keep=", "pass one of the two")
-    arguments: dict[str, Any] = {"url": _place(url)}
+    arguments: dict[str, Any] = {"url": place_of(url)}
     if before is not None:
         arguments["before"] = int(to_timestamp(before, name="before", now=store.now))
     if (age := require_age(keep, name="keep")) is not None:
@@ -111,7 +111,7 @@ def submit_expire(
     return submit(store.tasks, EXPIRE_QUEUE, arguments, task_id=task_id, report_to=report_to)
 
 
-def _place(url: str | os.PathLike[str]) -> str:
+def place_of(url: str | os.PathLike[str]) -> str:
     """The URL in a form that means the same in every process.
 
     Raises `UsageError` if it has a password.

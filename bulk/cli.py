@@ -21,7 +21,7 @@ from kvstore.base.timestamp import Timestamp, to_timestamp
 from kvstore.bulk.delimited import QUOTINGS
 from kvstore.bulk.exports import export_rows, live_rows, packed, write_rows
 from kvstore.bulk.files import (
-    Reads,
+    FileReads,
     decoded,
     decoded_files,
     file_events,
@@ -204,7 +204,7 @@ def import_(
             return
         has_expiries = expires is None and op is None and not sync
         reading = Reading(files)
-        reads = Reads(reading, quotes)
+        reads = FileReads(reading, quotes)
         if op is not None:  # the rows are written in several commits: a bad one is found before
             for _ in decoded_files(files, columns, notation, reads, has_expiries=False):
                 pass
@@ -373,7 +373,7 @@ def seed_(
     rows = 0
     columns = SeedColumns(key, value, at, op)
 
-    def events(reads: Reads) -> Iterator[pa.RecordBatch]:
+    def events(reads: FileReads) -> Iterator[pa.RecordBatch]:
         """The rows of the files, which are checked here, where file and row are known."""
         nonlocal rows
         clock, both = Clock(), Encodings(encoding, encoding)
@@ -392,7 +392,7 @@ def seed_(
 
     with working(f"seeding {store}", quiet=as_json) as progress:
         reading = Reading(sources)
-        found = events(Reads(reading, quotes))
+        found = events(FileReads(reading, quotes))
         newest = seed(
             store,
             reading.over(found, counting(progress, "rows read")),

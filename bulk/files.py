@@ -34,7 +34,7 @@ def decoded_files(
     sources: list[Path],
     columns: Mapping[str, str | None],
     notation: Encodings,
-    reads: Reads,
+    reads: FileReads,
     *,
     has_expiries: bool,
 ) -> Iterator[pa.RecordBatch]:
@@ -55,7 +55,7 @@ def decoded_files(
                 yield batch
 
 
-def _has_expiries(source: Path, named: dict[str, str], reads: Reads) -> bool:
+def _has_expiries(source: Path, named: dict[str, str], reads: FileReads) -> bool:
     """Whether a file has a column `expires` that serves for nothing else."""
     return "expires" not in named.values() and "expires" in column_names(source, reads)
 
@@ -270,14 +270,14 @@ _ARROW: Final = b"ARROW1"
 _SCHEMA: Final = pa.schema([("key", pa.binary()), ("value", pa.binary())])
 
 
-class Reads(NamedTuple):
+class FileReads(NamedTuple):
     """How files are read: `reading` follows their bytes, `quoting` is that of CSV and TSV."""
 
     reading: Reading | None = None
     quoting: Quoting = "standard"
 
 
-PLAIN_READS: Final = Reads()
+PLAIN_READS: Final = FileReads()
 
 
 def format_of(path: Path) -> FileFormat:
@@ -323,7 +323,7 @@ def require_quoting(paths: Iterable[Path], quoting: Quoting) -> None:
         raise UsageError("--quoting is for CSV and TSV", "leave it out")
 
 
-def column_names(path: Path, reads: Reads = PLAIN_READS) -> list[str]:
+def column_names(path: Path, reads: FileReads = PLAIN_READS) -> list[str]:
     """The names of the columns of a file; of JSON lines, the fields of the first one. Raises
     `UsageError` as `file_rows`."""
     kind = format_of(path)
@@ -345,7 +345,7 @@ def file_rows(
     value: str,
     expires: str | None = None,
     op: str | None = None,
-    reads: Reads = PLAIN_READS,
+    reads: FileReads = PLAIN_READS,
 ) -> Iterator[pa.RecordBatch]:
     """Yield batches with the binary columns `key` and `value`, from the named columns of each file.
     If they are named, columns `expires` of times and `op` of text follow.
@@ -382,7 +382,7 @@ def file_events(
     value: str,
     at: str,
     op: str | None = None,
-    reads: Reads = PLAIN_READS,
+    reads: FileReads = PLAIN_READS,
 ) -> Iterator[pa.RecordBatch]:
     """Yield batches with the named columns of each file: keys and values as `file_rows`, times, and
     operations if `op` is given, as `bulk.seed` takes them.
@@ -408,7 +408,7 @@ def file_events(
 
 
 def typed_batches(
-    path: Path, schema: pa.Schema, reads: Reads = PLAIN_READS
+    path: Path, schema: pa.Schema, reads: FileReads = PLAIN_READS
 ) -> Iterator[pa.RecordBatch]:
     """All columns of a file. `schema` gives the types of the columns of a CSV file. Raises as
     `file_rows`."""
@@ -431,7 +431,7 @@ def due_times(batch: pa.RecordBatch, name: str, path: Path, first: int) -> pa.Ar
 
 
 Opener: TypeAlias = (
-    "Callable[[Path, list[str] | None, pa.Schema | None, Reads], Iterator[pa.RecordBatch]]"
+    "Callable[[Path, list[str] | None, pa.Schema | None, FileReads], Iterator[pa.RecordBatch]]"
 )
 
 
@@ -447,7 +447,7 @@ def _opener(path: Path) -> Opener:
 
 
 def _json_lines(
-    path: Path, wanted: list[str] | None, types: pa.Schema | None, reads: Reads
+    path: Path, wanted: list[str] | None, types: pa.Schema | None, reads: FileReads
 ) -> Iterator[pa.RecordBatch]:
     if wanted is None or types is not None:
         raise UsageError(f"{path}: rows of a table have types", "write them as CSV or Parquet")
@@ -456,7 +456,7 @@ def _json_lines(
 
 
 def _parquet(
-    path: Path, wanted: list[str] | None, types: pa.Schema | None, reads: Reads
+    path: Path, wanted: list[str] | None, types: pa.Schema | None, reads: FileReads
 ) -> Iterator[pa.RecordBatch]:
     with pq.ParquetFile(path) as file:
         _require_columns(path, file.schema_arrow.names, wanted)
@@ -480,7 +480,7 @@ def _counted(
 
 
 def _csv(
-    path: Path, wanted: list[str] | None, types: pa.Schema | None, reads: Reads
+    path: Path, wanted: list[str] | None, types: pa.Schema | None, reads: FileReads
 ) -> Iterator[pa.RecordBatch]:
     with _unpacked(path, reads.reading) as source:
         file = DelimitedFile(source, str(path), _delimiter(path), reads.quoting)
@@ -496,7 +496,7 @@ def _delimiter(path: Path) -> str:
 
 
 def _arrow(
-    path: Path, wanted: list[str] | None, types: pa.Schema | None, reads: Reads
+    path: Path, wanted: list[str] | None, types: pa.Schema | None, reads: FileReads
 ) -> Iterator[pa.RecordBatch]:
     with pa.memory_map(str(path)) as source:
         size, reading = source.size(), reads.reading

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from kvstore.base.span import Span
 from kvstore.base.timestamp import Timestamp
 from kvstore.bulk.building import Import
-from kvstore.bulk.files import PLAIN_READS, Reads, due_times, first_row, typed_batches
+from kvstore.bulk.files import PLAIN_READS, FileReads, due_times, first_row, typed_batches
 from kvstore.bulk.ingest import OnConflict, ingest, staging_beside
 from kvstore.bulk.sort import Duplicates, sorted_batches
 from kvstore.bulk.staging import EncodedBy, Manifest
@@ -308,7 +308,7 @@ def import_files(
     *,
     expires: str | None = None,
     progress: Callable[[Iterator[TimedRows]], Iterator[TimedRows]] = iter,
-    reads: Reads = PLAIN_READS,
+    reads: FileReads = PLAIN_READS,
 ) -> tuple[Manifest, Timestamp]:
     """Import the rows of files into a table of a store, at one time.
 
@@ -335,7 +335,7 @@ def file_batches(
     codec: TableCodec,
     paths: Iterable[Path],
     expires: str | None = None,
-    reads: Reads = PLAIN_READS,
+    reads: FileReads = PLAIN_READS,
 ) -> Iterator[TimedRows]:
     """The rows of files, with the columns of a table, and the times in their column `expires`.
     Raises `UsageError`."""

@@ -21,7 +21,7 @@ from typing import NamedTuple
 from kvstore.errors import UsageError
 
 
-class Origin(NamedTuple):
+class BatchOrigin(NamedTuple):
     """The stream and the plan of a micro-batch."""
 
     query: str = ""
@@ -33,12 +33,14 @@ class Origin(NamedTuple):
         return f"{self.query} {self.plan}" if any(self) else ""
 
     @classmethod
-    def of_text(cls, text: str) -> Origin:
+    def of_text(cls, text: str) -> BatchOrigin:
         """The origin that `text` has stored."""
         query, _, plan = text.partition(" ")
         return cls(query, plan)
 
-    def require_same_query(self, name: str, number: int, known: Origin, known_number: int) -> None:
+    def require_same_query(
+        self, name: str, number: int, known: BatchOrigin, known_number: int
+    ) -> None:
         """Raise `UsageError` if micro-batch `number` of this origin is of another stream than the
         one that was written under `name` as `known_number`."""
         if self.query and known.query and self.query != known.query:
@@ -48,7 +50,7 @@ class Origin(NamedTuple):
                 "pass another name or position: a new checkpoint location makes another stream",
             )
 
-    def require_repeated(self, name: str, number: int, known: Origin) -> None:
+    def require_repeated(self, name: str, number: int, known: BatchOrigin) -> None:
         """Raise `UsageError` if this is not the micro-batch `number` that was written under `name`
         before, but other rows under its number."""
         self.require_same_query(name, number, known, number)

@@ -39,7 +39,7 @@ def import_verbs(
 
     Raises `UsageError` for a place that is neither.
     """
-    allowed = [_Allowed(place, options or {}) for place in places]
+    allowed = [AllowedPlaces(place, options or {}) for place in places]
     parameters = {
         "staging": TEXT.required,
         "on_conflict": word(CONFLICTS),
@@ -50,7 +50,7 @@ def import_verbs(
     return [Verb(NAME, ADMIN, partial(_ingest, allowed), described(_ingest), parameters)]
 
 
-class _Allowed:
+class AllowedPlaces:
     """A place below which a server reads imports."""
 
     def __init__(self, place: str, options: Mapping[str, Any]) -> None:
@@ -77,7 +77,7 @@ def _is_bucket(place: str) -> bool:
     return not parse_address(place).is_file
 
 
-def _ingest(allowed: Sequence[_Allowed], call: Invocation) -> Answer:
+def _ingest(allowed: Sequence[AllowedPlaces], call: Invocation) -> Answer:
     """Fetch the sealed import at `staging`, a URL or a directory below the places that the server
     was started with, and add it. Answers with rows of progress, then the timestamp at which its
     rows became visible, and the seconds of each stage."""

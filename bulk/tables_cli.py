@@ -21,7 +21,7 @@ from kvstore.bulk.cli import (
     export_keys,
 )
 from kvstore.bulk.delimited import QUOTINGS
-from kvstore.bulk.files import Reads, format_of, require_quoting
+from kvstore.bulk.files import FileReads, format_of, require_quoting
 from kvstore.bulk.loading import TimedRows, import_files
 from kvstore.bulk.sort import DUPLICATES
 from kvstore.bulk.staging import Manifest, Reading
@@ -194,7 +194,7 @@ def import_(
                 read += each.num_rows
 
         table = opened.table(name)
-        reads = Reads(reading, quotes)
+        reads = FileReads(reading, quotes)
         manifest, stamp = import_files(
             table, sources, conflict, twice, expires=expires, progress=counted, reads=reads
         )

@@ -48,7 +48,7 @@ from kvstore.base.span import Span, require_key
 from kvstore.base.timestamp import Timestamp
 from kvstore.bulk.ingest import OnConflict, require_on_conflict
 from kvstore.bulk.loading import key_text, stored_batches, stored_schema
-from kvstore.bulk.micro_batches import Origin
+from kvstore.bulk.micro_batches import BatchOrigin
 from kvstore.bulk.part import Part, PartWriter
 from kvstore.bulk.pushes.pushes import sharded_batches, sharded_schema
 from kvstore.bulk.sort import Duplicates, Run, cuts, merged, sorted_runs
@@ -1087,11 +1087,11 @@ class OfBatch(NamedTuple):
 
     name: str
     number: int
-    origin: Origin
+    origin: BatchOrigin
 
     def require_repeated(self, record: ImportRecord) -> None:
         """Raise `UsageError` if a record with the id of this micro-batch is of another one."""
-        known = Origin.of_text(record.origin)
+        known = BatchOrigin.of_text(record.origin)
         self.origin.require_repeated(repr(self.name), self.number, known)
 
 
@@ -1361,7 +1361,7 @@ PLAN_DIGITS: Final = 32
 """Of the SHA-256 in a plan: 128 bits."""
 
 
-def planned_origin(batch: DataFrame, number: int) -> Origin:
+def planned_origin(batch: DataFrame, number: int) -> BatchOrigin:
     """The stream and the offsets of micro-batch `number`, in the function of `foreachBatch`.
 
     Nothing is known outside of such a function and in a session of Spark Connect, and no offsets
@@ -1369,15 +1369,15 @@ def planned_origin(batch: DataFrame, number: int) -> Origin:
     """
     session: Any = batch.sparkSession
     if is_remote(session):
-        return Origin()
+        return BatchOrigin()
     query = session.sparkContext.getLocalProperty(_QUERY)
     if not query:
-        return Origin()
+        return BatchOrigin()
     try:
         offsets = _offsets(session, query, number)
     except Py4JError:  # a release whose streams have no such offsets, or no such file
-        return Origin(query)
-    return Origin(query, f"offsets-{hashlib.sha256(offsets).hexdigest()[:PLAN_DIGITS]}")
+        return BatchOrigin(query)
+    return BatchOrigin(query, f"offsets-{hashlib.sha256(offsets).hexdigest()[:PLAN_DIGITS]}")
 
 
 def _offsets(session: Any, query: str, number: int) -> bytes:

@@ -22,7 +22,7 @@ from kvstore.base.timestamp import Timestamp
 from kvstore.batch import Batch
 from kvstore.bulk.building import BucketPlace, BuildingPlace, DirectoryPlace, Import
 from kvstore.bulk.ingest import OnConflict
-from kvstore.bulk.micro_batches import Origin
+from kvstore.bulk.micro_batches import BatchOrigin
 from kvstore.bulk.part import Part, PartWriter, require_compression
 from kvstore.bulk.pushes import Push, Pushes, shard_of
 from kvstore.bulk.pushes.log import MicroBatch
@@ -191,7 +191,9 @@ def batch_importer(
     return _OfThisProcess(add)
 
 
-def _require_last(store: StoreOrClient | Table, name: str, batch_id: int, origin: Origin) -> None:
+def _require_last(
+    store: StoreOrClient | Table, name: str, batch_id: int, origin: BatchOrigin
+) -> None:
     """Raise `UsageError` if the store has the batch behind this one, because Spark repeats the last
     one alone, or if the batch before this one came from another stream."""
     target = store.import_target().store if isinstance(store, Table) else store
@@ -199,7 +201,7 @@ def _require_last(store: StoreOrClient | Table, name: str, batch_id: int, origin
         before = into.imports.get(import_id_of(name, batch_id - 1))
         is_last = into.imports.get(import_id_of(name, batch_id + 1)) is None
     if before is not None:
-        known = Origin.of_text(before.origin)
+        known = BatchOrigin.of_text(before.origin)
         origin.require_same_query(repr(name), batch_id, known, batch_id - 1)
     if is_last:
         return
@@ -521,4 +523,4 @@ def _last(found: bytes, position: bytes) -> MicroBatch:
             f"the key {position!r} holds {found[:20]!r}, and no number of a micro-batch",
             "pass a key of its own as position",
         )
-    return MicroBatch(position, int(number), Origin.of_text(origin.decode()))
+    return MicroBatch(position, int(number), BatchOrigin.of_text(origin.decode()))

@@ -13,7 +13,7 @@ from typing import Annotated, Final
 import typer
 
 from kvstore.bulk.delimited import QUOTINGS
-from kvstore.bulk.files import Reads, decoded_files, format_of, require_quoting
+from kvstore.bulk.files import FileReads, decoded_files, format_of, require_quoting
 from kvstore.bulk.pushes.log import ADD, REPLACE, ModeName
 from kvstore.bulk.pushes.pull import OnRefusal, Puller
 from kvstore.bulk.pushes.pushes import Pushes, send_rows
@@ -199,7 +199,7 @@ def make_(
     with building, working(f"pushing to {url}", quiet=as_json) as progress:
         reading, notation = Reading(sources), Encodings(encoding, encoding)
         columns = {"key": key, "value": value}
-        reads = Reads(reading, quotes)
+        reads = FileReads(reading, quotes)
         found = decoded_files(sources, columns, notation, reads, has_expiries=True)
         push = send_rows(building, reading.over(found, counting(progress, "rows read")), twice)
     figures = {"push": push.number, "rows": push.rows, "bytes": push.size_bytes}

@@ -28,7 +28,7 @@ from kvstore.base.arguments import (
 from kvstore.base.clock import Clock
 from kvstore.base.span import RESERVED, Span, merge_spans, require_key
 from kvstore.base.timestamp import TimeLike, Timestamp, to_timestamp
-from kvstore.bulk.micro_batches import Origin
+from kvstore.bulk.micro_batches import BatchOrigin
 from kvstore.bulk.staging import BucketUrl, Manifest, Staging
 from kvstore.codec.json import JsonObject, read_object
 from kvstore.codec.keys import IMPORT_ID_MAX
@@ -320,7 +320,7 @@ class MicroBatch(NamedTuple):
 
     position: bytes
     number: int
-    origin: Origin = Origin()
+    origin: BatchOrigin = BatchOrigin()
 
     def require_same_stream(self, last: MicroBatch) -> None:
         """Raise `UsageError` if this micro-batch is of another stream than `last`, the last one
@@ -658,7 +658,7 @@ def _event(position: int, found: JsonObject) -> PushEvent:
 
 def _feed(found: JsonObject) -> MicroBatch:
     origin = found.text("origin") if "origin" in found else ""
-    return MicroBatch(found.hexed("position"), found.integer("batch"), Origin.of_text(origin))
+    return MicroBatch(found.hexed("position"), found.integer("batch"), BatchOrigin.of_text(origin))
 
 
 def _import(found: JsonObject) -> PushImport:

@@ -11,7 +11,7 @@ import pyarrow.feather as feather
 import pyarrow.parquet as pq
 import pytest
 
-from kvstore.bulk.files import Reads, file_rows
+from kvstore.bulk.files import FileReads, file_rows
 from kvstore.bulk.staging import Reading
 from kvstore.errors import UsageError
 
@@ -107,6 +107,6 @@ def test_progress_passes_files_without_rows(tmp_path: Path) -> None:
         pass
     write(full, "file")
     reading, told = Reading([empty, full]), list[int]()
-    rows = file_rows([empty, full], key="key", value="value", reads=Reads(reading))
+    rows = file_rows([empty, full], key="key", value="value", reads=FileReads(reading))
     assert sum(batch.num_rows for batch in reading.over(rows, told.append)) == COUNT
     assert told[-1] == COUNT

@@ -22,7 +22,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvstore.bulk.exports import SpanRows, packed, write_rows
-from kvstore.bulk.files import PLAIN_READS, Reads, decoded_files, file_rows, format_of
+from kvstore.bulk.files import PLAIN_READS, FileReads, decoded_files, file_rows, format_of
 from kvstore.cli.options import Encoding, Encodings, to_text
 from kvstore.errors import UsageError
 from tests.harness.bounds import bounds
@@ -139,7 +139,7 @@ def test_soak_an_import_of_an_export_has_its_rows(case: Any) -> None:
     check_identity(case)
 
 
-def read_rows(path: Path, reads: Reads = PLAIN_READS) -> list[tuple[bytes, bytes]]:
+def read_rows(path: Path, reads: FileReads = PLAIN_READS) -> list[tuple[bytes, bytes]]:
     batches = file_rows([path], key="key", value="value", reads=reads)
     return [row for batch in batches for row in zip(*(c.to_pylist() for c in batch), strict=True)]
 

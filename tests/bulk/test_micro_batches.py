@@ -8,22 +8,24 @@ import pytest
 
 import kvstore
 from kvstore import bulk
-from kvstore.bulk.micro_batches import Origin
+from kvstore.bulk.micro_batches import BatchOrigin
 from kvstore.bulk.pushes.log import MicroBatch
 from kvstore.errors import UsageError
 
-FIRST, OTHER = Origin("q1", "offsets-1"), Origin("q2", "offsets-1")
+FIRST, OTHER = BatchOrigin("q1", "offsets-1"), BatchOrigin("q2", "offsets-1")
 
 
-@pytest.mark.parametrize("unknown", [Origin(), Origin("q1"), Origin("", "rows-7"), FIRST])
-def test_what_is_not_known_contradicts_nothing(unknown: Origin) -> None:
-    assert Origin.of_text(unknown.text) == unknown
+@pytest.mark.parametrize(
+    "unknown", [BatchOrigin(), BatchOrigin("q1"), BatchOrigin("", "rows-7"), FIRST]
+)
+def test_what_is_not_known_contradicts_nothing(unknown: BatchOrigin) -> None:
+    assert BatchOrigin.of_text(unknown.text) == unknown
     unknown.require_repeated("n", 3, FIRST)
     FIRST.require_repeated("n", 3, unknown)
 
 
-@pytest.mark.parametrize("other", [OTHER, Origin("q2"), Origin("q1", "offsets-2")])
-def test_another_stream_and_other_offsets_are_told(other: Origin) -> None:
+@pytest.mark.parametrize("other", [OTHER, BatchOrigin("q2"), BatchOrigin("q1", "offsets-2")])
+def test_another_stream_and_other_offsets_are_told(other: BatchOrigin) -> None:
     for one, known in ((other, FIRST), (FIRST, other)):
         with pytest.raises(UsageError, match=r"micro-batch 3 of n .*checkpoint location"):
             one.require_repeated("n", 3, known)
@@ -32,7 +34,7 @@ def test_another_stream_and_other_offsets_are_told(other: Origin) -> None:
 def test_a_feed_of_pushes_takes_micro_batches_of_one_stream(tmp_path: Path) -> None:
     pushes = bulk.Pushes(tmp_path / "pushes")
 
-    def change(number: int, origin: Origin) -> int:
+    def change(number: int, origin: BatchOrigin) -> int:
         feed = MicroBatch(b"orders", number, origin)
         with pushes.begin_changes(feed=feed) as building:
             with building.writer() as writer:

@@ -13,7 +13,7 @@ import kvstore
 from kvstore import Span
 from kvstore.base.meters import WorkCount
 from kvstore.bulk.exports import export_rows
-from kvstore.bulk.files import Reads, file_rows
+from kvstore.bulk.files import FileReads, file_rows
 from kvstore.bulk.staging import Reading
 from kvstore.cli.output import counting, print_table
 
@@ -90,7 +90,7 @@ def test_the_share_of_files_that_was_read_is_told_by_their_bytes(tmp_path: Path,
                 export_rows(store, snapshot, path, Span())
     reading = Reading(paths)
     shares = [
-        reading.share for _ in file_rows(paths, key="key", value="value", reads=Reads(reading))
+        reading.share for _ in file_rows(paths, key="key", value="value", reads=FileReads(reading))
     ]
     assert shares == sorted(shares)
     assert 0 < shares[0] <= shares[-1] <= 1.0

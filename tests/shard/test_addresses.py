@@ -17,9 +17,9 @@ from obstore.store import from_url
 import kvstore
 from kvstore import bulk
 from kvstore.backup import Collection
-from kvstore.backup.tasks import _place as place_of_a_task
+from kvstore.backup.tasks import place_of as place_of_a_task
 from kvstore.bulk.pushes.log import root_place
-from kvstore.bulk.served import _Allowed
+from kvstore.bulk.served import AllowedPlaces
 from kvstore.bulk.staging import BucketUrl, staging_place
 from kvstore.errors import KVStoreError, UsageError
 from kvstore.spark.access import absolute
@@ -59,7 +59,7 @@ DOORS: dict[str, Door] = {
     "task": place_of_a_task,
     "spark": absolute,
     "shown": lambda url: public_address(_whole(url)),
-    "served": lambda url: _text(_Allowed(url, {}).staging(f"{parse_address(url).url}/x"))[:-2],
+    "served": lambda url: _text(AllowedPlaces(url, {}).staging(f"{parse_address(url).url}/x"))[:-2],
 }
 
 
