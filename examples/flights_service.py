@@ -22,11 +22,10 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
-from kvstore.server.app import app
 
 import kvstore
 from kvstore import errors
-from kvstore.server import Token
+from kvstore.server import Token, app
 
 
 @asynccontextmanager

@@ -14,10 +14,8 @@ from kvstore import ManualClock, Store, Timestamp, backup, bulk
 from kvstore.base.span import RESERVED
 from kvstore.errors import ConflictError, UsageError
 from kvstore.limits import KEY_BYTES_MAX
-from kvstore.mvcc import OpenWriteSet
 from kvstore.testing.model import state_after
 from tests.harness.bounds import bounds
-from tests.harness.parts import parts_of
 
 pytestmark = [pytest.mark.usefixtures("each_engine"), pytest.mark.tiny_limits]
 
@@ -285,20 +283,6 @@ def test_gc_removes_the_records_of_the_past(store: Store, clock: ManualClock) ->
     assert store.count() == 0
     store.gc(before=store.sync() - 1)
     assert store.verify().versions == 0
-
-
-def test_a_store_with_keys_of_its_own_there_takes_no_expiries(
-    tmp_path: Path, clock: ManualClock
-) -> None:
-    with kvstore.open(tmp_path / "store", durability="async", clock=clock) as store:
-        at = store.put(b"k", b"v")
-        writes = OpenWriteSet()
-        writes.put(RESERVED + b"mine", b"v")
-        parts_of(store).committer.commit(writes)
-    with kvstore.open(tmp_path / "store", durability="async", clock=clock) as store:
-        with pytest.raises(UsageError, match="keys of its own"):
-            store.put(b"k", b"w", expires=LIFE)
-        assert store.history(b"k")[0].timestamp == at
 
 
 def test_a_replica_takes_the_deletes_of_its_source_and_schedules_once_promoted(
