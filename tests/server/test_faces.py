@@ -110,6 +110,20 @@ def test_a_method_of_a_client_takes_the_parameters_of_the_method_of_a_store() ->
     assert found == set(PARAMETERS_LEFT_OUT)
 
 
+@pytest.mark.parametrize(
+    ("kind", "other"),
+    [(Client, AsyncClient), (ClientTable, AsyncTable), (ClientSnapshot, AsyncSnapshot)],
+)
+def test_a_coroutine_takes_the_parameters_of_the_method(kind: type, other: type) -> None:
+    for name in sorted(set(dir(kind)) & set(dir(other))):
+        if name.startswith("_") or not callable(getattr(kind, name)):
+            continue
+        mine = parameters(getattr(other, name))
+        if "options" not in mine and "made" not in mine:  # they are handed on
+            left_out = set(parameters(getattr(kind, name))) - set(mine)
+            assert left_out == ({"stop"} if name == "wait_beyond" else set()), name
+
+
 def parameters(of: object) -> list[str]:
     _itself, *others = inspect.signature(of).parameters  # type: ignore[arg-type]  # callable
     return others
