@@ -10,12 +10,17 @@ the instance is opened in a home of its own, see `kvstore.engine.moment`.
 RocksDB reads the MANIFEST first and the logs after it. Beside a writer the logs may then be newer
 than the list of files: the record of an import is there and its files are not, or a log was removed
 because its entries had come into a file. If the end of the MANIFEST is the same before and after a
-catch-up, no file came or went meanwhile. Then the state is the one that killing the writer in that
-moment would have left.
+catch-up, no file came or went meanwhile.
+
+The writer removes a log some time after the edit that made it useless. If RocksDB has listed such a
+log and does not find it, it reads none of the newer logs either, and reports no error
+(`DBImplSecondary`, rocksdict 0.3.29). So every log that was there before the catch-up must still be
+there after it. Then the state is the one that killing the writer in that moment would have left.
 
 Invariants
-1. The state of the instance is proven when `catch_up` returns, by two equal ends of the MANIFEST.
-   If it raises, the state may be torn, and the caller answers no read until it returns.
+1. The state of the instance is proven when `catch_up` returns, by two equal ends of the MANIFEST,
+   and by logs that were there all the time. If it raises, the state may be torn, and the caller
+   answers no read until it returns.
 2. Iterators are made under `lock`, and the caller holds `lock` from the catch-up until it has
    published the new frontiers. So an iterator never shows a state that readers have not been told
    of. RocksDB keeps the state of an iterator until the iterator ends.
@@ -29,6 +34,7 @@ from __future__ import annotations
 import threading
 import time
 from contextlib import suppress
+from math import inf
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -68,8 +74,10 @@ class _Look(NamedTuple):
     """The ends of a directory's files. Equal looks say that nothing was written in between."""
 
     manifest: ManifestEnd
-    log: str
+    logs: tuple[str, ...]
+    """The names of the logs, oldest first."""
     log_inode: int
+    """The inode of the newest log."""
     log_size: int
 
     def continues(self, former: _Look) -> bool:
@@ -77,9 +85,13 @@ class _Look(NamedTuple):
         now, then = self.manifest, former.manifest
         if now[:3] != then[:3] or now.size < then.size:
             return False
-        return self.log != former.log or (
+        return self.logs[-1:] != former.logs[-1:] or (
             self.log_inode == former.log_inode and self.log_size >= former.log_size
         )
+
+    def proves(self, former: _Look) -> bool:
+        """Whether what was read since the look `former` is one state."""
+        return self.manifest == former.manifest and set(former.logs) <= set(self.logs)
 
 
 class SecondaryEngine(RocksEngine):
@@ -95,8 +107,9 @@ class SecondaryEngine(RocksEngine):
         """The files at the beginning of the last catch-up whose state was proven."""
         self._where = str(path)
         self._current = self._listed_of = _NO_FILE
-        self._settled_at = 0.0
-        self._manifest_name = self._log = ""
+        self._settles_at = 0.0
+        self._manifest_name = ""
+        self._logs: tuple[str, ...] = ()
         self._edits = EditReader(path)
         super().__init__(path, read_only=True, database=self._first)
 
@@ -196,7 +209,7 @@ class SecondaryEngine(RocksEngine):
                     raise
                 continue
             self._seen = before
-            if self._look().manifest == before.manifest:
+            if self._look().proves(before):
                 self._proven = before
                 return database
         raise StaleReaderError(self._where)
@@ -238,9 +251,9 @@ class SecondaryEngine(RocksEngine):
             for _ in range(FOLLOW_LOOKS_MAX):
                 try:
                     manifest = self._manifest()
-                    log = self._newest_log()
-                    found = file_end(f"{self._where}/{log}") if log else _NO_FILE
-                    return _Look(manifest, log, found.inode, found.size)
+                    logs = self._listed_logs()
+                    found = file_end(f"{self._where}/{logs[-1]}") if logs else _NO_FILE
+                    return _Look(manifest, logs, found.inode, found.size)
                 except FileNotFoundError:  # noqa: PERF203  # removed by the writer just now
                     self._current = self._listed_of = _NO_FILE
                     if not (self.path / "CURRENT").exists():
@@ -258,13 +271,16 @@ class SecondaryEngine(RocksEngine):
         name = self._manifest_name
         return ManifestEnd(name, *file_end(f"{self._where}/{name}")[:3])
 
-    def _newest_log(self) -> str:
-        """The name of the newest log, "" if there is none. The directory is listed only where it
-        has changed: its time moves in ticks of the clock, so a change may hide behind another one
-        for a tick."""
+    def _listed_logs(self) -> tuple[str, ...]:
+        """The names of the logs, oldest first. The directory is listed only where it may have
+        changed: its time moves in ticks of the clock, so a change may hide behind another one for a
+        tick. The first listing behind that tick is the last one for this time of the directory."""
         directory, now = file_end(self._where), time.monotonic()
-        if directory != self._listed_of or now < self._settled_at:
-            if directory != self._listed_of:
-                self._listed_of, self._settled_at = directory, now + DIRECTORY_TICK_S_MAX
-            self._log = (log_names(self.path) or [""])[-1]
-        return self._log
+        if directory != self._listed_of:
+            self._listed_of, self._settles_at = directory, now + DIRECTORY_TICK_S_MAX
+        elif self._settles_at == inf:
+            return self._logs
+        elif now >= self._settles_at:
+            self._settles_at = inf
+        self._logs = tuple(log_names(self.path))
+        return self._logs

@@ -8,6 +8,7 @@ import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ import pytest
 import kvstore
 from kvstore import LiveReader, Store, bulk
 from kvstore.codec.json import JsonObject, read_object
-from kvstore.engine import rocks_secondary
+from kvstore.engine import logs, rocks_secondary
 from kvstore.errors import (
     ClosedError,
     CorruptionError,
@@ -26,6 +27,7 @@ from kvstore.errors import (
     StorageError,
     UsageError,
 )
+from tests.harness.parts import parts_of
 from tests.live import children
 
 pytestmark = pytest.mark.tiny_limits
@@ -460,3 +462,72 @@ def test_a_reader_opens_while_its_writer_begins_anew(
     with kvstore.follow(place, max_staleness=NEVER) as reader:
         assert reader.get(b"a") == b"2"
         assert len(list(reader.history(b"a"))) == 4
+
+
+def purged_at_first(monkeypatch: pytest.MonkeyPatch, place: Path) -> list[object]:
+    """Have RocksDB list a log that it then does not find, when it next opens an instance: a writer
+    removes useless logs some time after the edit that says so. Returns the instances."""
+    log = place / "000001.log"
+    plain = rocks_secondary.SecondaryEngine._new_instance
+    opened: list[object] = []
+
+    def late(engine: rocks_secondary.SecondaryEngine, cache: Any) -> Any:
+        opened.append(plain(engine, cache))
+        log.unlink(missing_ok=True)
+        return opened[-1]
+
+    monkeypatch.setattr(rocks_secondary.SecondaryEngine, "_new_instance", late)
+    log.symlink_to(place / "nowhere")  # it is listed, and cannot be opened
+    return opened
+
+
+def test_a_log_that_is_removed_during_a_look_hides_no_newer_one(
+    store: Store, reader: LiveReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The reader said that the store was replaced by another copy."""
+    assert store.path is not None
+    store.put(b"b", b"2")
+    reader.refresh()
+    parts_of(store).engine.compact("data")
+    store.put(b"c", b"3")
+    opened = purged_at_first(monkeypatch, store.path)
+    assert reader.refresh() == store.upper
+    assert opened
+    assert dict(reader.scan()) == {b"a": b"1", b"b": b"2", b"c": b"3"}
+
+
+def test_a_reader_that_opens_while_a_log_is_removed_shows_all_commits(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The reader said that no store was there."""
+    assert store.path is not None
+    store.put(b"a", b"1")
+    opened = purged_at_first(monkeypatch, store.path)
+    with kvstore.follow(store.path, max_staleness=NEVER) as reader:
+        assert opened
+        assert reader.get(b"a") == b"1"
+
+
+def test_a_log_that_came_in_the_same_tick_as_another_change_is_seen(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The directory has the same time before and after the log came, so commits in it were not
+    noticed."""
+    place = str(store.path)
+    stands = rocks_secondary.file_end(place)
+
+    def end(path: str) -> logs.FileEnd:
+        return stands if path == place else logs.file_end(path)
+
+    clock = SimpleNamespace(monotonic=lambda: 1.0)
+    monkeypatch.setattr(rocks_secondary, "file_end", end)
+    monkeypatch.setattr(rocks_secondary, "time", clock)
+    with kvstore.follow(place, max_staleness=NEVER) as reader:
+        store.put(b"a", b"1")
+        parts_of(store).engine.compact("data")
+        store.put(b"b", b"2")
+        clock.monotonic = lambda: 2.0
+        for number in range(3):
+            store.put(b"c", b"%d" % number)
+            assert reader.refresh() == store.upper
+            assert reader.get(b"c") == b"%d" % number
