@@ -15,7 +15,7 @@ from kvstore.base.arguments import chosen_columns, require_limit
 from kvstore.base.span import Span
 from kvstore.base.timestamp import TimeLike, Timestamp
 from kvstore.codec.tuples import desc
-from kvstore.errors import UsageError
+from kvstore.errors import HistoryGoneError, TableAlteredError, UsageError
 from kvstore.feeds import Position
 from kvstore.tables.catalogue import (
     Added,
@@ -35,7 +35,7 @@ from kvstore.tables.changes import (
     require_images,
 )
 from kvstore.tables.codec import TableCodec, UnknownLayoutError, batches_of, each_dict
-from kvstore.tables.definition import row_of, schema_of_class
+from kvstore.tables.definition import Index, row_of, schema_of_class
 from kvstore.tables.indexes import (
     Tidying,
     build_index,
@@ -46,6 +46,7 @@ from kvstore.tables.indexes import (
 )
 from kvstore.tables.joining import CollectedRows, TableSide, join_rows, latest_span
 from kvstore.tables.sources import (
+    HeldReader,
     ImportTarget,
     RowChange,
     RowReader,
@@ -251,22 +252,41 @@ class Table:
         """The rows whose columns of `index` begin with `values`, in the order of the index.
 
         Raises `UsageError` where the index was not whole at that time. Costs a look-up for each
-        entry.
+        entry. In a live reader, whose writer removes history without waiting for it, a call without
+        `as_of` begins again at a newer time as long as no row was taken. Behind the first rows it
+        raises `HistoryGoneError`.
         """
         require_limit(limit)
-        held = self._reader().held(as_of)
-        codec = held.codec(self.name)
-        found = whole_index(codec, index)
-        span = index_span(codec, found, values)
+        reader = self._reader()
+        begins_again = as_of is None and isinstance(reader, StoreRows)
+
+        def begun() -> tuple[HeldReader, TableCodec, Index, Span]:
+            held = reader.held(as_of)
+            codec = held.codec(self.name)
+            found = whole_index(codec, index)
+            return held, codec, found, index_span(codec, found, values)
+
+        first = begun()
+        schema = first[1].schema_of(columns)
 
         def rows(find: Callable[..., Iterator[Any]]) -> Iterator[Any]:
-            with held:
-                yield from find(
-                    codec, held, found, span, columns=columns, reverse=reverse, limit=limit
-                )
+            (held, codec, found, span), is_taken = first, False
+            while True:
+                how = {"columns": columns, "reverse": reverse, "limit": limit}
+                try:
+                    with held:
+                        for piece in find(codec, held, found, span, **how):
+                            is_taken = is_taken or len(piece) > 0
+                            yield piece
+                    return
+                except HistoryGoneError:
+                    if is_taken or not begins_again:
+                        raise
+                held, codec, found, span = begun()
+                if codec.schema_of(columns) != schema:
+                    raise TableAlteredError(self.name)
 
-        each = chain.from_iterable(rows(found_dicts))
-        return FoundRows(codec.schema_of(columns), rows(found_batches), each)
+        return FoundRows(schema, rows(found_batches), chain.from_iterable(rows(found_dicts)))
 
     def history(self, *key: Any) -> list[RowVersion]:
         """All kept versions of a row, newest first, each with the columns of its time."""

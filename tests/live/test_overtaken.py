@@ -19,7 +19,8 @@ import pytest
 
 import kvstore
 from kvstore import LiveReader, Store, Timestamp, bulk
-from kvstore.errors import KVStoreError
+from kvstore.errors import HistoryGoneError, KVStoreError
+from kvstore.tables import indexes
 from tests.harness.bounds import bounds
 from tests.harness.parts import parts_of
 from tests.harness.soak import soaked
@@ -164,6 +165,8 @@ NEWEST: Mapping[str, Callable[[Overtaken], object]] = {
     "ttl": lambda s: s.reader.ttl(b"expires"),
     "get of a table": lambda s: s.rows.get(1),
     "history of a table": lambda s: s.rows.history(1),
+    "find": lambda s: list(s.rows.find("by_value", b"1")),
+    "find as batches": lambda s: s.rows.find("by_value").read_all(),
     "stats": lambda s: s.reader.stats(),
 }
 """Reads of the newest state, which is always there."""
@@ -222,6 +225,69 @@ def test_a_reader_that_is_verified_stands_still_meanwhile(tmp_path: Path) -> Non
         for each in movers:
             each.join()
         assert s.reader.since == s.store.since
+    finally:
+        s.reader.close()
+        s.store.close()
+
+
+FINDS: Mapping[str, Callable[[Overtaken], list[bytes]]] = {
+    "rows": lambda s: [row["value"] for row in s.rows.find("by_value")],
+    "batches": lambda s: s.rows.find("by_value").read_all()["value"].to_pylist(),
+}
+
+
+@pytest.mark.parametrize("find", FINDS.values(), ids=FINDS)
+def test_a_find_that_is_overtaken_gives_the_rows_of_one_time(
+    tmp_path: Path, find: Callable[[Overtaken], list[bytes]]
+) -> None:
+    """The removal comes between the read of the index and the read of the rows, among others."""
+    s = Overtaken(tmp_path)
+    found: list[bytes] = []
+    begun = 0
+
+    def replace_and_collect() -> None:
+        for row in range(3):
+            s.table.put({"id": row, "value": b"new"})
+        collect(s)
+
+    def read() -> None:
+        found[:] = find(s)
+
+    try:
+        for at in itertools.count():
+            s.begin(imports=False)
+            before = [s.table.get(0)["value"]] * 3
+            if not s.overtaken(read, replace_and_collect, at):
+                break
+            assert found in (before, [b"new"] * 3)
+            begun += found != before
+        assert begun > 1
+    finally:
+        s.reader.close()
+        s.store.close()
+
+
+def test_a_find_that_gave_rows_says_that_it_was_overtaken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(indexes, "_FIRST_ENTRIES", 1)
+    s = Overtaken(tmp_path)
+    try:
+        rows = s.rows.find("by_value")
+        assert next(rows)["id"] == 0
+        s.begin(imports=False)
+        collect(s)
+        s.reader.refresh()
+        with pytest.raises(HistoryGoneError):
+            list(rows)
+        with s.reader.snapshot() as held:
+            table = held.table("rows")
+            s.begin(imports=False)
+            collect(s)
+            s.reader.refresh()
+            with pytest.raises(HistoryGoneError):
+                list(table.find("by_value"))
+        assert len(list(s.rows.find("by_value"))) == 3
     finally:
         s.reader.close()
         s.store.close()
