@@ -5,13 +5,13 @@ restored.
 from __future__ import annotations
 
 import os
+import sys
 from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
-from datetime import timedelta
 from functools import cached_property, partial
-from itertools import chain, groupby, islice
+from itertools import chain, groupby
 from operator import itemgetter
 from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
@@ -47,7 +47,6 @@ from kvstore.backup.shard.rows.part_bytes import MissingPartError
 from kvstore.backup.shard.rows.part_reader import OpenedPart
 from kvstore.backup.shard.snapshot import snapshot_unheld
 from kvstore.base.arguments import (
-    VALUE_COLUMNS,
     is_many,
     key_list,
     require_count,
@@ -81,6 +80,7 @@ from kvstore.limits import (
 )
 from kvstore.mvcc import Fragments, RangeTombstone, Version
 from kvstore.mvcc.arrow import rows_schema
+from kvstore.readable import Readable
 from kvstore.storage.wrapped import InDirectory, InMemory, KeptBytes
 from kvstore.tables import Table
 from kvstore.tables.catalogue import Catalogue
@@ -88,12 +88,9 @@ from kvstore.tables.joining import CollectedRows
 from kvstore.tables.joins import (
     VALUE_FIELDS,
     Asked,
-    Join,
     Numbers,
-    OnGone,
     Search,
     in_order,
-    join,
     placed,
     reached_times,
     value_columns,
@@ -725,9 +722,9 @@ _T = TypeVar("_T")
 _EVERYTHING = Search(age_max=TIMESTAMP_MAX, is_gone_null=False, bytes_max=TIMESTAMP_MAX)
 
 
-class CollectionReader:
-    """Reads of a collection. `Collection.open` makes it; it is for one thread, and for a `with`
-    statement, which ends its leases."""
+class CollectionReader(Readable):
+    """Reads of a collection, as `Store` has them. `Collection.open` makes it; it is for one thread,
+    and for a `with` statement, which ends its leases."""
 
     def __init__(
         self, chains: Chains, kept: KeptBytes, clock: WallClock, as_of: TimeLike | None
@@ -793,23 +790,16 @@ class CollectionReader:
 
     # -- keys -------------------------------------------------------------------------------
 
-    def get(
-        self, key: bytes, as_of: TimeLike | None = None, default: bytes | None = None
-    ) -> bytes | None:
-        """The value of `key` at `as_of`; `default` if the key is absent or deleted.
-
-        Costs at most a request for the end of each part that may have the key and was not read
-        before, and one for a row group. Raises `HistoryGoneError` in a hole between chains or below
-        the oldest instant, `NotYetWrittenError` at or above `upper`.
-        """
-        found = self.get_many([key], as_of)[0]
-        return default if found is None else found
-
     def get_many(
         self, keys: Sequence[bytes], as_of: TimeLike | Sequence[TimeLike] | None = None
     ) -> list[bytes | None]:
         """The values of `keys`, in their order; None for an absent key. `as_of` is one time for all
-        keys, or a list that has a time for each key."""
+        keys, or a list that has a time for each key.
+
+        A key costs at most a request for the end of each part that may have it and was not read
+        before, and one for a row group. Raises `HistoryGoneError` in a hole between chains or below
+        the oldest instant, `NotYetWrittenError` at or above `upper`.
+        """
         wanted = [require_key(key) for key in key_list(keys)]
         times = None
         if is_many(as_of):
@@ -842,34 +832,16 @@ class CollectionReader:
 
     # -- spans ------------------------------------------------------------------------------
 
-    def scan(
-        self,
-        start: bytes | None = None,
-        end: bytes | None = None,
-        prefix: bytes | None = None,
-        as_of: TimeLike | None = None,
-        *,
-        reverse: bool = False,
-        limit: int | None = None,
-    ) -> Iterator[tuple[bytes, bytes]]:
-        """The live rows of a span at `as_of`, as `Store.scan` gives them."""
-        batches = self.scan_batches(start, end, prefix, as_of, reverse=reverse)
-        pairs = (
-            pair
-            for batch in batches
-            for pair in zip(batch["key"].to_pylist(), batch["value"].to_pylist(), strict=True)
-        )
-        return islice(pairs, require_limit(limit))
-
     def scan_batches(
         self,
         start: bytes | None = None,
         end: bytes | None = None,
         prefix: bytes | None = None,
         as_of: TimeLike | None = None,
-        *,
         reverse: bool = False,
         limit: int | None = None,
+        *,
+        batch_rows: int | None = None,
     ) -> pa.RecordBatchReader:
         """The rows of `scan` as Arrow record batches `key`, `value`. Memory is bounded.
 
@@ -877,6 +849,7 @@ class CollectionReader:
         raised by the batch that meets it.
         """
         span, left = Span.of(start, end, prefix), require_limit(limit)
+        most = sys.maxsize if batch_rows is None else require_count(batch_rows, name="batch_rows")
 
         def read(held: Held, at: int) -> Iterator[pa.RecordBatch]:
             return rows_of(held.snapshot, held.plain(span), at, reverse=reverse)
@@ -884,8 +857,12 @@ class CollectionReader:
         def rows() -> Iterator[pa.RecordBatch]:
             nonlocal left
             for batch in found:
-                yield batch if left is None else batch.slice(0, left)
-                if left is not None and (left := left - min(left, batch.num_rows)) == 0:
+                rest = batch if left is None else batch.slice(0, left)
+                left = None if left is None else left - rest.num_rows
+                while rest.num_rows:
+                    yield rest.slice(0, most)
+                    rest = rest.slice(most)
+                if left == 0:
                     return
 
         found = self._streamed(as_of, read)
@@ -931,20 +908,6 @@ class CollectionReader:
         return iter(sorted(found, key=lambda change: (change[0], change.op != "delete_range")))
 
     # -- joins and tables -------------------------------------------------------------------
-
-    def join(
-        self,
-        labels: object,
-        key: str = "id",
-        at: str | None = "ts",
-        max_age: timedelta | None = None,
-        *,
-        columns: tuple[str, str] = VALUE_COLUMNS,
-        on_gone: OnGone = "error",
-    ) -> pa.RecordBatchReader:
-        """As `Store.join`: the labels, each with the value that its key had at its time."""
-        source = Join(self, max_age=max_age, columns=columns)
-        return join(labels, [source], key=key, at=at, on_gone=on_gone)
 
     def join_side(self) -> ReaderSide:
         """The side of this reader in a join of several sources: see `kvstore.join`."""

@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, cast, overload
 from typing_extensions import Self
 
 from kvstore.base.arguments import (
-    VALUE_COLUMNS,
     is_many,
     key_list,
     require_age,
@@ -67,6 +66,7 @@ from kvstore.mvcc.arrow import reader_of, row_batches
 from kvstore.mvcc.meta import FORMAT, Meta
 from kvstore.mvcc.scan import first_rows
 from kvstore.mvcc.scanners import ParallelScan, Scanners, is_worth_workers, split_span, user_spans
+from kvstore.readable import Readable
 from kvstore.requests import Requests
 from kvstore.retention.clear import Clearing
 from kvstore.retention.gc import Collector, GcPolicy, GcReport, GcWorker
@@ -96,7 +96,7 @@ if TYPE_CHECKING:
     from kvstore.metrics import Metric
     from kvstore.tables.catalogue import IndexColumns
     from kvstore.tables.joining import PastRows
-    from kvstore.tables.joins import OnGone, StoredSide
+    from kvstore.tables.joins import StoredSide
     from kvstore.tables.sources import StoreRows
     from kvstore.tables.table import Table
     from kvstore.tasks import QueueSize, Tasks
@@ -304,7 +304,7 @@ class LazyTasks:
 T = TypeVar("T")
 
 
-class Store:
+class Store(Readable):
     """A multi-version key-value store. Open one with `kvstore.open`; use it from any thread.
 
     Times (`as_of`, `since`, `upto`, `at`) are a `Timestamp`, an aware `datetime`, ISO-8601 text
@@ -502,16 +502,6 @@ class Store:
             return self._reads.read(as_of, hull, read)
         return values
 
-    def floor(
-        self, key: bytes, as_of: TimeLike | None = None, prefix: bytes | None = None
-    ) -> tuple[bytes, bytes] | None:
-        """The greatest live key at or below `key`, with its value; None if there is none.
-
-        With `prefix` only keys that begin with it count. Costs two seeks, and a step for each entry
-        of the keys in between that are deleted.
-        """
-        return self._floors(self._parts, [key], as_of, prefix)[0]
-
     @cached_property
     def _floors(self) -> Callable[..., list[tuple[bytes, bytes] | None]]:
         # Imported once: asking for a module that is there takes 5 % of a `floor`.
@@ -526,48 +516,9 @@ class Store:
         as_of: TimeLike | Sequence[TimeLike] | None = None,
         prefix: bytes | None = None,
     ) -> list[tuple[bytes, bytes] | None]:
-        """The `floor` of each of `keys`, in their order. `as_of` is as in `get_many`."""
+        """The `floor` of each of `keys`, in their order. `as_of` is as in `get_many`. Costs two
+        seeks for each key, and a step for each entry of the keys in between that are deleted."""
         return self._floors(self._parts, key_list(keys), as_of, prefix)
-
-    def join(
-        self,
-        labels: object,
-        key: str = "id",
-        at: str | None = "ts",
-        max_age: timedelta | None = None,
-        *,
-        columns: tuple[str, str] = VALUE_COLUMNS,
-        on_gone: OnGone = "error",
-    ) -> pa.RecordBatchReader:
-        """The labels, each with the value that its key had at its time: a point-in-time join.
-
-        `labels` is Arrow data, or a frame of Polars, DuckDB or pandas. Column `key` has keys,
-        binary or text; column `at` has times, with a zone or as nanoseconds. If `at` is None, all
-        labels ask for the newest complete time. The result has the columns and the order of the
-        labels, and two more `columns`: the value, and the timestamp of its version. Both are null
-        where the key had no value then, and where the version is older than `max_age`.
-
-        Raises `UsageError` that names the column, for a column that is missing or of another type,
-        for a null and for a name that both sides have; `NotYetWrittenError` and `HistoryGoneError`
-        that name the first label whose time they concern. With `on_gone="null"` a label whose
-        history is gone has null.
-
-        Labels stream: memory is bounded, whatever their number. The result keeps history from the
-        call until it is read to its end or dropped; Arrow's `close` does not reach it.
-        Costs a seek for each version, or a pass over the entries in between where labels are dense.
-
-        Example:
-
-            early = store.put(b"UA/1545", b"on time")
-            late = store.put(b"UA/1545", b"late")
-            labels = pa.table({"id": ["UA/1545", "UA/1545"], "ts": [early, late]})
-            found = store.join(labels).read_all()
-            assert found["value"].to_pylist() == [b"on time", b"late"]
-        """
-        from kvstore.tables.joins import Join, join
-
-        source = Join(self, max_age=max_age, columns=columns)
-        return join(labels, [source], key=key, at=at, on_gone=on_gone)
 
     def join_side(self) -> StoredSide:
         """The side of this store in a join of several sources: see `kvstore.join`."""

@@ -62,14 +62,22 @@ def agree(reader: CollectionReader, store: kvstore.Store, at: int, pick: random.
         limit = pick.choice([None, 0, 1, 7])
         rows = reader.scan(start, end, as_of=as_of, reverse=reverse, limit=limit)
         assert list(rows) == list(store.scan(start, end, as_of=as_of, reverse=reverse, limit=limit))
+    for prefix in (None, b"k1", b"x"):
+        theirs = store.floor_many(keys, as_of, prefix)
+        assert reader.floor_many(keys, as_of, prefix) == theirs
+        assert reader.floor_many(keys, [as_of] * len(keys), prefix) == theirs
+        assert reader.floor(keys[-1], as_of, prefix) == theirs[-1]
+    batches = list(reader.scan_batches(as_of=as_of, batch_rows=3))
+    assert all(0 < batch.num_rows <= 3 for batch in batches)
+    assert sum(batch.num_rows for batch in batches) == store.count(as_of=as_of)
     since = kvstore.Timestamp(pick.randrange(max(reader.since, store.since), at + 1))
     for revisions in ("all", "latest"):
         for low in (since, 0) if revisions == "latest" else (since,):
-            theirs = list(store.changes(low, as_of, start, end, revisions))  # type: ignore[arg-type]
-            assert list(reader.changes(low, as_of, start, end, revisions)) == theirs  # type: ignore[arg-type]
+            changed = list(store.changes(low, as_of, start, end, revisions))  # type: ignore[arg-type]
+            assert list(reader.changes(low, as_of, start, end, revisions)) == changed  # type: ignore[arg-type]
             by_time = list(reader.changes(low, as_of, start, end, revisions, "time"))  # type: ignore[arg-type]
-            assert sorted(by_time) == sorted(theirs)
-            assert [c.timestamp for c in by_time] == sorted(c.timestamp for c in theirs)
+            assert sorted(by_time) == sorted(changed)
+            assert [c.timestamp for c in by_time] == sorted(c.timestamp for c in changed)
     labels = pa.table({"id": keys, "ts": [at - pick.randrange(9) for _ in keys]})
     assert reader.join(labels).read_all() == store.join(labels).read_all()
 

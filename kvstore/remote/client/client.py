@@ -11,7 +11,6 @@ from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, TypeVar
@@ -19,7 +18,6 @@ from typing import Any, Final, TypeVar
 import pyarrow as pa
 
 from kvstore.base.arguments import (
-    VALUE_COLUMNS,
     require_age,
     require_count,
     require_integer,
@@ -52,6 +50,7 @@ from kvstore.limits import CLIENT_SNAPSHOT_LEASE_S, STREAMS_MAX
 from kvstore.mapping import MappingCodec, StoreMapping
 from kvstore.metrics import DEFINITIONS, Distribution, Metric
 from kvstore.mvcc import Version, WriteSet
+from kvstore.readable import Readable, ReadableAt
 from kvstore.remote.client import calls, transport
 from kvstore.remote.client.calls import ClientRequest, Reply, SentWriteSet, ns, strange, verb
 from kvstore.remote.client.tables import (
@@ -66,9 +65,7 @@ from kvstore.remote.client.tables import (
 from kvstore.remote.client.transport import FROM_CLIENT, Pool, ServedFrontiers
 from kvstore.remote.protocol import EPOCHS_SCHEMA, POSITION_NAME, from_json, span_fields, to_json
 from kvstore.retention.gc import GcReport
-from kvstore.tables import joins
 from kvstore.tables.catalogue import Catalogue, IndexColumns
-from kvstore.tables.joins import Join, OnGone
 from kvstore.tasks import Modified, Task, Tasks, TaskState
 from kvstore.timeline.changesets import INSIDE_CHANGESET
 from kvstore.timeline.durability import Durability
@@ -238,7 +235,7 @@ def _end(changeset: Changeset) -> None:
 _ATTEMPTS = 3
 
 
-class ClientSnapshot:
+class ClientSnapshot(ReadableAt):
     """Reads at `as_of`, which stays readable until the snapshot is closed; see `Store.snapshot`.
 
     Each read renews the lease if a third of `CLIENT_SNAPSHOT_LEASE_S` has passed. After a pause
@@ -246,9 +243,9 @@ class ClientSnapshot:
     of its time.
     """
 
-    def __init__(self, pool: Pool, as_of: TimeLike | None) -> None:
+    def __init__(self, client: Readable, pool: Pool, as_of: TimeLike | None) -> None:
         """Take the lease. Raises `HistoryGoneError` and `NotYetWrittenError` for `as_of`."""
-        self._pool, self._is_open = pool, True
+        self._client, self._pool, self._is_open = client, pool, True
         resolve = calls.verb("resolve", {"as_of": ns(as_of)}, Reply.json, is_read=True)
         self._name = secrets.token_hex(12)
         for attempt in range(_ATTEMPTS):
@@ -260,70 +257,6 @@ class ClientSnapshot:
             except HistoryGoneError:  # noqa: PERF203  # GC has passed the newest time meanwhile
                 if as_of is not None or attempt == _ATTEMPTS - 1:
                     raise
-
-    def get(self, key: bytes, default: bytes | None = None) -> bytes | None:
-        """As `Client.get`, at this snapshot's time."""
-        value = self._open().send(calls.get(key, self.as_of))
-        return default if value is None else value
-
-    def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        """As `Client.get_many`, at this snapshot's time."""
-        return self._open().send(calls.get_many(keys, self.as_of))
-
-    def floor(self, key: bytes, prefix: bytes | None = None) -> tuple[bytes, bytes] | None:
-        """As `Client.floor`, at this snapshot's time."""
-        return self._open().send(calls.floor_many([key], self.as_of, prefix))[0]
-
-    def floor_many(
-        self, keys: Sequence[bytes], prefix: bytes | None = None
-    ) -> list[tuple[bytes, bytes] | None]:
-        """As `Client.floor_many`, at this snapshot's time."""
-        return self._open().send(calls.floor_many(keys, self.as_of, prefix))
-
-    def scan(
-        self,
-        start: bytes | None = None,
-        end: bytes | None = None,
-        prefix: bytes | None = None,
-        *,
-        reverse: bool = False,
-        limit: int | None = None,
-    ) -> Iterator[tuple[bytes, bytes]]:
-        """As `Client.scan`, at this snapshot's time."""
-        batches = self.scan_batches(start, end, prefix, reverse=reverse, limit=limit)
-        return chain.from_iterable(
-            zip(batch.column(0).to_pylist(), batch.column(1).to_pylist(), strict=True)
-            for batch in batches
-        )
-
-    def scan_batches(
-        self,
-        start: bytes | None = None,
-        end: bytes | None = None,
-        prefix: bytes | None = None,
-        *,
-        reverse: bool = False,
-        limit: int | None = None,
-        batch_rows: int | None = None,
-    ) -> pa.RecordBatchReader:
-        """As `Client.scan_batches`, at this snapshot's time."""
-        span = Span.of(start, end, prefix)
-        request = calls.scan(span, self.as_of, reverse, limit, batch_rows)
-        return transport.rows(self._open(), request)
-
-    def join(
-        self,
-        labels: object,
-        key: str = "id",
-        at: str | None = "ts",
-        max_age: timedelta | None = None,
-        *,
-        columns: tuple[str, str] = VALUE_COLUMNS,
-        on_gone: OnGone = "error",
-    ) -> pa.RecordBatchReader:
-        """As `Snapshot.join`: no label is above this snapshot's time."""
-        source = Join(self, max_age=max_age, columns=columns)
-        return joins.join(labels, [source], key=key, at=at, on_gone=on_gone)
 
     def join_side(self) -> RemoteSide:
         """The side of this snapshot in a join of several sources: see `kvstore.join`."""
@@ -347,12 +280,12 @@ class ClientSnapshot:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _open(self) -> Pool:
+    def _open(self) -> Readable:
         if not self._is_open:
             raise ClosedError("the snapshot")
         if time.monotonic() > self._renew_at:
             self._lease()
-        return self._pool
+        return self._client
 
     def _lease(self) -> None:
         self._renew_at = time.monotonic() + CLIENT_SNAPSHOT_LEASE_S / 3
@@ -872,7 +805,7 @@ class ServedUpkeep(ServedCapture):
 T = TypeVar("T")
 
 
-class Client(ServedUpkeep):
+class Client(ServedUpkeep, Readable):
     """A store behind a server; `kvstore.connect` makes one. Use it from any thread.
 
     It has the methods of `Store`: same arguments, same results, same errors. Besides, each call
@@ -928,24 +861,11 @@ class Client(ServedUpkeep):
 
     # -- reading ----------------------------------------------------------------------------
 
-    def get(
-        self, key: bytes, as_of: TimeLike | None = None, default: bytes | T | None = None
-    ) -> bytes | T | None:
-        """See `Store.get`."""
-        value = self._pool.send(calls.get(key, as_of))
-        return default if value is None else value
-
     def get_many(
         self, keys: Sequence[bytes], as_of: TimeLike | Sequence[TimeLike] | None = None
     ) -> list[bytes | None]:
         """See `Store.get_many`."""
         return self._pool.send(calls.get_many(keys, self.times_still(as_of)))
-
-    def floor(
-        self, key: bytes, as_of: TimeLike | None = None, prefix: bytes | None = None
-    ) -> tuple[bytes, bytes] | None:
-        """See `Store.floor`."""
-        return self._pool.send(calls.floor_many([key], as_of, prefix))[0]
 
     def floor_many(
         self,
@@ -955,20 +875,6 @@ class Client(ServedUpkeep):
     ) -> list[tuple[bytes, bytes] | None]:
         """See `Store.floor_many`."""
         return self._pool.send(calls.floor_many(keys, self.times_still(as_of), prefix))
-
-    def scan(
-        self,
-        start: bytes | None = None,
-        end: bytes | None = None,
-        prefix: bytes | None = None,
-        as_of: TimeLike | None = None,
-        reverse: bool = False,
-        limit: int | None = None,
-    ) -> Iterator[tuple[bytes, bytes]]:
-        """See `Store.scan`."""
-        reader = self.scan_batches(start, end, prefix, as_of, reverse, limit)
-        for batch in reader:
-            yield from zip(batch.column(0).to_pylist(), batch.column(1).to_pylist(), strict=True)
 
     def keys(
         self,
@@ -1013,20 +919,6 @@ class Client(ServedUpkeep):
         request = calls.scan(Span.of(start, end, prefix), as_of, reverse, limit, batch_rows)
         return transport.rows(self._pool, request)
 
-    def join(
-        self,
-        labels: object,
-        key: str = "id",
-        at: str | None = "ts",
-        max_age: timedelta | None = None,
-        *,
-        columns: tuple[str, str] = VALUE_COLUMNS,
-        on_gone: OnGone = "error",
-    ) -> pa.RecordBatchReader:
-        """See `Store.join`. Labels travel in pieces; a lease keeps the history until the end."""
-        source = Join(self, max_age=max_age, columns=columns)
-        return joins.join(labels, [source], key=key, at=at, on_gone=on_gone)
-
     def join_side(self) -> RemoteSide:
         """The side of the served store in a join of several sources: see `kvstore.join`."""
         return RemoteSide(self._pool)
@@ -1034,7 +926,7 @@ class Client(ServedUpkeep):
     def snapshot(self, as_of: TimeLike | None = None) -> ClientSnapshot:
         """See `Store.snapshot`. A lease keeps the time readable, and runs out by itself once this
         process has ended."""
-        return ClientSnapshot(self._pool, as_of)
+        return ClientSnapshot(self, self._pool, as_of)
 
     def history(self, key: bytes) -> list[Version]:
         """See `Store.history`."""
@@ -1205,3 +1097,8 @@ class Client(ServedUpkeep):
     def table_rows(self) -> ClientRows:
         """The writer of rows of tables, for a handle that reads them elsewhere."""
         return ClientRows(self._pool, self._catalogue, self.transact)
+
+    # -- inside -----------------------------------------------------------------------------
+
+    def _value(self, key: bytes, as_of: TimeLike | None) -> bytes | None:
+        return self._pool.send(calls.get(key, as_of))
