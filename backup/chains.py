@@ -194,7 +194,7 @@ def _require_ours(root: Path) -> None:
 #
 #     consensus key "collection" := {"format": 1, "id", "source", "chains": [shard names],
 #                                    "dropping": [shard names],
-#                                    "drills": [drill (see `backup.drills`), oldest first]}
+#                                    "drills": [drill (see `Drill`), oldest first]}
 #
 # Most collections have one chain. Where the source lost the history that the next window needs, a
 # new full backup begins another chain; the old chain stays readable up to where it ended. The

@@ -169,7 +169,7 @@ def give_memory_back() -> None:
 #    after a pause. Every other failure ends the follower: it is logged too, and raised to its
 #    owner.
 # 3. Merges run in two threads of their own, one tier at a time, and never delay a window by a lock.
-#    A small merge never waits for a large one (`backup.merges`), so batches stay few beside it.
+#    A small merge never waits for a large one (`TierMerges`), so batches stay few beside it.
 
 _PASSING: Final = (RetryableError, StorageError)
 

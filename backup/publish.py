@@ -75,7 +75,7 @@ class TableRows:
         return any(batch.num_rows for batch in snapshot.read(span))
 
     def outside(self) -> pa.Schema:
-        """The chosen columns in the types that other systems have (`bulk.tables.outside`).
+        """The chosen columns in the types that other systems have (`kvstore.bulk.tables`).
 
         Raises `UsageError` for a column that has none, and where a column of the key is left out.
         """

@@ -266,7 +266,7 @@ def _any(batches: Iterable[pa.RecordBatch]) -> bool:
 #     <scratch>/fetched/             the bytes of parts, for the next attempt (`resume=True`)
 #     <scratch>/store/               the store that is put together
 #
-# `bulk.places` makes the scratch directory, locks it, and moves the store to its place.
+# `kvstore.bulk.seed` makes the scratch directory, locks it, and moves the store to its place.
 #
 # Invariants
 # 1. A record is written after its files are on disk. A piece without a sound record is built again.

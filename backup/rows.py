@@ -54,7 +54,7 @@ def batches_in_order(changes: Iterable[Change]) -> Iterator[pa.RecordBatch]:
 
 
 class Points(NamedTuple):
-    """Puts and deletes, as `bulk.sst.SstFile.add_rows` takes them."""
+    """Puts and deletes, as `SstFile.add_rows` takes them."""
 
     keys: pa.Array
     values: pa.Array

@@ -335,7 +335,7 @@ class _Followed:
     """Takes the digest of a file from the bytes that RocksDB has written so far.
 
     RocksDB writes 1 MB at once, only behind the last byte, and soon drops written bytes from the
-    page cache. A pass over the finished file would read it from the disk: see decision 23.
+    page cache. A pass over the finished file would read it from the disk again.
     """
 
     def __init__(self, path: Path) -> None:

@@ -395,7 +395,7 @@ class Reading:
 # 3. Writing a manifest that was read gives the same bytes, so its checksum covers every field.
 #
 # The checksum has no key: it finds damage, and proves nothing about the author. So each field is
-# checked as well. `bulk.contents` checks that the files agree with the manifest.
+# checked as well. `require_told` checks that the files agree with the manifest.
 
 MANIFEST_FORMAT: Final = 1
 _DIGEST: Final = re.compile(r"blake3:[0-9a-f]{32}")
@@ -543,9 +543,9 @@ def _part_fields(part: Part) -> dict[str, Any]:
 # --------------------------------------------------------------------------------------------------
 # The staging places that callers name: a directory of a file system, or a URL of an object store.
 #
-# path, file:///path           a directory (`bulk.staging`)
-# s3://  gs://  az://          objects below the URL (`bulk.bucket`)
-# memory://name                objects in the memory of this process
+#     path, file:///path       a directory
+#     s3://  gs://  az://      objects below the URL
+#     memory://name            objects in the memory of this process
 
 Staging: TypeAlias = "str | os.PathLike[str] | BucketUrl"
 
@@ -576,7 +576,7 @@ def staging_place(
 #
 #     part-<32 hex>.sst        one sorted part; any number of them, with different keys
 #     part-<32 hex>.sst.tmp    left by an attempt that did not finish; never read
-#     import.json              the manifest (`bulk.manifest`), written last and atomically
+#     import.json              the manifest, written last and atomically
 #
 # Invariants
 # 1. Writing the manifest commits the import: parts that it does not name do not belong to it.
@@ -757,7 +757,7 @@ def write_atomically(path: Path, content: bytes) -> None:
 #
 #     begun.json           the import id, and when its building began; put first, by one job only
 #     part-<32 hex>.sst    one sorted part; any number of them
-#     import.json          the manifest (`bulk.manifest`), put last; it seals the import
+#     import.json          the manifest, put last; it seals the import
 #
 # Invariants
 # 1. Each object is put under a name that only one attempt has, or by a put that only one job can

@@ -138,9 +138,9 @@ def require_task(task: Task) -> Task:
 # Task changes as journal records: the new state of each task, not the command that changed it.
 #
 #     record  := | format u8 | recorded at u64 | entry ... |                    little-endian
-# entry   := | tag u8 | body bytes u32 | body |     tag 1: task as it is now, 2: id of one deleted
+#     entry   := | tag u8 | body bytes u32 | body |   tag 1: task as it is now, 2: id of one deleted
 #     task    := | version u64 | available at u64 | created at u64 | changed at u64 | attempt u32 |
-# | text ... |              id, queue, claimant, error, progress, value, in this order
+#                | text ... |    id, queue, claimant, error, progress, value, in this order
 #     text    := | bytes u32 | data |
 #
 # Replay sets and deletes tasks. It checks no version, limit or clock, so that a changed rule cannot

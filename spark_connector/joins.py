@@ -283,8 +283,8 @@ def row_columns(
 # Planning a join, and the work of its tasks.
 #
 # A worker plans the join, because the driver may have the store open: looking whether a store is
-# open would take the driver's own lock away (`spark_connector.origins.place`). So a path that the
-# workers cannot see fails when the join is planned.
+# open would take the driver's own lock away. So a path that the workers cannot see fails when the
+# join is planned.
 #
 # Invariants
 # 1. All tasks of a join read one place.

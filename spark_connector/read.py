@@ -704,7 +704,7 @@ def _split_count(size_bytes: int) -> int:
 #               _commit_timestamp, as `Table.changes` names them
 #
 #     durations     interval day to second, unless they have nanoseconds
-#     other types   as `bulk.tables.outside` has them
+#     other types   as `kvstore.bulk.tables` has them
 #
 # Invariants
 # 1. No value is changed: Spark's timestamps have microseconds, so nanoseconds come as integers. A
@@ -956,10 +956,10 @@ class QueryReader(DataSourceReader):
 # --------------------------------------------------------------------------------------------------
 # Streams of `format("kvstore")`: changes as they reach a collection, a new checkpoint or a server.
 #
-# offset := {"timestamp": t, "store": id, "state": false}             all changes up to t are read
-#               {"timestamp": t, "store": id, "state": true, "key": hex}  the keys of the state at t
-#                                                                         below `key` are read;
-#                                                                         without `key`, none is
+#     offset := {"timestamp": t, "store": id, "state": false}      all changes up to t are read
+#               {"timestamp": t, "store": id, "state": true, "key": hex}
+#                                                   the keys of the state at t below `key` are
+#                                                   read; without `key`, none is
 #
 # A micro-batch is the window between two offsets. History never changes, so a micro-batch that is
 # read again after a crash has the same rows. With a start given, a stream begins after it. Without

@@ -142,7 +142,7 @@ def _versions(rows: CheckedRows) -> pa.RecordBatch:
 # sort runs (mapInArrow) -> merge, files for each span (mapInArrow) -> the driver takes the files
 #
 # Invariants
-# 1. The store appears by a rename, whole: see `bulk.places`.
+# 1. The store appears by a rename, whole: see `kvstore.bulk.seed`.
 # 2. No two attempts write under one name. Files that no result names are removed with the
 #    directory.
 

@@ -287,7 +287,7 @@ require_release(RELEASE)
 #
 # A local session writes its own files to a folder of its own in the temporary folder, which is
 # removed when the process ends. A session on a cluster takes the cluster's own settings for
-# directories, addresses and sockets. `spark_connector.java` finds the Java.
+# directories, addresses and sockets. `java_for_spark` finds the Java.
 #
 # The start of the JVM fixes some settings for the rest of the process: `cores`, `memory`, every
 # `spark.driver.*` and `spark.executor.*`, `spark.local.dir`, the warehouse, and the Java. While a

@@ -10,6 +10,7 @@ kind (`text`) are not run.
 from __future__ import annotations
 
 import doctest
+import importlib
 import os
 import re
 import signal
@@ -33,6 +34,15 @@ _BLOCK = re.compile(
     r"^```(python|console|\{code-block\} python\n:caption: \S+)\n(.*?)^```$",
     re.DOTALL | re.MULTILINE,
 )
+_FILE = re.compile(r"`((?:kvstore|bulk|backup|spark_connector|tests|benchmarks)/[\w/.*-]+)`")
+_MODULE = re.compile(r"(?<![\w./-])kvstore(?:\.[A-Za-z_]\w*)+")
+_NO_MODULES = {
+    *("kvstore.pull", "kvstore.slow"),  # loggers
+    *("kvstore.commits", "kvstore.as_of", "kvstore.error", "kvstore.position"),  # fields
+    "kvstore.pages",  # an entry point group
+}
+"""Names of other things that look like modules."""
+
 _INCLUDE = re.compile(r"^```\{include\} (\S+)\n(.*?)```$", re.DOTALL | re.MULTILINE)
 
 
@@ -154,10 +164,67 @@ def test_every_link_between_documents_leads_somewhere() -> None:
                 assert (page.parent / target).exists(), f"{page.name}: {target}"
 
 
-def test_each_decision_says_what_was_chosen_and_rejected_why_and_at_what_price() -> None:
-    for page in (DOCS / "explanation" / "decisions").glob("0*.md"):
+def test_each_page_of_design_says_what_holds_how_and_what_was_rejected() -> None:
+    pages = sorted((DOCS / "explanation" / "design").glob("*.md"))
+    assert len(pages) == 8
+    for page in pages:
         headings = re.findall(r"^## (.+)$", page.read_text(), re.MULTILINE)
-        assert headings == ["Chosen", "Rejected", "Why", "Price"], page.name
+        assert headings == [
+            "What holds",
+            "How it works",
+            "Chosen and rejected",
+            "Sources of the figures",
+        ], page.name
+        assert "*Rejected:*" in page.read_text()
+
+
+def test_each_module_that_a_document_names_exists() -> None:
+    named = {
+        (page.relative_to(ROOT).as_posix(), name)
+        for page in [*PAGES, *ROOT.glob("*.md"), *ROOT.glob("*/README.md")]
+        for name in _MODULE.findall(page.read_text())
+    }
+    assert len(named) > 100
+    assert [each for each in sorted(named) if not is_there(each[1])] == []
+
+
+def test_a_name_that_leads_nowhere_is_found() -> None:
+    assert _MODULE.findall("see `kvstore.errors.UsageError` and x/kvstore.py, kvstore.replay") == [
+        "kvstore.errors.UsageError",
+        "kvstore.replay",
+    ]
+    assert is_there("kvstore.errors.UsageError")
+    assert is_there("kvstore.Store.get")
+    assert not is_there("kvstore.replay")
+
+
+def is_there(dotted: str) -> bool:
+    """Whether a dotted name leads from the package to a module, a class or a method."""
+    if dotted in _NO_MODULES:
+        return True
+    first, *rest = dotted.split(".")
+    found: Any = importlib.import_module(first)
+    path = first
+    for name in rest:
+        path = f"{path}.{name}"
+        try:
+            found = getattr(found, name)
+        except AttributeError:
+            try:
+                found = importlib.import_module(path)
+            except ImportError:
+                return False
+    return True
+
+
+def test_each_file_that_a_document_names_exists() -> None:
+    missing = [
+        (page.relative_to(ROOT).as_posix(), path)
+        for page in [*PAGES, *ROOT.glob("*.md"), *ROOT.glob("*/README.md")]
+        for path in _FILE.findall(page.read_text())
+        if not list(ROOT.glob(path))
+    ]
+    assert missing == []
 
 
 def test_an_included_page_exists() -> None:

@@ -22,8 +22,7 @@ TESTING = "testing"
 classes."""
 
 LIBRARIES = (Path("kvstore/storage/journal"), Path("kvstore/tasks.py"))
-"""Libraries that are kept whole, although the packages above call only a part of them: see decision
-56."""
+"""Libraries that are kept whole: users may call the parts that the packages above do not."""
 
 OURS = {"NamedTuple", "Protocol", "Enum", "Exception"}
 """Foreign bases that call no method of a class by its name."""

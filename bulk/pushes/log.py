@@ -285,8 +285,7 @@ def _instant(built_at: TimeLike) -> Timestamp:
 # {"format": 1, "kind": "revert", "push": n, "of": position of the push, "job": 32 hex, "at": ns}
 #     {"format": 1, "kind": "expire", "push": n, "job": 32 hex, "at": ns}
 #
-# The event of a push that does more than to add its rows has the fields of its mode
-# (`bulk.pushes.modes`).
+# The event of a push that does more than to add its rows has the fields of its `PushMode`.
 #
 # Invariants
 # 1. The number of an event is taken by a put that only one process can make, so all readers see one

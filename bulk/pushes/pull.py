@@ -404,7 +404,7 @@ class _Deletes(NamedTuple):
 
 
 class AmendedPush:
-    """See `bulk.amending.Amending`."""
+    """See `kvstore.bulk.ingest.Amending`."""
 
     def __init__(
         self, store: Store, how: PushMode, stamps: PushStamps, tell: Callable[[str], None]

@@ -86,7 +86,7 @@ def sharded_schema(stored: pa.Schema) -> pa.Schema:
 
 def sharded_batches(stored: Iterator[pa.RecordBatch], shards: int) -> Iterator[pa.RecordBatch]:
     """Stored batches, with the shard of each row in one more column. The first one has the rows,
-    and further ones their index entries: see `bulk.encoded.stored_batches`."""
+    and further ones their index entries: see `kvstore.bulk.loading`."""
     found: pa.Array | None = None
     for batch in stored:
         if found is None:  # the rows come first

@@ -150,7 +150,7 @@ def ambient(owner: object) -> Changeset | None:
 # events. At a quiescent epoch no changeset was half done.
 #
 #     epochs/<run, 16 hex> := domain, begin, count, quiet, columns      one record per run of epochs
-# columns := base64 of | raw bytes u32 | lz4 of four columns: ends, closing times, events, flags |
+#     columns := base64 of | raw bytes u32 | lz4 of columns: ends, closing times, events, flags |
 #     column  := count i64, as differences, byte-shuffled: first bytes of all, then second ...
 #     flags   := bit 0: quiescent | bit 1: ended (the domain ended; its open changesets were cut)
 #

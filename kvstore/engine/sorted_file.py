@@ -46,7 +46,8 @@ from kvstore.loops.contract import BLOCK_KEYS_BYTES_MAX
 #
 #     key     := stored key | 1 u8 | 0 u56      a put; files built outside a database have no other
 #
-# This is the block-based table of RocksDB 6 to 10 with `format_version=5`, as `bulk.sst` writes it.
+# This is the block-based table of RocksDB 6 to 10 with `format_version=5`, as
+# `kvstore.bulk.part` writes it.
 # Reading the figures takes 0.1 ms, and the time of reading the index. RocksDB reads both again when
 # it takes the file.
 #

@@ -1,6 +1,6 @@
 """Scans: the live keys of a span as of a time, in chunks, both ways, as rows or as columns.
 
-The engine gives entries in key order, and `kvstore.loops.Live` picks the live ones. A few rows come
+The engine gives entries in key order, and `kvstore.loops.live` picks the live ones. A few rows come
 from a reader that look-ups keep (`few_rows`), more of them from a pass. Its first chunk is small,
 or as large as the caller's limit. Later chunks grow up to a number of entries and of bytes.
 

@@ -32,9 +32,9 @@ from kvstore.timeline.reserve import CATALOGUE, FIRST_ROW
 #
 # The rows of one table lie together, in the order of their keys. The entries of each index follow.
 #
-# name of a table := | reserved | 00 | "kvstore.tables" 00 | name in UTF-8 |    see definition.py
-#     row             := | reserved | table | 00 | tuple of the key columns |
-# index entry     := | reserved | table | index | tuple of the index columns | tuple of the key |
+#     name          := | reserved | 00 | "kvstore.tables" 00 | name in UTF-8 |    of a table
+#     row           := | reserved | table | 00 | tuple of the key columns |
+#     entry         := | reserved | table | index | tuple of the index columns | tuple of the key |
 #
 #     reserved := ff ff ff ff ff ff ff ff ff     nine bytes: see kvstore.base.span
 #     table    := number u8                      from 1 to 239

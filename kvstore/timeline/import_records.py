@@ -204,8 +204,8 @@ def require_import_id(import_id: object) -> None:
 # are stored in two turns. The present turn fills. When the next turn begins, the turn before the
 # present one is removed.
 #
-# past-imports                                := turn, count: the turn that fills, how many it has
-#     past-import/<turn, 16 hex>/<id, 16 hex>     := digest, rows, bytes, added, reverted, origin
+#     past-imports                            := turn, count: the turn that fills, its imports
+#     past-import/<turn, 16 hex>/<id, 16 hex> := digest, rows, bytes, added, reverted, origin
 #
 # Invariants
 # 1. An import is either in the records or past: one engine batch makes the change.

@@ -54,7 +54,7 @@ class BackupTask:
 
 @dataclass(frozen=True, slots=True)
 class SparkUpload:
-    """An upload of windows by tasks; see `backup.uploads.Upload`."""
+    """An upload of windows by tasks; see `kvstore.backup.window.Upload`."""
 
     spark: SparkSession
     access: Access

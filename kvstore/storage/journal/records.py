@@ -201,7 +201,7 @@ def _size(size: int, *, first: bool) -> bytes:
 # --------------------------------------------------------------------------------------------------
 # Records of a journal: a payload with its place in the order, under a checksum.
 #
-# record      := | head check u32 | checksum u32 | head | payload |   little-endian, then stuffed
+#     record      := | head check u32 | checksum u32 | head | payload |  little-endian, then stuffed
 #     head        := | incarnation u64 | ordinal u64 | type u8 | payload bytes u32 |
 #     head check  := CRC-32 of head
 #     checksum    := CRC-32 of head and payload: of everything after it
@@ -209,7 +209,7 @@ def _size(size: int, *, first: bool) -> bytes:
 #
 #     type FE opens a file:   payload := | version u16 | kind u8 | content, ASCII |
 #     type FF seals a file:   payload := | records u64 |
-# type FD marks a sync:   payload := | bytes u64 |        bytes of the file that were synced when
+#     type FD marks a sync:   payload := | bytes u64 |    bytes of the file that were synced when
 #                             this record was written
 #     type FC is the note in `LOCK`:  payload := | live file's number u64 | its synced bytes u64 |
 #     kind        := 0 journal, 1 snapshot
