@@ -1,5 +1,10 @@
-"""Writes of other processes: each is done once, however often it arrives; rows of tables are
-committed once.
+"""Requests: writes of other processes, each done once, however often it arrives.
+
+`kvstore.timeline.request_notes` has the notes by which a repetition is known.
+
+Invariants
+1. A request that was done gets its first answer, whatever would refuse it by now.
+2. A request is answered when the commit that did it is durable, even if that was an earlier one.
 """
 
 from __future__ import annotations
@@ -8,25 +13,18 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from itertools import islice
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from kvstore.base.arguments import is_many
 from kvstore.base.span import Span
 from kvstore.base.timestamp import TIMESTAMP_MAX, TimeLike, Timestamp
-from kvstore.engine import WriteBatch
-from kvstore.errors import (
-    HistoryGoneError,
-    IndeterminateError,
-    UsageError,
-)
-from kvstore.limits import REQUEST_WRITERS_MAX
+from kvstore.errors import HistoryGoneError, IndeterminateError, UsageError
 from kvstore.mvcc import WriteSet
 from kvstore.mvcc.lookup import SearchBounds
-from kvstore.mvcc.meta import Meta, timestamp_of
 from kvstore.timeline.durability import Durability
 from kvstore.timeline.expiries import Expires
 from kvstore.timeline.parts import Parts
+from kvstore.timeline.request_notes import RepeatedError, RequestToken
 from kvstore.transaction import (
     Conditional,
     Expiry,
@@ -37,87 +35,22 @@ from kvstore.transaction import (
     counted,
 )
 
-# --------------------------------------------------------------------------------------------------
-# Requests: writes of other processes, each done once, however often it arrives.
-#
-# A caller that got no answer sends its request again, perhaps to a server that was killed and
-# started anew. So the store keeps a note of the request in the commit that carries it out.
-#
-#     request/<writer>     := serial, timestamp     the last request of a writer, and its commit
-#     requests-forgotten   := timestamp             notes of commits up to here may be gone
-#
-# A token names a writer and numbers the writer's requests, one after the other. `known` is a time
-# at which the writer had not yet sent the request. Notes are bounded: the writer that wrote longest
-# ago is forgotten first. A request of an unknown writer is new if it began after the last commit
-# whose note is gone; otherwise nobody can tell, and it is refused.
-#
-# Invariants
-# 1. A note and the writes it tells of are in one engine batch: neither is there without the other.
-# 2. A request that was done is never done again, and gets its first answer, whatever would refuse
-#    it by now. A request that may have been done is refused.
-# 3. A request is answered when the commit that did it is durable, even if that was an earlier one.
-
-_PREFIX = "request/"
-_FORGOTTEN = "requests-forgotten"
-
 T = TypeVar("T")
-
-
-class RequestToken(NamedTuple):
-    """The name of a request: the writer, its serial number, and a time before it was first sent;
-    without the time the request counts as new where the writer is unknown."""
-
-    writer: str
-    serial: int = 0
-    known: int | None = None
-
-
-class _Done(NamedTuple):
-    serial: int
-    timestamp: Timestamp
-
-
-class _RepeatedError(Exception):
-    """Calls off a commit that was done before."""
-
-    def __init__(self, timestamp: Timestamp) -> None:
-        super().__init__(timestamp)
-        self.timestamp = timestamp
 
 
 class _TooManyBytesError(Exception):
     """Calls off a read."""
 
 
-class _Note:
-    """The part of a commit that makes it happen once."""
-
-    def __init__(self, requests: Requests, token: RequestToken) -> None:
-        self._requests, self._token = requests, token
-
-    def check(self) -> None:
-        """Runs under the commit lock, before anything else of the commit."""
-        self._requests.require_new(self._token)
-
-    def stage(self, batch: WriteBatch, timestamp: Timestamp) -> Callable[[], None]:
-        """Add the note to the batch of the commit."""
-        return self._requests.stage(batch, self._token, timestamp)
-
-
 class Requests:
     """Writes for the callers of a server. Without a token a write is an ordinary one."""
 
-    def __init__(
-        self, parts: Parts, meta: Meta, conditional: Conditional, transactions: Transactions
-    ) -> None:
+    def __init__(self, parts: Parts, conditional: Conditional, transactions: Transactions) -> None:
         self.parts, self.transactions = parts, transactions
         self._committer, self._reads, self._versions = parts.committer, parts.reads, parts.versions
-        self._meta = meta
         self._reserve = parts.reserve
         self._conditional = conditional
         self.updates, self.expiry = Updates(parts), Expiry(parts)
-        self._done: dict[str, _Done] | None = None
-        self._forgotten = 0
 
     def count(self, *, failed: bool = False) -> None:
         """Count a request that was answered, or that `failed` by an error, for the metrics."""
@@ -189,14 +122,13 @@ class Requests:
 
     def is_done(self, token: RequestToken) -> bool:
         """Whether the store has the note of this request: it was done."""
-        done = self._notes().get(token.writer)
-        return done is not None and done.serial == token.serial
+        return self._committer.requests.done(token) is not None
 
     def done_at(self, token: RequestToken, durability: Durability | None) -> Timestamp | None:
         """The time of the commit that did this request, once it is as durable as the request asks
         for; None if no commit has done it."""
-        done = self._notes().get(token.writer)
-        if done is None or done.serial != token.serial:
+        done = self._committer.requests.done(token)
+        if done is None:
             return None
         if durability != "async":
             self.wait_durable(done.timestamp + 1)
@@ -338,50 +270,6 @@ class Requests:
         """Return once everything below `upper` is on disk. Commits that wait share an fsync."""
         self._committer.syncs.wait(upper)
 
-    # -- under the commit lock --------------------------------------------------------------
-
-    def require_new(self, token: RequestToken) -> None:
-        """Raise unless the request was surely not done."""
-        done = self._notes().get(token.writer)
-        if done is not None and token.serial == done.serial:
-            raise _RepeatedError(done.timestamp)
-        if done is not None and token.serial < done.serial:
-            raise UsageError(
-                f"request {token.serial} of {token.writer}, which has made request {done.serial}",
-                "number requests one after the other, and give each thread a writer of its own",
-            )
-        if done is None and token.known is not None and token.known < self._forgotten:
-            raise IndeterminateError(
-                f"request {token.serial} of {token.writer}",
-                "the store no longer has the note of its outcome",
-            )
-
-    def stage(
-        self, batch: WriteBatch, token: RequestToken, timestamp: Timestamp
-    ) -> Callable[[], None]:
-        """Add the note of a request to its batch; returns the call that publishes it."""
-        notes = self._notes()
-        self._meta.stage(
-            batch, _PREFIX + token.writer, {"serial": token.serial, "timestamp": timestamp}
-        )
-        dropped: Sequence[str] = ()
-        forgotten = self._forgotten
-        if token.writer not in notes and len(notes) >= REQUEST_WRITERS_MAX:
-            dropped = list(islice(notes, len(notes) + 1 - REQUEST_WRITERS_MAX))
-            forgotten = max(forgotten, *(notes[writer].timestamp for writer in dropped))
-            self._meta.stage_timestamp(batch, _FORGOTTEN, forgotten)
-            for writer in dropped:
-                self._meta.stage_delete(batch, _PREFIX + writer)
-
-        def publish() -> None:
-            for writer in dropped:
-                notes.pop(writer, None)
-            notes.pop(token.writer, None)  # notes are in the order of their commits
-            notes[token.writer] = _Done(token.serial, timestamp)
-            self._forgotten = forgotten
-
-        return publish
-
     # -- inside -----------------------------------------------------------------------------
 
     def _once(
@@ -390,11 +278,9 @@ class Requests:
         token: RequestToken | None,
         durability: Durability | None,
     ) -> T | Timestamp:
-        if token is None:
-            return commit()
         try:
-            return commit(note=_Note(self, token))
-        except _RepeatedError as repeated:
+            return commit(token=token)
+        except RepeatedError as repeated:
             if durability != "async":
                 self.wait_durable(repeated.timestamp + 1)
             return repeated.timestamp
@@ -408,14 +294,3 @@ class Requests:
             raise IndeterminateError(
                 f"a request that was done at {at}", f"the history of its result is gone: {error}"
             ) from error
-
-    def _notes(self) -> dict[str, _Done]:
-        """The notes, oldest first. They are read at the first request that has a token."""
-        if self._done is None:
-            self._forgotten = self._meta.timestamp(_FORGOTTEN)
-            found = [
-                (writer, _Done(record.integer("serial"), timestamp_of(record)))
-                for writer, record in self._meta.records(_PREFIX)
-            ]
-            self._done = dict(sorted(found, key=lambda note: note[1].timestamp))
-        return self._done

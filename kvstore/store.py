@@ -352,7 +352,7 @@ class Store(Readable):
         self.replication = Replication(parts, self._history)
         self.layout = Layout(engine, parts.reserve)
         self.browsing = Browsing(parts)
-        self.requests = Requests(parts, Meta(engine), self._conditional, self._transactions)
+        self.requests = Requests(parts, self._conditional, self._transactions)
         self.upkeep = Upkeep(engine, committer, self._collector, clock)
         self._endings = ExitStack()
         first = (engine.close, self._scanners.close, self._changesets.wake)

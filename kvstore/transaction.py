@@ -32,6 +32,7 @@ from kvstore.errors import (
     ConflictError,
     HistoryGoneError,
     NotACounterError,
+    NotYetWrittenError,
     PreconditionError,
     UsageError,
     printable,
@@ -49,11 +50,11 @@ from kvstore.limits import (
 from kvstore.mvcc import Fragments, RangeTombstone, Versions, WriteSet
 from kvstore.mvcc.expiry import carried_key, dues_at, may_expire, waiting_key
 from kvstore.mvcc.write import OpenWriteSet
-from kvstore.timeline.committer import CommitNote
 from kvstore.timeline.durability import Durability
 from kvstore.timeline.expiries import Expires
 from kvstore.timeline.parts import Parts
 from kvstore.timeline.recent import Touched
+from kvstore.timeline.request_notes import RequestToken
 
 if TYPE_CHECKING:
     from kvstore.tables.catalogue import Catalogue
@@ -336,7 +337,7 @@ class Transactions(WithTables):
         read_at: int,
         *,
         durability: Durability | None,
-        note: CommitNote | None = None,
+        token: RequestToken | None = None,
     ) -> Timestamp:
         """Commit `writes` if nothing in `reads` was written since `read_at`, without a transaction
         that was begun here. The change index must be whole above `read_at`."""
@@ -351,7 +352,7 @@ class Transactions(WithTables):
                 self._require_untouched(reads, read_at, since(read_at))
 
         committer.give_way()
-        return committer.commit(writes, durability=durability, check=check, note=note)
+        return committer.commit(writes, durability=durability, check=check, token=token)
 
     def _require_untouched(self, reads: ReadSet, read_at: int, commits: Iterator[Touched]) -> None:
         """Raise `ConflictError` for the first commit that wrote a key or span of the reads."""
@@ -739,7 +740,7 @@ class Conditional:
         expected: BytesLike | Unchecked | None,
         unchanged_since: int | None,
         durability: Durability | None,
-        note: CommitNote | None = None,
+        token: RequestToken | None = None,
     ) -> Timestamp:
         """Commit `writes` if `key` has the value `expected` (None: absent) and no version newer
         than `unchanged_since`. One look-up each.
@@ -752,6 +753,10 @@ class Conditional:
             raise UsageError(
                 "a conditional write without a condition", "pass expected or unchanged_since"
             )
+        if unchanged_since is not None and unchanged_since >= self._committer.upper:
+            # Complete the time now: the check must not, because its commit may have taken a time.
+            with suppress(HistoryGoneError, NotYetWrittenError):  # which the check raises
+                self._committer.readable(unchanged_since)
 
         def check() -> None:
             if unchanged_since is not None:
@@ -763,10 +768,10 @@ class Conditional:
             if unchanged_since is not None:
                 self._require_unchanged(key, unchanged_since)
 
-        return self._committer.commit(writes, durability=durability, check=check, note=note)
+        return self._committer.commit(writes, durability=durability, check=check, token=token)
 
     def pop(
-        self, key: bytes, *, durability: Durability | None, note: CommitNote | None = None
+        self, key: bytes, *, durability: Durability | None, token: RequestToken | None = None
     ) -> bytes | None:
         """Delete `key` and return its value; None, with nothing written, if the key is absent."""
         writes = WriteSet()
@@ -779,7 +784,7 @@ class Conditional:
             if found is None:
                 raise _CalledOffError
 
-        self._commit_unless_called_off(writes, check, durability, note)
+        self._commit_unless_called_off(writes, check, durability, token)
         return found
 
     def delete_live_range(
@@ -788,7 +793,7 @@ class Conditional:
         span: Span,
         *,
         durability: Durability | None,
-        note: CommitNote | None = None,
+        token: RequestToken | None = None,
     ) -> Timestamp | None:
         """Commit a range delete of `span` if a key in it is alive; else return None.
 
@@ -796,14 +801,14 @@ class Conditional:
         the lock one look-up of that key is enough.
         """
         alive = self._first_live(span)
-        if alive is None and note is None:
+        if alive is None and token is None:
             return None
 
         def check() -> None:
             if (alive is None or self._newest(alive) is None) and self._first_live(span) is None:
                 raise _CalledOffError
 
-        return self._commit_unless_called_off(writes, check, durability, note)
+        return self._commit_unless_called_off(writes, check, durability, token)
 
     # -- inside -----------------------------------------------------------------------------
 
@@ -812,10 +817,10 @@ class Conditional:
         writes: WriteSet,
         check: Callable[[], None],
         durability: Durability | None,
-        note: CommitNote | None = None,
+        token: RequestToken | None = None,
     ) -> Timestamp | None:
         try:
-            return self._committer.commit(writes, durability=durability, check=check, note=note)
+            return self._committer.commit(writes, durability=durability, check=check, token=token)
         except _CalledOffError:
             return None
 
@@ -892,7 +897,7 @@ class Updates:
         *,
         due: int | None = None,
         durability: Durability | None,
-        note: CommitNote | None = None,
+        token: RequestToken | None = None,
     ) -> bytes | None:
         """See `Store.update`. The new value expires at `due`."""
         key, change = require_key(key), require_change(change)
@@ -925,7 +930,7 @@ class Updates:
                 new = bytes(new)
 
         try:
-            committer.commit(writes, durability=durability, check=check, note=note)
+            committer.commit(writes, durability=durability, check=check, token=token)
         except _UnchangedError:
             return None
         return new
@@ -937,10 +942,10 @@ class Updates:
         *,
         due: int | None = None,
         durability: Durability | None,
-        note: CommitNote | None = None,
+        token: RequestToken | None = None,
     ) -> int:
         """See `Store.increment`."""
-        found = self.update(key, adding(key, by), due=due, durability=durability, note=note)
+        found = self.update(key, adding(key, by), due=due, durability=durability, token=token)
         assert found is not None, "a counter is never deleted"
         return int(found)
 
@@ -1016,7 +1021,7 @@ class Expiry:
         return [None if due is None else due.time for due in found]
 
     def persist(
-        self, key: bytes, *, durability: Durability | None, note: CommitNote | None = None
+        self, key: bytes, *, durability: Durability | None, token: RequestToken | None = None
     ) -> Timestamp | None:
         """See `Store.persist`."""
         key = require_key(key)
@@ -1031,7 +1036,7 @@ class Expiry:
             writes.delete_rows([carried_key(key), waiting_key(due, key)])
 
         try:
-            return committer.commit(writes, durability=durability, check=check, note=note)
+            return committer.commit(writes, durability=durability, check=check, token=token)
         except _NothingExpiresError:
             return None
 

@@ -180,14 +180,11 @@ class Replica:
             self._meta.stage_timestamp(batch, UPPER, upto + 1)
             self._meta.stage_timestamp(batch, INDEX_FLOOR, upto)
             stage_replica(batch, self._meta, source, newest=max(newest, self._newest_in_files()))
-
-            def publish() -> None:
+            with committer.written(batch, Timestamp(upto + 1)):
                 self._reads.raise_index_floor(upto)
                 self._versions.publish_ranges(list(tombstones))
                 self._reserve.look()
                 committer.recent.add(upto, {}, [(b"", None)])  # any key may be in the files
-
-            committer.write_commits(batch, publish, Timestamp(upto + 1))
             committer.adopt(replica_policy(self._committer.where, source))
             committer.persist()
 

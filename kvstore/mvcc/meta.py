@@ -16,7 +16,7 @@
     clear/<timestamp, 16 hex>  see kvstore/timeline/clears.py
     collections                see kvstore/retention/gc.py
     replica                    see kvstore/feeds/replica.py
-    request/<writer>           see kvstore/requests.py
+    request/<writer>           see kvstore/timeline/request_notes.py
     requests-forgotten         timestamp: notes of requests up to it may be gone
 
 The records are JSON, which a person with a RocksDB tool can read. Opening reads all records except

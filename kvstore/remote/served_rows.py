@@ -22,7 +22,7 @@ from kvstore.errors import (
 )
 from kvstore.limits import ARROW_BYTES_MAX, BATCH_BYTES_MAX
 from kvstore.mvcc import WriteSet
-from kvstore.requests import Requests, RequestToken
+from kvstore.requests import Requests
 from kvstore.tables.catalogue import Catalogue
 from kvstore.tables.codec import TableCodec
 from kvstore.tables.definition import Definition
@@ -38,6 +38,7 @@ from kvstore.tables.sources import (
 )
 from kvstore.timeline.durability import Durability
 from kvstore.timeline.expiries import Expires
+from kvstore.timeline.request_notes import RequestToken
 from kvstore.transaction import (
     ReadSet,
     Transaction,

@@ -56,8 +56,8 @@ class Clearing:
             self._holds.invalidate_overdue(committer.close_upto_now() - 1, self._oldest_lacking)
             self._require_unneeded(span)
             try:
-                timestamp = committer.commit_staged(
-                    lambda batch, at, _: (0, self._stage(batch, span, at)), durability="sync"
+                timestamp = committer.commit_event(
+                    lambda batch, at, _: self._stage(batch, span, at), events=0
                 )
             except BaseException:
                 # An interrupt before the write calls the clear off: the span is unchanged.

@@ -1,17 +1,34 @@
 """Commits: one lock orders the commits of a store and moves its frontiers.
 
-A commit gathers entries of the engine batch and what readers must be told (`stage`, `writes`).
-Under the lock it takes a timestamp, adds the change entry, writes the batch and publishes `upper`;
-the wait for the disk is outside of the lock.
+`Committer.commit` is the whole of a commit, in the order of its steps: the lock, the time, the
+checks, the engine batch, the write, what readers are told, `upper`, the fsync. `commit_event`
+commits what is no write set, such as an import, and `apply` commits that have times of their own.
+Both take the same steps, with `written` in the middle.
+
+Invariants
+1. A commit's timestamp is at or above the `upper` it found, and below the `upper` it publishes.
+2. A commit reads the clock once, and looks once whether the store is still healthy.
+3. The versions of a write set, its change entries and the note of its request go into one engine
+   batch: none is there without the others. Nothing is shown before its batch is written.
+4. A commit that is called off before its write leaves the store as it was. From the write on, an
+   exception poisons the store, unless what memory has can be made anew from the engine (`_mend`).
+5. A time that a generation begins at is announced: its record is durable before `upper` reaches
+   it.
+6. `upper` passes no due time of `expiries` before the deletes of that time are written. A commit
+   makes its checks after them. While no key waits for its expiry, this costs nothing.
+
+The policy says which commits a store takes; `kvstore.timeline.durability` how a commit waits for
+the disk and what a failure does; `kvstore.timeline.frontiers` what readers see.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
-from typing import Protocol, TypeAlias
+from typing import Final, TypeAlias
 
 from kvstore.base.clock import Timeline
 from kvstore.base.forks import own
@@ -19,7 +36,8 @@ from kvstore.base.meters import Meters
 from kvstore.base.timestamp import TimeLike, Timestamp, reached, to_timestamp
 from kvstore.changes.epochs import Begun, Capture
 from kvstore.changes.index import ChangeIndex, FullEntry
-from kvstore.engine.api import Engine, WriteBatch
+from kvstore.engine.api import WriteBatch
+from kvstore.errors import UsageError
 from kvstore.limits import COMMIT_YIELDS_MAX, MEND_WAIT_S
 from kvstore.mvcc.fragments import Fragments
 from kvstore.mvcc.meta import SINCE, UPPER, Meta, Publish, Records, nothing
@@ -36,148 +54,25 @@ from kvstore.timeline.durability import (
 from kvstore.timeline.expiries import NEVER, Expiries
 from kvstore.timeline.frontiers import OPEN, Frontiers, Policy, require_readable
 from kvstore.timeline.recent import RecentCommits
+from kvstore.timeline.request_notes import RequestNotes, RequestToken
 
-# --------------------------------------------------------------------------------------------------
-# The entries that a commit adds to its engine batch, and the records that it carries.
-
-Staged: TypeAlias = "tuple[int, Callable[[], None]]"
-"""The events that a commit adds to the change index, and the call that shows the commit to
-readers."""
-
-Stage: TypeAlias = "Callable[[WriteBatch, Timestamp, tuple[int, int]], Staged]"
-"""Adds a commit's entries, tagged with its changeset, to an engine batch."""
-
-
-class CommitNote(Protocol):
-    """A record that a commit carries, and a check that may call the commit off."""
-
-    def check(self) -> None:
-        """Runs under the lock, before every other check."""
-        ...
-
-    def stage(self, batch: WriteBatch, timestamp: Timestamp) -> Callable[[], None]:
-        """Add the record to the engine batch of the commit; returns what publishes it."""
-        ...
-
-
-def each(calls: Sequence[Callable[[], None]]) -> None:
-    """Make the calls, one after the other."""
-    for call in calls:
-        call()
-
-
-# --------------------------------------------------------------------------------------------------
-# Write sets on their way: entries of an engine batch first, then what readers must be told.
-#
-# Invariants
-# 1. The versions of a write set and its change entries go into one batch: neither is there without
-#    the other.
-# 2. Nothing is published before its batch is written.
-
-
-class Writes:
-    """Stages and publishes the write sets of one store. The caller holds the commit lock."""
-
-    def __init__(
-        self, versions: Versions, index: ChangeIndex, recent: RecentCommits, health: Health
-    ) -> None:
-        self.versions = versions
-        self._engine = versions.engine
-        self.index = index
-        self._recent = recent
-        self._health = health
-
-    def stage(
-        self, batch: WriteBatch, writes: WriteSet, timestamp: int, changeset: tuple[int, int]
-    ) -> tuple[int, list[FullEntry]]:
-        """Add a sealed write set to a batch.
-
-        Returns its events, and the entries that `publish` writes once the batch is written.
-        """
-        stage(batch, writes, timestamp, self._engine.families)
-        full = self.index.stage(batch, writes, timestamp, changeset)
-        return len(writes.points) + len(writes.ranges), full
-
-    def publish(self, commits: Sequence[tuple[int, WriteSet]], full: Sequence[FullEntry]) -> None:
-        """Tell readers and transactions of write sets that are stored, each with its time."""
-        if full:
-            self._health.guarded(self.index.complete, full)
-        tombstones = []
-        for timestamp, writes in commits:
-            if writes.ranges:
-                tombstones += writes.tombstones(timestamp)
-            self._recent.add(timestamp, writes.points, writes.ranges)
-        if tombstones:
-            self.versions.publish_ranges(tombstones)
-
-
-# --------------------------------------------------------------------------------------------------
-# An event and the writes that belong to it: commits at timestamps of their own, in one batch.
-#
-# An import is an event of its own: no other event has its timestamp. So an import and the writes
-# that belong to it are commits right after each other.
-#
-# Invariants
-# 1. A crash leaves all of them or none, and `upper` passes all of them at once. A reader of the
-#    newest state sees all or none.
+StageEvent: TypeAlias = "Callable[[WriteBatch, Timestamp, tuple[int, int]], Callable[[], None]]"
+"""Adds the entries of an event, tagged with its changeset, to an engine batch. Returns the call
+that shows the event to readers."""
 
 After: TypeAlias = "Callable[[Timestamp], WriteSet]"
 """Makes the writes that follow an event. It is called under the commit lock, with the time of the
 event."""
 
-
-def commit_together(
-    committer: Committer,
-    engine: Engine,
-    event: Stage,
-    after: After,
-    *,
-    check: Callable[[], None] | None = None,
-) -> Timestamp:
-    """Commit an event, and right above it the writes of `after`, durably. Returns the time of the
-    event.
-
-    `check` runs under the lock, before both, and may raise to call both off.
-    """
-    with committer.lock:
-        committer.require_commits()
-        times = committer.next_times(2)
-        if check is not None:
-            committer.expiries.waiting_for(check)
-        stages = (event, committer.stage_of(after(times[0])))
-        batch = engine.batch()
-        counts: list[Count] = []
-        publishing: list[Callable[[], None]] = []
-        for timestamp, stage in zip(times, stages, strict=True):
-            begun = committer.capture.begin_commit(timestamp)
-            events, publish = stage(batch, timestamp, begun[0])
-            counts.append((begun, events, timestamp + 1))
-            publishing.append(publish)
-        upper = Timestamp(times[-1] + 1)
-        committer.write_commits(batch, partial(each, publishing), upper, counts)
-        committer.syncs.sync()
-    return times[0]
-
-
-# --------------------------------------------------------------------------------------------------
-# The engine of commit: it orders the commits of one store and moves its frontiers.
-#
-# A commit takes its timestamp, writes its one engine batch and publishes `upper`, all under the
-# lock. The store's own commits, and the commits that a replica takes from its source, go through
-# the same middle, `write_commits`. The policy says which of them a store takes; `durability` how a
-# commit waits for the disk; `health` what a failure does; `frontiers` what readers see.
-#
-# Invariants
-# 1. A commit's timestamp is at or above the `upper` it found, and below the `upper` it publishes.
-# 2. A commit reads the clock once, and looks once whether the store is still healthy.
-# 3. A time that a generation begins at is announced: its record is durable before `upper` reaches
-#    it.
-# 4. A commit that is called off before its write leaves the store as it was.
-# 5. `upper` passes no due time of `expiries` before the deletes of that time are written. A commit
-#    makes its checks after them. While no key waits for its expiry, this costs nothing.
-
 Count: TypeAlias = "tuple[Begun, int, int]"
 """A commit that was begun, the events it adds to the change index, and the `upper` above it."""
+
+
+TIME_COMPLETED: Final = (
+    "the check of a commit has committed to the store, or completed the time of the commit",
+    "in a check, write nothing and read without a time",
+)
+"""The refusal of a commit whose time was taken before its check, and is complete after it."""
 
 
 class Committer:
@@ -201,7 +96,7 @@ class Committer:
         policy: Policy = OPEN,
         mark: DurableMark | None = None,
     ) -> None:
-        self._engine = versions.engine
+        self._engine, self._versions, self._index = versions.engine, versions, index
         self._timeline = timeline
         self.capture = capture
         self._meta = Meta(self._engine)
@@ -214,8 +109,8 @@ class Committer:
         self.meters = Meters(where)
         self.syncs = GroupSync(self._engine, self.frontiers, self.health, self.meters, mark=mark)
         self._mark = mark
-        self._writes = Writes(versions, index, self.recent, self.health)
         self.expiries = Expiries(versions, self.frontiers, timeline, self.apply)
+        self.requests = RequestNotes(self._meta)
         self._is_committing = False
         self.where = where
         own(self, where)
@@ -232,72 +127,73 @@ class Committer:
         *,
         durability: Durability | None = None,
         check: Callable[[], None] | None = None,
-        note: CommitNote | None = None,
+        token: RequestToken | None = None,
     ) -> Timestamp:
-        """Commit a write set. `check` runs under the lock first, and may raise to call the commit
-        off. `note` adds a record to the commit."""
-        writes.seal()
-        if note is not None:
-            check = note.check if check is None else partial(each, (note.check, check))
-        stage = partial(self._stage_writes, writes, note)
-        return self.commit_staged(
-            stage, durability=durability, check=check, writes=writes, mends=note is None
-        )
+        """Commit a write set at one new timestamp, and wait for the disk as `durability` says.
 
-    def stage_of(self, writes: WriteSet) -> Stage:
-        """The stage that adds a write set to the batch of a commit."""
-        writes.seal()
-        return partial(self._stage_writes, writes, None)
-
-    def _stage_writes(
-        self,
-        writes: WriteSet,
-        note: CommitNote | None,
-        batch: WriteBatch,
-        timestamp: Timestamp,
-        tag: tuple[int, int],
-    ) -> Staged:
-        due = None if writes.expiring is None else writes.schedule(timestamp)
-        events, full = self._writes.stage(batch, writes, timestamp, tag)
-        publish = partial(self._writes.publish, ((timestamp, writes),), full)
-        if due is not None:
-            self.expiries.begin()
-            publish = partial(each, (publish, partial(self.expiries.add, due)))
-        if note is not None:
-            publish = partial(each, (publish, note.stage(batch, timestamp)))
-        return events, publish
-
-    def commit_staged(
-        self,
-        stage_entries: Stage,
-        *,
-        durability: Durability | None = None,
-        check: Callable[[], None] | None = None,
-        writes: WriteSet | None = None,
-        mends: bool = False,
-    ) -> Timestamp:
-        """Commit the entries that `stage_entries` adds to the batch, at one new timestamp. All of
-        its versions are in `writes`, if this is given. `mends` tells that nothing else changes with
-        the commit, so that an interrupt of it is mended."""
+        `check` runs under the lock: it may raise to call the commit off, and may add to `writes`.
+        `token` names the request that the commit carries out: a repetition of the request raises
+        `RepeatedError` before the check, and the commit has a note of it.
+        """
         how = self.durability if durability is None else require_durability(durability)
+        writes.seal()
         if self.expiries.next_at != NEVER:
             self.catch_up()
         with self.lock:
-            reserved = None
+            # The time and the checks. While a key waits for its expiry the time comes first,
+            # because the deletes that are due below it must be there when the checks read.
+            taken = None
             if not self.frontiers.is_healthy or self.policy.commits is not None:
                 self.require_commits()
-                reserved = self._next()
+                taken = self._next()
+            if token is not None:
+                self.requests.require_new(token)
             if check is not None:
-                check() if reserved is None else self.expiries.waiting_for(check)
+                try:
+                    self.expiries.is_held = taken is not None
+                    check()
+                finally:
+                    self.expiries.is_held = False
             self._is_committing = True
             batch = self._engine.batch()
-            timestamp = self._timeline.next() if reserved is None else reserved
-            begun = self.capture.begin_commit(timestamp)
-            events, publish = stage_entries(batch, timestamp, begun[0])
+            timestamp = self._timeline.next() if taken is None else taken
+            if timestamp < self.frontiers.upper:
+                raise UsageError(*TIME_COMPLETED)
             upper = Timestamp(timestamp + 1)
-            points = None if writes is None or writes.ranges else writes.points
-            mend = self._mend if mends else None
-            self.write_commits(batch, publish, upper, ((begun, events, upper),), points, mend)
+
+            # The batch: versions, records of expiries, change entries, the note of a request.
+            begun = self.capture.begin_commit(timestamp)
+            due = None
+            if writes.expiring is not None:
+                due = writes.schedule(timestamp)
+                self.expiries.begin()
+            stage(batch, writes, timestamp, self._engine.families)
+            full = self._index.stage(batch, writes, timestamp, begun[0])
+            leaving = [] if token is None else self.requests.stage(batch, token, timestamp)
+            events = len(writes.points) + len(writes.ranges)
+
+            # The write, and what follows from it: see invariant 4.
+            try:
+                if self.capture.is_due:
+                    self.capture.stage(batch)
+                points = None if writes.ranges else writes.points
+                self.health.guarded(self._engine.write, batch, points)
+                if full:
+                    self.health.guarded(self._index.complete, full)
+                if writes.ranges:
+                    self._versions.publish_ranges(writes.tombstones(timestamp))
+                self.recent.add(timestamp, writes.points, writes.ranges)
+                if due is not None:
+                    self.expiries.add(due)
+                if token is not None:
+                    self.requests.show(token, timestamp, leaving)
+                self.frontiers.advance(upper)
+                self.capture.finish_commit(begun, events, upper)
+                self.meters.commits += 1
+                self.meters.changes += events
+            except BaseException as error:
+                self.health.interrupted(error, self._mend)
+                raise
             self._is_committing = False
             if how == "sync":
                 self.syncs.sync()
@@ -305,51 +201,110 @@ class Committer:
             self.syncs.wait(upper)
         return timestamp
 
+    def commit_event(
+        self,
+        stage_event: StageEvent,
+        *,
+        events: int,
+        check: Callable[[], None] | None = None,
+        after: After | None = None,
+    ) -> Timestamp:
+        """Commit what is no write set (an import, a revert, a clear), durably. Returns its time.
+
+        No other event has its timestamp. So the writes that `after` makes are a commit of their
+        own, right above it in the same batch: a crash leaves both or neither, and `upper` passes
+        both at once. `events` is what it adds to the change index. `check` runs under the lock,
+        before both, and may raise to call both off.
+        """
+        with self.lock:
+            taken, count = None, 1 if after is None else 2
+            if not self.frontiers.is_healthy or self.policy.commits is not None:
+                self.require_commits()
+                taken = self._next_times(count)
+            if check is not None:
+                try:
+                    self.expiries.is_held = taken is not None
+                    check()
+                finally:
+                    self.expiries.is_held = False
+            times = [self._timeline.next() for _ in range(count)] if taken is None else taken
+            if times[0] < self.frontiers.upper:
+                raise UsageError(*TIME_COMPLETED)
+            following = [] if after is None else [(times[1], after(times[0]))]
+            batch = self._engine.batch()
+            begun = self.capture.begin_commit(times[0])
+            show = stage_event(batch, times[0], begun[0])
+            counts, full = self._stage_commits(batch, following)
+            counts.insert(0, (begun, events, times[0] + 1))
+            with self.written(batch, Timestamp(times[-1] + 1), counts):
+                show()
+                self._show_commits(following, full)
+            self.syncs.sync()
+        return times[0]
+
     def apply(self, commits: Sequence[tuple[int, WriteSet]], upper: int) -> None:
         """Write commits that have times of their own, oldest first, in one engine batch, and
         complete the time below `upper`. The policy is not asked: a replica drives it."""
         with self.lock:
             self.health.require()
             batch = self._engine.batch()
-            counts: list[Count] = []
-            full: list[FullEntry] = []
-            for timestamp, writes in commits:
-                writes.seal()
-                begun = self.capture.begin_commit(timestamp)
-                events, entries = self._writes.stage(batch, writes, timestamp, begun[0])
-                counts.append((begun, events, timestamp + 1))
-                full += entries
+            counts, full = self._stage_commits(batch, commits)
             self._meta.stage_timestamp(batch, UPPER, upper)
-            publish = partial(self._writes.publish, commits, full)
             mend = self._mend if self.policy.commits is None else None  # no replica
-            self.write_commits(batch, publish, Timestamp(upper), counts, mend=mend)
+            with self.written(batch, Timestamp(upper), counts, mend):
+                self._show_commits(commits, full)
 
-    def write_commits(
+    @contextmanager
+    def written(
         self,
         batch: WriteBatch,
-        publish: Callable[[], None],
         upper: Timestamp,
         counts: Iterable[Count] = (),
-        points: Mapping[bytes, bytes | None] | None = None,
         mend: Mend | None = None,
-    ) -> None:
-        """Write the staged commits of `batch`, show them and count them: the middle of every
-        commit. `points` is as in `Engine.write`, and `mend` as in `Health.interrupted`. The caller
-        holds the lock. Hot."""
-        try:  # `health.poisoning`, without its object
+    ) -> Iterator[None]:
+        """Write the staged commits of `batch`; then the block shows them to readers; then move
+        `upper` and count them. `mend` is as in `Health.interrupted`. The caller holds the lock."""
+        try:
             if self.capture.is_due:
                 self.capture.stage(batch)
-            self.health.guarded(self._engine.write, batch, points)
-            publish()
+            self.health.guarded(self._engine.write, batch)
+            yield
             self.frontiers.advance(upper)
-            meters = self.meters
             for begun, events, above in counts:
                 self.capture.finish_commit(begun, events, above)
-                meters.commits += 1
-                meters.changes += events
+                self.meters.commits += 1
+                self.meters.changes += events
         except BaseException as error:
             self.health.interrupted(error, mend)
             raise
+
+    def _stage_commits(
+        self, batch: WriteBatch, commits: Sequence[tuple[int, WriteSet]]
+    ) -> tuple[list[Count], list[FullEntry]]:
+        """Add commits to a batch. Returns their counts, and the full forms of their entries in the
+        change index, which are written after the batch."""
+        counts: list[Count] = []
+        full: list[FullEntry] = []
+        for timestamp, writes in commits:
+            writes.seal()
+            begun = self.capture.begin_commit(timestamp)
+            stage(batch, writes, timestamp, self._engine.families)
+            full += self._index.stage(batch, writes, timestamp, begun[0])
+            counts.append((begun, len(writes.points) + len(writes.ranges), timestamp + 1))
+        return counts, full
+
+    def _show_commits(
+        self, commits: Sequence[tuple[int, WriteSet]], full: Sequence[FullEntry]
+    ) -> None:
+        """Tell readers and transactions of commits that are written."""
+        if full:
+            self.health.guarded(self._index.complete, full)
+        tombstones = []
+        for timestamp, writes in commits:
+            tombstones += writes.tombstones(timestamp)
+            self.recent.add(timestamp, writes.points, writes.ranges)
+        if tombstones:
+            self._versions.publish_ranges(tombstones)
 
     def mend_by(self, reload: Callable[[], None]) -> Mend:
         """The mend of records that are beside the timeline, which `reload` takes as they are
@@ -360,12 +315,12 @@ class Committer:
         """Bring memory to what is stored, after an interrupt of a commit that may be there or not,
         or of records that `reload` takes as they are stored.
 
-        All that such a commit changes in memory is made anew from the engine: `upper` and the range
-        tombstones, and the cache and the table of recent commits begin empty. The domain of
-        changesets ends, as it does after a crash, because nobody knows whether the commit was
-        counted. An open changeset would be cut by that, so then the store stays poisoned, and so
-        does a store whose engine cannot tell what it has. O(range tombstones, and the commits since
-        the last written epoch).
+        All that such a commit changes in memory is made anew from the engine: `upper`, the range
+        tombstones and the notes of requests, and the cache and the table of recent commits begin
+        empty. The domain of changesets ends, as it does after a crash, because nobody knows whether
+        the commit was counted. An open changeset would be cut by that, so then the store stays
+        poisoned, and so does a store whose engine cannot tell what it has. O(range tombstones, and
+        the commits since the last written epoch).
         """
         if not self.lock.acquire(timeout=MEND_WAIT_S):
             return False
@@ -376,16 +331,17 @@ class Committer:
             if (is_commit and self.capture.open) or not self._engine.look_again():
                 self.health.give_up()
                 return False
-            versions, frontiers = self._writes.versions, self.frontiers
-            stored = max(self._meta.timestamp(UPPER), self._writes.index.last() + 1)
+            versions, frontiers = self._versions, self.frontiers
+            stored = max(self._meta.timestamp(UPPER), self._index.last() + 1)
             upper = Timestamp(max(frontiers.upper, stored))
             versions.publish_fragments(Fragments.of(stored_tombstones(self._engine)))
             self.recent.forget(upper)
+            self.requests.reload()
             if reload is not None:
                 reload()
             else:
                 self.capture.begin_anew(
-                    self._engine, self._writes.index, since=frontiers.since, upper=upper
+                    self._engine, self._index, since=frontiers.since, upper=upper
                 )
             if upper > frontiers.upper:
                 frontiers.advance(upper)
@@ -419,7 +375,7 @@ class Committer:
             timestamp = self._timeline.next()
         return timestamp
 
-    def next_times(self, count: int) -> list[Timestamp]:
+    def _next_times(self, count: int) -> list[Timestamp]:
         """As `_next`, for commits that go together: no delete is due between them."""
         while True:
             first = self._next()

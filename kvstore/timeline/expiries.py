@@ -103,7 +103,9 @@ class Expiries:
         self.next_at = NEVER
         """No key is due before this time."""
         self.is_held = False
-        """Whether the thread that has the commit lock checks a commit whose time is taken."""
+        """Whether the thread that has the commit lock checks a commit whose time is taken. A delete
+        that becomes due meanwhile lies above that time, so it waits: a read of the check must not
+        write it."""
         self.on_first: Callable[[], None] = lambda: None
         """Called before the first commit with an expiry becomes visible."""
 
@@ -116,15 +118,6 @@ class Expiries:
             raise _not_ahead(expires)
         _require_on_timeline(due, expires)
         return due
-
-    def waiting_for(self, check: Callable[[], None]) -> None:
-        """Run the check of a commit whose time is taken. A delete that becomes due meanwhile lies
-        above that time, so it waits: a read of the check must not write it."""
-        self.is_held = True
-        try:
-            check()
-        finally:
-            self.is_held = False
 
     # -- the schedule -----------------------------------------------------------------------
 

@@ -32,7 +32,7 @@ from kvstore.errors import (
 from kvstore.mvcc.expiry import EXPIRY
 from kvstore.mvcc.meta import KeptRecords, Meta
 from kvstore.mvcc.versions import Versions
-from kvstore.timeline.committer import After, Committer, Staged, commit_together
+from kvstore.timeline.committer import After, Committer
 from kvstore.timeline.import_records import (
     IMPORT_PREFIX,
     UNCHANGED,
@@ -381,7 +381,9 @@ class Imports:
             if amend is not None:
                 changes = amend()
 
-        def stage(batch: WriteBatch, timestamp: Timestamp, changeset: tuple[int, int]) -> Staged:
+        def stage(
+            batch: WriteBatch, timestamp: Timestamp, changeset: tuple[int, int]
+        ) -> Callable[[], None]:
             if op == OP_IMPORT:
                 changed = replace(record, added=timestamp, rows=record.rows + changes.rows)
                 self.stored.stage(batch, record, changes)
@@ -401,11 +403,9 @@ class Imports:
                 spans = [(span.start, span.end) for span in record.spans]
                 self._committer.recent.add(timestamp, {}, spans)
 
-            return 1, publish
+            return publish
 
-        if after is not None:
-            return commit_together(self._committer, self._engine, stage, after, check=ready)
-        return self._committer.commit_staged(stage, durability="sync", check=ready)
+        return self._committer.commit_event(stage, events=1, check=ready, after=after)
 
     def _abort(self, import_id: int) -> bool:
         committer = self._committer

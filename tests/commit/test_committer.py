@@ -9,9 +9,9 @@ import pytest
 
 from kvstore.base.timestamp import Timestamp
 from kvstore.engine import WriteBatch
-from kvstore.errors import ClosedError, PoisonedError, StorageError
+from kvstore.errors import ClosedError, PoisonedError, StorageError, UsageError
 from kvstore.mvcc import WriteSet
-from kvstore.timeline.committer import Committer, Staged
+from kvstore.timeline.committer import Committer
 from kvstore.timeline.frontiers import replica_policy
 from tests.commit.conftest import START, Bench, writes_of
 
@@ -70,7 +70,7 @@ def test_a_commit_that_its_check_calls_off_leaves_no_trace(bench: Bench) -> None
 def test_entries_that_cannot_be_staged_leave_the_store_as_it_was(bench: Bench) -> None:
     committer = bench.committer()
     with pytest.raises(KeyboardInterrupt):
-        committer.commit_staged(interrupt)  # type: ignore[arg-type]
+        committer.commit_event(interrupt, events=1)  # type: ignore[arg-type]
     assert committer.frontiers.is_healthy
     at = committer.commit(writes_of(a=b"1"))
     assert rows(bench, at) == [(at, b"a", b"1")]
@@ -79,13 +79,38 @@ def test_entries_that_cannot_be_staged_leave_the_store_as_it_was(bench: Bench) -
 def test_readers_are_told_after_the_write_and_before_upper(bench: Bench) -> None:
     committer, told = bench.committer(), []
 
-    def stage(batch: WriteBatch, timestamp: Timestamp, tag: tuple[int, int]) -> Staged:
+    def stage(batch: WriteBatch, timestamp: Timestamp, tag: tuple[int, int]) -> Callable[[], None]:
         told.append(("staged", committer.upper, tag[0] == committer.capture.domain))
-        return 0, lambda: told.append(("published", committer.upper, True))
+        return lambda: told.append(("published", committer.upper, True))
 
-    committer.commit_staged(stage)
+    committer.commit_event(stage, events=0)
     assert told == [("staged", 1, True), ("published", 1, True)]
     assert committer.upper == START + 1
+
+
+def test_a_check_that_completes_the_time_of_its_commit_calls_it_off(bench: Bench) -> None:
+    """While a key waits for its expiry, a commit takes its time before its check."""
+    committer = bench.committer()
+    committer.commit(writes_of(a=b"1"))
+    expiring = WriteSet()
+    expiring.put_expiring(b"b", b"1", START * 2)
+    committer.commit(expiring)
+    calls: list[Callable[[Callable[[], object]], object]] = [
+        lambda check: committer.commit(writes_of(a=b"2"), check=check),  # type: ignore[arg-type]
+        lambda check: committer.commit_event(
+            lambda *_: lambda: None,
+            events=1,
+            check=check,  # type: ignore[arg-type]
+        ),
+    ]
+    for call in calls:
+        bench.clock.advance(10)
+        with pytest.raises(UsageError, match="in a check, write nothing"):
+            call(committer.close_upto_now)
+        upper = committer.upper
+        assert bench.versions.get(b"a", upper - 1) == b"1"
+        committer.commit(writes_of(c=b"1"))
+        assert committer.upper > upper
 
 
 STEPS: dict[str, Callable[[Bench, Committer], tuple[Any, str]]] = {
@@ -96,6 +121,9 @@ STEPS: dict[str, Callable[[Bench, Committer], tuple[Any, str]]] = {
 }
 WRITES: dict[str, Callable[[Committer], object]] = {
     "of its own": lambda committer: committer.commit(writes_of(a=b"1")),
+    "of an event": lambda committer: committer.commit_event(
+        lambda *_: lambda: None, events=1, after=lambda at: writes_of(a=b"1")
+    ),
     "of a source": lambda committer: committer.apply([(5, writes_of(a=b"1"))], 9),
 }
 

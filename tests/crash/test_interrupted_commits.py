@@ -4,6 +4,7 @@ one under way is there or not, for this process and after a crash alike."""
 from __future__ import annotations
 
 import itertools
+import linecache
 import os
 import signal
 import sys
@@ -62,7 +63,16 @@ COMMITS: Mapping[str, Callable[[Store, int], None]] = {
 }
 
 
-PLACES = ("write_commits", "guarded", "publish", "advance", "write_meta", "add", "note_health")
+PLACES = (
+    "commit",
+    "written",
+    "_show_commits",
+    "guarded",
+    "advance",
+    "write_meta",
+    "add",
+    "note_health",
+)
 """Functions in which the stored bytes and memory may differ."""
 
 
@@ -82,9 +92,11 @@ def at_line(
             return None
         frame.f_trace_opcodes = opcodes
         wanted = "opcode" if opcodes else "line"
-        # A signal is handled between bytecodes of a block, and not in the entry of a lock's `with`.
-        if event == wanted and frame.f_code.co_name in within and not next(left):
-            raise KeyboardInterrupt
+        if event == wanted and frame.f_code.co_name in within:
+            # A signal is handled inside the block of a lock, and not where `with` enters or leaves.
+            line = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
+            if not line.lstrip().startswith("with self.lock:") and not next(left):
+                raise KeyboardInterrupt
         return trace
 
     before = sys.gettrace()
@@ -149,6 +161,8 @@ def test_a_commit_that_is_interrupted_at_any_line_leaves_a_store_that_works(
 RECORDS = (
     "write_meta",
     "announce",
+    "commit_event",
+    "written",
     "guarded",
     "show",
     "publish",

@@ -19,8 +19,8 @@ from kvstore.remote.client import Client, connect, connect_async
 from kvstore.remote.control import as_store
 from kvstore.remote.server import ListenAddress, Running, Token, serving
 from kvstore.remote.server.app import app
-from kvstore.requests import RequestToken
 from kvstore.tables.definition import table_prefix
+from kvstore.timeline.request_notes import RequestToken
 from tests.server.test_hostile import request, say, status
 
 START = 1_700_000_000_000_000_000

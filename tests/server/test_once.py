@@ -25,7 +25,7 @@ from kvstore.remote.client import Client, connect
 from kvstore.remote.client.client import ClientFeed, ClientHold, ClientSnapshot
 from kvstore.remote.server import ListenAddress, serving
 from kvstore.remote.server.app import app
-from kvstore.requests import RequestToken
+from kvstore.timeline.request_notes import RequestToken
 from tests.harness.bounds import bounds
 from tests.harness.forks import STATUS, reap
 from tests.harness.seeds import seeded
@@ -138,7 +138,7 @@ def test_a_new_writer_passes_over_no_notes_but_those_that_are_forgotten(
                 passed += 1
                 yield writer
 
-    monkeypatch.setattr("kvstore.requests.dict", Counted, raising=False)
+    monkeypatch.setattr("kvstore.timeline.request_notes.dict", Counted, raising=False)
     with bounds(REQUEST_WRITERS_MAX=50):
         for number in range(200):
             put(store, b"v", RequestToken(f"w{number}", 1, store.upper - 1))

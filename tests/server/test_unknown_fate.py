@@ -33,8 +33,8 @@ from kvstore.errors import (
 from kvstore.remote.protocol import to_json
 from kvstore.remote.server.access import WHOLE, Grant
 from kvstore.remote.server.app import app
-from kvstore.requests import RequestToken
 from kvstore.tables.sources import digest_of
+from kvstore.timeline.request_notes import RequestToken
 from tests.harness.seeds import seeded
 from tests.server.cut_off import Served, served
 

@@ -4,13 +4,14 @@ write."""
 from __future__ import annotations
 
 import threading
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import kvstore
-from kvstore import Store
+from kvstore import ManualClock, Store
 from kvstore.errors import (
     HistoryGoneError,
     PoisonedError,
@@ -72,6 +73,17 @@ def test_unchanged_since_sees_puts_deletes_and_range_deletes(store: Store) -> No
         change()
         with pytest.raises(PreconditionError, match="nothing written since"):
             store.put_if(b"k", b"w", unchanged_since=read_at)
+
+
+def test_a_time_up_to_which_nothing_was_written_is_complete_then(tmp_path: Path) -> None:
+    """While another key waited for its expiry, the commit came at that time, below `upper`."""
+    clock = ManualClock()
+    with kvstore.open(tmp_path / "s", clock=clock) as store:
+        store.put(b"expiring", b"v", expires=timedelta(days=1))
+        clock.advance(10)
+        now = store.now()
+        assert store.put_if(b"k", b"v", unchanged_since=now) > now
+        assert store.get(b"k", as_of=now) is None
 
 
 def test_value_is_compared_before_the_time(store: Store) -> None:

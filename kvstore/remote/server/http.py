@@ -38,7 +38,7 @@ from kvstore.errors import (
 from kvstore.limits import JSON_ANSWER_BYTES_MAX, JSON_ROWS_MAX
 from kvstore.remote.protocol import ERROR_NAME, JSON_TYPE, failure_fields, to_json, unquoted
 from kvstore.remote.server.invocation import UnknownChangesetError
-from kvstore.requests import RequestToken
+from kvstore.timeline.request_notes import RequestToken
 
 # --------------------------------------------------------------------------------------------------
 # The extra `server`: packages that only a process which serves a store needs.

@@ -23,9 +23,9 @@ from kvstore.errors import ClosedError, KVStoreError, RetryableError, UsageError
 from kvstore.limits import SERVER_CHANGESET_S, SERVER_CHANGESETS_MAX
 from kvstore.remote.parameters import Parameter, Schema
 from kvstore.remote.server.access import Grant
-from kvstore.requests import RequestToken
 from kvstore.store import Store
 from kvstore.timeline.expiries import Expires
+from kvstore.timeline.request_notes import RequestToken
 
 # --------------------------------------------------------------------------------------------------
 # Parts of a server that packages above bring. They are imported by name where they are asked for.

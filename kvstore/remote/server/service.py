@@ -30,8 +30,8 @@ from kvstore.remote.server.verbs import (
     Verb,
     changeset_verbs,
 )
-from kvstore.requests import RequestToken
 from kvstore.store import Store
+from kvstore.timeline.request_notes import RequestToken
 
 VERBS: Final[Sequence[Verb]] = (
     *READS,
