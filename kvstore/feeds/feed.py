@@ -395,6 +395,10 @@ class Feed:
         if position._replace(taken=0).is_beyond(acked):
             self._hold.move(position.timestamp, state_from=position.state_from)
 
+    def take_back(self, position: Position) -> None:
+        """Go back to `position`: the batches behind it did not reach the consumer."""
+        self._tail.position = position
+
     def close(self) -> None:
         """Close the handle. The position stays. Repeatable."""
         self._closed = True

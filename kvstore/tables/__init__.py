@@ -2,7 +2,7 @@
 
 from kvstore.codec.tuples import desc
 from kvstore.tables.catalogue import unique
-from kvstore.tables.changes import TableFeed, TableFeedBatch
+from kvstore.tables.changes import TableFeed, TableFeedBatch, UnreadableRow
 from kvstore.tables.codec import TableCodec
 from kvstore.tables.table import FoundRows, Table
 
@@ -12,6 +12,7 @@ __all__ = [
     "TableCodec",
     "TableFeed",
     "TableFeedBatch",
+    "UnreadableRow",
     "desc",
     "unique",
 ]

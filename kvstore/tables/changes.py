@@ -15,20 +15,25 @@ from kvstore.base.span import Span
 from kvstore.base.timestamp import TimeLike, Timestamp
 from kvstore.changes import Change
 from kvstore.changes.events import Event
-from kvstore.errors import UsageError
+from kvstore.errors import CorruptionError, UsageError
 from kvstore.feeds import Feed, FeedBatch, Position
 from kvstore.limits import SCAN_CHUNK
 from kvstore.mvcc.arrow import to_microseconds
 from kvstore.tables.catalogue import two_named
-from kvstore.tables.codec import TableCodec
+from kvstore.tables.codec import TableCodec, UnknownLayoutError, UnreadableRowError
 from kvstore.tables.sources import StoreRows
 
 # --------------------------------------------------------------------------------------------------
 # Changes of rows as Arrow batches, with the names of the change feed of Delta.
 #
-# the columns of the table _change_type       "insert", "update_preimage", "update_postimage" or
-# "delete" _commit_version    the timestamp of the commit, in nanoseconds _commit_timestamp  the
-# same as a timestamp of microseconds, rounded up: a read as of it has the row
+#     the columns of the table
+#     _change_type         "insert", "update_preimage", "update_postimage" or "delete"
+#     _commit_version      the timestamp of the commit, in nanoseconds
+#     _commit_timestamp    the same in microseconds, rounded up: a read as of it has the row
+#
+# An older release took rows that their columns do not hold (`kvstore.tables.exact`). History keeps
+# such a version also when the row was deleted or put anew, so a consumer must get past it. A change
+# of such a row raises, and names it, or it is handed over as its stored bytes (`OnUnreadable`).
 
 RowImages: TypeAlias = Literal["pre+post", "post", "pre"]
 CHANGE_FIELDS: Final = [
@@ -38,6 +43,25 @@ CHANGE_FIELDS: Final = [
 ]
 ChangedRow: TypeAlias = tuple[str, int, bytes, bytes]
 """The type of a change, its time, and the key and value of the row."""
+
+
+class UnreadableRow(NamedTuple):
+    """A row of a change, or a version in the history of a row, that its columns do not hold."""
+
+    change_type: str
+    """As in the column `_change_type`; "version" in the history of a row."""
+    timestamp: Timestamp
+    """The time of the change, or of the version."""
+    key: bytes
+    """The key of the row, as the store has it."""
+    value: bytes
+    """The value of the row, as the store has it."""
+    problem: str
+    """Names the row and its column."""
+
+
+OnUnreadable: TypeAlias = "Callable[[UnreadableRow], object]"
+"""Takes a row that cannot be read, and that is then left out."""
 
 
 def change_schema(codec: TableCodec, columns: Sequence[str] | None) -> pa.Schema:
@@ -63,28 +87,68 @@ def changed_batches(
     *,
     images: RowImages,
     columns: Sequence[str] | None,
+    on_unreadable: OnUnreadable | None,
 ) -> Iterator[pa.RecordBatch]:
-    """The changes of rows, in batches. A look-up for each."""
+    """The changes of rows, in batches. A look-up for each. A row that cannot be read raises behind
+    the rows before it, unless `on_unreadable` takes it."""
     points = _points(store, changes)
     while chunk := list(islice(points, SCAN_CHUNK)):
         before = store.get_many([key for _, key, _ in chunk], [at - 1 for at, _, _ in chunk])
         rows: list[ChangedRow] = []
         for (at, key, after), old in zip(chunk, before, strict=True):
             rows += images_of(at, key, old, after, images)
-        if rows:
-            yield rows_batch(codec, rows, columns)
+        try:
+            found = rows_batch(codec, rows, columns, on_unreadable)
+        except UnreadableRowError as error:
+            if error.row:
+                yield rows_batch(codec, rows[: error.row], columns, None)
+            raise
+        if found.num_rows:
+            yield found
 
 
 def rows_batch(
-    codec: TableCodec, rows: Sequence[ChangedRow], columns: Sequence[str] | None
+    codec: TableCodec,
+    rows: Sequence[ChangedRow],
+    columns: Sequence[str] | None,
+    on_unreadable: OnUnreadable | None,
 ) -> pa.RecordBatch:
-    """Changed rows as a batch of `change_schema`."""
+    """Changed rows as a batch of `change_schema`. Raises `UnreadableRowError` for the first row
+    that cannot be read, unless `on_unreadable` takes it."""
     kinds, versions, keys, values = map(list, zip(*rows, strict=True)) if rows else ([],) * 4
-    decoded = codec.decode(pa.array(keys, pa.binary()), pa.array(values, pa.binary()), columns)
+    try:
+        decoded = codec.decode(pa.array(keys, pa.binary()), pa.array(values, pa.binary()), columns)
+    except UnknownLayoutError:
+        raise
+    except CorruptionError:
+        refused = {error.row: error for error in codec.refused(keys, values, columns)}
+        for error in refused.values():
+            hand_over(error, rows[error.row], on_unreadable)
+        readable = [row for at, row in enumerate(rows) if at not in refused]
+        return rows_batch(codec, readable, columns, None)
     commits = pa.array(versions, pa.int64())
     added = [pa.array(kinds, pa.string()), commits, to_microseconds(commits)]
     schema = change_schema(codec, columns)
     return pa.RecordBatch.from_arrays([*decoded.columns, *added], schema=schema)
+
+
+def hand_over(
+    error: UnreadableRowError, row: ChangedRow, on_unreadable: OnUnreadable | None
+) -> None:
+    """Hand a row that cannot be read to `on_unreadable`. Raises `UnreadableRowError`, which tells
+    how to get past the row, if this is None."""
+    kind, at, key, value = row
+    if on_unreadable is None:
+        raise UnreadableRowError(
+            error.where,
+            f"{error.problem}, in its {kind} of {Timestamp(at)}",
+            error.row,
+            "history keeps this version when the row is deleted or put anew: pass "
+            "on_unreadable=..., which takes such rows aside, or choose other columns; a client "
+            "asks in the process of the store",
+        ) from error
+    problem = f"{error.where}: {error.problem}"
+    on_unreadable(UnreadableRow(kind, Timestamp(at), key, value, problem))
 
 
 def images_of(
@@ -126,7 +190,9 @@ def _points(
 # Invariants
 # 1. The rows of a batch are decoded by the definition at the end of the batch, so no row is of a
 #    newer layout.
-# 2. A position counts changes of keys. The choice of images and columns may differ between two
+# 2. A batch that was not made, because a row of it cannot be read or an interrupt came, is
+#    delivered again: no `ack` releases it.
+# 3. A position counts changes of keys. The choice of images and columns may differ between two
 #    consumers that continue from one position.
 
 
@@ -156,10 +222,12 @@ class TableFeed:
         codec: Callable[[Timestamp], TableCodec],
         images: RowImages,
         columns: Sequence[str] | None,
+        on_unreadable: OnUnreadable | None,
     ) -> None:
         """`feed` delivers both images, `codec` is the definition at a time."""
         self._feed, self._codec = feed, codec
         self._images, self._columns = images, columns
+        self._on_unreadable = on_unreadable
 
     @property
     def position(self) -> Position:
@@ -169,9 +237,18 @@ class TableFeed:
     def batches(
         self, *, follow: bool = False, heartbeat: float | None = None
     ) -> Iterator[TableFeedBatch]:
-        """See `Feed.batches`."""
+        """See `Feed.batches`. A batch with a row that cannot be read raises `CorruptionError`,
+        which names it; the feed stays in front of this batch. With `on_unreadable` the feed hands
+        such a row over, again if the batch is delivered again, and leaves it out."""
+        position = self._feed.position
         for batch in self._feed.batches(follow=follow, heartbeat=heartbeat):
-            yield self._of(batch)
+            try:
+                found = self._of(batch)
+            except BaseException:
+                self._feed.take_back(position)
+                raise
+            position = found.position
+            yield found
 
     def __iter__(self) -> Iterator[TableFeedBatch]:
         return self.batches()
@@ -197,7 +274,7 @@ class TableFeed:
     def _of(self, batch: FeedBatch) -> TableFeedBatch:
         at = batch.events[-1].timestamp if batch.events else batch.resolved
         changed = [row for event in batch.events for row in self._rows(event)]
-        rows = rows_batch(self._codec(at), changed, self._columns)
+        rows = rows_batch(self._codec(at), changed, self._columns, self._on_unreadable)
         return TableFeedBatch(rows, batch.position, batch.is_state)
 
     def _rows(self, event: Event) -> Iterator[ChangedRow]:
@@ -213,6 +290,7 @@ def open_feed(
     *,
     images: RowImages = "pre+post",
     columns: Sequence[str] | None = None,
+    on_unreadable: OnUnreadable | None = None,
     max_age: timedelta | None = None,
     batch_rows: int | None = None,
     batch_bytes: int | None = None,
@@ -232,4 +310,4 @@ def open_feed(
         batch_rows=batch_rows,
         batch_bytes=batch_bytes,
     )
-    return TableFeed(feed, partial(rows.codec, table), images, columns)
+    return TableFeed(feed, partial(rows.codec, table), images, columns, on_unreadable)

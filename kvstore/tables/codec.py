@@ -577,8 +577,13 @@ class UnreadableRowError(CorruptionError):
     """A row holds a value that its column does not hold: an older release took it, or its bytes
     are damaged. `row` is its place among the rows that were decoded."""
 
-    def __init__(self, where: str, problem: str, row: int) -> None:
-        remedy = "delete the row or put it anew: `kvstore verify` lists all such rows"
+    def __init__(
+        self,
+        where: str,
+        problem: str,
+        row: int,
+        remedy: str = "delete the row or put it anew: `kvstore verify` lists all such rows",
+    ) -> None:
         super().__init__(where, problem, remedy)
         self.row = row
 
@@ -695,6 +700,18 @@ class TableCodec:
             for row in unheld(array):
                 found.setdefault(row, _unheld(column, array, row))
         yield from sorted(found.items())
+
+    def refused(
+        self, keys: Sequence[bytes], values: Sequence[bytes], columns: Sequence[str] | None
+    ) -> Iterator[UnreadableRowError]:
+        """The errors of the rows that `decode` refuses. Decodes the rows one by one."""
+        for row, (key, value) in enumerate(zip(keys, values, strict=True)):
+            try:
+                self.decode(binary_array([key]), binary_array([value]), columns)
+            except UnknownLayoutError:  # noqa: PERF203  # a row that cannot be read is rare
+                raise
+            except CorruptionError as error:
+                yield self._unreadable(key, error.problem, row)
 
     def schema_of(self, columns: Sequence[str] | None) -> pa.Schema:
         """The schema of `decode`."""

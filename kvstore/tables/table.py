@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
+from functools import partial
 from itertools import chain
 from typing import Any, NamedTuple, NoReturn
 
@@ -17,6 +18,7 @@ from kvstore.base.timestamp import TimeLike, Timestamp
 from kvstore.codec.tuples import desc
 from kvstore.errors import HistoryGoneError, TableAlteredError, UsageError
 from kvstore.feeds import Position
+from kvstore.mvcc import Version
 from kvstore.tables.catalogue import (
     Added,
     Alteration,
@@ -27,14 +29,22 @@ from kvstore.tables.catalogue import (
     require_name,
 )
 from kvstore.tables.changes import (
+    OnUnreadable,
     RowImages,
     TableFeed,
     change_schema,
     changed_batches,
+    hand_over,
     open_feed,
     require_images,
 )
-from kvstore.tables.codec import TableCodec, UnknownLayoutError, batches_of, each_dict
+from kvstore.tables.codec import (
+    TableCodec,
+    UnknownLayoutError,
+    UnreadableRowError,
+    batches_of,
+    each_dict,
+)
 from kvstore.tables.definition import Index, row_of, schema_of_class
 from kvstore.tables.indexes import (
     Tidying,
@@ -107,6 +117,26 @@ class RowVersion(NamedTuple):
 
     timestamp: Timestamp
     row: dict[str, Any] | None
+
+
+def row_versions(
+    codec: Callable[[Timestamp], TableCodec],
+    key: bytes,
+    versions: Iterable[Version],
+    on_unreadable: OnUnreadable | None,
+) -> list[RowVersion]:
+    """The stored `versions` of a row. `codec` is the definition at a time. See `Table.history`."""
+    found = []
+    for _, at, value in versions:
+        row = None
+        if value is not None:
+            try:
+                row = codec(at).to_dict(key, value)
+            except UnreadableRowError as error:
+                hand_over(error, ("version", at, key, value), on_unreadable)
+                continue
+        found.append(RowVersion(at, row))
+    return found
 
 
 # --------------------------------------------------------------------------------------------------
@@ -288,19 +318,15 @@ class Table:
 
         return FoundRows(schema, rows(found_batches), chain.from_iterable(rows(found_dicts)))
 
-    def history(self, *key: Any) -> list[RowVersion]:
-        """All kept versions of a row, newest first, each with the columns of its time."""
+    def history(self, *key: Any, on_unreadable: OnUnreadable | None = None) -> list[RowVersion]:
+        """All kept versions of a row, newest first, each with the columns of its time. A version
+        that its columns do not hold raises `CorruptionError`. With `on_unreadable` such a version
+        is handed over as it is stored, and left out. The key may be of a row that cannot be read:
+        see `delete`."""
         rows = self._reader()
-        stored_key = rows.codec(self.name).key.whole_key(key)
-        return [
-            RowVersion(
-                version.timestamp,
-                None
-                if version.value is None
-                else rows.codec(self.name, version.timestamp).to_dict(stored_key, version.value),
-            )
-            for version in rows.history(stored_key)
-        ]
+        stored_key = rows.codec(self.name).key.stored_key(key)
+        codec = partial(rows.codec, self.name)
+        return row_versions(codec, stored_key, rows.history(stored_key), on_unreadable)
 
     def latest(
         self,
@@ -366,25 +392,38 @@ class Table:
         *,
         images: RowImages = "pre+post",
         columns: Sequence[str] | None = None,
+        on_unreadable: OnUnreadable | None = None,
     ) -> pa.RecordBatchReader:
         """The changes of rows in `(since, upto]`, in time order, with the names of Delta's change
         feed: `_change_type` (`insert`, `update_preimage`, `update_postimage`, `delete`),
         `_commit_version` and `_commit_timestamp`. `images` leaves out the rows before updates
-        (`"post"`) or after them (`"pre"`). The columns are as the table has them at `upto`."""
+        (`"post"`) or after them (`"pre"`). The columns are as the table has them at `upto`.
+
+        A row that its columns do not hold, which an older release took, raises `CorruptionError`
+        behind the rows before it. With `on_unreadable` such a row is handed over as it is stored,
+        and left out."""
         require_images(images)
         rows = self._kept_rows("asked for its changes")
         upto = rows.time(upto, "upto")
         codec = rows.codec(self.name, upto)
         span = Span.of_prefix(codec.key.prefix)
         changes = rows.store.changes(since, upto, span.start, span.end, order="time")
-        batches = changed_batches(rows.store, codec, changes, images=images, columns=columns)
+        batches = changed_batches(
+            rows.store,
+            codec,
+            changes,
+            images=images,
+            columns=columns,
+            on_unreadable=on_unreadable,
+        )
         return pa.RecordBatchReader.from_batches(change_schema(codec, columns), batches)
 
     def feed(
         self, name: str, start: TimeLike | Position | None = None, **choices: Any
     ) -> TableFeed:
         """A feed of the rows, as `Store.feed`: batches have `rows` with the columns of `changes`.
-        `choices` are `images`, `columns`, `streams`, `max_age`, `batch_rows`, `batch_bytes`."""
+        `choices` are `images`, `columns` and `on_unreadable` as in `changes`, `streams`, `max_age`,
+        `batch_rows`, `batch_bytes`."""
         return open_feed(self._store_rows("followed"), self.name, name, start, **choices)
 
     # -- writing ----------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from kvstore.errors import CorruptionError, UsageError
 from kvstore.remote.client import connect
 from kvstore.remote.server import ListenAddress, serving
 from kvstore.remote.server.app import app
+from kvstore.tables import TableFeed, UnreadableRow
 from kvstore.tables.codec import RowCodec
 
 pytestmark = pytest.mark.damages_store
@@ -154,6 +155,129 @@ def test_gc_tidies_beside_a_bad_row(store: kvstore.Store, table: kvstore.Table) 
     table.tidy()
     store.gc(keep=timedelta(0))
     assert len(store.verify().problems) == 1
+
+
+@pytest.fixture
+def mended(store: kvstore.Store) -> kvstore.Table:
+    """A table whose row 2 could not be read, and was then put anew and deleted."""
+    schema = pa.schema([("k", pa.int64()), ("x", pa.string()), ("n", pa.int64())])
+    made = store.table("t", schema, key=["k"])
+    store.hold("all")
+    crafted(store, made, {"k": (numbers := pa.array([1, 2, 3])), "x": TEXTS, "n": numbers})
+    made.put({"k": 2, "x": "two", "n": 2})
+    made.delete(2)
+    return made
+
+
+READABLE = [
+    (1, "one", "insert"),
+    (3, "three", "insert"),
+    (2, "two", "update_postimage"),
+    (2, "two", "delete"),
+]
+"""The changes of `mended` that can be read."""
+
+
+def told(rows: pa.RecordBatch | pa.Table) -> list[tuple[int, str, str]]:
+    return [(row["k"], row["x"], row["_change_type"]) for row in rows.to_pylist()]
+
+
+def consume(feed: TableFeed, found: list[tuple[int, str, str]]) -> None:
+    for batch in feed:
+        found += told(batch.rows)
+        feed.ack(batch)
+
+
+NAMED = r"table 't', row k=2.*'x'.*b'\\xff\\xfe', in its insert of .*on_unreadable"
+
+
+def test_changes_name_a_version_that_cannot_be_read(mended: kvstore.Table) -> None:
+    read: list[pa.RecordBatch] = []
+    with pytest.raises(CorruptionError, match=NAMED):
+        read.extend(mended.changes(0))
+    assert [told(batch) for batch in read] == [READABLE[:1]]
+    assert mended.changes(0, columns=["n"]).read_all()["n"].to_pylist() == [1, 2, 3, 2, 2, 2]
+
+
+def test_changes_hand_over_a_version_that_cannot_be_read(
+    store: kvstore.Store, mended: kvstore.Table
+) -> None:
+    taken: list[UnreadableRow] = []
+    changes = mended.changes(0, on_unreadable=taken.append)
+    assert told(changes.read_all()) == READABLE
+    assert [each.change_type for each in taken] == ["insert", "update_preimage"]
+    key = mended.codec().key.whole_key((2,))
+    for each in taken:
+        assert (each.key, each.value) == (key, store.get(key, as_of=taken[0].timestamp))
+        assert each.problem.startswith("table 't', row k=2: column 'x'")
+    assert taken[0].timestamp < taken[1].timestamp
+
+
+@pytest.mark.parametrize("batch_rows", [1, 100])
+def test_a_feed_stays_in_front_of_a_version_that_cannot_be_read(
+    mended: kvstore.Table, batch_rows: int
+) -> None:
+    """The next call went on behind the batch that was never delivered, and an ack released it."""
+    feed = mended.feed("f", start="oldest", batch_rows=batch_rows)
+    found: list[tuple[int, str, str]] = []
+    for _ in range(3):
+        with pytest.raises(CorruptionError, match=NAMED):
+            consume(feed, found)
+        feed.ack(feed.position)
+    assert found == READABLE[: batch_rows == 1]
+    taken: list[UnreadableRow] = []
+    feed = mended.feed("f", batch_rows=batch_rows, on_unreadable=taken.append)
+    consume(feed, found)
+    assert sorted(set(found)) == sorted(READABLE)
+    assert [each.change_type for each in taken] == ["insert", "update_preimage"]
+
+
+def test_a_feed_that_begins_with_a_state_gets_past_a_row_that_cannot_be_read(
+    store: kvstore.Store, table: kvstore.Table, case: tuple[pa.Array, str]
+) -> None:
+    taken: list[UnreadableRow] = []
+    feed = table.feed("f", start="state", on_unreadable=taken.append, batch_rows=2)
+    keys = [key for batch in feed for key in batch.rows["k"].to_pylist()]
+    assert sorted(keys + [2] * len(taken)) == [1, 2, 3]
+    assert bool(taken) == (not pa.types.is_temporal(case[0].type))
+
+
+def test_a_function_that_fails_is_asked_again(mended: kvstore.Table) -> None:
+    asked: list[UnreadableRow] = []
+
+    def take(row: UnreadableRow) -> None:
+        asked.append(row)
+        if len(asked) == 1:
+            raise OSError("the place for such rows is full")
+
+    feed = mended.feed("f", start="oldest", on_unreadable=take)
+    with pytest.raises(OSError, match="full"):
+        list(feed)
+    assert [row for batch in feed for row in told(batch.rows)] == READABLE
+    assert asked[0] == asked[1]
+
+
+def test_history_hands_over_a_version_that_cannot_be_read(
+    store: kvstore.Store, mended: kvstore.Table
+) -> None:
+    with pytest.raises(CorruptionError, match=r"row k=2.*in its version of .*on_unreadable"):
+        mended.history(2)
+    taken: list[UnreadableRow] = []
+    versions = mended.history(2, on_unreadable=taken.append)
+    assert [version.row for version in versions] == [None, {"k": 2, "x": "two", "n": 2}]
+    (each,) = taken
+    assert each.change_type == "version"
+    assert each.timestamp < versions[1].timestamp
+    listening = serving(app(store), ListenAddress("127.0.0.1", 0))
+    with listening as running, connect(running.url) as client:
+        there = client.table("t")
+        again: list[UnreadableRow] = []
+        assert there.history(2, on_unreadable=again.append) == versions
+        assert again == taken
+        with pytest.raises(CorruptionError, match="row k=2"):
+            there.changes(0).read_all()
+        with pytest.raises(UsageError, match="on_unreadable"):
+            there.changes(0, on_unreadable=again.append)
 
 
 BAD_KEYS: dict[str, tuple[pa.Array, Any]] = {

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import timedelta
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -40,14 +40,14 @@ from kvstore.tables.catalogue import (
     define,
     require_name,
 )
-from kvstore.tables.changes import RowImages, require_images
+from kvstore.tables.changes import OnUnreadable, RowImages, require_images
 from kvstore.tables.codec import TableCodec, dicts
 from kvstore.tables.definition import Definition, definition_key
 from kvstore.tables.indexes import index_span
 from kvstore.tables.joining import TableSide, asked_rows, latest_span
 from kvstore.tables.joins import VALUE_FIELDS, Asked, Piece, Pieces, Search
 from kvstore.tables.sources import MakeChange, RowChange, TransactionRows, digest_of
-from kvstore.tables.table import FoundRows, RowVersion, Table, arguments_given
+from kvstore.tables.table import FoundRows, RowVersion, Table, arguments_given, row_versions
 from kvstore.timeline.durability import Durability
 from kvstore.timeline.expiries import sent_expiry
 from kvstore.timeline.holds import HoldRecord, from_fields
@@ -505,20 +505,13 @@ class ClientTable(Table):
             reader = once(self.codec(as_of))
         return FoundRows(reader.schema, iter(reader))
 
-    def history(self, *key: Any) -> list[RowVersion]:
+    def history(self, *key: Any, on_unreadable: OnUnreadable | None = None) -> list[RowVersion]:
         """See `Table.history`."""
-        stored_key = self._catalogue.codec(self.name).key.whole_key(key)
+        stored_key = self._catalogue.codec(self.name).key.stored_key(key)
         versions = self._pool.send(calls.history(stored_key))
         self._catalogue.forget(self.name)  # the versions may be of a newer definition
-        return [
-            RowVersion(
-                at,
-                None
-                if value is None
-                else self._catalogue.codec(self.name, at).to_dict(stored_key, value),
-            )
-            for _, at, value in versions
-        ]
+        codec = partial(self._catalogue.codec, self.name)
+        return row_versions(codec, stored_key, versions, on_unreadable)
 
     def ttl(self, *key: Any) -> timedelta | None:
         """See `Table.ttl`. One round trip."""
@@ -544,9 +537,15 @@ class ClientTable(Table):
         *,
         images: RowImages = "pre+post",
         columns: Sequence[str] | None = None,
+        on_unreadable: OnUnreadable | None = None,
     ) -> pa.RecordBatchReader:
-        """See `Table.changes`."""
+        """See `Table.changes`. Raises `UsageError` for `on_unreadable`: the server decodes the
+        rows."""
         require_images(images)
+        if on_unreadable is not None:
+            raise UsageError(
+                "on_unreadable of a client's table", "ask in the process of the store, or beside it"
+            )
         window = {"since": calls.since(since), "upto": ns(upto, "upto")}
         fields = {"table": self.name, **window, "images": images, "columns": _listed(columns)}
         return transport.rows(self._pool, _of_verb("table_changes", fields))
