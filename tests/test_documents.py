@@ -65,7 +65,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def by_spark(page: Path) -> bool:
-    return "from spark_connector" in page.read_text(encoding="utf-8")
+    return "from kvstore.spark" in page.read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(

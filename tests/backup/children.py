@@ -177,7 +177,7 @@ class FollowerSays(NamedTuple):
 
 
 SMALL = kvstore.Options(cache_bytes=32 << 20, write_buffer_bytes=4 << 20, open_files=64)
-"""The options that `docs/how-to/small-containers.md` advises."""
+"""The options that `docs/how-to/memory-and-containers.md` advises."""
 
 SMALL_MERGES = {"MERGE_ROWS_MAX": 1 << 16, "MERGE_BYTES_MAX": 32 << 20}
 """An eighth of the rows and bytes that a merge of backups buffers."""
