@@ -265,6 +265,9 @@ class DelimitedFile:
             column = self._converted(name, column, kind)
         if pa.types.is_decimal(kind):
             self._require(name, column, kind, _over_precision(column))
+            if told.has_long:
+                texts = self._arrow(told.block, {name: pa.string()}).column(name)
+                self._require(name, texts, kind, _altered_decimals(texts, column))
         elif pa.types.is_integer(kind) or pa.types.is_duration(kind):
             if told.has_hex:  # 0xFF would be -1 in an int8
                 texts = self._arrow(told.block, {name: pa.string()}).column(name)
@@ -323,6 +326,21 @@ class _Told:
         zeros = words == int.from_bytes(b"0" * 8, "little")
         return bool(np.any(zeros[:-1] & zeros[1:]))
 
+    @cached_property
+    def has_long(self) -> bool:
+        """Whether a number may be written with an exponent or with more than 38 digits. Among so
+        many, two words of eight bytes lie side by side that are all digits."""
+        data = np.frombuffer(self.block, np.uint8)
+        places = np.flatnonzero(data[1:-1] | 0x20 == ord("e")) + 1
+        if np.any(_NUMERAL[data[places - 1]] & _NUMERAL[data[places + 1]]):
+            return True
+        words = np.frombuffer(self.block, "V8", len(self.block) // 8).view(np.uint64)
+        digits = words & int.from_bytes(b"\xf0" * 8, "little") == int.from_bytes(b"0" * 8, "little")
+        return bool(np.any(digits[:-1] & digits[1:]))
+
+
+_NUMERAL: Final = np.isin(np.arange(256), np.frombuffer(b"0123456789.+-", np.uint8))
+
 
 def _problem(state: int, byte: int) -> str:
     """Why `byte` fits no record in a state of `scan_records`."""
@@ -365,6 +383,18 @@ def _over_precision(column: pa.Array) -> list[int]:
     except pa.ArrowInvalid:
         most = Decimal(10) ** (column.type.precision - column.type.scale)
         return [at for at, each in enumerate(column.to_pylist()) if each and abs(each) >= most]
+    return []
+
+
+def _altered_decimals(texts: pa.Array, column: pa.Array) -> list[int]:
+    """The first row whose decimal is not the number of its text. Arrow makes 0.00 out of 2E-41, and
+    of some other numbers with more digits than it has powers of ten. It refuses what needs more
+    digits in a shorter text."""
+    words = pc.utf8_trim(texts, " \t")
+    is_long = pc.match_substring_regex(words, "[eE]|.{38}")
+    for at in np.flatnonzero(pc.and_(is_long, column.is_valid()).to_numpy(zero_copy_only=False)):
+        if Decimal(words[int(at)].as_py()) != column[int(at)].as_py():
+            return [int(at)]
     return []
 
 

@@ -23,6 +23,7 @@ nothing gives a wrong answer.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +31,7 @@ from typing import Final, Literal, TypeAlias
 
 from kvstore.base.clock import Clock
 from kvstore.base.span import Span
-from kvstore.base.timestamp import OTHER_UNITS_MAX, Timestamp, to_timestamp
+from kvstore.base.timestamp import OTHER_UNITS_MAX, Timestamp, is_plain_number, to_timestamp
 from kvstore.bulk.staging import BucketUrl
 from kvstore.changes import Revisions
 from kvstore.errors import UsageError
@@ -134,6 +135,7 @@ _TIMES: Final = (
     *("timestampasof", "versionasof", "endingtimestamp"),
     *("startingtimestamp", "startingaftertimestamp"),
 )
+_COUNT: Final = re.compile(r"[0-9]{1,19}")
 _NUMBER: Final = "pass ISO-8601 with a zone, or nanoseconds since 1970"
 _OF_TODAY_NS: Final = 10**18
 """September 2001. A store that ends below it has a clock of its own, as tests have."""
@@ -231,11 +233,8 @@ def read_options(options: Mapping[str, str], mode: Mode) -> ReadOptions:
     as_of = _time(given, "timestampasof", "versionasof")
     since = _time(given, "startingtimestamp", "startingaftertimestamp")
     upto = _time(given, "endingtimestamp")
-    numbers = tuple(
-        (_KNOWN[name], int(text))
-        for name, text in given.items()
-        if name in _TIMES and _is_number(text.strip())
-    )
+    times = {name: _time(given, name) for name in _TIMES if is_plain_number(given.get(name))}
+    numbers = tuple((_KNOWN[name], int(time)) for name, time in times.items() if time is not None)
     rows, size = (_count(given, name) for name in ("maxrowspertrigger", "maxbytespertrigger"))
     if rows is not None and size is not None:
         raise UsageError("maxRowsPerTrigger and maxBytesPerTrigger are both given", "pass one")
@@ -308,7 +307,7 @@ def _count(given: Mapping[str, str], name: str, *, at_most: int = (1 << 63) - 1)
     text = given.get(name)
     if text is None:
         return None
-    if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= at_most:
+    if not _COUNT.fullmatch(text) or not 1 <= int(text) <= at_most:
         raise UsageError(f"{_KNOWN[name]}={text!r}", f"pass a number from 1 to {at_most}")
     return int(text)
 
@@ -322,15 +321,11 @@ def _time(given: Mapping[str, str], *names: str) -> Timestamp | None:
         raise UsageError(f"{both} are both given", "pass one")
     if not present:
         return None
-    text, name = given[present[0]].strip(), _KNOWN[present[0]]
+    text, name = given[present[0]], _KNOWN[present[0]]
     try:
         return to_timestamp(text, name=name, now=Clock().wall_ns)
     except UsageError as error:
-        raise UsageError(error.what, _NUMBER if _is_number(text) else error.remedy) from None
-
-
-def _is_number(text: str) -> bool:
-    return text.isascii() and text.isdigit()
+        raise UsageError(error.what, _NUMBER if is_plain_number(text) else error.remedy) from None
 
 
 def _table(given: Mapping[str, str]) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import signal
 import threading
 from collections.abc import Iterator
@@ -51,6 +52,8 @@ from kvstore.errors import (
 app = typer.Typer(
     add_completion=False, no_args_is_help=True, help="Push loads through a bucket to many stores."
 )
+
+_COUNT: Final = re.compile(r"[0-9]{1,19}")
 
 UrlArgument = Annotated[
     str,
@@ -281,7 +284,7 @@ def expire_(
       kvstore push expire s3://bucket/pushes --keep 5
     """
     with working(f"looking through {url}", quiet=as_json):
-        gone = _made(url).expire(keep=int(keep) if keep.isdecimal() else to_duration(keep))
+        gone = _made(url).expire(keep=int(keep) if _COUNT.fullmatch(keep) else to_duration(keep))
     print_figures(
         {"pushes": len(gone), "bytes": sum(push.size_bytes for push in gone)}, as_json=as_json
     )

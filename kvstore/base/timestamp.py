@@ -232,7 +232,7 @@ def _ns_of_iso(text: object) -> int:
 def _of_text(value: str, name: str, now: Callable[[], int] | None) -> Timestamp:
     """The time that a text names without the help of a clock."""
     text = value.strip()
-    if _NUMBER.fullmatch(text) is not None:
+    if is_plain_number(text):
         return _of_number(int(text.lstrip("0")[:_DIGITS_MAX] or "0"), name, now)
     if is_oldest(text):
         raise UsageError(
@@ -247,6 +247,11 @@ def _of_text(value: str, name: str, now: Callable[[], int] | None) -> Timestamp:
         why = error.what.partition(" is not a timestamp")[2]
         raise UsageError(f"{name}={value!r} is no time{why}", f"write {ACCEPTED}") from error
     return _in_range(ns, f"{name}={value!r}")
+
+
+def is_plain_number(value: object) -> bool:
+    """Whether `to_timestamp` takes a text for a count of nanoseconds."""
+    return isinstance(value, str) and _NUMBER.fullmatch(value.strip()) is not None
 
 
 def is_oldest(value: object) -> bool:

@@ -354,8 +354,8 @@ def _key_array(column: Column, buffers: contract.Made, count: int, where: str) -
     kind = column.kind
     if kind.key_kind == contract.WHOLE:
         try:
-            return pa.array(_decimal_values(array_made(pa.binary(), buffers, count)), kind.type)
-        except pa.ArrowInvalid as error:
+            return _decimals(kind, array_made(pa.binary(), buffers, count))
+        except ValueError as error:
             raise CorruptionError(f"{where}, column {column.name!r}", str(error)) from error
     if kind.key_kind in (contract.SIGNED, contract.UNSIGNED, contract.DOUBLE):
         if kind.width == 8:
@@ -374,8 +374,14 @@ def _key_array(column: Column, buffers: contract.Made, count: int, where: str) -
     return array_made(kind.type, buffers, count)
 
 
-def _decimal_values(cells: pa.Array) -> list[Any]:
-    return [None if cell is None else decode_decimal(cell) for cell in cells.to_pylist()]
+def _decimals(kind: Kind, cells: pa.Array) -> pa.Array:
+    """The decimals of elements of keys. Arrow is given their integers: it makes 0.00 out of 2E-41,
+    and of some other numbers with more digits than it has powers of ten."""
+    stored = [
+        None if cell is None else kind.stored(decode_decimal(cell)) for cell in cells.to_pylist()
+    ]
+    found = pa.array(stored, pa.binary(kind.width))
+    return pa.Array.from_buffers(kind.type, len(found), found.buffers())
 
 
 def _typed(column: Column, value: Any) -> Any:

@@ -126,7 +126,7 @@ def restore_into(
     reader = spark.read.format(FORMAT).options(**found.as_options())
     if prefix is not None:
         reader = reader.options(prefix=prefix.hex(), keyEncoding="hex")
-    with found.open().snapshot(_time(as_of)) as (_, snapshot):
+    with found.open().snapshot(as_of) as (_, snapshot):
         if tables := tables_in(snapshot, Span() if prefix is None else Span.of_prefix(prefix)):
             raise UsageError(
                 f"the collection has table {tables[0].table!r}",
@@ -182,7 +182,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with job_session("restore", given) as spark:
         if given.into:
             with (
-                access.open().snapshot(_time(given.as_of)),
+                access.open().snapshot(given.as_of),
                 opened(given.path) as store,
             ):
                 report = restore_into(spark, access, store, as_of=given.as_of, prefix=given.prefix)
@@ -192,7 +192,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 spark,
                 access,
                 given.path,
-                as_of=_time(given.as_of),
+                as_of=given.as_of,
                 prefix=None if given.prefix is None else given.prefix.encode(),
                 history=not given.state_only,
                 tasks=given.tasks,
@@ -200,11 +200,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
             text = f"{given.path} is the store as of {at}"
     sys.stdout.write(f"{text}\n")
     return 0
-
-
-def _time(given: TimeLike | None) -> TimeLike | None:
-    """A time from the command line, where nanoseconds are text."""
-    return int(given) if isinstance(given, str) and given.isdigit() else given
 
 
 if __name__ == "__main__":

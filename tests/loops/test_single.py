@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from datetime import datetime, timedelta, timezone
+from decimal import Decimal
 from itertools import pairwise
 from typing import Any
 
@@ -13,6 +15,7 @@ from hypothesis import strategies as st
 
 from kvstore.errors import CorruptionError, UsageError
 from kvstore.loops.contract import INSTANT_LEAST, INSTANT_MOST
+from kvstore.mvcc.arrow import binary_array
 from kvstore.tables import TableCodec, desc
 from kvstore.tables import codec as codec_module
 from kvstore.tables import codec as keys_module
@@ -78,6 +81,35 @@ def test_damage_is_read_as_the_oracle_reads_it(definition: Definition, data: st.
         patch.setattr(keys_module, "row_keys", rows_oracle.row_keys)
         patch.setattr(codec_module, "RowDicts", rows_oracle.RowDicts)
         assert outcome() == found
+
+
+@pytest.mark.parametrize("part", ["a", desc("a")], ids=["rising", "falling"])
+@pytest.mark.parametrize(
+    "kind", [pa.decimal128(9, 2), pa.decimal256(40, 3), pa.decimal128(3, -2)], ids=str
+)
+def test_a_damaged_decimal_of_a_key_is_corruption_wherever_it_is_read(
+    kind: pa.DataType, part: Any
+) -> None:
+    """-2.54 whose exponent fell is -0.0254, and -2.5440 is another form of -2.544: no value of the
+    column. The search for the reason raised a bare `ValueError` in place of the corruption."""
+    schema = pa.schema([("a", kind), ("b", pa.int8())])
+    codec = TableCodec(define("t", 1, schema, [part], {"by_a": ["a"]}))
+    key, value = codec.row({"a": Decimal("-200"), "b": 1})
+    start, found = len(codec.key.prefix), 0
+    for at, byte in itertools.product(range(start, len(key)), range(256)):
+        stored = key[:at] + bytes([byte]) + key[at + 1 :]
+        try:
+            row = codec.to_dict(stored, value)
+        except CorruptionError:
+            found += 1
+            keys, values = binary_array([stored]), binary_array([value])
+            assert [place for place, _ in codec.faults(keys, values)] == [0]
+            with pytest.raises(CorruptionError):
+                codec.decode(keys, values)
+            assert codec.key.named(stored) == f"key {stored.hex()}"
+        else:
+            assert codec.row(row) == (stored, value)
+    assert found > 500
 
 
 def damaged(stored: bytes, data: st.DataObject) -> bytes:

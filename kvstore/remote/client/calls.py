@@ -22,6 +22,7 @@ from kvstore.base.timestamp import (
     Timestamp,
     counts_from_now,
     is_oldest,
+    is_plain_number,
     to_timestamp,
 )
 from kvstore.errors import KVStoreError, StorageError, UsageError
@@ -303,7 +304,7 @@ def ns(time: TimeLike | None, name: str = "as_of") -> int | str | None:
     if counts_from_now(time):
         return str(time)
     at = to_timestamp(time, name=name)
-    if at > OTHER_UNITS_MAX or type(time) is int or (isinstance(time, str) and time.isdecimal()):
+    if at > OTHER_UNITS_MAX or type(time) is int or is_plain_number(time):
         return int(at)
     return str(at)  # a small number would be refused: it may count seconds
 
