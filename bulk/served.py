@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import partial, update_wrapper
 from pathlib import Path
 from typing import Any
 
@@ -24,15 +24,16 @@ from kvstore.bulk.ingest import CONFLICTS, NAME, ingest
 from kvstore.bulk.staging import BucketUrl, StageTimes, staging_place
 from kvstore.errors import AccessDeniedError, UsageError
 from kvstore.remote.parameters import FLAG, TEXT, count, word
-from kvstore.remote.server.access import ADMIN
-from kvstore.remote.server.invocation import Invocation
-from kvstore.remote.server.verbs import Answer, Verb, described, told
+from kvstore.remote.results import ANY_OBJECT
+from kvstore.remote.server.invocation import Answer, Invocation, ServedVerb
+from kvstore.remote.server.verbs.upkeep import told
+from kvstore.remote.verbs import ADMIN, Verb
 from kvstore.storage.address import parse_address
 
 
 def import_verbs(
     places: Sequence[str], *, options: Mapping[str, Any] | None = None
-) -> Sequence[Verb]:
+) -> Sequence[ServedVerb]:
     """The verbs of a server that takes imports from below `places`: URLs, or directories of its
     machine. `options` go to the object store. Pass the verbs to
     `kvstore.server.app(verbs=)`.
@@ -47,7 +48,8 @@ def import_verbs(
         "thorough": FLAG,
         "max_bytes": count(),
     }
-    return [Verb(NAME, ADMIN, partial(_ingest, allowed), described(_ingest), parameters)]
+    work = update_wrapper(partial(_ingest, allowed), _ingest)
+    return [ServedVerb(Verb(NAME, ADMIN, parameters, ANY_OBJECT, is_work=True), work)]
 
 
 class AllowedPlaces:

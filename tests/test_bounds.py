@@ -25,10 +25,10 @@ LIMITS = [name for name in vars(limits) if name.isupper()]
 SHOWN = (
     "backup/cli.py: RETRY_S",
     "backup/collection.py: RETRY_S",
-    *("remote/parameters.py: KEY_BYTES_MAX", "verbs/reads.py: SCAN_PIECES_MAX"),
-    *("verbs/feeds.py: STREAMS_MAX", "verbs/capture.py: STREAMS_MAX"),
-    *("verbs/tables.py: TABLE_NAME_BYTES_MAX", "verbs/upkeep.py: TASK_NAME_BYTES_MAX"),
-    "verbs/parallel.py: READER_LEASE_S_MAX",
+    "remote/parameters.py: KEY_BYTES_MAX",
+    *("remote/verbs.py: READER_LEASE_S_MAX", "remote/verbs.py: SCAN_PIECES_MAX"),
+    *("remote/verbs.py: STREAMS_MAX", "remote/verbs.py: TABLE_NAME_BYTES_MAX"),
+    "remote/verbs.py: TASK_NAME_BYTES_MAX",
 )
 """Waits that a help text or a signature shows, which the caller may set; and bounds that the
 document of a server shows, which lie above those that the store checks again."""

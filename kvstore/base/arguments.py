@@ -229,16 +229,16 @@ def require_age(age: object, *, name: str) -> timedelta | None:
     return age
 
 
-def require_value(value: object) -> bytes:
+def require_value(value: object, *, name: str = "value") -> bytes:
     """`value` as bytes, if it can be stored: a buffer is copied."""
     if not isinstance(value, bytes | bytearray | memoryview):
         raise UsageError(
-            f"value must be bytes, not {type(value).__name__}", "encode it; None: use delete"
+            f"{name} must be bytes, not {type(value).__name__}", "encode it; None: use delete"
         )
     size = value.nbytes if isinstance(value, memoryview) else len(value)
     if size > VALUE_BYTES_MAX:
         raise UsageError(
-            f"value has {size} bytes, at most {VALUE_BYTES_MAX} are stored",
+            f"{name} has {size} bytes, at most {VALUE_BYTES_MAX} are stored",
             "split it over several keys",
         )
     return bytes(value)

@@ -119,11 +119,11 @@ def ui(
     from kvstore.remote.control import opened
     from kvstore.remote.server import ListenAddress, Token
     from kvstore.remote.server import serve as serve_app
-    from kvstore.remote.server.access import ADMIN, READ
     from kvstore.remote.server.app import App
     from kvstore.remote.server.page import Page
     from kvstore.remote.server.page.page import opened_to_look
     from kvstore.remote.server.page.views import added_section
+    from kvstore.remote.verbs import ADMIN, READ
 
     address = ListenAddress.parse(listen)
     if not address.is_local or address.path:

@@ -35,11 +35,10 @@ from kvstore.limits import (
 )
 from kvstore.mvcc import Versions
 from kvstore.mvcc.meta import Meta
+from kvstore.remote import verbs
 from kvstore.remote.arrivals import NoneCame
 from kvstore.remote.client import Client
-from kvstore.remote.client.calls import ns
-from kvstore.remote.client.tables import hold_record
-from kvstore.remote.protocol import to_json
+from kvstore.remote.client.client import hold_record
 from kvstore.retention.gc import GcReport
 from kvstore.store import Store
 from kvstore.tables.sources import StoreRows
@@ -175,7 +174,7 @@ class HoldsBeside(Holds):
 
     def all(self) -> list[HoldRecord]:
         """See `Holds.all`."""
-        return [hold_record(fields) for fields in self.owner.call("holds")["holds"]]
+        return [hold_record(fields) for fields in self.owner.pool.call(verbs.HOLDS)]
 
     def take(
         self,
@@ -192,20 +191,14 @@ class HoldsBeside(Holds):
         known = next((each for each in self.all() if each.name == name and not each.lost), None)
         if at is None and known is None:
             at = self._newest
-        age_s = None if max_age is None else max_age.total_seconds()
         wanted: dict[str, Any] = {"name": name, "kind": kind, "address": address}
         is_lease = kind in (BACKUP, REPLICA) and (known is None or _is_lease(known))
-        lease_s = min(CONTROL_LEASE_S, CONTROL_LEASE_S if age_s is None else age_s)
-        found = self.owner.call(
-            "hold",
-            **wanted,
-            at=ns(at, "at"),
-            max_age=lease_s if is_lease else age_s,
-            durable=durable,
-        )
+        lease = timedelta(seconds=CONTROL_LEASE_S)
+        age = lease if is_lease and (max_age is None or max_age > lease) else max_age
+        found = self.owner.pool.call(verbs.HOLD, **wanted, at=at, max_age=age, durable=durable)
         hold = Hold(self, name, found["token"], is_new=found["is_new"])
         if is_lease:
-            self._leased[name] = hold, {**wanted, "max_age": age_s}
+            self._leased[name] = hold, {**wanted, "max_age": max_age}
         return hold
 
     def move(
@@ -221,20 +214,14 @@ class HoldsBeside(Holds):
         if name in self._leased:
             self.require_owned(name, token)
             hold, wanted = self._leased.pop(name)
-            found = self.owner.call("hold", **wanted, at=ns(to, "to"), durable=False)
+            found = self.owner.pool.call(verbs.HOLD, **wanted, at=to, durable=False)
             hold.token = token = found["token"]
-        self.owner.call(
-            "move_hold",
-            name=name,
-            token=token,
-            to=ns(to, "to"),
-            durable=durable,
-            reached=ns(reached, "reached"),
-        )
+        place = {"to": to, "durable": durable, "reached": reached}
+        self.owner.pool.call(verbs.MOVE_HOLD, name=name, token=token, **place)
 
     def release(self, name: str, token: str) -> None:
         """See `Holds.release`."""
-        self.owner.call("release_hold", name=name, token=token)
+        self.owner.pool.call(verbs.RELEASE_HOLD, name=name, token=token)
 
     def drop(self, name: str) -> HoldRecord:
         """See `Holds.drop`."""
@@ -242,7 +229,7 @@ class HoldsBeside(Holds):
 
     def require_owned(self, name: str, token: str) -> HoldRecord:
         """See `Holds.require_owned`."""
-        return hold_record(self.owner.call("held", name=name, token=token))
+        return hold_record(self.owner.pool.call(verbs.HELD, name=name, token=token))
 
 
 class ImportsBeside(Imports):
@@ -260,10 +247,10 @@ class ImportsBeside(Imports):
 
     def get(self, import_id: int) -> ImportRecord | None:
         """See `Imports.get`."""
-        fields = self.owner.call("known_import", import_id=f"{import_id:016x}")["import"]
+        fields = self.owner.pool.call(verbs.KNOWN_IMPORT, import_id=f"{import_id:016x}")
         if fields is None:
             return None
-        return read_import(import_id, JsonObject(fields, where="the owner's answer"))
+        return read_import(import_id, JsonObject(dict(fields), where="the owner's answer"))
 
     def is_linked(self, record: ImportRecord) -> bool:
         """False: the owner looks when it takes the files."""
@@ -272,8 +259,7 @@ class ImportsBeside(Imports):
     def prepare(self, record: ImportRecord, keys: Collection[bytes] | None = None) -> None:
         """See `Imports.prepare`."""
         self._prepared[record.import_id] = record
-        listed = None if keys is None else [to_json(key) for key in keys]
-        self.owner.call("prepare_import", **_import_named(record), keys=listed)
+        self.owner.pool.call(verbs.PREPARE_IMPORT, **_import_named(record), keys=keys)
 
     def flush(self) -> None:
         """Nothing: the owner does it before it takes the files."""
@@ -294,19 +280,17 @@ class ImportsBeside(Imports):
         assert check is None or isinstance(check, NoneCame)
         assert after is None
         assert amend is None
-        found = self.owner.work(
-            "add_import",
+        return self.owner.pool.work(
+            verbs.ADD_IMPORT,
             None,
             **_import_named(self._prepared[import_id]),
             files=self._files,
-            none_since=None if check is None else int(check.since),
+            none_since=None if check is None else Timestamp(check.since),
         )
-        return Timestamp(found["timestamp"])
 
     def abort(self, import_id: int) -> bool:
         """See `Imports.abort`."""
-        found = self.owner.work("abort_import", None, import_id=f"{import_id:016x}")
-        return bool(found["aborted"])
+        return self.owner.pool.work(verbs.ABORT_IMPORT, None, import_id=f"{import_id:016x}")
 
     def revert(self, import_id: int, *, after: After | None = None) -> Timestamp:
         """See `Imports.revert`."""

@@ -1,8 +1,9 @@
-"""The arguments of verbs: what each may be, declared once for the server and for its document.
+"""The arguments of verbs: what each may be, declared once for client, server and OpenAPI document.
 
-A `Parameter` reads an argument out of a query, where it is bytes, or out of JSON. It has the
-schemas (JSON Schema, as OpenAPI 3.1 has it) of the values that it reads. So the server refuses what
-the document excludes, and takes what the document names.
+A `Parameter` makes JSON of what a caller of a client passes, and reads an argument out of JSON, or
+out of a query, where it is bytes. It has the schemas (JSON Schema, as OpenAPI 3.1 has it) of the
+values that it reads. So the server refuses what the document excludes, takes what the document
+names, and a client refuses a wrong argument before it travels.
 
 Invariants
 1. A null is no value: an argument is left out instead, unless its kind says otherwise.
@@ -15,24 +16,31 @@ from __future__ import annotations
 import base64
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, Final
 
+from kvstore.base.arguments import require_age, require_integer, require_seconds, require_value
+from kvstore.base.span import require_key
 from kvstore.base.timestamp import (
     ACCEPTED,
     NOW,
     OLDEST,
+    OTHER_UNITS_MAX,
     TIMESTAMP_MAX,
+    TimeLike,
+    Timestamp,
     ahead_of,
     counts_from_now,
     is_oldest,
+    is_plain_number,
     to_timestamp,
 )
 from kvstore.errors import UsageError
 from kvstore.limits import KEY_BYTES_MAX
-from kvstore.remote.protocol import from_json
+from kvstore.remote.protocol import from_json, to_json
+from kvstore.timeline.expiries import Expires, sent_expiry
 
 Schema = Mapping[str, Any]
 Read = Callable[[Any, str], Any]
@@ -45,8 +53,8 @@ _NUMBER: Final = re.compile(rb"[0-9]{1,19}(\.[0-9]{1,19})?")
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """What an argument of a verb may be. `of_json` and `of_query` return its value, or raise
-    `UsageError` that calls the argument by its name."""
+    """What an argument of a verb may be. `of_json` and `of_query` return its value, `of_caller` its
+    JSON; or they raise `UsageError` that calls the argument by its name."""
 
     schema: Schema
     of_json: Read
@@ -59,6 +67,8 @@ class Parameter:
     is_nullable: bool = False
     is_rows: bool = False
     """Whether an Arrow stream of the request takes its place."""
+    of_caller: Read | None = None
+    """What a caller of a client passes, as JSON; None where both are the same."""
 
     @property
     def required(self) -> Parameter:
@@ -83,6 +93,12 @@ class Parameter:
     def but(self, hint: str) -> Parameter:
         """The same, with another hint."""
         return replace(self, hint=hint)
+
+    def sent(self, found: Any, name: str) -> Any:
+        """The JSON of what a caller of a client passes."""
+        if found is None and self.is_nullable:
+            return None
+        return (self.of_caller or self.of_json)(found, name)
 
     def read(self, found: Any, name: str) -> Any:
         """The value of the argument, whichever way it came."""
@@ -111,7 +127,8 @@ BASE64_SCHEMA: Final[Schema] = {
 """Bytes that are no UTF-8."""
 
 
-def _bytes_kind(what: str, most: int | None = None) -> Parameter:
+def _bytes_kind(what: str, require: Read, most: int | None = None) -> Parameter:
+    """Bytes. `require` returns those that a caller passes."""
     bound = {} if most is None else {"maxLength": most}  # ASCII: others take more bytes each
     plain = {"type": "string", **bound}
 
@@ -129,13 +146,20 @@ def _bytes_kind(what: str, most: int | None = None) -> Parameter:
         _short,
         "pass bytes",
         {"description": f"{what}: its bytes, percent-encoded", **plain},
+        of_caller=lambda found, name: to_json(require(found, name)),
     )
 
 
-KEY: Final = _bytes_kind("a key", KEY_BYTES_MAX).but("pass a key")
-BOUND: Final = _bytes_kind("a bound of keys", KEY_BYTES_MAX + 1)
+KEY: Final = _bytes_kind(
+    "a key", lambda found, name: require_key(found, name=name), KEY_BYTES_MAX
+).but("pass a key")
+BOUND: Final = _bytes_kind(
+    "a bound of keys", lambda found, name: require_key(found, name=name, room=1), KEY_BYTES_MAX + 1
+)
 """A bound may lie just above the longest key."""
-VALUE: Final = _bytes_kind("a value").but("pass the value, or delete the key")
+VALUE: Final = _bytes_kind("a value", lambda found, name: require_value(found, name=name)).but(
+    "pass the value, or delete the key"
+)
 SPAN: Final[Mapping[str, Parameter]] = {"start": BOUND, "end": BOUND, "prefix": KEY}
 """The arguments of a span: its bounds, or the prefix of its keys. All keys where all are left
 out."""
@@ -223,8 +247,11 @@ def integer(least: int, most: int, *, hint: str = "") -> Parameter:
         is_number = _INTEGER.fullmatch(found) is not None
         return of_json(int(found) if is_number else found[:100], name)
 
+    def of_caller(found: Any, name: str) -> int:
+        return of_json(require_integer(found, name=name), name)
+
     schema = {"type": "integer", "minimum": least, "maximum": most}
-    return Parameter(schema, of_json, of_query, hint)
+    return Parameter(schema, of_json, of_query, hint, of_caller=of_caller)
 
 
 def count(least: int = 0, most: int = sys.maxsize) -> Parameter:
@@ -250,7 +277,24 @@ def seconds(most: float = _SECONDS_MAX, *, above: float | None = None) -> Parame
         is_number = _NUMBER.fullmatch(found) is not None
         return of_json(float(found) if is_number else found[:100], name)
 
-    return Parameter({"type": "number", **bound, "maximum": most}, of_json, of_query, hint)
+    return Parameter(
+        {"type": "number", **bound, "maximum": most},
+        of_json,
+        of_query,
+        hint,
+        of_caller=lambda found, name: require_seconds(found, name=name),
+    )
+
+
+def age() -> Parameter:
+    """A duration in seconds, which a caller of a client passes as a timedelta."""
+
+    def of_caller(found: Any, name: str) -> float:
+        age = require_age(found, name=name)
+        assert age is not None, "None is left out"
+        return age.total_seconds()
+
+    return replace(seconds(), of_caller=of_caller)
 
 
 # -- times -------------------------------------------------------------------------------------
@@ -318,7 +362,33 @@ def _time(what: str, words: Sequence[str] = (), *, ahead: bool = False) -> Param
         is_number = _INTEGER.fullmatch(found) is not None
         return of_json(int(found) if is_number else _decoded(found, name), name)
 
-    return Parameter(schema, of_json, of_query, "pass a time")
+    def of_caller(found: Any, name: str) -> int | str:
+        if type(found) is str and found in words:
+            return found
+        if OLDEST in words and is_oldest(found):
+            return OLDEST
+        return _sent_expiry(found, name) if ahead else sent_time(found, name)
+
+    return Parameter(schema, of_json, of_query, "pass a time", of_caller=of_caller)
+
+
+def sent_time(time: TimeLike, name: str) -> int | str:
+    """A time as the server reads it: a number, or a word, which counts from the server's time."""
+    if isinstance(time, timedelta):
+        # The instant is the check: the age lies within the timeline, and not ahead.
+        age = TIMESTAMP_MAX - to_timestamp(time, name=name, now=lambda: TIMESTAMP_MAX)
+        return f"-{age // 1000}us"
+    if counts_from_now(time):
+        return str(time)
+    at = to_timestamp(time, name=name)
+    if at > OTHER_UNITS_MAX or type(time) is int or is_plain_number(time):
+        return int(at)
+    return str(at)  # a small number would be refused: it may count seconds
+
+
+def _sent_expiry(expires: Expires, name: str) -> int | str:
+    sent = sent_expiry(expires)
+    return f"+{-sent // 1000}us" if sent < 0 else sent_time(Timestamp(sent), name)
 
 
 def time_or(*words: str) -> Parameter:
@@ -359,7 +429,12 @@ def list_of(kind: Parameter, *, least: int = 0) -> Parameter:
             raise UsageError(f"{name} must be a list", hint)
         return [kind.read(each, f"{name}[{number}]") for number, each in enumerate(found)]
 
-    return Parameter(schema, of_json, _no_query, hint, {})
+    def of_caller(found: Any, name: str) -> list[Any]:
+        if isinstance(found, str | bytes) or not isinstance(found, Iterable):
+            raise UsageError(f"{name} must be a list", hint)
+        return [kind.sent(each, f"{name}[{number}]") for number, each in enumerate(found)]
+
+    return Parameter(schema, of_json, _no_query, hint, {}, of_caller=of_caller)
 
 
 def one_or_many(kind: Parameter) -> Parameter:
@@ -370,7 +445,9 @@ def one_or_many(kind: Parameter) -> Parameter:
         return (many if type(found) is list else kind).of_json(found, name)
 
     schema = {"anyOf": [kind.schema, many.schema]}
-    return Parameter(schema, of_json, kind.of_query, kind.hint, kind.schema)
+    return Parameter(
+        schema, of_json, kind.of_query, kind.hint, kind.schema, of_caller=kind.of_caller
+    )
 
 
 def object_of(schema: Schema, read: Read) -> Parameter:

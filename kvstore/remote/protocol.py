@@ -15,8 +15,6 @@ from urllib.parse import quote_from_bytes, unquote_to_bytes
 import pyarrow as pa
 
 from kvstore import errors
-from kvstore.base.arguments import require_span
-from kvstore.base.span import Span
 from kvstore.errors import (
     IndeterminateError,
     KVStoreError,
@@ -34,11 +32,8 @@ from kvstore.errors import (
 # Rows travel as Arrow IPC streams, other answers as JSON. `docs/reference/protocol.md` describes
 # all of it.
 #
-# Floors, from the top:
-#
-#     failures results   errors as JSON; the answers of verbs
-#     parameters         the arguments of verbs
-#     values columns     bytes as JSON; operations of a batch as Arrow columns
+# `kvstore.remote.verbs` declares the verbs, by the kinds of arguments in `parameters` and the kinds
+# of answers in `results`.
 
 __all__ = [
     "ARROW_TYPE",
@@ -60,7 +55,6 @@ __all__ = [
     "failure_of",
     "from_json",
     "quoted",
-    "span_fields",
     "to_json",
     "unquoted",
 ]
@@ -263,12 +257,6 @@ def from_json(found: object, *, name: str) -> bytes:
         except (TypeError, ValueError, binascii.Error) as error:
             raise UsageError(f"{name} is not base64: {error}", "encode it (RFC 4648)") from error
     raise UsageError(f"{name} is no bytes: {_kind(found)}", 'pass text, or {"base64": "..."}')
-
-
-def span_fields(span: Span) -> dict[str, Any]:
-    """The bounds of a span as arguments of a verb. Raises `UsageError`."""
-    span = require_span(span)
-    return {"start": to_json(span.start) if span.start else None, "end": to_json(span.end)}
 
 
 def arguments_json(arguments: Mapping[str, Any]) -> bytes:

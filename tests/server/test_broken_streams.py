@@ -18,9 +18,9 @@ from kvstore.remote.client import Client, connect
 from kvstore.remote.protocol import ARROW_TYPE, JSON_TYPE
 from kvstore.remote.server import ListenAddress, serving
 from kvstore.remote.server.app import app
-from kvstore.remote.server.invocation import Invocation
-from kvstore.remote.server.verbs import Answer, Verb
-from kvstore.remote.server.verbs.reads import READS
+from kvstore.remote.server.invocation import Answer, Invocation, ServedVerb
+from kvstore.remote.server.verbs import SERVED
+from kvstore.remote.verbs import READ, Verb
 from tests.harness.bounds import bounds
 
 LOCAL = ListenAddress("127.0.0.1", 0)
@@ -81,7 +81,7 @@ def test_damage_behind_the_first_piece_is_told(
     assert damaged.get(KEYS[0]) is not None
 
 
-def broken_by(event: Callable[[], object]) -> Verb:
+def broken_by(event: Callable[[], object]) -> ServedVerb:
     """The verb `get_many`, with an event behind the first piece of its answer."""
 
     def get_many(call: Invocation) -> Answer:
@@ -95,8 +95,8 @@ def broken_by(event: Callable[[], object]) -> Verb:
 
         return pa.RecordBatchReader.from_batches(answer.schema, batches())
 
-    (real,) = (verb for verb in READS if verb.name == "get_many")
-    return Verb("get_many", real.right, get_many, real.text, real.parameters, real.rows)
+    real = SERVED["get_many"]
+    return ServedVerb(real.declared, get_many)
 
 
 def answer_broken_by(store: kvstore.Store, event: Callable[[], object], times: Any) -> object:
@@ -168,7 +168,7 @@ def failing_behind_a_row(call: Invocation) -> Answer:
 def test_an_error_of_the_operating_system_in_a_verb_is_a_defect_and_no_departure(
     store: kvstore.Store, caplog: pytest.LogCaptureFixture, run: Any, kind: str
 ) -> None:
-    verb = Verb("own", "read", run, "Rows.", {})
+    verb = ServedVerb(Verb("own", READ), run)
     with (
         serving(app(store, verbs=[verb]), LOCAL) as running,
         contextlib.closing(HTTPConnection(*running.address[:2])) as line,

@@ -33,9 +33,9 @@ from kvstore.errors import (
 from kvstore.remote.client import Client, connect
 from kvstore.remote.protocol import to_json
 from kvstore.remote.server import ListenAddress, Token, serving
-from kvstore.remote.server.access import READ
 from kvstore.remote.server.app import app
-from kvstore.remote.server.verbs import Verb
+from kvstore.remote.server.invocation import ServedVerb
+from kvstore.remote.verbs import READ, Verb
 from tests.harness.bounds import bounds
 
 STRANGE_KEYS = [
@@ -401,7 +401,14 @@ def test_nobody_at_an_address_is_told(tmp_path: Path) -> None:
 
 def test_another_service_at_an_address_is_told(tmp_path: Path) -> None:
     """Its answers are JSON, and none of ours."""
-    answers = [b"{}", b'{"upper": "soon"}', b'{"upper": null}', b"[" * 100_000]
+    with (
+        kvstore.open(None, engine="memory") as store,
+        serving(app(store), ListenAddress("127.0.0.1", 0)) as running,
+        connect(running.url) as client,
+    ):
+        times = client.call("times")
+    wrong = [{**times, "upper": "soon"}, {**times, "upper": None}, {"upper": times["upper"]}, {}]
+    answers = [b"[" * 100_000, *(json.dumps(each).encode() for each in wrong)]
 
     class Other(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
@@ -636,7 +643,7 @@ def test_a_verb_with_a_defect_is_a_failed_request(
         return store.metrics()["kvstore_requests_total"].values["failed",]
 
     headers = {"Content-Type": "application/json"}
-    broken = Verb("broken", READ, fail, "Fails.", {})
+    broken = ServedVerb(Verb("broken", READ), fail)
     with serving(app(store, verbs=[broken]), ListenAddress("127.0.0.1", 0)) as running:
         before = failed()
         with pytest.raises(HTTPError) as caught:

@@ -21,16 +21,14 @@ import pyarrow as pa
 import pytest
 
 import kvstore
-from kvstore.remote.client import calls
-from kvstore.remote.client.calls import Reply
-from kvstore.remote.protocol import ARROW_TYPE
+from kvstore.remote.client.calls import Reply, rows_request
+from kvstore.remote.protocol import ARROW_TYPE, KEYS_SCHEMA, LABELS_SCHEMA
 from kvstore.remote.server import ListenAddress, server_tls
-from kvstore.remote.server.access import READ
 from kvstore.remote.server.app import app
 from kvstore.remote.server.guarded import GuardedServer
-from kvstore.remote.server.invocation import Invocation
+from kvstore.remote.server.invocation import Answer, Invocation, ServedVerb
 from kvstore.remote.server.running import bound, server_config
-from kvstore.remote.server.verbs import Answer, Verb
+from kvstore.remote.verbs import READ, VERBS, Verb
 from tests.harness.bounds import bounds
 from tests.harness.seeds import seeded
 
@@ -170,12 +168,11 @@ def test_clients_that_stall_before_answers_to_many_keys_get_them_whole(
     question = {"on": ["id"], "at": "at", "known_at": None, "columns": ["text"]}
     labels = pa.table({"id": range(16), "at": newest})
     arguments = {"table": "docs", "question": json.dumps(question)}
-    request = {
-        "get_many": calls.get_many(keys, None),
-        "floor": calls.floor_many(keys, None, None),
-        "join": calls.join(pa.array(keys), newest, 0, None, null_if_gone=False),
-        "table_join": calls.of_rows("table_join", labels, arguments, Reply.json),
-    }[verb]
+    asked = pa.table([pa.array(keys, pa.binary())], schema=KEYS_SCHEMA)
+    times = pa.table([asked.column("key"), newest], schema=LABELS_SCHEMA)
+    rows = {"get_many": asked, "floor": asked, "join": times, "table_join": labels}[verb]
+    given = arguments if verb == "table_join" else {}
+    request = rows_request(VERBS[verb], rows, given, Reply.table)
     asks = b"POST %s HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nAccept: %s\r\n" % (
         request.target.encode(),
         ARROW_TYPE.encode(),
@@ -223,7 +220,7 @@ def endless(call: Invocation) -> Answer:
 def test_a_stream_ends_once_its_client_has_gone_although_a_request_waits_behind_it(
     store: kvstore.Store,
 ) -> None:
-    verb = Verb("endless", READ, endless, "Rows.", {}, is_read=True)
+    verb = ServedVerb(Verb("endless", READ, is_read=True), endless)
     with served(store, LOCAL, None, "auto", verbs=[verb]) as (server, place):
         with dialler(place, None)() as opened:
             opened.sendall(b"GET /v1/endless HTTP/1.1\r\nHost: localhost\r\n\r\n" * 2)

@@ -17,12 +17,13 @@ import pytest
 
 import kvstore
 from kvstore.errors import AccessDeniedError, RetryableError, UsageError
-from kvstore.remote.client import calls, connect
+from kvstore.remote.client import connect
 from kvstore.remote.client.transport import Endpoint, Pool
 from kvstore.remote.protocol import WRITES_SCHEMA
 from kvstore.remote.server import ListenAddress, Running, Token, serving
 from kvstore.remote.server.app import app
 from kvstore.remote.server.http import head_of
+from kvstore.remote.verbs import PUT
 from tests.harness.bounds import bounds
 from tests.harness.seeds import seeded
 from tests.server.process import ServerProcess
@@ -411,7 +412,7 @@ def test_a_client_reads_the_answer_of_a_server_that_has_closed_before_it_sent() 
         endpoint = Endpoint.parse(f"http://127.0.0.1:{listener.getsockname()[1]}")
         pool = Pool(endpoint, timeout=60, patience=0)
         with pytest.raises(RetryableError, match="full"):
-            pool.send(calls.put(b"k", bytes(64 << 20), None))
+            pool.call(PUT, key=b"k", value=bytes(64 << 20))
         thread.join()
 
 

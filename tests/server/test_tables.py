@@ -393,6 +393,7 @@ def test_a_client_joins_labels_with_a_table(
         {},
         {"columns": ["plan"], "prefix": "f_"},
         {"max_age": timedelta(milliseconds=2)},
+        {"max_age": timedelta(microseconds=20)},
     ]
     if is_event:
         questions += [{"known_at": "then"}, {"known_at": stamps[20]}]

@@ -19,10 +19,11 @@ from kvstore.errors import (
     RetryableError,
     UsageError,
 )
-from kvstore.remote.client import calls, connect
+from kvstore.remote.client import connect
 from kvstore.remote.client.transport import Endpoint, Pool, client_tls
 from kvstore.remote.server import ListenAddress, Token, read_tokens, server_tls, serving
 from kvstore.remote.server.app import app
+from kvstore.remote.verbs import PUT
 from tests.harness.bounds import bounds
 from tests.server.process import ServerProcess
 
@@ -205,5 +206,5 @@ def test_a_full_server_says_so_over_tls_to_a_client_that_is_still_sending(
     ):
         pool = Pool(Endpoint.parse(running.url, tls=ca), timeout=60, patience=0)
         with pytest.raises(RetryableError, match="has 0 connections; try again"):
-            pool.send(calls.put(b"k", bytes(64 << 20), None))
+            pool.call(PUT, key=b"k", value=bytes(64 << 20))
     assert store.upper == before

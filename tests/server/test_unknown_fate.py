@@ -324,7 +324,8 @@ def _answer(status: int, error: str) -> bytes:
     )
 
 
-_TIMES = b'{"upper": 5}'
+_FRONTIERS = ("since", "upper", "durable", "whole_since", "indexed_since", "now")
+_TIMES = json.dumps({**dict.fromkeys(_FRONTIERS, 5), "store_id": "s"}).encode()
 _WELCOME = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s" % (
     len(_TIMES),
     _TIMES,

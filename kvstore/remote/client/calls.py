@@ -1,42 +1,27 @@
-"""Requests of each verb, and how their answers are read: bytes in, bytes out, no socket."""
+"""Requests, and how their answers are read: bytes in, bytes out, no socket."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
+from functools import partial
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 from urllib.parse import quote, urlencode
 
 import pyarrow as pa
 
-from kvstore.base.arguments import is_many, key_list, require_integer, require_limit, require_value
+from kvstore.base.arguments import require_span, require_value
 from kvstore.base.span import Span, require_key
-from kvstore.base.timestamp import (
-    NS_PER_SECOND,
-    OLDEST,
-    OTHER_UNITS_MAX,
-    TIMESTAMP_MAX,
-    TimeLike,
-    Timestamp,
-    counts_from_now,
-    is_oldest,
-    is_plain_number,
-    to_timestamp,
-)
+from kvstore.base.timestamp import Timestamp
 from kvstore.errors import KVStoreError, StorageError, UsageError
 from kvstore.limits import BATCH_BYTES_MAX, CLIENT_URL_KEY_BYTES_MAX, SERVER_BODY_BYTES_MAX
-from kvstore.loops.lookup import are_keys
-from kvstore.mvcc import OpenWriteSet, Version
-from kvstore.mvcc.arrow import binary_array
+from kvstore.mvcc import OpenWriteSet
 from kvstore.remote.protocol import (
     ARROW_TYPE,
     ERROR_NAME,
     JSON_TYPE,
     KEYS_PATH,
-    LABELS_SCHEMA,
-    READ_SCHEMA,
     VERBS_PATH,
     WRITES_SCHEMA,
     WriteOp,
@@ -44,13 +29,10 @@ from kvstore.remote.protocol import (
     failure_of,
     from_json,
     quoted,
-    span_fields,
-    to_json,
 )
+from kvstore.remote.verbs import BATCH, Verb
 from kvstore.tables.definition import is_entry
-from kvstore.tables.joins import times_given
-from kvstore.timeline.expiries import Expires, sent_expiry
-from kvstore.transaction import UNCHECKED, ReadSet, Unchecked
+from kvstore.transaction import ReadSet
 
 # --------------------------------------------------------------------------------------------------
 # The writes of a client, until they are sent.
@@ -244,9 +226,7 @@ def strange(where: str, problem: str) -> StorageError:
 
 
 # --------------------------------------------------------------------------------------------------
-# Requests of each verb, and how their answers are read: bytes in, bytes out, no socket.
-#
-# Each function makes the request of the method of `Store` with its name, for each kind of client.
+# A request of a verb, and how its answer is read: bytes in, bytes out, no socket.
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -254,11 +234,7 @@ T_co = TypeVar("T_co", covariant=True)
 
 @dataclass(frozen=True, slots=True)
 class ClientRequest(Generic[T_co]):
-    """One request, and the reader of its answer.
-
-    The server does a `once` request once, however often it comes. A request that `is_read` changes
-    nothing, and one that `is_repeatable` changes nothing when it comes again.
-    """
+    """One request, and the reader of its answer. The flags are those of the verb."""
 
     method: str
     target: str
@@ -270,280 +246,36 @@ class ClientRequest(Generic[T_co]):
     is_repeatable: bool = False
 
 
-def verb(
-    name: str,
-    fields: Mapping[str, Any],
-    read: Callable[[Reply], T],
-    **how: bool,
-) -> ClientRequest[T]:
-    """A verb with arguments as JSON. Arguments that are None are left out. `how` is a field of
-    `ClientRequest`."""
-    body = arguments_json(fields)
-    return ClientRequest("POST", VERBS_PATH + name, read, body, JSON_TYPE, **how)
+def request(verb: Verb[T], arguments: Mapping[str, Any]) -> ClientRequest[T]:
+    """The request of a verb with these arguments; see `Verb.sent`. Raises `UsageError`."""
+    if verb.key_method:
+        key = require_key(arguments["key"])
+        if len(key) <= CLIENT_URL_KEY_BYTES_MAX:
+            return _of_key(verb, key, arguments)
+    body = json.dumps(verb.sent(arguments)).encode()
+    return _of_verb(verb, VERBS_PATH + verb.name, partial(_result, verb), body, JSON_TYPE)
 
 
-def of_rows(
-    name: str, table: pa.Table, query: Mapping[str, Any], read: Callable[[Reply], T], **how: bool
+def rows_request(
+    verb: Verb[Any], rows: pa.Table, arguments: Mapping[str, Any], read: Callable[[Reply], T]
 ) -> ClientRequest[T]:
-    """A verb with rows as an Arrow stream. Its other arguments are in the query."""
+    """The request of a verb with rows as an Arrow stream. Its arguments are in the query."""
     sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, table.schema) as writer:
-        writer.write_table(table)
-    target = VERBS_PATH + name + _query(**query)
-    return ClientRequest("POST", target, read, sink.getvalue(), ARROW_TYPE, **how)
+    with pa.ipc.new_stream(sink, rows.schema) as writer:
+        writer.write_table(rows)
+    target = VERBS_PATH + verb.name + _query(verb.sent(arguments))
+    return _of_verb(verb, target, read, sink.getvalue(), ARROW_TYPE)
 
 
-def ns(time: TimeLike | None, name: str = "as_of") -> int | str | None:
-    """A time as the server reads it: a number, or a word, which counts from the server's time."""
-    if time is None:
-        return None
-    if isinstance(time, timedelta):
-        # The instant is the check: the age lies within the timeline, and not ahead.
-        age = TIMESTAMP_MAX - to_timestamp(time, name=name, now=lambda: TIMESTAMP_MAX)
-        return f"-{age // 1000}us"
-    if counts_from_now(time):
-        return str(time)
-    at = to_timestamp(time, name=name)
-    if at > OTHER_UNITS_MAX or type(time) is int or is_plain_number(time):
-        return int(at)
-    return str(at)  # a small number would be refused: it may count seconds
+def request_by_name(name: str, arguments: Mapping[str, Any]) -> ClientRequest[dict[str, Any]]:
+    """The request of a verb that may be unknown here. It is sent once, with the arguments that are
+    not None as they are."""
+    return ClientRequest(
+        "POST", VERBS_PATH + name, Reply.json, arguments_json(arguments), JSON_TYPE
+    )
 
 
-def since(time: TimeLike) -> int | str | None:
-    """The beginning of a window in the form that the server reads. It may be `"oldest"`."""
-    return OLDEST if is_oldest(time) else ns(time, "since")
-
-
-# -- reads ----------------------------------------------------------------------------------
-
-
-def get(key: bytes, as_of: TimeLike | None) -> ClientRequest[bytes | None]:
-    """See `Store.get`."""
-    key = require_key(key)
-    if len(key) > CLIENT_URL_KEY_BYTES_MAX:
-        fields = {"key": to_json(key), "as_of": ns(as_of)}
-        return verb("get", fields, _value, is_read=True)
-    query = _query(as_of=ns(as_of))
-    return ClientRequest("GET", f"{KEYS_PATH}{quoted(key)}{query}", _raw, is_read=True)
-
-
-def get_many(
-    keys: Sequence[bytes], as_of: TimeLike | Sequence[TimeLike] | None
-) -> ClientRequest[list[bytes | None]]:
-    """See `Store.get_many`."""
-    return _many("get_many", keys, as_of, {}, lambda table: table.column("value").to_pylist())
-
-
-def floor_many(
-    keys: Sequence[bytes], as_of: TimeLike | Sequence[TimeLike] | None, prefix: bytes | None
-) -> ClientRequest[list[tuple[bytes, bytes] | None]]:
-    """See `Store.floor_many`."""
-
-    if prefix is not None:
-        prefix = require_key(prefix, name="prefix")
-
-    def rows(table: pa.Table) -> list[tuple[bytes, bytes] | None]:
-        pairs = zip(table.column("key").to_pylist(), table.column("value").to_pylist(), strict=True)
-        return [None if key is None else (key, value) for key, value in pairs]
-
-    return _many("floor", keys, as_of, {"below": prefix}, rows)
-
-
-def history(key: bytes) -> ClientRequest[list[Version]]:
-    """See `Store.history`."""
-    key = require_key(key)
-
-    def read(reply: Reply) -> list[Version]:
-        return [
-            Version(key, Timestamp(each["timestamp"]), _bytes(each["value"]))
-            for each in reply.json()["versions"]
-        ]
-
-    return verb("history", {"key": to_json(key)}, read, is_read=True)
-
-
-def scan(
-    span: Span, as_of: TimeLike | None, reverse: bool, limit: int | None, batch_rows: int | None
-) -> ClientRequest[Reply]:
-    """See `Store.scan_batches`."""
-    fields = {
-        **span_fields(span),
-        "as_of": ns(as_of),
-        "reverse": reverse,
-        "limit": require_limit(limit),
-        "batch_rows": batch_rows,
-    }
-    return verb("scan", fields, _whole, is_read=True)
-
-
-def keys(
-    span: Span, as_of: TimeLike | None, reverse: bool, limit: int | None
-) -> ClientRequest[Reply]:
-    """See `Store.keys`."""
-    fields = {
-        **span_fields(span),
-        "as_of": ns(as_of),
-        "reverse": reverse,
-        "limit": require_limit(limit),
-    }
-    return verb("keys", fields, _whole, is_read=True)
-
-
-def count(span: Span, as_of: TimeLike | None) -> ClientRequest[int]:
-    """See `Store.count`."""
-    fields = {**span_fields(span), "as_of": ns(as_of)}
-    return verb("count", fields, lambda reply: int(reply.json()["count"]), is_read=True)
-
-
-def join(
-    keys: pa.Array, times: pa.Array, first: int, age_max: int | None, *, null_if_gone: bool
-) -> ClientRequest[Reply]:
-    """The values of keys, each at its time. `age_max` is in nanoseconds."""
-    table = pa.table([keys, times], schema=LABELS_SCHEMA)
-    query: dict[str, Any] = {"first": first, "null_if_gone": "true" if null_if_gone else "false"}
-    if age_max is not None:
-        query["max_age"] = f"{age_max / NS_PER_SECOND:.6f}"
-    return of_rows("join", table, query, _whole, is_read=True)
-
-
-def lease(name: str, at: TimeLike | None, seconds: float) -> ClientRequest[dict[str, Any]]:
-    """Keep history from `at` on for some seconds. The same call again moves the lease."""
-    fields = {"name": name, "at": ns(at, "at"), "seconds": seconds}
-    return verb("lease", fields, Reply.json, is_repeatable=True)
-
-
-def release_lease(name: str) -> ClientRequest[dict[str, Any]]:
-    """End a lease. Nothing happens if it has ended."""
-    return verb("release_lease", {"name": name}, Reply.json, is_repeatable=True)
-
-
-def fields_of(name: str) -> ClientRequest[dict[str, Any]]:
-    """A verb without arguments that answers with names and figures."""
-    return verb(name, {}, Reply.json, is_read=True)
-
-
-def sync() -> ClientRequest[Timestamp]:
-    """See `Store.sync`."""
-    return verb("sync", {}, lambda r: Timestamp(r.json()["upper"]), is_repeatable=True)
-
-
-def upper() -> ClientRequest[Timestamp]:
-    """See `Store.upper`."""
-    return verb("times", {}, lambda r: Timestamp.from_ns(r.json()["upper"]), is_read=True)
-
-
-def newest() -> ClientRequest[Timestamp]:
-    """The newest complete time. Each delete that is due by now lies at or below it."""
-    return verb("resolve", {}, lambda r: Timestamp.from_ns(r.json()["as_of"]), is_read=True)
-
-
-# -- writes ---------------------------------------------------------------------------------
-
-
-def put(
-    key: bytes, value: bytes, durability: str | None, expires: Expires | None = None
-) -> ClientRequest[Timestamp]:
-    """See `Store.put`."""
-    key, value = require_key(key), require_value(value)
-    if len(key) > CLIENT_URL_KEY_BYTES_MAX:
-        fields = {"key": to_json(key), "value": to_json(value), "durability": durability}
-        return verb("put", {**fields, "expires": _expiry(expires)}, _timestamp, once=True)
-    query = _query(durability=durability, expires=_expiry(expires))
-    target = f"{KEYS_PATH}{quoted(key)}{query}"
-    return ClientRequest("PUT", target, _timestamp, value, once=True)
-
-
-def delete(key: bytes, durability: str | None) -> ClientRequest[Timestamp]:
-    """See `Store.delete`."""
-    fields = {"key": to_json(require_key(key)), "durability": durability}
-    return verb("delete", fields, _timestamp, once=True)
-
-
-def delete_range(
-    start: bytes, end: bytes, idempotent: bool, durability: str | None
-) -> ClientRequest[Timestamp | None]:
-    """See `Store.delete_range`."""
-    fields = {
-        "start": to_json(require_key(start, name="start", room=1)),
-        "end": to_json(require_key(end, name="end", room=1)),
-        "idempotent": idempotent,
-        "durability": durability,
-    }
-    return verb("delete_range", fields, _timestamp_or_none, once=True)
-
-
-def conditional(
-    name: str,
-    key: bytes,
-    value: bytes | None,
-    expected: bytes | Unchecked | None,
-    unchanged_since: TimeLike | None,
-    durability: str | None,
-    expires: Expires | None = None,
-) -> ClientRequest[Timestamp]:
-    """The request of `Store.put_if` and of `Store.delete_if`."""
-    fields: dict[str, Any] = {"key": to_json(require_key(key)), "durability": durability}
-    fields["expires"] = _expiry(expires)
-    if name == "put_if":
-        fields["value"] = to_json(require_value(value))
-    if unchanged_since is not None:
-        fields["unchanged_since"] = ns(unchanged_since, "unchanged_since")
-    request = verb(name, fields, _timestamp, once=True)
-    if expected is UNCHECKED:
-        return request
-    if expected is not None and not isinstance(expected, bytes | bytearray | memoryview):
-        raise UsageError(
-            f"expected must be bytes or None, not {type(expected).__name__}", "encode it first"
-        )
-    body = json.dumps(
-        {
-            **json.loads(request.body),
-            "expected": expected if expected is None else to_json(bytes(expected)),
-        }
-    ).encode()
-    return ClientRequest("POST", VERBS_PATH + name, _timestamp, body, JSON_TYPE, once=True)
-
-
-def increment(
-    key: bytes, by: int, durability: str | None, expires: Expires | None = None
-) -> ClientRequest[int]:
-    """See `Store.increment`."""
-    number = require_integer(by, name="by")
-    fields = {"key": to_json(require_key(key)), "by": number, "durability": durability}
-    if expires is not None:  # an older server refuses an argument that it does not know
-        fields["expires"] = _expiry(expires)
-    return verb("increment", fields, lambda reply: int(reply.json()["sum"]), once=True)
-
-
-def revert_range(span: Span, to: TimeLike) -> ClientRequest[Timestamp | None]:
-    """See `Store.revert_range`. Done twice it writes once: the second time no key differs."""
-    fields = {**span_fields(span), "to": ns(to, "to")}
-    return verb("revert_range", fields, _timestamp_or_none)
-
-
-def pop(key: bytes, durability: str | None) -> ClientRequest[bytes | None]:
-    """See `Store.pop`."""
-    fields = {"key": to_json(require_key(key)), "durability": durability}
-    return verb("pop", fields, _value, once=True)
-
-
-def ttl(key: bytes) -> ClientRequest[timedelta | None]:
-    """See `Store.ttl`."""
-
-    def read(reply: Reply) -> timedelta | None:
-        seconds = reply.json()["seconds"]
-        return None if seconds is None else timedelta(seconds=seconds)
-
-    return verb("ttl", {"key": to_json(require_key(key))}, read, is_read=True)
-
-
-def persist(key: bytes, durability: str | None) -> ClientRequest[Timestamp | None]:
-    """See `Store.persist`."""
-    fields = {"key": to_json(require_key(key)), "durability": durability}
-    return verb("persist", fields, _timestamp_or_none, once=True)
-
-
-def batch(
+def batch_request(
     writes: SentWriteSet,
     durability: str | None,
     reads: ReadSet | None = None,
@@ -564,18 +296,25 @@ def batch(
     if reads is not None:
         rows += ((WriteOp.READ, key, None, None, None) for key in reads.points())
         rows += ((WriteOp.READ_RANGE, span.start, span.end, None, None) for span in reads.spans())
-    table = _table(rows)
-    made_by = json.dumps(definitions) if definitions else None
-    given = {"durability": durability, "read_at": read_at, "definitions": made_by}
-    if read_at is not None and writes.has_rows:
-        given["rows"] = "true"
-    request = of_rows("batch", table, given, _timestamp, once=True)
-    if len(request.body) > SERVER_BODY_BYTES_MAX:
+    arguments = {
+        "durability": durability,
+        "read_at": read_at,
+        "definitions": json.dumps(definitions) if definitions else None,
+        "rows": True if read_at is not None and writes.has_rows else None,
+    }
+    found = rows_request(BATCH, _table(rows), arguments, _committed)
+    if len(found.body) > SERVER_BODY_BYTES_MAX:
         raise UsageError(
-            f"the writes have {len(request.body)} bytes, at most {SERVER_BODY_BYTES_MAX} travel",
+            f"the writes have {len(found.body)} bytes, at most {SERVER_BODY_BYTES_MAX} travel",
             "commit smaller ones, or import the data (bulk.Import)",
         )
-    return request
+    return found
+
+
+def bounds(span: Span) -> dict[str, bytes | None]:
+    """The arguments of a verb for a span."""
+    span = require_span(span)
+    return {"start": span.start or None, "end": span.end}
 
 
 # -- inside ---------------------------------------------------------------------------------
@@ -583,27 +322,43 @@ def batch(
 _ABSENT: Final = 404
 
 
-def _many(
-    name: str,
-    keys: Sequence[bytes],
-    as_of: TimeLike | Sequence[TimeLike] | None,
-    query: Mapping[str, Any],
-    rows: Callable[[pa.Table], T],
-) -> ClientRequest[T]:
-    keys = key_list(keys)
-    if not are_keys(keys):
-        keys = [require_key(key) for key in keys]
-    arrays, names = [binary_array(keys)], ["key"]
-    given = dict(query)
-    if is_many(as_of):
-        times = times_given(as_of, len(keys))
-        arrays.append(pa.array([to_timestamp(time, name="as_of") for time in times], pa.int64()))
-        names.append("as_of")
-    else:
-        given["as_of"] = ns(as_of)
-    schema = pa.schema([READ_SCHEMA.field(each) for each in names])
-    table = pa.table(arrays, schema=schema)
-    return of_rows(name, table, given, lambda reply: rows(reply.table()), is_read=True)
+def _of_key(verb: Verb[T], key: bytes, arguments: Mapping[str, Any]) -> ClientRequest[T]:
+    """The request on the path of a key. The value is the body, the rest is in the query."""
+    rest = {name: value for name, value in arguments.items() if name not in ("key", "value")}
+    target = f"{KEYS_PATH}{quoted(key)}{_query(verb.sent(rest))}"
+    if verb.key_method == "GET":
+        return _of_verb(verb, target, _raw, method="GET")
+    body = require_value(arguments["value"]) if "value" in verb.parameters else b""
+    return _of_verb(verb, target, partial(_result, verb), body, method=verb.key_method)
+
+
+def _of_verb(
+    verb: Verb[Any],
+    target: str,
+    read: Callable[[Reply], Any],
+    body: bytes | pa.Buffer = b"",
+    kind: str = "",
+    *,
+    method: str = "POST",
+) -> ClientRequest[Any]:
+    flags = (verb.is_read, verb.once, verb.is_repeatable)
+    return ClientRequest(method, target, read, body, kind, *flags)
+
+
+def _result(verb: Verb[T], reply: Reply) -> T:
+    assert verb.result is not None, "rows are read as they come"
+    return verb.result.read(reply.json())
+
+
+def _raw(reply: Reply) -> bytes | None:
+    return None if reply.status == _ABSENT else reply.body
+
+
+def _committed(reply: Reply) -> Timestamp:
+    at = _result(BATCH, reply)
+    if at is None:  # it has writes
+        raise strange(reply.where, "no timestamp")
+    return at
 
 
 def _table(rows: Sequence[tuple[object, ...]]) -> pa.Table:
@@ -616,39 +371,16 @@ def _table(rows: Sequence[tuple[object, ...]]) -> pa.Table:
     return pa.table(arrays, schema=pa.schema(fields))
 
 
-def _whole(reply: Reply) -> Reply:
-    return reply
+def _query(sent: Mapping[str, Any]) -> str:
+    """JSON arguments as a query."""
+    if not sent:
+        return ""
+    return "?" + urlencode({name: _in_query(each) for name, each in sent.items()}, quote_via=quote)
 
 
-def _raw(reply: Reply) -> bytes | None:
-    return None if reply.status == _ABSENT else reply.body
-
-
-def _value(reply: Reply) -> bytes | None:
-    return _bytes(reply.json()["value"])
-
-
-def _bytes(found: Any) -> bytes | None:
-    return None if found is None else from_json(found, name="the server's answer")
-
-
-def _timestamp(reply: Reply) -> Timestamp:
-    return Timestamp(reply.json()["timestamp"])
-
-
-def _timestamp_or_none(reply: Reply) -> Timestamp | None:
-    found = reply.json()["timestamp"]
-    return None if found is None else Timestamp(found)
-
-
-def _expiry(expires: Expires | None) -> int | str | None:
-    """An expiry as JSON and queries have it."""
-    if expires is None:
-        return None
-    sent = sent_expiry(expires)
-    return f"+{-sent // 1000}us" if sent < 0 else ns(Timestamp(sent), "expires")
-
-
-def _query(**given: Any) -> str:
-    found = {name: value for name, value in given.items() if value is not None}
-    return f"?{urlencode(found, quote_via=quote)}" if found else ""
+def _in_query(sent: Any) -> Any:
+    if isinstance(sent, bool):
+        return "true" if sent else "false"
+    if isinstance(sent, float):
+        return f"{sent:.6f}"  # a query has no exponents
+    return from_json(sent, name="an argument") if isinstance(sent, dict) else sent

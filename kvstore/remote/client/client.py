@@ -18,8 +18,6 @@ from typing import Any, Final, TypeVar
 import pyarrow as pa
 
 from kvstore.base.arguments import (
-    require_age,
-    require_count,
     require_integer,
     require_seconds,
     require_wait,
@@ -43,34 +41,43 @@ from kvstore.changes.events import (
 )
 from kvstore.changes.index import OP_DELETE, OP_DELETE_RANGE, OP_PUT
 from kvstore.changes.streams import Generation, generation
+from kvstore.codec.json import JsonObject
 from kvstore.codec.tuples import desc
 from kvstore.errors import ClosedError, HistoryGoneError, KVStoreError, UsageError
 from kvstore.feeds import STARTS, FeedBatch, Position, Share
-from kvstore.limits import CLIENT_SNAPSHOT_LEASE_S, STREAMS_MAX
+from kvstore.limits import CLIENT_SNAPSHOT_LEASE_S
 from kvstore.mapping import MappingCodec, StoreMapping
 from kvstore.metrics import DEFINITIONS, Distribution, Metric
 from kvstore.mvcc import Version, WriteSet
 from kvstore.readable import Readable, ReadableAt
-from kvstore.remote.client import calls, transport
-from kvstore.remote.client.calls import ClientRequest, Reply, SentWriteSet, ns, strange, verb
-from kvstore.remote.client.tables import (
-    ClientDefinitions,
-    ClientRows,
-    ClientTable,
-    RemoteSide,
-    collect,
-    hold_record,
-    work_of,
+from kvstore.remote import verbs
+from kvstore.remote.client import transport
+from kvstore.remote.client.calls import (
+    SentWriteSet,
+    batch_request,
+    bounds,
+    request_by_name,
+    strange,
 )
-from kvstore.remote.client.transport import FROM_CLIENT, Pool, ServedFrontiers
-from kvstore.remote.protocol import EPOCHS_SCHEMA, POSITION_NAME, from_json, span_fields, to_json
+from kvstore.remote.client.tables import ClientDefinitions, ClientRows, ClientTable, RemoteSide
+from kvstore.remote.client.transport import (
+    FROM_CLIENT,
+    Pool,
+    ServedFrontiers,
+    floors_of,
+    time_left,
+    values_of,
+    versions_of,
+)
+from kvstore.remote.parameters import sent_time
+from kvstore.remote.protocol import EPOCHS_SCHEMA, POSITION_NAME
 from kvstore.retention.gc import GcReport
 from kvstore.tables.catalogue import Catalogue, IndexColumns
 from kvstore.tasks import Modified, Task, Tasks, TaskState
 from kvstore.timeline.changesets import INSIDE_CHANGESET
 from kvstore.timeline.durability import Durability
 from kvstore.timeline.expiries import Expires, sent_expiry
-from kvstore.timeline.holds import HoldRecord
+from kvstore.timeline.holds import HoldRecord, from_fields
 from kvstore.transaction import UNCHECKED, ReadSet, Transaction, Unchecked, transact
 from kvstore.verify import Problem, StoreReport
 
@@ -139,15 +146,19 @@ def _event(row: tuple[Any, ...], *, is_last: bool) -> Event:
 # A hold that a client has taken: the owner's handle is here, the claim is with the store.
 
 
+def hold_record(fields: Mapping[str, Any]) -> HoldRecord:
+    """The record of a hold, out of an answer."""
+    return from_fields(fields["name"], JsonObject(dict(fields), where="the server's answer"))
+
+
 class ClientHold:
     """A client's handle on a hold; `Client.hold` takes it. See `Hold`. Needs the right `admin`.
 
     Leaving a `with` block releases it.
     """
 
-    def __init__(self, call: Callable[..., dict[str, Any]], name: str, token: str) -> None:
-        """`call` calls a verb."""
-        self._call = call
+    def __init__(self, pool: Pool, name: str, token: str) -> None:
+        self._pool = pool
         self.name = name
         self.token = token
         own(self, repr(self), endings=("release",), remedy=FROM_CLIENT)
@@ -156,16 +167,15 @@ class ClientHold:
     def timestamp(self) -> Timestamp:
         """The time from which the hold keeps history. Raises `FencedError` if a newer owner has
         taken the hold, `HoldLostError` if it was invalidated."""
-        return Timestamp(self._call("held", name=self.name, token=self.token)["timestamp"])
+        return Timestamp(self._pool.call(verbs.HELD, name=self.name, token=self.token)["timestamp"])
 
     def move(self, to: TimeLike) -> None:
         """Hold `to` instead, durably. Raises as `Hold.move`."""
-        at = ns(to, "to")
-        self._call("move_hold", name=self.name, token=self.token, to=at, durable=True)
+        self._pool.call(verbs.MOVE_HOLD, name=self.name, token=self.token, to=to, durable=True)
 
     def release(self) -> None:
         """Give up the hold, durably. Raises as `move`."""
-        self._call("release_hold", name=self.name, token=self.token)
+        self._pool.call(verbs.RELEASE_HOLD, name=self.name, token=self.token)
 
     def __repr__(self) -> str:
         return f"<kvstore.ClientHold {self.name!r}>"
@@ -200,7 +210,7 @@ class ClientChangeset(Changeset):
         if not self.name:
             around = ambient(self._pool)
             outer = None if around is None else around.name
-            found = self._pool.send(verb("open_changeset", {"outer": outer}, Reply.json))
+            found = self._pool.call(verbs.OPEN_CHANGESET, outer=outer)
             self.id = ChangesetId(found["domain"], found["serial"])
             self.name = found["name"]
 
@@ -210,8 +220,7 @@ class ClientChangeset(Changeset):
         name, self.name = self.name, ""
         if name and self._process == os.getpid():
             with suppress(KVStoreError):  # it ends by itself
-                request = verb("end_changeset", {"name": name}, Reply.json)
-                self.events = self._pool.send(request)["events"]
+                self.events = self._pool.call(verbs.END_CHANGESET, name=name)
 
 
 def _begin(changeset: Changeset) -> None:
@@ -246,11 +255,10 @@ class ClientSnapshot(ReadableAt):
     def __init__(self, client: Readable, pool: Pool, as_of: TimeLike | None) -> None:
         """Take the lease. Raises `HistoryGoneError` and `NotYetWrittenError` for `as_of`."""
         self._client, self._pool, self._is_open = client, pool, True
-        resolve = calls.verb("resolve", {"as_of": ns(as_of)}, Reply.json, is_read=True)
         self._name = secrets.token_hex(12)
         for attempt in range(_ATTEMPTS):
             try:
-                self.as_of = Timestamp(pool.send(resolve)["as_of"])
+                self.as_of = pool.call(verbs.RESOLVE, as_of=as_of)
                 self._lease()
                 own(self, repr(self), remedy=FROM_CLIENT)
                 return
@@ -268,7 +276,7 @@ class ClientSnapshot(ReadableAt):
         if self._is_open:
             self._is_open = False
             with suppress(KVStoreError):  # it ends by itself
-                self._pool.send(calls.release_lease(self._name))
+                self._pool.call(verbs.RELEASE_LEASE, name=self._name)
 
     def __repr__(self) -> str:
         return f"<kvstore.ClientSnapshot as of {self.as_of}>"
@@ -289,7 +297,8 @@ class ClientSnapshot(ReadableAt):
 
     def _lease(self) -> None:
         self._renew_at = time.monotonic() + CLIENT_SNAPSHOT_LEASE_S / 3
-        self._pool.send(calls.lease(self._name, self.as_of, CLIENT_SNAPSHOT_LEASE_S))
+        lease_s = CLIENT_SNAPSHOT_LEASE_S
+        self._pool.call(verbs.LEASE, name=self._name, at=self.as_of, seconds=lease_s)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -307,13 +316,14 @@ class RemoteVersions:
 
     def get(self, key: bytes, as_of: int) -> bytes | None:
         """The value of `key` at `as_of`."""
-        return self._pool.send(calls.get(key, as_of))
+        return self._pool.call(verbs.GET, key=key, as_of=as_of)
 
     def scan(
         self, span: Span, as_of: int, *, reverse: bool
     ) -> Iterator[tuple[list[bytes], list[bytes]]]:
         """Live keys and values of a span at `as_of`, chunk by chunk."""
-        for batch in transport.rows(self._pool, calls.scan(span, as_of, reverse, None, None)):
+        how: dict[str, Any] = {**bounds(span), "as_of": as_of, "reverse": reverse}
+        for batch in self._pool.rows(verbs.SCAN, **how):
             yield batch.column(0).to_pylist(), batch.column(1).to_pylist()
 
 
@@ -337,7 +347,7 @@ class RemoteTransactions:
     def begin(self, durability: Durability | None) -> Transaction:
         """A transaction at the newest complete time of the server. One round trip."""
         transaction = Transaction(self, 0, durability=durability)
-        transaction.read_at = self._pool.send(calls.newest())
+        transaction.read_at = self._pool.call(verbs.RESOLVE)
         return transaction
 
     def commit(
@@ -351,7 +361,7 @@ class RemoteTransactions:
     ) -> Timestamp:
         """See `Transactions.commit`."""
         assert isinstance(writes, SentWriteSet), "write_set says so"
-        return self._pool.send(calls.batch(writes, durability, reads, read_at))
+        return self._pool.send(batch_request(writes, durability, reads, read_at))
 
     def end(self, pin: int) -> None:
         """The server has nothing to end."""
@@ -404,7 +414,7 @@ class ClientFeed:
         position = upto.position if isinstance(upto, FeedBatch) else upto
         if position.is_beyond(self.position):
             raise UsageError(f"{position} was not delivered yet", "ack a delivered position")
-        self._pool.send(calls.verb("ack", self._at(position), Reply.json, is_repeatable=True))
+        self._pool.call(verbs.ACK, **self._at(position))
 
     def close(self) -> None:
         """Close the handle. The position stays. Repeatable."""
@@ -420,13 +430,11 @@ class ClientFeed:
         return f"<kvstore.ClientFeed {self.name!r}>"
 
     def _fetch(self, wait: float) -> FeedBatch:
-        fields = {**self._at(self.position), "wait": wait}
-        reader = transport.rows(self._pool, calls.verb("fetch", fields, Reply.json, is_read=True))
+        reader = self._pool.rows(verbs.FETCH, **self._at(self.position), wait=wait)
         told = (reader.schema.metadata or {}).get(POSITION_NAME)
         if told is None:
             raise strange(self._pool.where, "a batch without a position")
-        found = json.loads(told)
-        position = _position(found)
+        position = _position(verbs.POSITION.read(json.loads(told)))
         is_state = self.position.state_from is not None
         is_cut = is_state or position.taken > 0
         return FeedBatch(list(events_of(reader, is_cut=is_cut)), position, is_state)
@@ -435,15 +443,13 @@ class ClientFeed:
         if self._closed:
             raise ClosedError(f"feed {self.name!r}")
         timestamp, taken, state_from = position
-        place = {"timestamp": int(timestamp), "taken": taken, "state_from": to_json(state_from)}
+        place = {"timestamp": timestamp, "taken": taken, "state_from": state_from}
         return {**self._fields, **place}
 
 
 def _position(found: Mapping[str, Any]) -> Position:
     """The position in an answer of the server."""
-    key = found["state_from"]
-    state_from = None if key is None else from_json(key, name="state_from")
-    return Position(Timestamp(found["timestamp"]), found["taken"], state_from)
+    return Position(found["timestamp"], found["taken"], found["state_from"])
 
 
 def feed_fields(
@@ -463,7 +469,7 @@ def feed_fields(
         "workers": workers,
         "images": images,
         "expand": expand,
-        **span_fields(Span() if span is None else span),
+        **bounds(Span() if span is None else span),
         "batch_rows": batch_rows,
         "batch_bytes": batch_bytes,
     }
@@ -471,13 +477,12 @@ def feed_fields(
 
 def start_fields(start: TimeLike | Position | None, max_age: timedelta | None) -> dict[str, Any]:
     """The arguments by which a feed begins."""
-    age = require_age(max_age, name="max_age")
     position, since = (start, start.timestamp) if isinstance(start, Position) else (None, start)
     return {
-        "since": since if since in STARTS else calls.ns(since, "start"),
+        "since": since if since is None or since in STARTS else sent_time(since, "start"),
         "taken": None if position is None else position.taken,
-        "state_from": None if position is None else to_json(position.state_from),
-        "max_age": None if age is None else age.total_seconds(),
+        "state_from": None if position is None else position.state_from,
+        "max_age": max_age,
     }
 
 
@@ -502,9 +507,10 @@ class ServedCapture(ServedFrontiers):
         prefix: bytes | None = None,
     ) -> Iterator[Change]:
         """See `Store.changes`."""
-        span = Span.of(start, end, prefix)
-        request = _versions(since, upto, span, revisions, order=order)
-        return changes_of(transport.rows(self._pool, request))
+        within = bounds(Span.of(start, end, prefix))
+        choice: dict[str, Any] = {"revisions": revisions, "order": order}
+        reader = self.pool.rows(verbs.VERSIONS, since=since, upto=upto, **within, **choice)
+        return changes_of(reader)
 
     def events(
         self,
@@ -516,8 +522,8 @@ class ServedCapture(ServedFrontiers):
         expand: Expand = "imports",
     ) -> Iterator[Event]:
         """See `Store.events`."""
-        request = _changes(since, upto, span or Span(), images, expand, name="events")
-        return events_of(transport.rows(self._pool, request))
+        how: dict[str, Any] = {**bounds(span or Span()), "images": images, "expand": expand}
+        return events_of(self.pool.rows(verbs.EVENTS, since=since, upto=upto, **how))
 
     def changes_batches(
         self,
@@ -529,8 +535,8 @@ class ServedCapture(ServedFrontiers):
         expand: Expand = "imports",
     ) -> pa.RecordBatchReader:
         """See `Store.changes_batches`."""
-        request = _changes(since, upto, span or Span(), images, expand)
-        return transport.rows(self._pool, request)
+        how: dict[str, Any] = {**bounds(span or Span()), "images": images, "expand": expand}
+        return self.pool.rows(verbs.CHANGES, since=since, upto=upto, **how)
 
     def versions_batches(
         self,
@@ -543,8 +549,8 @@ class ServedCapture(ServedFrontiers):
     ) -> pa.RecordBatchReader:
         """The puts and deletes that `Store.changes` gives by key, as Arrow batches; with `ranges`
         the range deletes alone."""
-        request = _versions(since, upto, span or Span(), revisions, ranges=ranges)
-        return transport.rows(self._pool, request)
+        how: dict[str, Any] = {**bounds(span or Span()), "revisions": revisions, "ranges": ranges}
+        return self.pool.rows(verbs.VERSIONS, since=since, upto=upto, **how)
 
     def feed(
         self,
@@ -563,13 +569,12 @@ class ServedCapture(ServedFrontiers):
         """See `Store.feed`. The position is with the store, so the server may be started anew."""
         span = one_span(span, prefix)
         fields = feed_fields(name, streams, images, expand, span, batch_rows, batch_bytes)
-        opening = {**fields, **start_fields(start, max_age)}
-        opened = self._pool.send(calls.verb("open_feed", opening, Reply.json))
-        return ClientFeed(self._pool, fields, opened)
+        opened = self.pool.call(verbs.OPEN_FEED, **fields, **start_fields(start, max_age))
+        return ClientFeed(self.pool, fields, opened)
 
     def drop_feed(self, name: str) -> None:
         """Give up a feed: its position, and its claim on history."""
-        self._pool.send(calls.verb("drop_feed", {"name": name}, Reply.json))
+        self.pool.call(verbs.DROP_FEED, name=name)
 
     # -- waits and groups -------------------------------------------------------------------
 
@@ -582,86 +587,46 @@ class ServedCapture(ServedFrontiers):
         seconds = require_wait(timeout)
         ends_at = None if seconds is None else time.monotonic() + seconds
         while not stop():
-            most = self._pool.poll_s
+            most = self.pool.poll_s
             left = most if ends_at is None else max(ends_at - time.monotonic(), 0.0)
-            fields = {"upper": upper, "wait": min(left, most)}
-            request = calls.verb("wait_beyond", fields, Reply.json, is_read=True)
-            if self._pool.send(request)["upper"] > upper or not left:
+            found = self.pool.call(verbs.WAIT_BEYOND, upper=upper, wait=min(left, most))
+            if found > upper or not left:
                 return
 
     def changeset(self) -> ClientChangeset:
         """See `Store.changeset`. The writes of this client inside the block, in this context,
         belong to it. The server ends it after five minutes without a write; the next write raises
         `ClosedError`."""
-        return ClientChangeset(self._pool)
+        return ClientChangeset(self.pool)
 
     def epochs(self, since: TimeLike = 0) -> Iterator[Epoch]:
         """See `Store.epochs`."""
-        fields = {"since": calls.ns(since, "since")}
-        request = calls.verb("epochs", fields, Reply.json, is_read=True)
-        for batch in transport.rows(self._pool, request):
+        for batch in self.pool.rows(verbs.EPOCHS, since=since):
             for row in zip(*(batch.column(name).to_pylist() for name in _EPOCH), strict=True):
                 found = Epoch(*row)
                 yield found._replace(closed_at=Timestamp(found.closed_at))
 
     def generations(self) -> list[Generation]:
         """See `Store.generations`."""
-        found = self._pool.send(calls.fields_of("generations"))["generations"]
-        return [_generation(each) for each in found]
+        return [_generation(each) for each in self.pool.call(verbs.GENERATIONS)]
 
     def reshard(self, streams: int) -> Generation:
         """See `Store.reshard`. Needs the right `admin`."""
-        fields = {"streams": require_count(streams, name="streams", most=STREAMS_MAX)}
-        return _generation(self._pool.send(calls.verb("reshard", fields, Reply.json)))
+        return _generation(self.pool.call(verbs.RESHARD, streams=streams))
 
     def force_quiescence(
         self, after: timedelta | None = None, *, timeout: float | None = None
     ) -> Timestamp:
         """See `Store.force_quiescence`. Needs the right `admin`."""
-        require_age(after, name="after")
-        if ambient(self._pool) is not None:
+        if ambient(self.pool) is not None:
             raise UsageError(*INSIDE_CHANGESET)
-        age_s = None if after is None else after.total_seconds()
-        found = work_of(self._pool, "force_quiescence", None, after=age_s, timeout=timeout)
-        return Timestamp(found["timestamp"])
+        return self.pool.work(verbs.FORCE_QUIESCENCE, None, after=after, timeout=timeout)
 
 
 def _generation(found: dict[str, Any]) -> Generation:
     streams = [bytes.fromhex(stream) for stream in found["streams"]]
     made, closed_at = generation(found["opened_at"], streams), found["closed_at"]
-    return made if closed_at is None else replace(made, closed_at=Timestamp(closed_at))
-
-
-def _changes(
-    since: TimeLike,
-    upto: TimeLike | None,
-    span: Span,
-    images: str,
-    expand: str,
-    *,
-    name: str = "changes",
-) -> ClientRequest[dict[str, Any]]:
-    """See `Store.changes_batches`; with the name `"events"` see `Store.events`."""
-    window = {"since": calls.since(since), "upto": calls.ns(upto, "upto")}
-    fields = {**window, **span_fields(span), "images": images, "expand": expand}
-    return calls.verb(name, fields, Reply.json, is_read=True)
-
-
-def _versions(
-    since: TimeLike,
-    upto: TimeLike | None,
-    span: Span,
-    revisions: str,
-    *,
-    ranges: bool = False,
-    order: str | None = None,
-) -> ClientRequest[dict[str, Any]]:
-    """The puts and deletes of a window by key; see `Store.changes`. With `ranges` only the range
-    deletes, with `order` all changes in that order."""
-    window = {"since": calls.since(since), "upto": calls.ns(upto, "upto")}
-    choice = {"revisions": revisions, "ranges": ranges, "order": order}
-    fields = {**window, **span_fields(span), **choice}
-    return calls.verb("versions", fields, Reply.json, is_read=True)
+    return made if closed_at is None else replace(made, closed_at=closed_at)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -695,10 +660,9 @@ def _figure(value: Any) -> float | Distribution:
 class ClientTasks(Tasks):
     """Takes tasks for the queue of the owner. Workers run in the owner's process."""
 
-    def __init__(self, call: Callable[..., dict[str, Any]]) -> None:
-        """`call` calls a verb."""
+    def __init__(self, pool: Pool) -> None:
         super().__init__(TaskState(), None, Clock())
-        self._call = call
+        self._pool = pool
 
     def insert(
         self,
@@ -709,9 +673,8 @@ class ClientTasks(Tasks):
         id: str | None = None,  # noqa: A002 - the field's word
     ) -> Task:
         """See `Tasks.insert`."""
-        fields = {"queue": queue, "value": to_json(value), "available_at": available_at, "id": id}
-        found = self._call("submit_task", **fields)["task"]
-        return Task(**found, value=value)
+        wanted = {"queue": queue, "value": value, "available_at": available_at, "id": id}
+        return Task(**self._pool.call(verbs.SUBMIT_TASK, **wanted), value=value)
 
     def modify(self, **_: Any) -> Modified:
         """Refused. Raises `UsageError`."""
@@ -743,60 +706,59 @@ class ServedUpkeep(ServedCapture):
         progress: Callable[[int], None] | None = None,
     ) -> GcReport:
         """See `Store.gc`. An error that `progress` raises ends the run of the owner."""
-        return collect(self._pool, before, keep, compact, progress)
+        found = self.pool.work(verbs.GC, progress, before=before, keep=keep, compact=compact)
+        claims = {
+            name: tuple(hold_record(fields) for fields in found[name])
+            for name in ("lost_holds", "held_by")
+        }
+        return GcReport(**{**found, **claims})
 
     def checkpoint(self, path: str | Path) -> Timestamp:
         """See `Store.checkpoint`. `path` is an absolute path on the machine of the server."""
-        return Timestamp(self.work("checkpoint", None, path=str(path))["timestamp"])
+        return self.pool.work(verbs.CHECKPOINT, None, path=str(path))
 
     def clear_range(self, start: bytes, end: bytes, *, compact: bool = True) -> Timestamp:
         """See `Store.clear_range`."""
-        span = Span(start, end)
-        fields = {"start": to_json(span.start), "end": to_json(span.end), "compact": compact}
-        return Timestamp(self.work("clear_range", None, **fields)["timestamp"])
+        return self.pool.work(verbs.CLEAR_RANGE, None, **bounds(Span(start, end)), compact=compact)
 
     def verify(self, *, progress: Callable[[int], None] | None = None) -> StoreReport:
         """See `Store.verify`. The server walks; an error that `progress` raises ends the walk."""
-        found = self.work("verify", progress)
+        found = self.pool.work(verbs.VERIFY, progress)
         problems = tuple(Problem(*each) for each in found["problems"])
         return StoreReport(**{**found, "problems": problems})
 
     def revert_import(self, import_id: int) -> Timestamp:
         """See `Store.revert_import`."""
         number = require_integer(import_id, name="import_id")
-        return Timestamp(self.call("revert_import", import_id=f"{number:016x}")["timestamp"])
+        return self.pool.call(verbs.REVERT_IMPORT, import_id=f"{number:016x}")
 
     def hold(
         self, name: str, at: TimeLike | None = None, max_age: timedelta | None = None
     ) -> ClientHold:
         """See `Store.hold`."""
-        age = require_age(max_age, name="max_age")
-        seconds = None if age is None else age.total_seconds()
-        found = self.call("hold", name=name, at=calls.ns(at, "at"), max_age=seconds, durable=True)
-        return ClientHold(self.call, name, str(found["token"]))
+        found = self.pool.call(verbs.HOLD, name=name, at=at, max_age=max_age, durable=True)
+        return ClientHold(self.pool, name, found["token"])
 
     def drop_hold(self, name: str) -> HoldRecord:
         """Remove a hold, whoever owns it: see `Holds.drop`."""
-        return hold_record(self.call("drop_hold", name=name))
+        return hold_record(self.pool.call(verbs.DROP_HOLD, name=name))
 
     # -- other verbs ------------------------------------------------------------------------
 
     def call(self, verb: str, **arguments: Any) -> dict[str, Any]:
         """Call a verb by its name, with arguments as JSON: for verbs that this client lacks."""
-        request: ClientRequest[dict[str, Any]] = calls.verb(verb, arguments, Reply.json)
-        return self._pool.send(request)
+        return self.pool.send(request_by_name(verb, arguments))
 
     def rows(self, verb: str, **arguments: Any) -> pa.RecordBatchReader:
         """Call a verb that answers with rows, as `call`. The call is sent once."""
-        request: ClientRequest[dict[str, Any]] = calls.verb(verb, arguments, Reply.json)
-        return transport.rows(self._pool, request)
+        return transport.rows(self.pool, request_by_name(verb, arguments))
 
     def work(
         self, verb: str, progress: Callable[[int], None] | None, /, **arguments: Any
     ) -> Mapping[str, Any]:
         """Call a verb of long work, and return its result. An error that `progress` raises ends
         the work at its next step."""
-        return work_of(self._pool, verb, progress, **arguments)
+        return transport.outcome(self.pool, verb, self.rows(verb, **arguments), progress)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -825,28 +787,28 @@ class Client(ServedUpkeep, Readable):
     @property
     def path(self) -> Path | None:
         """The directory of the store, for a client by path; None for a client of an address."""
-        return self._pool.endpoint.store
+        return self.pool.endpoint.store
 
     @property
     def tasks(self) -> Tasks:
         """The queue of the store's tasks, to submit tasks to. The owner's process does them."""
-        return ClientTasks(self.call)
+        return ClientTasks(self.pool)
 
     def stats(self) -> dict[str, Any]:
         """See `Store.stats`."""
-        return self._pool.send(calls.fields_of("stats"))
+        return {**self.pool.call(verbs.STATS)}
 
     def metrics(self) -> Mapping[str, Metric]:
         """See `Store.metrics`."""
-        return metrics_of(self._pool.send(calls.fields_of("metrics")))
+        return metrics_of(self.pool.call(verbs.METRICS))
 
     def sync(self) -> Timestamp:
         """See `Store.sync`."""
-        return self._pool.send(calls.sync())
+        return self.pool.call(verbs.SYNC)
 
     def close(self) -> None:
         """Close the connections. The server and its store stay. Repeatable."""
-        self._pool.close()
+        self.pool.close()
 
     def __enter__(self) -> Client:
         return self
@@ -857,7 +819,7 @@ class Client(ServedUpkeep, Readable):
         self.close()
 
     def __repr__(self) -> str:
-        return f"<kvstore.Client {self._pool.where}>"
+        return f"<kvstore.Client {self.pool.where}>"
 
     # -- reading ----------------------------------------------------------------------------
 
@@ -865,7 +827,7 @@ class Client(ServedUpkeep, Readable):
         self, keys: Sequence[bytes], as_of: TimeLike | Sequence[TimeLike] | None = None
     ) -> list[bytes | None]:
         """See `Store.get_many`."""
-        return self._pool.send(calls.get_many(keys, self.times_still(as_of)))
+        return values_of(self.pool, keys, self.times_still(as_of))
 
     def floor_many(
         self,
@@ -874,7 +836,7 @@ class Client(ServedUpkeep, Readable):
         prefix: bytes | None = None,
     ) -> list[tuple[bytes, bytes] | None]:
         """See `Store.floor_many`."""
-        return self._pool.send(calls.floor_many(keys, self.times_still(as_of), prefix))
+        return floors_of(self.pool, keys, self.times_still(as_of), prefix)
 
     def keys(
         self,
@@ -886,8 +848,8 @@ class Client(ServedUpkeep, Readable):
         limit: int | None = None,
     ) -> Iterator[bytes]:
         """See `Store.keys`. No value travels."""
-        request = calls.keys(Span.of(start, end, prefix), as_of, reverse, limit)
-        for batch in transport.rows(self._pool, request):
+        how: dict[str, Any] = {"as_of": as_of, "reverse": reverse, "limit": limit}
+        for batch in self.pool.rows(verbs.KEYS, **bounds(Span.of(start, end, prefix)), **how):
             yield from batch.column(0).to_pylist()
 
     def count(
@@ -898,7 +860,8 @@ class Client(ServedUpkeep, Readable):
         as_of: TimeLike | None = None,
     ) -> int:
         """See `Store.count`. The server counts."""
-        return self._pool.send(calls.count(Span.of(start, end, prefix), as_of))
+        within = bounds(Span.of(start, end, prefix))
+        return self.pool.call(verbs.COUNT_KEYS, **within, as_of=as_of)
 
     def mapping(self, codec: str | MappingCodec = "bytes", *, prefix: bytes = b"") -> StoreMapping:
         """See `Store.mapping`. Each look-up and each write is a round trip."""
@@ -916,21 +879,22 @@ class Client(ServedUpkeep, Readable):
         batch_rows: int | None = None,
     ) -> pa.RecordBatchReader:
         """See `Store.scan_batches`. The whole stream is of one time."""
-        request = calls.scan(Span.of(start, end, prefix), as_of, reverse, limit, batch_rows)
-        return transport.rows(self._pool, request)
+        within = bounds(Span.of(start, end, prefix))
+        how: dict[str, Any] = {"reverse": reverse, "limit": limit, "batch_rows": batch_rows}
+        return self.pool.rows(verbs.SCAN, **within, as_of=as_of, **how)
 
     def join_side(self) -> RemoteSide:
         """The side of the served store in a join of several sources: see `kvstore.join`."""
-        return RemoteSide(self._pool)
+        return RemoteSide(self.pool)
 
     def snapshot(self, as_of: TimeLike | None = None) -> ClientSnapshot:
         """See `Store.snapshot`. A lease keeps the time readable, and runs out by itself once this
         process has ended."""
-        return ClientSnapshot(self, self._pool, as_of)
+        return ClientSnapshot(self, self.pool, as_of)
 
     def history(self, key: bytes) -> list[Version]:
         """See `Store.history`."""
-        return self._pool.send(calls.history(key))
+        return versions_of(self.pool, key)
 
     def lease(self, name: str, at: TimeLike | None = None, *, seconds: float) -> Timestamp:
         """Keep history from `at` on readable (default: the whole kept history), for readers in many
@@ -939,11 +903,12 @@ class Client(ServedUpkeep, Readable):
         The lease `name`, a random text of the caller, ends after `seconds`; the same call again
         moves it or makes it longer. Raises `HistoryGoneError` and `NotYetWrittenError` for `at`.
         """
-        return Timestamp(self._pool.send(calls.lease(name, at, seconds))["at"])
+        found: Timestamp = self.pool.call(verbs.LEASE, name=name, at=at, seconds=seconds)["at"]
+        return found
 
     def release_lease(self, name: str) -> None:
         """End a lease before its time. Repeatable."""
-        self._pool.send(calls.release_lease(name))
+        self.pool.call(verbs.RELEASE_LEASE, name=name)
 
     # -- writing ----------------------------------------------------------------------------
 
@@ -956,11 +921,12 @@ class Client(ServedUpkeep, Readable):
         durability: Durability | None = None,
     ) -> Timestamp:
         """See `Store.put`. A timedelta counts from the time at which the server takes the write."""
-        return self._pool.send(calls.put(key, value, durability, expires))
+        how: dict[str, Any] = {"expires": expires, "durability": durability}
+        return self.pool.call(verbs.PUT, key=key, value=value, **how)
 
     def delete(self, key: bytes, *, durability: Durability | None = None) -> Timestamp:
         """See `Store.delete`."""
-        return self._pool.send(calls.delete(key, durability))
+        return self.pool.call(verbs.DELETE, key=key, durability=durability)
 
     def delete_range(
         self,
@@ -971,7 +937,8 @@ class Client(ServedUpkeep, Readable):
         durability: Durability | None = None,
     ) -> Timestamp | None:
         """See `Store.delete_range`."""
-        return self._pool.send(calls.delete_range(start, end, idempotent, durability))
+        how: dict[str, Any] = {"idempotent": idempotent, "durability": durability}
+        return self.pool.call(verbs.DELETE_RANGE, start=start, end=end, **how)
 
     def put_if(
         self,
@@ -984,9 +951,15 @@ class Client(ServedUpkeep, Readable):
         durability: Durability | None = None,
     ) -> Timestamp:
         """See `Store.put_if`."""
-        condition = (expected, unchanged_since)
-        request = calls.conditional("put_if", key, value, *condition, durability, expires)
-        return self._pool.send(request)
+        return self.pool.call(
+            verbs.PUT_IF,
+            key=key,
+            value=value,
+            expected=expected,
+            unchanged_since=unchanged_since,
+            expires=expires,
+            durability=durability,
+        )
 
     def delete_if(
         self,
@@ -997,12 +970,12 @@ class Client(ServedUpkeep, Readable):
         durability: Durability | None = None,
     ) -> Timestamp:
         """See `Store.delete_if`."""
-        request = calls.conditional("delete_if", key, None, expected, unchanged_since, durability)
-        return self._pool.send(request)
+        condition = {"expected": expected, "unchanged_since": unchanged_since}
+        return self.pool.call(verbs.DELETE_IF, key=key, **condition, durability=durability)
 
     def pop(self, key: bytes, *, durability: Durability | None = None) -> bytes | None:
         """See `Store.pop`."""
-        return self._pool.send(calls.pop(key, durability))
+        return self.pool.call(verbs.POP, key=key, durability=durability)
 
     def update(
         self,
@@ -1026,15 +999,16 @@ class Client(ServedUpkeep, Readable):
         durability: Durability | None = None,
     ) -> int:
         """See `Store.increment`."""
-        return self._pool.send(calls.increment(key, by, durability, expires))
+        how: dict[str, Any] = {"expires": expires, "durability": durability}
+        return self.pool.call(verbs.INCREMENT, key=key, by=by, **how)
 
     def ttl(self, key: bytes) -> timedelta | None:
         """See `Store.ttl`."""
-        return self._pool.send(calls.ttl(key))
+        return time_left(self.pool, key)
 
     def persist(self, key: bytes, *, durability: Durability | None = None) -> Timestamp | None:
         """See `Store.persist`."""
-        return self._pool.send(calls.persist(key, durability))
+        return self.pool.call(verbs.PERSIST, key=key, durability=durability)
 
     def put_many(
         self,
@@ -1050,7 +1024,7 @@ class Client(ServedUpkeep, Readable):
 
     def revert_range(self, start: bytes, end: bytes | None, to: TimeLike) -> Timestamp | None:
         """See `Store.revert_range`. The server finds the changes and writes the new versions."""
-        return self._pool.send(calls.revert_range(Span(start, end), to))
+        return self.pool.call(verbs.REVERT_RANGE, **bounds(Span(start, end)), to=to)
 
     def batch(self, *, durability: Durability | None = None) -> Batch:
         """See `Store.batch`. The writes travel together when the block ends."""
@@ -1096,9 +1070,9 @@ class Client(ServedUpkeep, Readable):
 
     def table_rows(self) -> ClientRows:
         """The writer of rows of tables, for a handle that reads them elsewhere."""
-        return ClientRows(self._pool, self._catalogue, self.transact)
+        return ClientRows(self.pool, self._catalogue, self.transact)
 
     # -- inside -----------------------------------------------------------------------------
 
     def _value(self, key: bytes, as_of: TimeLike | None) -> bytes | None:
-        return self._pool.send(calls.get(key, as_of))
+        return self.pool.call(verbs.GET, key=key, as_of=as_of)

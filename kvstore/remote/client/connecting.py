@@ -15,10 +15,10 @@ from kvstore.limits import (
     CLIENT_TIMEOUT_S_MIN,
     CONTROL_DIAL_S,
 )
-from kvstore.remote.client import calls
 from kvstore.remote.client.asynchronous import AsyncClient
 from kvstore.remote.client.client import Client
 from kvstore.remote.client.transport import Endpoint, Pool, client_tls
+from kvstore.remote.verbs import TIMES
 
 
 def connect(
@@ -49,7 +49,7 @@ def connect(
     wait = min(max(wait, CLIENT_TIMEOUT_S_MIN), CLIENT_TIMEOUT_S_MAX)
     pool = Pool(endpoint, timeout=wait, patience=again)
     try:
-        pool.known = pool.send(calls.upper()) - 1
+        pool.known = pool.call(TIMES)["upper"] - 1
     except BaseException:
         pool.close()
         raise

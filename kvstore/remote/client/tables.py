@@ -17,20 +17,32 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from kvstore.base.arguments import chosen_columns, require_age, require_limit
-from kvstore.base.meters import WorkCount
+from kvstore.base.arguments import chosen_columns, require_age
 from kvstore.base.span import Span
-from kvstore.base.timestamp import TIMESTAMP_MAX, TimeLike, Timestamp
-from kvstore.codec.json import JsonObject
+from kvstore.base.timestamp import NS_PER_SECOND, TIMESTAMP_MAX, TimeLike, Timestamp
 from kvstore.codec.tuples import desc
-from kvstore.errors import IndeterminateError, KVStoreError, TableAlteredError, UsageError
+from kvstore.errors import KVStoreError, TableAlteredError, UsageError
 from kvstore.limits import JOIN_ROWS_FIRST, JOIN_ROWS_MAX, SERVER_BODY_BYTES_MAX, TABLE_ATTEMPTS
 from kvstore.mvcc import Version
-from kvstore.remote.client import calls, transport
-from kvstore.remote.client.calls import ClientRequest, Reply, SentWriteSet, ns, verb
-from kvstore.remote.client.transport import Pool, ServedFrontiers
-from kvstore.remote.protocol import failure_of, span_fields
-from kvstore.retention.gc import GcReport
+from kvstore.remote import verbs
+from kvstore.remote.client import transport
+from kvstore.remote.client.calls import (
+    ClientRequest,
+    Reply,
+    SentWriteSet,
+    batch_request,
+    bounds,
+    rows_request,
+)
+from kvstore.remote.client.transport import (
+    Pool,
+    ServedFrontiers,
+    time_left,
+    values_of,
+    versions_of,
+)
+from kvstore.remote.protocol import LABELS_SCHEMA
+from kvstore.remote.verbs import Verb
 from kvstore.tables.catalogue import (
     Added,
     Alteration,
@@ -50,61 +62,7 @@ from kvstore.tables.sources import MakeChange, RowChange, TransactionRows, diges
 from kvstore.tables.table import FoundRows, RowVersion, Table, arguments_given, row_versions
 from kvstore.timeline.durability import Durability
 from kvstore.timeline.expiries import sent_expiry
-from kvstore.timeline.holds import HoldRecord, from_fields
 from kvstore.transaction import Transaction
-
-# --------------------------------------------------------------------------------------------------
-# Long work of the owner of a store, which a client asks for and follows.
-
-Progress = Callable[[int], None]
-
-
-def work_of(
-    pool: Pool, name: str, progress: Progress | None, /, **fields: Any
-) -> Mapping[str, Any]:
-    """Have the owner do long work, and return its result. An error that `progress` raises ends the
-    work at its next step."""
-    for batch in transport.rows(pool, verb(name, fields, Reply.json)):
-        (row,) = batch.to_pylist()
-        if row["result"] is not None:
-            result: Mapping[str, Any] = json.loads(row["result"])
-            return result
-        if row["error"] is not None:
-            raise failure_of(json.loads(row["error"]), status=500, where=pool.where)
-        if progress is not None:
-            about = row.get("is_about") or False  # an older server tells neither
-            progress(WorkCount.of(row["done"], row.get("total"), is_about=about))
-    raise IndeterminateError(f"{name} by {pool.where}", "the answer ended without a result")
-
-
-def collect(
-    pool: Pool,
-    before: TimeLike | None,
-    keep: timedelta | None,
-    compact: bool,
-    progress: Progress | None,
-) -> GcReport:
-    """See `Store.gc`."""
-    age = require_age(keep, name="keep")
-    found = work_of(
-        pool,
-        "gc",
-        progress,
-        before=ns(before, "before"),
-        keep=None if age is None else age.total_seconds(),
-        compact=compact,
-    )
-    claims = {
-        name: tuple(hold_record(fields) for fields in found[name])
-        for name in ("lost_holds", "held_by")
-    }
-    return GcReport(**{**found, **claims})
-
-
-def hold_record(fields: Mapping[str, Any]) -> HoldRecord:
-    """The record of a hold, out of an answer."""
-    return from_fields(fields["name"], JsonObject(dict(fields), where="the server's answer"))
-
 
 # --------------------------------------------------------------------------------------------------
 # The side of a join that a server answers: labels go to the server, and history stays there.
@@ -127,12 +85,12 @@ class RemoteSide:
     def opened(self) -> Iterator[RemoteAnswers]:
         """Take a lease on all history that the server keeps."""
         name = secrets.token_hex(12)
-        self._pool.send(calls.lease(name, None, LEASE_S))
+        self._pool.call(verbs.LEASE, name=name, seconds=LEASE_S)
         try:
             yield RemoteAnswers(self._pool, self._newest)
         finally:
             with suppress(KVStoreError):  # it ends by itself
-                self._pool.send(calls.release_lease(name))
+                self._pool.call(verbs.RELEASE_LEASE, name=name)
 
 
 class RemoteAnswers:
@@ -148,17 +106,18 @@ class RemoteAnswers:
         """The newest complete time of the server at the first use, unless another one was given."""
         if self._given is not None:
             return self._given
-        return int(self._pool.send(calls.newest()))
+        return int(self._pool.call(verbs.RESOLVE))
 
     def answer(self, labels: Asked, search: Search) -> list[pa.Array] | None:
         """The values of the labels and the timestamps of their versions."""
-        request = calls.join(
-            labels.keys,
-            pa.array(labels.times, pa.int64()),
-            labels.first,
-            None if search.age_max == TIMESTAMP_MAX else search.age_max,
-            null_if_gone=search.is_gone_null,
-        )
+        has_age = search.age_max != TIMESTAMP_MAX
+        arguments = {
+            "first": labels.first,
+            "null_if_gone": search.is_gone_null,
+            "max_age": search.age_max / NS_PER_SECOND if has_age else None,
+        }
+        sent = pa.table([labels.keys, pa.array(labels.times, pa.int64())], schema=LABELS_SCHEMA)
+        request = rows_request(verbs.JOIN, sent, arguments, Reply.json)
         if len(request.body) > SERVER_BODY_BYTES_MAX and len(labels.times) > 1:
             return None  # the labels come again in halves
 
@@ -191,7 +150,7 @@ class _Question(NamedTuple):
     sent: list[str]
     at: str | None
     fields: dict[str, Any]
-    max_age: float | None
+    max_age: timedelta | None
 
 
 def join_served(
@@ -206,7 +165,7 @@ def join_served(
     prefix: str,
 ) -> pa.RecordBatchReader:
     """The labels with columns of the rows that they ask for. See `Table.join`."""
-    age = require_age(max_age, name="max_age")
+    require_age(max_age, name="max_age")
     reader, names, chosen, schema = asked_rows(codec, labels, on, at, known_at, columns, prefix)
     known = known_at
     is_column = isinstance(known_at, str) and known_at in reader.schema.names
@@ -214,8 +173,7 @@ def join_served(
         known = int(ServedFrontiers(pool).to_time(known_at, name="known_at"))
     sent = [*names, *([] if at is None else [at]), *([str(known_at)] if is_column else [])]
     fields = {"on": names, "at": at, "known_at": known, "columns": chosen}
-    age_s = None if age is None else age.total_seconds()
-    question = _Question(list(dict.fromkeys(sent)), at, fields, age_s)
+    question = _Question(list(dict.fromkeys(sent)), at, fields, max_age)
     batches = _joined(pool, codec, reader, question, schema)
     next(batches)
     return pa.RecordBatchReader.from_batches(schema, batches)
@@ -278,7 +236,7 @@ def _answered(
 
 def _request(
     codec: TableCodec, piece: Piece, question: _Question, newest: int
-) -> calls.ClientRequest[Any]:
+) -> ClientRequest[Any]:
     table = pa.Table.from_batches(piece.batches).select(question.sent)
     fields = question.fields
     if question.at is None:  # then the labels ask for the moment of the call
@@ -290,7 +248,7 @@ def _request(
         "max_age": question.max_age,
         "first": piece.first,
     }
-    return calls.of_rows("table_join", table, arguments, Reply.json, is_read=True)
+    return rows_request(verbs.TABLE_JOIN, table, arguments, Reply.json)
 
 
 def _side_by_side(
@@ -330,12 +288,11 @@ class ClientDefinitions:
 
     def history(self, key: bytes) -> Sequence[Version]:
         """See `Client.history`."""
-        return self._pool.send(calls.history(key))
+        return versions_of(self._pool, key)
 
     def scan(self, *, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
         """See `Client.scan`."""
-        request = calls.scan(Span.of_prefix(prefix), None, False, None, None)
-        for batch in transport.rows(self._pool, request):
+        for batch in self._pool.rows(verbs.SCAN, **bounds(Span.of_prefix(prefix))):
             yield from zip(batch.column(0).to_pylist(), batch.column(1).to_pylist(), strict=True)
 
 
@@ -383,7 +340,7 @@ class ClientRows:
         if not writes:
             return None
         definitions = {name: digest_of(self.catalogue.codec(name))}
-        return self.pool.send(calls.batch(writes, None, definitions=definitions))
+        return self.pool.send(batch_request(writes, None, definitions=definitions))
 
     def checked(self, name: str, codec: TableCodec) -> Callable[[], None]:
         """Note the definition of the rows of a batch. The server checks it."""
@@ -394,7 +351,7 @@ class ClientRows:
         self, durability: Durability | None, writes: Any, *, check: object = None
     ) -> Timestamp:
         """Commit a batch with these rows."""
-        request = calls.batch(writes, durability, definitions=self.made_by)
+        request = batch_request(writes, durability, definitions=self.made_by)
         try:
             return self.pool.send(request)
         except TableAlteredError as error:
@@ -415,12 +372,9 @@ class ClientRows:
         if made is None:
             self.catalogue.codec(name)
             return ClientTable(name, self)
-        fields = {
-            "table": name,
-            "definition": define(name, 1, *made.arguments).to_bytes().decode(),
-            "has_indexes": indexes is not None,
-        }
-        self.pool.send(calls.verb("make_table", fields, Reply.json))
+        definition = define(name, 1, *made.arguments).to_bytes().decode()
+        has_indexes = indexes is not None
+        self.pool.call(verbs.MAKE_TABLE, table=name, definition=definition, has_indexes=has_indexes)
         self.catalogue.forget(name)
         return ClientTable(name, self, made.model)
 
@@ -438,9 +392,7 @@ class ClientTable(Table):
         self._catalogue.forget(self.name)
         if as_of is None:
             return self._catalogue.codec(self.name)
-        resolve = calls.verb("resolve", {"as_of": ns(as_of)}, Reply.json, is_read=True)
-        found = self._pool.send(resolve)
-        return self._catalogue.codec(self.name, found["as_of"])
+        return self._catalogue.codec(self.name, self._pool.call(verbs.RESOLVE, as_of=as_of))
 
     def get(
         self, *key: Any, as_of: TimeLike | None = None, columns: Sequence[str] | None = None
@@ -458,8 +410,8 @@ class ClientTable(Table):
         """See `Table.get_many`. One round trip: the definition of that time comes with the rows."""
         known = self._catalogue.codec(self.name)
         stored = known.key.whole_keys(keys)
-        request = calls.get_many([definition_key(self.name), *stored], as_of)
-        definition, *values = self._pool.send(request)
+        asked = [definition_key(self.name), *stored]
+        definition, *values = values_of(self._pool, asked, as_of)
         # A time before the table has no definition, and no rows.
         codec = known if definition is None else _decoder(self.name, definition)
         names = chosen_columns(columns)
@@ -481,7 +433,7 @@ class ClientTable(Table):
         """See `Table.scan`. The server decodes the columns that are asked for."""
         codec = self._catalogue.codec(self.name)
         span = Span.of_prefix(codec.key.key(key))
-        return self._rows_of("table_scan", span, as_of, columns, reverse, limit)
+        return self._rows_of(verbs.TABLE_SCAN, span, as_of, columns, reverse, limit)
 
     def find(
         self,
@@ -496,7 +448,9 @@ class ClientTable(Table):
 
         def once(codec: TableCodec) -> pa.RecordBatchReader:
             span = index_span(codec, codec.definition.index(index), values)
-            return self._rows_of("table_find", span, as_of, columns, reverse, limit, index=index)
+            return self._rows_of(
+                verbs.TABLE_FIND, span, as_of, columns, reverse, limit, index=index
+            )
 
         try:
             reader = once(self._catalogue.codec(self.name))
@@ -508,14 +462,14 @@ class ClientTable(Table):
     def history(self, *key: Any, on_unreadable: OnUnreadable | None = None) -> list[RowVersion]:
         """See `Table.history`."""
         stored_key = self._catalogue.codec(self.name).key.stored_key(key)
-        versions = self._pool.send(calls.history(stored_key))
+        versions = versions_of(self._pool, stored_key)
         self._catalogue.forget(self.name)  # the versions may be of a newer definition
         codec = partial(self._catalogue.codec, self.name)
         return row_versions(codec, stored_key, versions, on_unreadable)
 
     def ttl(self, *key: Any) -> timedelta | None:
         """See `Table.ttl`. One round trip."""
-        return self._pool.send(calls.ttl(self._catalogue.codec(self.name).key.whole_key(key)))
+        return time_left(self._pool, self._catalogue.codec(self.name).key.whole_key(key))
 
     def latest(
         self,
@@ -526,7 +480,7 @@ class ClientTable(Table):
     ) -> dict[str, Any] | None:
         """See `Table.latest`."""
         span = latest_span(self._catalogue.codec(self.name), key, at)
-        reader = self._rows_of("table_scan", span, known_at, columns, False, 1)
+        reader = self._rows_of(verbs.TABLE_SCAN, span, known_at, columns, False, 1)
         found = [row for batch in reader for row in dicts(batch)]
         return found[0] if found else None
 
@@ -546,9 +500,8 @@ class ClientTable(Table):
             raise UsageError(
                 "on_unreadable of a client's table", "ask in the process of the store, or beside it"
             )
-        window = {"since": calls.since(since), "upto": ns(upto, "upto")}
-        fields = {"table": self.name, **window, "images": images, "columns": _listed(columns)}
-        return transport.rows(self._pool, _of_verb("table_changes", fields))
+        how: dict[str, Any] = {"table": self.name, "images": images, "columns": columns}
+        return self._pool.rows(verbs.TABLE_CHANGES, since=since, upto=upto, **how)
 
     def join(
         self,
@@ -580,9 +533,9 @@ class ClientTable(Table):
         """See `Table.alter`. Two round trips."""
         alteration = Alteration(add, drop, widen, add_index, drop_index)
         wanted = alter(self.codec().definition, alteration)
-        fields = {"table": self.name, "definition": wanted.to_bytes().decode()}
+        definition = wanted.to_bytes().decode()
         try:
-            self._pool.send(calls.verb("alter_table", fields, Reply.json))
+            self._pool.call(verbs.ALTER_TABLE, table=self.name, definition=definition)
         finally:
             self._catalogue.forget(self.name)
 
@@ -591,10 +544,9 @@ class ClientTable(Table):
     ) -> Timestamp | None:
         """See `Table.build_index`. The server builds. An error that `progress` raises ends the
         work at its next step."""
-        found = work_of(self._pool, "build_index", progress, table=self.name, index=index)
+        found = self._pool.work(verbs.BUILD_INDEX, progress, table=self.name, index=index)
         self._catalogue.forget(self.name)
-        stamp = found["timestamp"]
-        return None if stamp is None else Timestamp(stamp)
+        return found
 
     # -- inside -----------------------------------------------------------------------------
 
@@ -606,7 +558,7 @@ class ClientTable(Table):
 
     def _rows_of(
         self,
-        verb: str,
+        verb: Verb[Any],
         span: Span,
         as_of: TimeLike | None,
         columns: Sequence[str] | None,
@@ -614,28 +566,16 @@ class ClientTable(Table):
         limit: int | None,
         **more: str,
     ) -> pa.RecordBatchReader:
-        fields = {
-            "table": self.name,
-            **span_fields(span),
-            "as_of": ns(as_of),
-            "columns": _listed(columns),
-            "reverse": reverse,
-            "limit": require_limit(limit),
+        return self._pool.rows(
+            verb,
+            table=self.name,
+            **bounds(span),
+            as_of=as_of,
+            columns=columns,
+            reverse=reverse,
+            limit=limit,
             **more,
-        }
-        return transport.rows(self._pool, _of_verb(verb, fields))
-
-
-def _of_verb(verb: str, fields: Mapping[str, Any]) -> ClientRequest[Reply]:
-    return calls.verb(verb, fields, _whole, is_read=True)
-
-
-def _whole(reply: Reply) -> Reply:
-    return reply
-
-
-def _listed(columns: Sequence[str] | None) -> Sequence[str] | None:
-    return columns if columns is None or isinstance(columns, str) else list(columns)
+        )
 
 
 def _nothing() -> None:

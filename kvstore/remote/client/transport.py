@@ -5,6 +5,7 @@ again where that is safe.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import secrets
@@ -14,15 +15,18 @@ import ssl
 import struct
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 from urllib.parse import quote, urlsplit
 
 import pyarrow as pa
 
-from kvstore.base.arguments import is_many
+from kvstore.base.arguments import is_many, key_list
+from kvstore.base.meters import WorkCount
+from kvstore.base.span import require_key
 from kvstore.base.timestamp import TimeLike, Timestamp, counts_from_now, to_timestamp
 from kvstore.changes.epochs import ambient
 from kvstore.errors import (
@@ -45,6 +49,9 @@ from kvstore.limits import (
     CLIENT_RETRY_S,
     FEED_POLL_S_MAX,
 )
+from kvstore.loops.lookup import are_keys
+from kvstore.mvcc import Version
+from kvstore.mvcc.arrow import binary_array
 from kvstore.remote import control_socket
 from kvstore.remote.client import calls
 from kvstore.remote.client.calls import (
@@ -56,7 +63,9 @@ from kvstore.remote.client.calls import (
     told_at_end,
     told_by,
 )
-from kvstore.remote.protocol import ARROW_TYPE
+from kvstore.remote.protocol import ARROW_TYPE, KEYS_SCHEMA, READ_SCHEMA, failure_of
+from kvstore.remote.verbs import FLOOR, GET_MANY, HISTORY, TIMES, TTL, Verb
+from kvstore.tables.joins import times_given
 
 # --------------------------------------------------------------------------------------------------
 # The address of a server: a host and a port, with TLS or without it, or the path of a Unix
@@ -398,6 +407,28 @@ class Pool:
             if writer is not None and len(self._writers) < CLIENT_CONNECTIONS_MAX:
                 self._writers.append(writer)
 
+    def call(self, verb: Verb[T], **arguments: Any) -> T:
+        """Call a verb, and return its result; see `send`."""
+        return self.send(calls.request(verb, arguments))
+
+    def rows(self, verb: Verb[Any], **arguments: Any) -> pa.RecordBatchReader:
+        """Call a verb that answers with rows; see `rows`."""
+        return rows(self, calls.request(verb, arguments))
+
+    def table(self, verb: Verb[Any], sent: pa.Table, **arguments: Any) -> pa.Table:
+        """Call a verb with rows, and return the rows of its answer; see `send`."""
+        return self.send(calls.rows_request(verb, sent, arguments, Reply.table))
+
+    def work(self, verb: Verb[T], progress: TellProgress | None, **arguments: Any) -> T:
+        """Call a verb of long work, and return its result. An error that `progress` raises ends the
+        work at its next step."""
+        assert verb.result is not None, "work has a result"
+        found = outcome(self, verb.name, self.rows(verb, **arguments), progress)
+        try:
+            return verb.result.read(found)
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            raise strange(self.where, f"an answer to another question: {error!r}") from error
+
     def open(self, request: ClientRequest[object]) -> tuple[Connection, ReplyHead]:
         """Send a request that is answered with rows, and return the connection with the head of its
         answer.
@@ -607,6 +638,26 @@ def rows_of(pool: Pool, connection: Connection, head: ReplyHead) -> pa.RecordBat
     return pa.RecordBatchReader.from_batches(schema, batches)
 
 
+TellProgress: TypeAlias = "Callable[[int], None]"
+
+
+def outcome(
+    pool: Pool, name: str, told: pa.RecordBatchReader, progress: TellProgress | None
+) -> Mapping[str, Any]:
+    """The result of long work, out of the rows that tell of it."""
+    for batch in told:
+        (row,) = batch.to_pylist()
+        if row["result"] is not None:
+            result: Mapping[str, Any] = json.loads(row["result"])
+            return result
+        if row["error"] is not None:
+            raise failure_of(json.loads(row["error"]), status=500, where=pool.where)
+        if progress is not None:
+            about = row.get("is_about") or False  # an older server tells neither
+            progress(WorkCount.of(row["done"], row.get("total"), is_about=about))
+    raise IndeterminateError(f"{name} by {pool.where}", "the answer ended without a result")
+
+
 def read_whole(
     pool: Pool, request: ClientRequest[Any], read: Callable[[pa.RecordBatchReader], T]
 ) -> T:
@@ -679,41 +730,41 @@ class ServedFrontiers:
     """The times and the id of a store behind a server."""
 
     def __init__(self, pool: Pool) -> None:
-        self._pool = pool
+        self.pool = pool
 
     @property
     def since(self) -> Timestamp:
         """See `Store.since`. One round trip, as for each name below."""
-        return Timestamp(self._times()["since"])
+        return self._time("since")
 
     @property
     def upper(self) -> Timestamp:
         """See `Store.upper`."""
-        return self._pool.send(calls.upper())
+        return self._time("upper")
 
     @property
     def durable(self) -> Timestamp:
         """See `Store.durable`."""
-        return Timestamp(self._times()["durable"])
+        return self._time("durable")
 
     @property
     def whole_since(self) -> Timestamp:
         """See `Store.whole_since`."""
-        return Timestamp(self._times()["whole_since"])
+        return self._time("whole_since")
 
     @property
     def indexed_since(self) -> Timestamp:
         """See `Store.indexed_since`."""
-        return Timestamp(self._times()["indexed_since"])
+        return self._time("indexed_since")
 
     @property
     def store_id(self) -> str:
         """See `Store.store_id`."""
-        return str(self._times()["store_id"])
+        return str(self.pool.call(TIMES)["store_id"])
 
     def now(self) -> Timestamp:
         """See `Store.now`."""
-        return Timestamp(self._times()["now"])
+        return self._time("now")
 
     def to_time(self, time: TimeLike, *, name: str = "time") -> Timestamp:
         """See `Store.to_time`. One round trip for a time that counts from now, else none."""
@@ -732,5 +783,59 @@ class ServedFrontiers:
             for time in as_of
         ]
 
-    def _times(self) -> dict[str, Any]:
-        return self._pool.send(calls.fields_of("times"))
+    def _time(self, name: str) -> Timestamp:
+        found: Timestamp = self.pool.call(TIMES)[name]
+        return found
+
+
+# --------------------------------------------------------------------------------------------------
+# Reads of keys, which the client and its tables share.
+
+
+def values_of(
+    pool: Pool, keys: Sequence[bytes], as_of: TimeLike | Sequence[TimeLike] | None
+) -> list[bytes | None]:
+    """See `Store.get_many`."""
+    sent, at = _asked(keys, as_of)
+    found: list[bytes | None] = pool.table(GET_MANY, sent, as_of=at).column("value").to_pylist()
+    return found
+
+
+def floors_of(
+    pool: Pool,
+    keys: Sequence[bytes],
+    as_of: TimeLike | Sequence[TimeLike] | None,
+    prefix: bytes | None,
+) -> list[tuple[bytes, bytes] | None]:
+    """See `Store.floor_many`."""
+    below = None if prefix is None else require_key(prefix, name="prefix")
+    sent, at = _asked(keys, as_of)
+    found = pool.table(FLOOR, sent, as_of=at, below=below)
+    pairs = zip(found.column("key").to_pylist(), found.column("value").to_pylist(), strict=True)
+    return [None if key is None else (key, value) for key, value in pairs]
+
+
+def versions_of(pool: Pool, key: bytes) -> list[Version]:
+    """See `Store.history`."""
+    key = require_key(key)
+    found = pool.call(HISTORY, key=key)
+    return [Version(key, each["timestamp"], each["value"]) for each in found]
+
+
+def time_left(pool: Pool, key: bytes) -> timedelta | None:
+    """See `Store.ttl`."""
+    seconds = pool.call(TTL, key=key)["seconds"]
+    return None if seconds is None else timedelta(seconds=seconds)
+
+
+def _asked(
+    keys: Sequence[bytes], as_of: TimeLike | Sequence[TimeLike] | None
+) -> tuple[pa.Table, TimeLike | None]:
+    """The rows of a read of many keys, and the time of all of them if they have one."""
+    keys = key_list(keys)
+    if not are_keys(keys):
+        keys = [require_key(key) for key in keys]
+    if not is_many(as_of):
+        return pa.table([binary_array(keys)], schema=KEYS_SCHEMA), as_of
+    times = [to_timestamp(time, name="as_of") for time in times_given(as_of, len(keys))]
+    return pa.table([binary_array(keys), pa.array(times, pa.int64())], schema=READ_SCHEMA), None

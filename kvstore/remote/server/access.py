@@ -30,10 +30,8 @@ from typing import Final
 from kvstore.base.span import Span, prefix_end
 from kvstore.errors import AccessDeniedError, UsageError, printable
 from kvstore.remote.protocol import unquoted
+from kvstore.remote.verbs import ADMIN, READ, WRITE
 
-READ: Final = "read"
-WRITE: Final = "write"
-ADMIN: Final = "admin"
 _INCLUDED: Final = {
     READ: frozenset({READ}),
     WRITE: frozenset({READ, WRITE}),

@@ -70,7 +70,7 @@ from kvstore.remote.protocol import (
     failure_fields,
     unquoted,
 )
-from kvstore.remote.server.access import READ, WHOLE, WRITE, Grant, Token, Tokens
+from kvstore.remote.server.access import WHOLE, Grant, Token, Tokens
 from kvstore.remote.server.http import (
     DEFECT,
     TOKEN_PATTERN,
@@ -85,10 +85,10 @@ from kvstore.remote.server.http import (
     status_of,
     status_of_class,
 )
-from kvstore.remote.server.invocation import UnknownChangesetError
+from kvstore.remote.server.invocation import Answer, ServedVerb
 from kvstore.remote.server.page import Page, PageAnswer, Section, is_of_page, require_templates
 from kvstore.remote.server.service import Service
-from kvstore.remote.server.verbs import Answer, Verb
+from kvstore.remote.verbs import READ, VERBS, UnknownChangesetError, Verb
 from kvstore.store import Store
 from kvstore.version import __version__
 
@@ -132,9 +132,7 @@ _CHANGESET: Final = {
     "description": "the name of an open changeset, which the write belongs to",
     "schema": {"type": "string", "pattern": "^[0-9a-f]{32}$"},
 }
-_ROWS: Final = results.fields(
-    rows={"type": "array", "items": {"type": "object"}}, whole={"type": "boolean"}
-)
+_ROWS: Final = results.fields(rows=results.items(results.ANY_OBJECT), whole=results.FLAG).schema
 _OF_ALL: Final = (UsageError, AccessDeniedError, RetryableError, StorageError)
 """Errors that any verb may raise: the request is wrong, or is refused, or comes at a bad moment."""
 _MEANINGS: Final = {
@@ -154,12 +152,12 @@ _MEANINGS: Final = {
 }
 
 
-def openapi(verbs: Iterable[Verb]) -> dict[str, Any]:
+def openapi(verbs: Iterable[ServedVerb]) -> dict[str, Any]:
     """The document (OpenAPI 3.1)."""
-    known = {verb.name: verb for verb in verbs}
-    paths: dict[str, Any] = {KEYS_PATH + "{key}": _of_keys(known)}
-    for verb in known.values():
-        paths[VERBS_PATH + verb.name] = _of_verb(verb)
+    verbs = list(verbs)
+    paths: dict[str, Any] = {KEYS_PATH + "{key}": _of_keys(verbs)}
+    for verb in verbs:
+        paths[VERBS_PATH + verb.declared.name] = _of_verb(verb.declared, verb.text)
     return {
         "openapi": "3.1.0",
         "info": {
@@ -177,11 +175,13 @@ def openapi(verbs: Iterable[Verb]) -> dict[str, Any]:
     }
 
 
-def _of_keys(verbs: dict[str, Verb]) -> dict[str, Any]:
+def _of_keys(verbs: Iterable[ServedVerb]) -> dict[str, Any]:
     octets = {OCTETS_TYPE: {"schema": {"type": "string", "format": "binary"}}}
     found: dict[str, Any] = {}
-    for method, name in (("get", "get"), ("put", "put"), ("delete", "delete")):
-        verb = verbs[name]
+    for served in verbs:
+        verb, method = served.declared, served.declared.key_method
+        if not method:
+            continue
         key = {
             "name": "key",
             "in": "path",
@@ -190,36 +190,37 @@ def _of_keys(verbs: dict[str, Verb]) -> dict[str, Any]:
             "schema": verb.parameters["key"].query_schema,
         }
         query = {name: kind for name, kind in verb.parameters.items() if name not in _OF_PATH}
-        answer: dict[str, Any] = {JSON_TYPE: {"schema": verb.result}}
-        operation = _operation(verb, octets | answer if name == "get" else answer)
-        operation["operationId"] = f"{name}_key"
+        assert verb.result is not None
+        answer: dict[str, Any] = {JSON_TYPE: {"schema": verb.result.schema}}
+        operation = _operation(verb, served.text, octets | answer if method == "GET" else answer)
+        operation["operationId"] = f"{verb.name}_key"
         operation["parameters"] = [key, *_query(query), *_headers(verb)]
-        if name == "put":
+        if method == "PUT":
             # A request without a body sets the empty value.
             operation["requestBody"] = {"required": False, "content": octets}
             operation["responses"]["413"] = _failure(413)
-        if name == "get":
-            absent = results.fields(found={"const": False})
+        if method == "GET":
+            absent = results.fields(found=results.Result({"const": False}, bool)).schema
             operation["responses"]["404"] = {
                 "description": "the key is absent",
                 "content": {JSON_TYPE: {"schema": absent}},
             }
-        found[method] = operation
+        found[method.lower()] = operation
     return found
 
 
 _OF_PATH: Final = ("key", "value")
 
 
-def _of_verb(verb: Verb) -> dict[str, Any]:
+def _of_verb(verb: Verb[Any], text: str) -> dict[str, Any]:
     answer: dict[str, Any] = {}
-    if verb.result is None or verb.rows is not None:
+    if not verb.has_json or verb.rows is not None:
         answer[ARROW_TYPE] = {}
-    shown = [verb.result] if verb.result is not None else []
+    shown = [verb.result.schema] if verb.result is not None and verb.has_json else []
     if ARROW_TYPE in answer:
         shown.append(_ROWS)
     answer[JSON_TYPE] = {"schema": shown[0] if len(shown) == 1 else {"oneOf": shown}}
-    posted = _operation(verb, answer)
+    posted = _operation(verb, text, answer)
     posted["parameters"] = _headers(verb)
     content: dict[str, Any] = {}
     takes_json = verb.rows is None or any(kind.is_rows for kind in verb.parameters.values())
@@ -237,15 +238,15 @@ def _of_verb(verb: Verb) -> dict[str, Any]:
     for status in (413, 415):
         posted["responses"][str(status)] = _failure(status)
     found = {"post": posted}
-    if verb.is_read:
-        read = _operation(verb, answer)
+    if "GET" in verb.methods:
+        read = _operation(verb, text, answer)
         read["operationId"] = f"{verb.name}_by_query"
         read["parameters"] = _query(verb.parameters)
         found["get"] = read
     return found
 
 
-def _arguments(verb: Verb) -> dict[str, Any]:
+def _arguments(verb: Verb[Any]) -> dict[str, Any]:
     """The schema of the JSON object of a call: the rules of `Verb.read`."""
     schema: dict[str, Any] = {
         "type": "object",
@@ -264,15 +265,15 @@ def _arguments(verb: Verb) -> dict[str, Any]:
     return schema
 
 
-def _operation(verb: Verb, content: dict[str, Any]) -> dict[str, Any]:
+def _operation(verb: Verb[Any], text: str, content: dict[str, Any]) -> dict[str, Any]:
     statuses = {401, *map(status_of_class, (*_OF_ALL, *verb.errors))}
     if verb.right != READ:
         statuses.add(status_of_class(OutOfSpaceError))
-    if _is_grouped(verb):
+    if verb.is_grouped:
         statuses.add(status_of_class(UnknownChangesetError))
     return {
         "operationId": verb.name,
-        "description": f"{verb.text} Needs the right `{verb.right}`.",
+        "description": f"{text} Needs the right `{verb.right}`.",
         "responses": {
             "200": {"description": "done", "content": content},
             **{str(status): _failure(status) for status in sorted(statuses)},
@@ -285,13 +286,8 @@ def _failure(status: int) -> dict[str, Any]:
     return {"description": _MEANINGS[status], "content": {JSON_TYPE: {"schema": error}}}
 
 
-def _headers(verb: Verb) -> list[dict[str, Any]]:
-    return [_TOKEN_SCHEMA] * verb.once + [_CHANGESET] * _is_grouped(verb)
-
-
-def _is_grouped(verb: Verb) -> bool:
-    """Whether a changeset may have the verb's writes."""
-    return verb.right == WRITE and UnknownChangesetError not in verb.errors
+def _headers(verb: Verb[Any]) -> list[dict[str, Any]]:
+    return [_TOKEN_SCHEMA] * verb.once + [_CHANGESET] * verb.is_grouped
 
 
 def _schema(kind: Parameter) -> Schema:
@@ -331,7 +327,9 @@ class CallerGoneError(ConnectionResetError):
     """The caller went away before its request was whole: nothing was done, and nobody is told."""
 
 
-def arguments_of(head: Head, verb: Verb, body: bytes) -> tuple[dict[str, Any], pa.Table | None]:
+def arguments_of(
+    head: Head, verb: Verb[Any], body: bytes
+) -> tuple[dict[str, Any], pa.Table | None]:
     """The arguments of a verb, from the query and the body. Raises `UsageError`."""
     require_method(head, verb.methods)
     fields = fields_of(head.query)
@@ -584,8 +582,8 @@ Scope: TypeAlias = "MutableMapping[str, Any]"
 _KEYS: Final = KEYS_PATH.encode()
 _VERBS: Final = VERBS_PATH.encode()
 _OPENAPI: Final = _VERBS + b"openapi.json"
-_KEY_VERBS: Final = {"GET": "get", "HEAD": "get", "PUT": "put", "DELETE": "delete"}
-_KEY_METHODS: Final = tuple(_KEY_VERBS)
+_KEY_VERBS: Final = {each.key_method: each for each in VERBS.values() if each.key_method}
+_KEY_METHODS: Final = ("GET", "HEAD", "PUT", "DELETE")
 _READING: Final = ("GET", "HEAD")
 _DOCUMENT: Final = (*_READING, "POST")  # by which clients call any name
 _LOGGER: Final = logging.getLogger("kvstore.remote.server")
@@ -599,7 +597,7 @@ class App:
         store: Store | str | os.PathLike[str],
         *,
         tokens: Iterable[Token] | Tokens | None = None,
-        verbs: Sequence[Verb] = (),
+        verbs: Sequence[ServedVerb] = (),
         make_page: Callable[[Store, Tokens | None], Page] = Page,
     ) -> None:
         # The application may open it after a change of the directory.
@@ -786,7 +784,7 @@ class App:
         self._require_room(parsed)
         self._bytes += parsed
         try:
-            fields, table = arguments_of(head, verb, body)
+            fields, table = arguments_of(head, verb.declared, body)
             answer = await self._run(service, verb, access, fields, table, head, len(body))
         finally:
             self._bytes -= parsed
@@ -800,7 +798,7 @@ class App:
     async def _run(
         self,
         service: Service,
-        verb: Verb,
+        verb: ServedVerb,
         access: Grant,
         fields: dict[str, Any],
         table: pa.Table | None,
@@ -808,7 +806,8 @@ class App:
         size: int,
     ) -> Answer:
         """The answer of a verb: on the event loop if it is short, else by a thread."""
-        if verb.is_short and size <= SERVER_SHORT_BYTES_MAX and "read_at" not in fields:
+        declared = verb.declared
+        if declared.is_short and size <= SERVER_SHORT_BYTES_MAX and "read_at" not in fields:
             done = service.run_short(verb, access, fields, table, head.token, head.changeset)
             if done is not None:
                 answer, upper = done
@@ -817,7 +816,7 @@ class App:
                 return answer
         args = (verb, access, fields, table, head.token, head.changeset)
         run = partial(service.run, *args)
-        return await (self._wait(run) if verb.waits else self._in_thread(run))
+        return await (self._wait(run) if declared.waits else self._in_thread(run))
 
     async def _wait(self, work: Callable[[], T]) -> T:
         """Do work that waits for others, by a thread that nothing else needs."""
@@ -848,20 +847,20 @@ class App:
         send: Send,
     ) -> None:
         require_method(head, _KEY_METHODS)
-        name = _KEY_VERBS[head.method]
-        verb = service.verb(name)
+        declared = _KEY_VERBS["GET" if head.method == "HEAD" else head.method]
+        verb = service.verb(declared.name)
         key = unquoted(head.path[len(_KEYS) :])
         fields = fields_of(head.query) if head.query else {}
         if "key" in fields or "value" in fields:
             raise UsageError("a key and a value in the query", "the path is the key")
         fields["key"] = key
-        if name != "get":
-            if name == "put":
+        if not declared.is_read:
+            if head.method == "PUT":
                 fields["value"] = body
             answer = await self._run(service, verb, access, fields, None, head, len(body))
             await self._reply(head, answer, receive, send)
             return
-        access.require(verb.right)
+        access.require(declared.right)
         is_long = service.store.requests.has_due  # then the read writes first
         if head.wants_json:
             read = partial(service.run, verb, access, fields)
@@ -916,7 +915,7 @@ def app(
     store: Store | str | os.PathLike[str],
     tokens: Iterable[Token] | None = None,
     *,
-    verbs: Sequence[Verb] = (),
+    verbs: Sequence[ServedVerb] = (),
     sections: Sequence[Section] = (),
 ) -> App:
     """An ASGI application that serves `store`: an open store, or the path of one.

@@ -37,7 +37,7 @@ from kvstore.errors import (
 )
 from kvstore.limits import JSON_ANSWER_BYTES_MAX, JSON_ROWS_MAX
 from kvstore.remote.protocol import ERROR_NAME, JSON_TYPE, failure_fields, to_json, unquoted
-from kvstore.remote.server.invocation import UnknownChangesetError
+from kvstore.remote.verbs import UnknownChangesetError
 from kvstore.timeline.request_notes import RequestToken
 
 # --------------------------------------------------------------------------------------------------

@@ -1,5 +1,4 @@
-"""One call of a verb: its declaration, its checked arguments, the changeset that it takes part
-in."""
+"""One call of a verb: its work, its checked arguments, the changeset that it takes part in."""
 
 from __future__ import annotations
 
@@ -9,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import timedelta
 from importlib import import_module
 from typing import Any, Final, TypeAlias, TypeVar
@@ -19,10 +18,10 @@ import pyarrow as pa
 from kvstore.base.span import Span
 from kvstore.base.timestamp import TimeLike
 from kvstore.changes.epochs import Changeset
-from kvstore.errors import ClosedError, KVStoreError, RetryableError, UsageError
+from kvstore.errors import KVStoreError, RetryableError
 from kvstore.limits import SERVER_CHANGESET_S, SERVER_CHANGESETS_MAX
-from kvstore.remote.parameters import Parameter, Schema
 from kvstore.remote.server.access import Grant
+from kvstore.remote.verbs import UnknownChangesetError, Verb
 from kvstore.store import Store
 from kvstore.timeline.expiries import Expires
 from kvstore.timeline.request_notes import RequestToken
@@ -47,94 +46,40 @@ def added(group: Mapping[str, str], name: str) -> Callable[[Sequence[str]], Any]
 
 
 # --------------------------------------------------------------------------------------------------
-# A verb: a name, the right that it needs, its parameters, the work, and what comes out.
-#
-# The declaration is the only one. `Verb.read` checks the arguments of a call by it, and
-# `kvstore.remote.server.app` describes it.
+# The work of a verb.
 
 Answer: TypeAlias = "Mapping[str, Any] | pa.RecordBatchReader"
 """JSON, or rows."""
 
-_Run: TypeAlias = "Callable[[Invocation], Answer]"
+RunVerb: TypeAlias = "Callable[[Invocation], Answer]"
 
 
 @dataclass(frozen=True, slots=True)
-class Verb:
-    """One verb. `parameters` gives each argument its kind. `text` is for people.
+class ServedVerb:
+    """A verb and its work, which checked arguments come to."""
 
-    A verb with `rows` takes an Arrow stream instead of the argument that `is_rows`, and takes
-    nothing else where no argument is. A verb `is_read` may also be called by GET. A `once` verb
-    does a request with a token once, however often it comes. A verb `is_short` is done on the event
-    loop if its request is small, and a verb that `waits` is done by a thread of its own.
-
-    `result` is the schema of its answer as JSON; a verb without one answers with rows. Besides the
-    errors of every request it may raise `errors`. Of the names in `one_of` a call has at least one,
-    of each pair in `apart` one at most, and with the first of a pair in `needs` the second.
-    """
-
-    name: str
-    right: str
-    run: _Run
-    text: str
-    parameters: Mapping[str, Parameter]
-    rows: pa.Schema | None = None
-    is_read: bool = False
-    once: bool = False
-    is_short: bool = False
-    waits: bool = False
-    result: Schema | None = None
-    errors: tuple[type[KVStoreError], ...] = ()
-    one_of: tuple[str, ...] = ()
-    apart: tuple[tuple[str, str], ...] = ()
-    needs: tuple[tuple[str, str], ...] = ()
-    _required: tuple[str, ...] = field(init=False, repr=False)
-    _in_query: tuple[str, ...] = field(init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        required = [name for name, kind in self.parameters.items() if kind.is_required]
-        beside_rows = [name for name in required if not self.parameters[name].is_rows]
-        object.__setattr__(self, "_required", tuple(required))
-        object.__setattr__(self, "_in_query", tuple(beside_rows))
+    declared: Verb[Any]
+    run: RunVerb
 
     @property
-    def methods(self) -> tuple[str, ...]:
-        """The methods of HTTP by which it is called."""
-        return ("GET", "HEAD", "POST") if self.is_read else ("POST",)
-
-    def read(self, given: Mapping[str, Any], *, has_rows: bool = False) -> dict[str, Any]:
-        """The values of the arguments of a call. Raises `UsageError` for a call that breaks the
-        declaration: a misspelt condition must not be ignored."""
-        parameters, found = self.parameters, {}
-        for name, each in given.items():
-            kind = parameters.get(name)
-            if kind is None or (has_rows and kind.is_rows):
-                known = ", ".join(parameters) or "none: the verb has no arguments"
-                raise UsageError(f"argument {name!r}", f"pass some of {known}")
-            found[name] = kind.read(each, name)
-        for name in self._in_query if has_rows else self._required:
-            if name not in found:
-                raise UsageError(f"argument {name!r} is missing", parameters[name].hint)
-        if self.one_of and found.keys().isdisjoint(self.one_of):
-            named = " or ".join(map(repr, self.one_of))
-            raise UsageError(f"{self.name} without {named}", "pass one of them")
-        for one, other in self.apart:
-            if one in found and other in found:
-                raise UsageError(f"{one!r} goes without {other!r}", "pass one or the other")
-        for one, other in self.needs:
-            if one in found and other not in found:
-                raise UsageError(f"{one!r} without {other!r}", "pass both")
-        return found
+    def text(self) -> str:
+        """What the verb does, for people: the docstring of its work, on one line."""
+        return " ".join((self.run.__doc__ or "").split())
 
 
-ANY_COLUMNS: Final = pa.schema([])
-"""The `rows` of a verb that takes an Arrow stream of any columns."""
-SPAN_APART: Final = (("prefix", "start"), ("prefix", "end"))
-"""`apart` of the verbs with a span."""
+SERVED: Final[dict[str, ServedVerb]] = {}
+"""The verbs of every store, by name. `kvstore.remote.server.verbs` fills it."""
 
 
-def described(run: Callable[..., Answer]) -> str:
-    """The text of a verb: the docstring of its function, on one line."""
-    return " ".join((run.__doc__ or "").split())
+def serves(declared: Verb[Any]) -> Callable[[RunVerb], RunVerb]:
+    """The decorator of the work of a verb."""
+
+    def decorated(run: RunVerb) -> RunVerb:
+        assert declared.name not in SERVED, declared.name
+        SERVED[declared.name] = ServedVerb(declared, run)
+        return run
+
+    return decorated
 
 
 # --------------------------------------------------------------------------------------------------
@@ -151,13 +96,6 @@ def described(run: Callable[..., Answer]) -> str:
 #    ended.
 
 T = TypeVar("T")
-
-
-class UnknownChangesetError(ClosedError):
-    """No changeset has this name, or none any more. For clients it is a `ClosedError`."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__(f"changeset {name[:8]!r}")
 
 
 @dataclass(slots=True)
@@ -309,17 +247,18 @@ class LentChangesets:
 class Invocation:
     """The arguments of one call."""
 
-    __slots__ = ("_given", "access", "store", "table", "token", "waits")
+    __slots__ = ("_given", "access", "changesets", "store", "table", "token", "waits")
 
     def __init__(
         self,
         store: Store,
+        changesets: LentChangesets,
         access: Grant,
         given: Mapping[str, Any],
         table: pa.Table | None = None,
         token: RequestToken | None = None,
     ) -> None:
-        self.store, self.access, self._given = store, access, given
+        self.store, self.changesets, self.access, self._given = store, changesets, access, given
         self.table, self.token = table, token
         self.waits: bool | None = None
         """Whether the caller waits for the disk; None if the verb does. Set by `durability`."""

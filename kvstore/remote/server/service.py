@@ -10,56 +10,35 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Final
+from typing import Any
 
 import pyarrow as pa
 
 from kvstore.errors import NotFoundError
-from kvstore.remote.server.access import ADMIN, WRITE, Grant
+from kvstore.remote.server.access import Grant
 from kvstore.remote.server.http import VerbFailedError
-from kvstore.remote.server.invocation import Invocation, LentChangesets
-from kvstore.remote.server.verbs import (
-    CAPTURE,
-    FEEDS,
-    PARALLEL,
-    READS,
-    TABLES,
-    UPKEEP,
-    WRITES,
-    Answer,
-    Verb,
-    changeset_verbs,
-)
+from kvstore.remote.server.invocation import Answer, Invocation, LentChangesets, ServedVerb
+from kvstore.remote.server.verbs import SERVED
+from kvstore.remote.verbs import ADMIN, GET, VERBS
 from kvstore.store import Store
 from kvstore.timeline.request_notes import RequestToken
 
-VERBS: Final[Sequence[Verb]] = (
-    *READS,
-    *PARALLEL,
-    *WRITES,
-    *TABLES,
-    *FEEDS,
-    *CAPTURE,
-    *UPKEEP,
-)
+assert SERVED.keys() == VERBS.keys(), f"no work, or no declaration: {SERVED.keys() ^ VERBS.keys()}"
 
 
 class Service:
     """The verbs of one store. Any thread may call them."""
 
-    def __init__(self, store: Store, verbs: Sequence[Verb] = ()) -> None:
+    def __init__(self, store: Store, verbs: Sequence[ServedVerb] = ()) -> None:
         """`verbs` are added to the verbs of every store: packages above bring their own."""
         self.store, self.changesets = store, LentChangesets(store)
-        of_changesets = changeset_verbs(self.changesets)
-        self._unchanged = frozenset(verb.name for verb in of_changesets)
-        """The verbs that belong to no changeset: they begin and end changesets."""
-        every = (*VERBS, *of_changesets, *verbs)
-        self.verbs: Mapping[str, Verb] = {verb.name: verb for verb in every}
+        added = {verb.declared.name: verb for verb in verbs}
+        self.verbs: Mapping[str, ServedVerb] = {**{name: SERVED[name] for name in VERBS}, **added}
         self._writers: set[str] = set()
         """The writers of requests that threads are doing."""
         self._turn = threading.Condition()
 
-    def verb(self, name: str) -> Verb:
+    def verb(self, name: str) -> ServedVerb:
         """The verb of this name. Raises `NotFoundError` if there is none."""
         found = self.verbs.get(name)
         if found is None:
@@ -68,7 +47,7 @@ class Service:
 
     def run(
         self,
-        verb: Verb,
+        verb: ServedVerb,
         access: Grant,
         fields: Mapping[str, Any],
         table: pa.Table | None = None,
@@ -76,8 +55,8 @@ class Service:
         changeset: str | None = None,
     ) -> Answer:
         """The answer of a verb. Raises `AccessDeniedError` before it looks at an argument, and
-        `UsageError` for a wrong one. A verb with the right `write`
-        belongs to the changeset named `changeset`."""
+        `UsageError` for a wrong one. The writes of a verb belong to the changeset named
+        `changeset`."""
         call = self._call(verb, access, fields, table, token)
         if call.token is None:
             return self._answer(verb, call, changeset)
@@ -86,7 +65,7 @@ class Service:
 
     def run_short(
         self,
-        verb: Verb,
+        verb: ServedVerb,
         access: Grant,
         fields: Mapping[str, Any],
         table: pa.Table | None = None,
@@ -121,9 +100,9 @@ class Service:
                 self._writers.discard(writer)
                 self._turn.notify_all()
 
-    def _answer(self, verb: Verb, call: Invocation, changeset: str | None) -> Answer:
+    def _answer(self, verb: ServedVerb, call: Invocation, changeset: str | None) -> Answer:
         try:
-            if changeset is None or verb.right != WRITE or verb.name in self._unchanged:
+            if changeset is None or not verb.declared.is_grouped:
                 return verb.run(call)
             return self.changesets.within(changeset, call.token, partial(verb.run, call))
         except OSError as error:
@@ -131,19 +110,21 @@ class Service:
 
     def _call(
         self,
-        verb: Verb,
+        verb: ServedVerb,
         access: Grant,
         fields: Mapping[str, Any],
         table: pa.Table | None,
         token: RequestToken | None,
     ) -> Invocation:
-        access.require(verb.right)
-        if verb.right == ADMIN:
-            access.require_whole(verb.name)
-        given = verb.read(fields, has_rows=table is not None)
-        return Invocation(self.store, access, given, table, token if verb.once else None)
+        declared = verb.declared
+        access.require(declared.right)
+        if declared.right == ADMIN:
+            access.require_whole(declared.name)
+        given = declared.read(fields, has_rows=table is not None)
+        once = token if declared.once else None
+        return Invocation(self.store, self.changesets, access, given, table, once)
 
     def value(self, access: Grant, fields: Mapping[str, Any]) -> bytes | None:
         """The value of one key, as bytes: the verb `get` without its JSON."""
-        given = self.verbs["get"].read(fields)
+        given = GET.read(fields)
         return self.store.get(access.require_key(given["key"]), given.get("as_of"))

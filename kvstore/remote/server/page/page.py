@@ -16,7 +16,7 @@ from kvstore.errors import AccessDeniedError, KVStoreError, UsageError
 from kvstore.limits import PAGE_FORM_BYTES_MAX
 from kvstore.opening import engine_at, open_read_only
 from kvstore.remote.live import LiveReader, follow
-from kvstore.remote.server.access import ADMIN, Grant, Tokens
+from kvstore.remote.server.access import Grant, Tokens
 from kvstore.remote.server.http import Head, status_of
 from kvstore.remote.server.page.html import (
     ASSETS,
@@ -30,6 +30,7 @@ from kvstore.remote.server.page.html import (
 )
 from kvstore.remote.server.page.request import SAFE, Guard, Owned, PageRequest
 from kvstore.remote.server.page.views import SECTIONS, Section
+from kvstore.remote.verbs import ADMIN
 from kvstore.store import Store
 
 PAGE_STALENESS_S = 0.5

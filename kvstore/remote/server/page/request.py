@@ -13,7 +13,7 @@ from kvstore.base.span import Span
 from kvstore.base.timestamp import Timestamp
 from kvstore.errors import AccessDeniedError, UsageError
 from kvstore.limits import BROWSE_KEY_BYTES_MAX
-from kvstore.remote.server.access import READ, Grant, Tokens
+from kvstore.remote.server.access import Grant, Tokens
 from kvstore.remote.server.http import Head
 from kvstore.remote.server.page.html import (
     Cell,
@@ -22,6 +22,7 @@ from kvstore.remote.server.page.html import (
     shortened,
     to_notation,
 )
+from kvstore.remote.verbs import READ
 from kvstore.store import Store
 
 # --------------------------------------------------------------------------------------------------

@@ -24,7 +24,6 @@ from kvstore.browsing import (
 from kvstore.errors import KVStoreError, UsageError
 from kvstore.limits import BROWSE_KEY_BYTES_MAX, BROWSE_ROWS_MAX
 from kvstore.metrics import Distribution, Metric
-from kvstore.remote.server.access import ADMIN, READ
 from kvstore.remote.server.invocation import PAGES, added
 from kvstore.remote.server.page.html import Bar as BarBlock
 from kvstore.remote.server.page.html import (
@@ -52,6 +51,7 @@ from kvstore.remote.server.page.html import (
     value_lines,
 )
 from kvstore.remote.server.page.request import SHOWN_CHARS, PageRequest
+from kvstore.remote.verbs import ADMIN, READ
 from kvstore.store import Store
 from kvstore.tables.codec import TableCodec
 from kvstore.timeline.holds import FEED, HoldRecord

@@ -1,25 +1,6 @@
-"""The verbs of a server: methods of `Store`, by the names that they have there."""
+"""The work of the verbs of a server: each is the method of `Store` with its name."""
 
-from kvstore.remote.server.invocation import Answer, Verb, described
-from kvstore.remote.server.verbs.capture import CAPTURE
-from kvstore.remote.server.verbs.feeds import FEEDS
-from kvstore.remote.server.verbs.parallel import PARALLEL
-from kvstore.remote.server.verbs.reads import READS
-from kvstore.remote.server.verbs.tables import TABLES
-from kvstore.remote.server.verbs.upkeep import UPKEEP, told
-from kvstore.remote.server.verbs.writes import WRITES, changeset_verbs
+from kvstore.remote.server.invocation import SERVED
+from kvstore.remote.server.verbs import capture, feeds, parallel, reads, tables, upkeep, writes
 
-__all__ = [
-    "CAPTURE",
-    "FEEDS",
-    "PARALLEL",
-    "READS",
-    "TABLES",
-    "UPKEEP",
-    "WRITES",
-    "Answer",
-    "Verb",
-    "changeset_verbs",
-    "described",
-    "told",
-]
+__all__ = ["SERVED", "capture", "feeds", "parallel", "reads", "tables", "upkeep", "writes"]

@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any, Final
+from typing import Any
 
 import pyarrow as pa
 
 from kvstore.base.span import Span
-from kvstore.base.timestamp import TIMESTAMP_MAX
 from kvstore.changes.columns import changes_schema, from_events
 from kvstore.changes.epochs import Epoch
-from kvstore.changes.events import EXPAND, IMAGES, Event
+from kvstore.changes.events import Event
 from kvstore.changes.streams import Generation
-from kvstore.errors import HistoryGoneError, NotYetWrittenError
-from kvstore.limits import ARROW_BYTES_MAX, FEED_POLL_S_MAX, SERVER_STREAM_ROWS, STREAMS_MAX
-from kvstore.remote import results
-from kvstore.remote.parameters import SPAN, START, TIME, count, seconds, word
+from kvstore.limits import ARROW_BYTES_MAX, FEED_POLL_S_MAX, SERVER_STREAM_ROWS
+from kvstore.remote import verbs
 from kvstore.remote.protocol import EPOCHS_SCHEMA
-from kvstore.remote.results import TIMESTAMP, fields, items, or_null
-from kvstore.remote.server.access import ADMIN, READ
-from kvstore.remote.server.invocation import SPAN_APART, Answer, Invocation, Verb, described
+from kvstore.remote.server.invocation import Answer, Invocation, serves
 from kvstore.remote.server.verbs.upkeep import told
 
 
+@serves(verbs.EVENTS)
 def events(call: Invocation) -> Answer:
     """The changes of the window (since, upto] as `changes` gives them, each commit in the order of
     its changes."""
@@ -38,6 +34,7 @@ def events(call: Invocation) -> Answer:
     return pa.RecordBatchReader.from_batches(changes_schema(), _event_batches(found))
 
 
+@serves(verbs.WAIT_BEYOND)
 def wait_beyond(call: Invocation) -> Answer:
     """Wait until `upper` of the store is above the argument, for `wait` seconds at most. The answer
     has the `upper` of the store then."""
@@ -45,6 +42,7 @@ def wait_beyond(call: Invocation) -> Answer:
     return {"upper": int(call.store.upper)}
 
 
+@serves(verbs.EPOCHS)
 def epochs(call: Invocation) -> Answer:
     """The epochs that closed above `since`: runs of changesets, with counts of their events."""
     call.access.require_whole("epochs")
@@ -52,86 +50,24 @@ def epochs(call: Invocation) -> Answer:
     return pa.RecordBatchReader.from_batches(EPOCHS_SCHEMA, _epoch_batches(found))
 
 
+@serves(verbs.GENERATIONS)
 def generations(call: Invocation) -> Answer:
     """The generations of streams, oldest first; the last one is open."""
     return {"generations": [_generation(each) for each in call.store.generations()]}
 
 
+@serves(verbs.RESHARD)
 def reshard(call: Invocation) -> Answer:
     """Split the change index over `streams` streams from now on. Returns the new generation."""
     return _generation(call.store.reshard(call["streams"]))
 
 
+@serves(verbs.FORCE_QUIESCENCE)
 def force_quiescence(call: Invocation) -> Answer:
     """Find a time at which no changeset was half done, no longer ago than `after` seconds: else
     hold new changesets back until the open ones have ended, for `timeout` seconds at most."""
     store, after, timeout = call.store, call.age("after"), call.seconds("timeout")
     return told(lambda tell: {"timestamp": int(store.force_quiescence(after, timeout=timeout))})
-
-
-_EVENT_WINDOW: Final = {"since": START.required, "upto": TIME}
-_GENERATION: Final = fields(
-    opened_at=TIMESTAMP, closed_at=or_null(TIMESTAMP), streams=items(results.TEXT)
-)
-_TIMES: Final = (HistoryGoneError, NotYetWrittenError)
-
-CAPTURE: Final = [
-    Verb(
-        events.__name__,
-        READ,
-        events,
-        described(events),
-        {**_EVENT_WINDOW, **SPAN, "images": word(IMAGES), "expand": word(EXPAND)},
-        is_read=True,
-        errors=_TIMES,
-        apart=SPAN_APART,
-    ),
-    Verb(
-        wait_beyond.__name__,
-        READ,
-        wait_beyond,
-        described(wait_beyond),
-        {
-            "upper": count(0, TIMESTAMP_MAX).required.but("pass the timestamp of a commit"),
-            "wait": seconds(),
-        },
-        waits=True,
-        result=fields(upper=TIMESTAMP),
-    ),
-    Verb(
-        epochs.__name__,
-        READ,
-        epochs,
-        described(epochs),
-        {"since": TIME},
-        is_read=True,
-        errors=_TIMES,
-    ),
-    Verb(
-        generations.__name__,
-        READ,
-        generations,
-        described(generations),
-        {},
-        is_read=True,
-        result=fields(generations=items(_GENERATION)),
-    ),
-    Verb(
-        reshard.__name__,
-        ADMIN,
-        reshard,
-        described(reshard),
-        {"streams": count(1, STREAMS_MAX).required},
-        result=_GENERATION,
-    ),
-    Verb(
-        force_quiescence.__name__,
-        ADMIN,
-        force_quiescence,
-        described(force_quiescence),
-        {"after": seconds(), "timeout": seconds()},
-    ),
-]
 
 
 def _generation(found: Generation) -> dict[str, Any]:

@@ -12,25 +12,22 @@ Invariants
 from __future__ import annotations
 
 import json
-from typing import Any, Final
+from typing import Any
 
 import pyarrow as pa
 
 from kvstore.base.span import Span
 from kvstore.changes.columns import changes_schema
-from kvstore.changes.events import EXPAND, IMAGES
-from kvstore.errors import FencedError, HistoryGoneError, NotFoundError, NotYetWrittenError
-from kvstore.feeds import STARTS, Feed, FeedBatch, Position
+from kvstore.errors import HistoryGoneError
+from kvstore.feeds import Feed, FeedBatch, Position
 from kvstore.feeds import require_name as require_feed_name
-from kvstore.limits import FEED_BATCH_BYTES, FEED_BATCH_ROWS, FEED_POLL_S_MAX, STREAMS_MAX
-from kvstore.remote import results
-from kvstore.remote.parameters import KEY, SPAN, TEXT, TIME, count, seconds, text, time_or, word
+from kvstore.limits import FEED_BATCH_BYTES, FEED_BATCH_ROWS, FEED_POLL_S_MAX
+from kvstore.remote import verbs
 from kvstore.remote.protocol import POSITION_NAME, quoted, to_json
-from kvstore.remote.results import BYTES, COUNT, TIMESTAMP, fields, or_null
-from kvstore.remote.server.access import WRITE
-from kvstore.remote.server.invocation import SPAN_APART, Answer, Invocation, Verb, described
+from kvstore.remote.server.invocation import Answer, Invocation, serves
 
 
+@serves(verbs.OPEN_FEED)
 def open_feed(call: Invocation) -> Answer:
     """Open a feed: take its hold, and fence its former consumer. `since` is a time, `now` or
     nothing, `taken` the events that were taken of the commit behind it."""
@@ -45,6 +42,7 @@ def open_feed(call: Invocation) -> Answer:
     return {"token": feed.token, **_told(feed.position)}
 
 
+@serves(verbs.FETCH)
 def fetch(call: Invocation) -> Answer:
     """The next batch of a feed, with the position behind it. Without an event the call waits for
     one, for `wait` seconds at most. The last batch of the state comes at once, and may be empty: a
@@ -63,6 +61,7 @@ def fetch(call: Invocation) -> Answer:
     return pa.RecordBatchReader.from_batches(schema, [found])
 
 
+@serves(verbs.ACK)
 def ack(call: Invocation) -> Answer:
     """Release the history up to a position: the consumer has processed it."""
     feed = _resumed(call)
@@ -70,83 +69,12 @@ def ack(call: Invocation) -> Answer:
     return {"acked": int(feed.acked)}
 
 
+@serves(verbs.DROP_FEED)
 def drop_feed(call: Invocation) -> Answer:
     """Give up a feed: its position, and its claim on history."""
     call.access.require_whole("dropping a feed")
     call.store.feeds.drop(_feed_name(call))
     return {}
-
-
-_NAME: Final = text(
-    1, pattern=r"[^/\x00-\x1f\x7f-\x9f]*", hint="pass a printable name without a slash"
-)
-_FEED: Final = {
-    "name": _NAME.required,
-    "worker": count(0, STREAMS_MAX - 1),
-    "workers": count(1, STREAMS_MAX),
-    **SPAN,
-    "images": word(IMAGES),
-    "expand": word(EXPAND),
-    "batch_rows": count(1),
-    "batch_bytes": count(1),
-}
-_PLACE: Final = {
-    "token": TEXT.required,
-    "timestamp": TIME.required.but("pass the position of the last batch"),
-    "taken": count(),
-    "state_from": KEY,
-}
-_POSITION: Final = {"timestamp": TIMESTAMP, "taken": COUNT, "state_from": or_null(BYTES)}
-_ERRORS: Final = (HistoryGoneError, NotYetWrittenError, FencedError, NotFoundError)
-_RULES: Final[dict[str, Any]] = {"apart": SPAN_APART, "needs": (("worker", "workers"),)}
-
-FEEDS: Final = [
-    Verb(
-        open_feed.__name__,
-        WRITE,
-        open_feed,
-        described(open_feed),
-        {
-            **_FEED,
-            "since": time_or(*STARTS),
-            "taken": count(),
-            "state_from": KEY,
-            "max_age": seconds(),
-        },
-        result=fields(token=results.TEXT, **_POSITION),
-        errors=_ERRORS,
-        **_RULES,
-    ),
-    Verb(
-        fetch.__name__,
-        WRITE,
-        fetch,
-        described(fetch),
-        {**_FEED, **_PLACE, "wait": seconds()},
-        waits=True,
-        errors=_ERRORS,
-        **_RULES,
-    ),
-    Verb(
-        ack.__name__,
-        WRITE,
-        ack,
-        described(ack),
-        {**_FEED, **_PLACE},
-        result=fields(acked=TIMESTAMP),
-        errors=_ERRORS,
-        **_RULES,
-    ),
-    Verb(
-        drop_feed.__name__,
-        WRITE,
-        drop_feed,
-        described(drop_feed),
-        {"name": _NAME.required},
-        result=fields(),
-        errors=(NotFoundError,),
-    ),
-]
 
 
 def _told(position: Position) -> dict[str, Any]:

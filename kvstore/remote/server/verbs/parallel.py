@@ -25,21 +25,16 @@ from kvstore.base.timestamp import TIMESTAMP_MAX
 from kvstore.changes import Change
 from kvstore.changes.columns import changes_schema, version_changes_schema
 from kvstore.changes.index import OP_DELETE, OP_DELETE_RANGE, OP_PUT
-from kvstore.errors import HistoryGoneError, NotYetWrittenError, RetryableError, UsageError
+from kvstore.errors import RetryableError, UsageError
 from kvstore.limits import (
     ARROW_BYTES_MAX,
-    READER_LEASE_S_MAX,
     READER_LEASES_MAX,
     SERVER_STREAM_ROWS,
 )
 from kvstore.mvcc.arrow import binary_array
-from kvstore.remote import results
-from kvstore.remote.parameters import FLAG, SPAN, START, TIME, count, text, word
-from kvstore.remote.parameters import seconds as seconds_of
-from kvstore.remote.protocol import LABELS_SCHEMA, to_json
-from kvstore.remote.results import BYTES, COUNT, TIMESTAMP, fields, items
-from kvstore.remote.server.access import READ
-from kvstore.remote.server.invocation import SPAN_APART, Answer, Invocation, Verb, described
+from kvstore.remote import verbs
+from kvstore.remote.protocol import to_json
+from kvstore.remote.server.invocation import Answer, Invocation, serves
 from kvstore.remote.server.verbs.reads import in_pieces
 from kvstore.tables.joins import VALUE_FIELDS, Asked, Search
 from kvstore.timeline.holds import READER, READER_HOLDS
@@ -48,6 +43,7 @@ _DUE_CHANGES_SCHEMA: Final = version_changes_schema().append(changes_schema().fi
 _OPS: Final = {"put": OP_PUT, "delete": OP_DELETE, "delete_range": OP_DELETE_RANGE}
 
 
+@serves(verbs.LEASE)
 def lease(call: Invocation) -> Answer:
     """Keep history from `at` on (default: the whole kept history) for `seconds`, under a name that
     the reader chooses. The same call again moves the lease, or makes it longer."""
@@ -75,6 +71,7 @@ def lease(call: Invocation) -> Answer:
     return {"at": int(time), "is_new": taken[name].is_new}
 
 
+@serves(verbs.RELEASE_LEASE)
 def release_lease(call: Invocation) -> Answer:
     """End a lease. Nothing happens if it has ended."""
     name = _lease_name(call)
@@ -84,6 +81,7 @@ def release_lease(call: Invocation) -> Answer:
     return {"released": known}
 
 
+@serves(verbs.FILES)
 def files(call: Invocation) -> Answer:
     """The files that hold versions in a span: the keys that they lie between, and their bytes. A
     reader cuts the span by them. Rows that are not on file yet do not count. `hides_reserved` tells
@@ -101,6 +99,7 @@ def files(call: Invocation) -> Answer:
     return {"files": found, "hides_reserved": call.store.requests.narrow(span) != span}
 
 
+@serves(verbs.VERSIONS)
 def versions(call: Invocation) -> Answer:
     """The puts and deletes of the window (since, upto], by key, oldest first. With `ranges` its
     range deletes alone, each cut to the span. With `order`, which is `key` or `time`, all changes
@@ -120,6 +119,7 @@ def versions(call: Invocation) -> Answer:
     return pa.RecordBatchReader.from_batches(schema, _batches(changes, schema))
 
 
+@serves(verbs.COUNT_CHANGES)
 def count_changes(call: Invocation) -> Answer:
     """The number of changes in the window (since, upto], rows of imports included. Costs a bounded
     number of entries of the change index; where there are more, the number is an estimate."""
@@ -128,6 +128,7 @@ def count_changes(call: Invocation) -> Answer:
     return {"changes": found.changes, "is_exact": found.is_exact}
 
 
+@serves(verbs.JOIN)
 def join(call: Invocation) -> Answer:
     """For each key and time the value of the key at that time, and the timestamp of its version.
     Both are null where there is none, or where it is older than `max_age`. `first` is the number of
@@ -147,83 +148,6 @@ def join(call: Invocation) -> Answer:
     answers = _answered(call, asked, search, schema)
     first = next(answers, pa.RecordBatch.from_pylist([], schema))  # most errors come before rows
     return pa.RecordBatchReader.from_batches(schema, chain([first], answers))
-
-
-_NAME: Final = text(1, 100, hint="pass a random text of 1 to 100 characters: the name of a lease")
-_PARALLEL_WINDOW: Final = {"since": START.required, "upto": TIME}
-_TIMES: Final = (HistoryGoneError, NotYetWrittenError)
-
-PARALLEL: Final = [
-    Verb(
-        lease.__name__,
-        READ,
-        lease,
-        described(lease),
-        {
-            "name": _NAME.required,
-            "at": TIME,
-            "seconds": seconds_of(READER_LEASE_S_MAX, above=0).required,
-        },
-        result=fields(at=TIMESTAMP, is_new=results.FLAG),
-        errors=_TIMES,
-    ),
-    Verb(
-        release_lease.__name__,
-        READ,
-        release_lease,
-        described(release_lease),
-        {"name": _NAME.required},
-        result=fields(released=results.FLAG),
-    ),
-    Verb(
-        files.__name__,
-        READ,
-        files,
-        described(files),
-        SPAN,
-        is_read=True,
-        result=fields(
-            files=items(fields(first=BYTES, last=BYTES, size_bytes=COUNT)),
-            hides_reserved=results.FLAG,
-        ),
-        apart=SPAN_APART,
-    ),
-    Verb(
-        count_changes.__name__,
-        READ,
-        count_changes,
-        described(count_changes),
-        _PARALLEL_WINDOW,
-        is_read=True,
-        result=fields(changes=COUNT, is_exact=results.FLAG),
-        errors=_TIMES,
-    ),
-    Verb(
-        versions.__name__,
-        READ,
-        versions,
-        described(versions),
-        {
-            **_PARALLEL_WINDOW,
-            "revisions": word(("all", "latest")),
-            "order": word(("key", "time")),
-            "ranges": FLAG,
-            **SPAN,
-        },
-        is_read=True,
-        errors=_TIMES,
-        apart=SPAN_APART,
-    ),
-    Verb(
-        join.__name__,
-        READ,
-        join,
-        described(join),
-        {"max_age": seconds_of(), "null_if_gone": FLAG, "first": count()},
-        LABELS_SCHEMA,
-        errors=_TIMES,
-    ),
-]
 
 
 def _lease_name(call: Invocation) -> str:

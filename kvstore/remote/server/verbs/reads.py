@@ -14,32 +14,17 @@ import pyarrow as pa
 
 from kvstore.base.span import Span
 from kvstore.base.timestamp import NS_PER_SECOND, TimeLike
-from kvstore.changes.events import EXPAND, IMAGES
-from kvstore.errors import HistoryGoneError, NotYetWrittenError, UsageError
+from kvstore.errors import UsageError
 from kvstore.limits import (
     ARROW_BYTES_MAX,
     JOIN_VALUE_BYTES_MAX,
-    SCAN_PIECES_MAX,
     SERVER_STREAM_ROWS,
 )
 from kvstore.metrics import Distribution
 from kvstore.mvcc.arrow import binary_array
-from kvstore.remote import results
-from kvstore.remote.parameters import FLAG, KEY, SPAN, START, TIME, list_of, one_or_many, word
-from kvstore.remote.parameters import count as count_of
-from kvstore.remote.protocol import KEYS_SCHEMA, READ_SCHEMA, VALUES_SCHEMA, to_json
-from kvstore.remote.results import (
-    ANY_OBJECT,
-    BYTES,
-    NUMBER,
-    TEXT,
-    TIMESTAMP,
-    fields,
-    items,
-    or_null,
-)
-from kvstore.remote.server.access import READ
-from kvstore.remote.server.invocation import SPAN_APART, Answer, Invocation, Verb, described
+from kvstore.remote import verbs
+from kvstore.remote.protocol import KEYS_SCHEMA, VALUES_SCHEMA, to_json
+from kvstore.remote.server.invocation import Answer, Invocation, serves
 from kvstore.store import Store
 from kvstore.tables.joins import times_given
 
@@ -94,12 +79,14 @@ class _LookUp(Protocol[T]):
     ) -> list[T] | None: ...
 
 
+@serves(verbs.GET)
 def get(call: Invocation) -> Answer:
     """The value of a key. `as_of` is the time of the read; the newest complete time by default."""
     value = call.store.get(call.key(), call.time("as_of"))
     return {"found": value is not None, "value": to_json(value)}
 
 
+@serves(verbs.GET_MANY)
 def get_many(call: Invocation) -> Answer:
     """The values of keys, in their order. `as_of` is one time, or a time for each key."""
     keys = call.keys()
@@ -113,6 +100,7 @@ def get_many(call: Invocation) -> Answer:
     return pa.RecordBatchReader.from_batches(VALUES_SCHEMA, pieces)
 
 
+@serves(verbs.FLOOR)
 def floor(call: Invocation) -> Answer:
     """The greatest live keys at or below keys, each with its value. With `below` only keys that
     begin with it count."""
@@ -130,6 +118,7 @@ def floor(call: Invocation) -> Answer:
     return pa.RecordBatchReader.from_batches(_FLOORS_SCHEMA, pieces)
 
 
+@serves(verbs.SCAN)
 def scan(call: Invocation) -> Answer:
     """Live keys and values of a span at one time, in order."""
     span, limit = call.span(), call.count("limit")
@@ -145,6 +134,7 @@ def scan(call: Invocation) -> Answer:
     )
 
 
+@serves(verbs.KEYS)
 def keys(call: Invocation) -> Answer:
     """Live keys of a span at one time, in order, without their values."""
     span = call.span()
@@ -154,12 +144,14 @@ def keys(call: Invocation) -> Answer:
     return pa.RecordBatchReader.from_batches(KEYS_SCHEMA, _key_batches(found))
 
 
+@serves(verbs.COUNT_KEYS)
 def count(call: Invocation) -> Answer:
     """The number of live keys of a span at one time."""
     span = call.span()
     return {"count": call.store.count(span.start, span.end, None, call.time("as_of"))}
 
 
+@serves(verbs.TTL)
 def ttl(call: Invocation) -> Answer:
     """How long until a key expires, in seconds, and the time at which it does; both are null if it
     does not expire, or is absent."""
@@ -168,6 +160,7 @@ def ttl(call: Invocation) -> Answer:
     return {"seconds": left_s, "expires": due}
 
 
+@serves(verbs.HISTORY)
 def history(call: Invocation) -> Answer:
     """All kept versions of a key, newest first. The value of a deletion is null."""
     key = call.key()
@@ -178,6 +171,7 @@ def history(call: Invocation) -> Answer:
     }
 
 
+@serves(verbs.CHANGES)
 def changes(call: Invocation) -> Answer:
     """The changes of the window (since, upto], in time order, with their images."""
     span = call.span()
@@ -190,18 +184,21 @@ def changes(call: Invocation) -> Answer:
     )
 
 
+@serves(verbs.SPLITS)
 def splits(call: Invocation) -> Answer:
     """At most `count` spans of about equal size that cover a span."""
     spans = call.store.layout.splits(call.count("count") or 1, call.span())
     return {"splits": [{"start": to_json(each.start), "end": to_json(each.end)} for each in spans]}
 
 
+@serves(verbs.STATS)
 def stats(call: Invocation) -> Answer:
     """Counts and sizes of the store, by name."""
     call.access.require_whole("stats")
     return call.store.stats()
 
 
+@serves(verbs.METRICS)
 def metrics(call: Invocation) -> Answer:
     """The metrics of the store, by name: for each combination of labels a number, or the buckets
     and the sum of a histogram. The last bucket has no bound."""
@@ -213,6 +210,7 @@ def metrics(call: Invocation) -> Answer:
     }
 
 
+@serves(verbs.TIMES)
 def times(call: Invocation) -> Answer:
     """The frontiers of the store, its id, and the time now."""
     store = call.store
@@ -227,150 +225,11 @@ def times(call: Invocation) -> Answer:
     }
 
 
+@serves(verbs.RESOLVE)
 def resolve(call: Invocation) -> Answer:
     """The time that a read as of `as_of` reads at: a time for later calls that must agree."""
     with call.store.snapshot(call.time("as_of")) as snapshot:
         return {"as_of": int(snapshot.as_of)}
-
-
-_SPAN_AT: Final = {**SPAN, "as_of": TIME}
-_MANY: Final = {"keys": list_of(KEY).or_rows, "as_of": one_or_many(TIME)}
-_WINDOW: Final = {"since": START.required, "upto": TIME}
-_PIECE: Final = {"start": BYTES, "end": or_null(BYTES)}
-_FOUND: Final = fields(found=results.FLAG, value=or_null(BYTES))
-_TIMES: Final = (HistoryGoneError, NotYetWrittenError)
-"""The errors of a read at a time."""
-
-READS: Final = [
-    Verb(
-        get.__name__,
-        READ,
-        get,
-        described(get),
-        {"key": KEY.required, "as_of": TIME},
-        is_read=True,
-        result=_FOUND,
-        errors=_TIMES,
-    ),
-    Verb(
-        get_many.__name__,
-        READ,
-        get_many,
-        described(get_many),
-        _MANY,
-        READ_SCHEMA,
-        result=fields(values=items(or_null(BYTES))),
-        errors=_TIMES,
-    ),
-    Verb(
-        floor.__name__,
-        READ,
-        floor,
-        described(floor),
-        {**_MANY, "below": KEY},
-        READ_SCHEMA,
-        result=fields(floors=items(fields(key=or_null(BYTES), value=or_null(BYTES)))),
-        errors=_TIMES,
-    ),
-    Verb(
-        scan.__name__,
-        READ,
-        scan,
-        described(scan),
-        {**_SPAN_AT, "reverse": FLAG, "limit": count_of(), "batch_rows": count_of(1)},
-        is_read=True,
-        errors=_TIMES,
-        apart=SPAN_APART,
-    ),
-    Verb(
-        keys.__name__,
-        READ,
-        keys,
-        described(keys),
-        {**_SPAN_AT, "reverse": FLAG, "limit": count_of()},
-        is_read=True,
-        errors=_TIMES,
-        apart=SPAN_APART,
-    ),
-    Verb(
-        count.__name__,
-        READ,
-        count,
-        described(count),
-        _SPAN_AT,
-        is_read=True,
-        result=fields(count=results.COUNT),
-        errors=_TIMES,
-        apart=SPAN_APART,
-    ),
-    Verb(
-        ttl.__name__,
-        READ,
-        ttl,
-        described(ttl),
-        {"key": KEY.required},
-        is_read=True,
-        result=fields(seconds=or_null(NUMBER), expires=or_null(TIMESTAMP)),
-    ),
-    Verb(
-        history.__name__,
-        READ,
-        history,
-        described(history),
-        {"key": KEY.required},
-        is_read=True,
-        result=fields(versions=items(fields(timestamp=TIMESTAMP, value=or_null(BYTES)))),
-    ),
-    Verb(
-        changes.__name__,
-        READ,
-        changes,
-        described(changes),
-        {**_WINDOW, **SPAN, "images": word(IMAGES), "expand": word(EXPAND)},
-        is_read=True,
-        errors=_TIMES,
-        apart=SPAN_APART,
-    ),
-    Verb(
-        splits.__name__,
-        READ,
-        splits,
-        described(splits),
-        {**SPAN, "count": count_of(1, SCAN_PIECES_MAX)},
-        is_read=True,
-        result=fields(splits=items(fields(**_PIECE))),
-        apart=SPAN_APART,
-    ),
-    Verb(stats.__name__, READ, stats, described(stats), {}, is_read=True, result=ANY_OBJECT),
-    Verb(metrics.__name__, READ, metrics, described(metrics), {}, is_read=True, result=ANY_OBJECT),
-    Verb(
-        times.__name__,
-        READ,
-        times,
-        described(times),
-        {},
-        is_read=True,
-        result=fields(
-            since=TIMESTAMP,
-            upper=TIMESTAMP,
-            durable=TIMESTAMP,
-            whole_since=TIMESTAMP,
-            indexed_since=TIMESTAMP,
-            now=TIMESTAMP,
-            store_id=TEXT,
-        ),
-    ),
-    Verb(
-        resolve.__name__,
-        READ,
-        resolve,
-        described(resolve),
-        {"as_of": TIME},
-        is_read=True,
-        result=fields(as_of=TIMESTAMP),
-        errors=_TIMES,
-    ),
-]
 
 
 def _times(call: Invocation, count: int) -> _Times:

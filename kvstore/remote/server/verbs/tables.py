@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
-from typing import Any, Final
+from typing import Any
 
 import pyarrow as pa
 
@@ -16,37 +16,20 @@ from kvstore.base.span import Span
 from kvstore.codec.json import read_object
 from kvstore.errors import (
     CorruptionError,
-    HistoryGoneError,
-    NotFoundError,
-    NotYetWrittenError,
     TableAlteredError,
     UsageError,
 )
-from kvstore.limits import SERVER_STREAM_ROWS, TABLE_NAME_BYTES_MAX
-from kvstore.remote.parameters import (
-    BOUND,
-    DEFINITION_FORMAT,
-    FLAG,
-    START,
-    TEXT,
-    TIME,
-    count,
-    json_text,
-    list_of,
-    seconds,
-    word,
-)
-from kvstore.remote.parameters import text as text_of
-from kvstore.remote.results import ANY_OBJECT, fields
+from kvstore.limits import SERVER_STREAM_ROWS
+from kvstore.remote import verbs
 from kvstore.remote.served_rows import SentRows
-from kvstore.remote.server.access import ADMIN, READ, WRITE
-from kvstore.remote.server.invocation import ANY_COLUMNS, Answer, Invocation, Verb, described
+from kvstore.remote.server.invocation import Answer, Invocation, serves
 from kvstore.remote.server.verbs.upkeep import told
 from kvstore.tables.catalogue import arguments_of, require_name
 from kvstore.tables.definition import Definition
 from kvstore.tables.indexes import found_batches, whole_index
 
 
+@serves(verbs.TABLE_SCAN)
 def table_scan(call: Invocation) -> Answer:
     """Rows of a table at one time, typed, in key order. `start` and `end` are keys as the table
     encodes them; all rows by default."""
@@ -63,6 +46,7 @@ def table_scan(call: Invocation) -> Answer:
     return _typed(codec.schema_of(columns), batches())
 
 
+@serves(verbs.TABLE_FIND)
 def table_find(call: Invocation) -> Answer:
     """Rows of a table whose entries in an index lie from `start` to below `end`, in the order of
     the index. The bounds are keys as the index encodes them."""
@@ -80,6 +64,7 @@ def table_find(call: Invocation) -> Answer:
     return _typed(codec.schema_of(columns), batches())
 
 
+@serves(verbs.TABLE_CHANGES)
 def table_changes(call: Invocation) -> Answer:
     """The changes of rows in the window (since, upto], typed, with the names of Delta's change
     feed."""
@@ -90,6 +75,7 @@ def table_changes(call: Invocation) -> Answer:
     return _typed(reader.schema, reader)
 
 
+@serves(verbs.TABLE_JOIN)
 def table_join(call: Invocation) -> Answer:
     """For each label the columns of the row that it asks for, in the order of the labels, which
     are an Arrow stream. `question` is a JSON object of the arguments of `Table.join`: `on`, `at`,
@@ -105,6 +91,7 @@ def table_join(call: Invocation) -> Answer:
     return _typed(added, (batch.select(added.names) for batch in found))
 
 
+@serves(verbs.MAKE_TABLE)
 def make_table(call: Invocation) -> Answer:
     """Make a table, or find the one that is there and the same. `definition` is its definition as
     JSON, as the store would keep it."""
@@ -119,6 +106,7 @@ def make_table(call: Invocation) -> Answer:
     return {"definition": json.loads(table.codec().stored)}
 
 
+@serves(verbs.ALTER_TABLE)
 def alter_table(call: Invocation) -> Answer:
     """Alter a table. `definition` is the definition that it is to have: the caller has altered the
     newest one."""
@@ -126,109 +114,11 @@ def alter_table(call: Invocation) -> Answer:
     return {"definition": json.loads(codec.stored)}
 
 
+@serves(verbs.BUILD_INDEX)
 def build_index(call: Invocation) -> Answer:
     """Make the entries of a new index for the rows that are there."""
     table, index = call.store.table(_name(call)), call["index"]
     return told(lambda tell: {"timestamp": table.build_index(index, progress=tell)})
-
-
-_TABLE: Final = {"table": text_of(1, TABLE_NAME_BYTES_MAX, pattern=r"[^\x00]*").required}
-_COLUMNS: Final = {"columns": list_of(TEXT)}
-_ROWS: Final = {
-    **_TABLE,
-    "start": BOUND,
-    "end": BOUND,
-    "as_of": TIME,
-    **_COLUMNS,
-    "reverse": FLAG,
-    "limit": count(),
-}
-_JOIN: Final = {
-    **_TABLE,
-    "question": json_text("kvstore-question", "the question of a join").required,
-    "max_age": seconds(),
-    "first": count(),
-}
-_CHANGES: Final = {
-    **_TABLE,
-    "since": START.required,
-    "upto": TIME,
-    "images": word(("pre+post", "post", "pre")),
-    **_COLUMNS,
-}
-_ALTER: Final = {
-    **_TABLE,
-    "definition": json_text(DEFINITION_FORMAT, "the definition of the table").required,
-}
-_INDEX: Final = {"index": TEXT.required.but("pass a name: no index is meant without one")}
-_DEFINED: Final = fields(definition=ANY_OBJECT)
-_TIMES: Final = (HistoryGoneError, NotYetWrittenError)
-_ERRORS: Final = (*_TIMES, NotFoundError, TableAlteredError)
-
-TABLES: Final = [
-    Verb(
-        table_scan.__name__,
-        READ,
-        table_scan,
-        described(table_scan),
-        _ROWS,
-        is_read=True,
-        errors=_ERRORS,
-    ),
-    Verb(
-        table_find.__name__,
-        READ,
-        table_find,
-        described(table_find),
-        {**_ROWS, **_INDEX},
-        is_read=True,
-        errors=_ERRORS,
-    ),
-    Verb(
-        table_changes.__name__,
-        READ,
-        table_changes,
-        described(table_changes),
-        _CHANGES,
-        is_read=True,
-        errors=_ERRORS,
-    ),
-    Verb(
-        table_join.__name__,
-        READ,
-        table_join,
-        described(table_join),
-        _JOIN,
-        ANY_COLUMNS,
-        errors=_ERRORS,
-    ),
-    Verb(
-        make_table.__name__,
-        WRITE,
-        make_table,
-        described(make_table),
-        {**_ALTER, "has_indexes": FLAG},
-        result=_DEFINED,
-        errors=(TableAlteredError,),
-    ),
-    Verb(
-        alter_table.__name__,
-        ADMIN,
-        alter_table,
-        described(alter_table),
-        _ALTER,
-        result=_DEFINED,
-        errors=(NotFoundError, TableAlteredError),
-    ),
-    Verb(
-        build_index.__name__,
-        ADMIN,
-        build_index,
-        described(build_index),
-        {**_TABLE, **_INDEX},
-        errors=(NotFoundError,),
-    ),
-]
 
 
 def _name(call: Invocation) -> str:

@@ -13,43 +13,19 @@ from typing import Any, Final
 import pyarrow as pa
 
 from kvstore.base.meters import WorkCount
-from kvstore.base.timestamp import TIMESTAMP_MAX, Timestamp
+from kvstore.base.timestamp import Timestamp
 from kvstore.codec.json import read_object
 from kvstore.errors import (
     CorruptionError,
-    DependencyError,
-    FencedError,
-    HistoryGoneError,
-    KeyConflictError,
     KVStoreError,
-    NotFoundError,
-    NotYetWrittenError,
     RetryableError,
     UsageError,
 )
-from kvstore.limits import CONTROL_PROGRESS_S, TASK_NAME_BYTES_MAX
-from kvstore.remote import results
+from kvstore.limits import CONTROL_PROGRESS_S
+from kvstore.remote import verbs
 from kvstore.remote.arrivals import NoneCame
-from kvstore.remote.parameters import (
-    BOUND,
-    FLAG,
-    KEY,
-    NAME,
-    TEXT,
-    TIME,
-    VALUE,
-    Parameter,
-    Schema,
-    count,
-    json_text,
-    list_of,
-    seconds,
-    text,
-)
 from kvstore.remote.protocol import failure_fields
-from kvstore.remote.results import ANY_OBJECT, COUNT, TIMESTAMP, fields, items, or_null
-from kvstore.remote.server.access import ADMIN
-from kvstore.remote.server.invocation import Answer, Invocation, Verb, described
+from kvstore.remote.server.invocation import Answer, Invocation, serves
 from kvstore.store import Store
 from kvstore.timeline.holds import USER, to_fields
 from kvstore.timeline.import_records import ImportRecord, import_fields, read_import
@@ -159,12 +135,14 @@ TASK_FIELDS: Final = ("id", "version", "queue", "available_at", "created_at", "c
 # -- claims on history -----------------------------------------------------------------------
 
 
+@serves(verbs.HOLDS)
 def holds(call: Invocation) -> Answer:
     """All holds of the store."""
     found = call.store.holds.all()
     return {"holds": [{"name": record.name, **to_fields(record)} for record in found]}
 
 
+@serves(verbs.HOLD)
 def hold(call: Invocation) -> Answer:
     """Take a hold for a new owner, and fence the one before."""
     taken = call.store.holds.take(
@@ -178,12 +156,14 @@ def hold(call: Invocation) -> Answer:
     return {"token": taken.token, "is_new": taken.is_new}
 
 
+@serves(verbs.HELD)
 def held(call: Invocation) -> Answer:
     """The record of a hold that the caller owns."""
     record = call.store.holds.require_owned(call["name"], call["token"])
     return {"name": record.name, **to_fields(record)}
 
 
+@serves(verbs.MOVE_HOLD)
 def move_hold(call: Invocation) -> Answer:
     """Move a hold that the caller owns."""
     call.store.holds.move(
@@ -196,12 +176,14 @@ def move_hold(call: Invocation) -> Answer:
     return {}
 
 
+@serves(verbs.RELEASE_HOLD)
 def release_hold(call: Invocation) -> Answer:
     """Give up a hold that the caller owns."""
     call.store.holds.release(call["name"], call["token"])
     return {}
 
 
+@serves(verbs.DROP_HOLD)
 def drop_hold(call: Invocation) -> Answer:
     """Remove a hold, whoever owns it."""
     record = call.store.holds.drop(call["name"])
@@ -211,6 +193,7 @@ def drop_hold(call: Invocation) -> Answer:
 # -- imports ---------------------------------------------------------------------------------
 
 
+@serves(verbs.IMPORTS)
 def imports(call: Invocation) -> Answer:
     """The records of all imports that have rows of their own, or are being added."""
     found = call.store.imports.all()
@@ -221,12 +204,14 @@ def imports(call: Invocation) -> Answer:
     }
 
 
+@serves(verbs.KNOWN_IMPORT)
 def known_import(call: Invocation) -> Answer:
     """The record of an import, as long as the store knows it."""
     found = call.store.imports.get(_import_id(call))
     return {"import": None if found is None else import_fields(found)}
 
 
+@serves(verbs.PREPARE_IMPORT)
 def prepare_import(call: Invocation) -> Answer:
     """Write down that an import is about to be added."""
     keys = None
@@ -236,6 +221,7 @@ def prepare_import(call: Invocation) -> Answer:
     return {}
 
 
+@serves(verbs.ADD_IMPORT)
 def add_import(call: Invocation) -> Answer:
     """Take the files of an import from a directory in the store's `ingest/`, and make its rows
     visible at one time. With `none_since`, only if no live key came in its way after that time."""
@@ -266,12 +252,14 @@ def _add(store: Store, record: ImportRecord, files: list[Path], since: int | Non
         return imports.add(record.import_id, check=check)
 
 
+@serves(verbs.ABORT_IMPORT)
 def abort_import(call: Invocation) -> Answer:
     """Forget an import that was not added."""
     import_id = _import_id(call)
     return told(lambda tell: {"aborted": call.store.imports.abort(import_id)})
 
 
+@serves(verbs.REVERT_IMPORT)
 def revert_import(call: Invocation) -> Answer:
     """Undo an import from now on."""
     return {"timestamp": int(call.store.revert_import(_import_id(call)))}
@@ -280,6 +268,7 @@ def revert_import(call: Invocation) -> Answer:
 # -- work of the owner -----------------------------------------------------------------------
 
 
+@serves(verbs.GC)
 def gc(call: Invocation) -> Answer:
     """Give up history below `before`, or older than `keep` seconds."""
     store, before = call.store, call.time("before")
@@ -298,12 +287,14 @@ def gc(call: Invocation) -> Answer:
     return told(work)
 
 
+@serves(verbs.CHECKPOINT)
 def checkpoint(call: Invocation) -> Answer:
     """Make a copy of the store, which shares its files by links."""
     path = Path(call["path"])
     return told(lambda tell: {"timestamp": int(call.store.checkpoint(path))})
 
 
+@serves(verbs.CLEAR_RANGE)
 def clear_range(call: Invocation) -> Answer:
     """Destroy the history of a span."""
     start, end = call.value("start") or b"", call["end"]
@@ -313,6 +304,7 @@ def clear_range(call: Invocation) -> Answer:
     )
 
 
+@serves(verbs.VERIFY)
 def verify(call: Invocation) -> Answer:
     """Walk the whole store, and list the problems that are found."""
 
@@ -324,6 +316,7 @@ def verify(call: Invocation) -> Answer:
     return told(work)
 
 
+@serves(verbs.SUBMIT_TASK)
 def submit_task(call: Invocation) -> Answer:
     """Add a task to the queue of the store."""
     value = call.value()
@@ -355,114 +348,6 @@ _GC_COUNTS: Final = (
     "tidied",
     "seconds",
 )
-
-_FILE: Final = text(
-    pattern=r"[A-Za-z0-9_-]+/part-[A-Za-z0-9_.-]+\.sst",
-    hint="pass <directory>/<file> of an import in ingest/",
-)
-_IMPORT_ID: Final = text(
-    1, 16, pattern="0*[1-9a-fA-F][0-9a-fA-F]*", hint="pass 16 hex digits, not all 0"
-)
-_IMPORT: Final = {"import_id": _IMPORT_ID.required}
-_RECORD: Final = {
-    **_IMPORT,
-    "record": json_text("kvstore-import", "the record of an import").required,
-}
-_HOLD: Final = {"name": NAME.required.but("pass the name of a hold")}
-_OWNED: Final = {**_HOLD, "token": TEXT.required}
-_TASK_NAME: Final = text(1, TASK_NAME_BYTES_MAX)
-_HELD: Final = fields(
-    name=results.TEXT,
-    timestamp=TIMESTAMP,
-    token=results.TEXT,
-    max_age_ns=or_null(COUNT),
-    lost=results.FLAG,
-    kind=results.TEXT,
-    address=results.TEXT,
-    owner=results.TEXT,
-    created_at=or_null(COUNT),
-    moved_at=or_null(COUNT),
-    reached=or_null(COUNT),
-    state_from=or_null(results.TEXT),
-)
-_TASK: Final = fields(
-    id=results.TEXT,
-    version=COUNT,
-    queue=results.TEXT,
-    available_at=COUNT,
-    created_at=COUNT,
-    changed_at=COUNT,
-)
-_TIMES: Final = (HistoryGoneError, NotYetWrittenError)
-_OF_HOLD: Final = (NotFoundError, FencedError, *_TIMES)
-
-
-def _upkeep(
-    run: Callable[[Invocation], Answer],
-    parameters: Mapping[str, Parameter],
-    result: Schema | None = None,
-    errors: tuple[type[KVStoreError], ...] = (),
-) -> Verb:
-    """A verb of upkeep. One without a `result` tells its progress."""
-    return Verb(run.__name__, ADMIN, run, described(run), parameters, result=result, errors=errors)
-
-
-UPKEEP: Final = [
-    _upkeep(holds, {}, fields(holds=items(_HELD))),
-    _upkeep(
-        hold,
-        {
-            **_HOLD,
-            "at": TIME,
-            "max_age": seconds(),
-            "durable": FLAG,
-            "kind": NAME,
-            "address": TEXT,
-        },
-        fields(token=results.TEXT, is_new=results.FLAG),
-        _TIMES,
-    ),
-    _upkeep(held, _OWNED, _HELD, _OF_HOLD),
-    _upkeep(
-        move_hold,
-        {**_OWNED, "to": TIME.required, "durable": FLAG, "reached": TIME},
-        fields(),
-        _OF_HOLD,
-    ),
-    _upkeep(release_hold, _OWNED, fields(), _OF_HOLD),
-    _upkeep(drop_hold, _HOLD, _HELD, (NotFoundError,)),
-    _upkeep(imports, {}, fields(imports=items(ANY_OBJECT))),
-    _upkeep(known_import, _IMPORT, fields(**{"import": or_null(ANY_OBJECT)})),
-    _upkeep(prepare_import, {**_RECORD, "keys": list_of(KEY)}, fields(), (KeyConflictError,)),
-    _upkeep(add_import, {**_RECORD, "files": list_of(_FILE).required, "none_since": TIME}),
-    _upkeep(abort_import, _IMPORT),
-    _upkeep(revert_import, _IMPORT, fields(timestamp=TIMESTAMP), (NotFoundError, HistoryGoneError)),
-    _upkeep(gc, {"before": TIME, "keep": seconds(), "compact": FLAG}, errors=_TIMES),
-    _upkeep(
-        checkpoint,
-        {"path": text(1, pattern="/[^\\x00]*", hint="pass an absolute path").required},
-    ),
-    _upkeep(verify, {}),
-    _upkeep(
-        clear_range,
-        {
-            "start": BOUND,
-            "end": BOUND.required.but("pass the least key that is to be kept"),
-            "compact": FLAG,
-        },
-    ),
-    _upkeep(
-        submit_task,
-        {
-            "queue": _TASK_NAME.required,
-            "value": VALUE,
-            "available_at": count(0, TIMESTAMP_MAX),
-            "id": _TASK_NAME,
-        },
-        fields(task=_TASK),
-        (DependencyError,),
-    ),
-]
 
 
 # -- inside ----------------------------------------------------------------------------------

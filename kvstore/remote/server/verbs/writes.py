@@ -2,62 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, Final
 
 from kvstore.base.span import Span
 from kvstore.base.timestamp import Timestamp
 from kvstore.codec.json import read_object
 from kvstore.errors import (
     AccessDeniedError,
-    ConflictError,
     CorruptionError,
-    HistoryGoneError,
     KVStoreError,
-    NotACounterError,
-    NotFoundError,
-    NotYetWrittenError,
-    PreconditionError,
     StorageError,
     UsageError,
 )
 from kvstore.limits import BATCH_BYTES_MAX
 from kvstore.mvcc import WriteSet
-from kvstore.remote import results
-from kvstore.remote.parameters import (
-    BOUND,
-    EXPIRY,
-    FLAG,
-    KEY,
-    NAME,
-    SPAN,
-    TIME,
-    VALUE,
-    Parameter,
-    Schema,
-    integer,
-    json_text,
-    list_of,
-    object_of,
-    word,
-)
+from kvstore.remote import verbs
 from kvstore.remote.protocol import WRITES_SCHEMA, WriteOp, to_json
-from kvstore.remote.results import BYTES, COUNT, INTEGER, TEXT, TIMESTAMP, fields, or_null
 from kvstore.remote.served_rows import SentRows
-from kvstore.remote.server.access import WRITE
-from kvstore.remote.server.invocation import (
-    SPAN_APART,
-    Answer,
-    Invocation,
-    LentChangesets,
-    UnknownChangesetError,
-    Verb,
-    described,
-)
-from kvstore.timeline.durability import DURABILITIES, Durability
+from kvstore.remote.server.invocation import Answer, Invocation, RunVerb, serves
+from kvstore.remote.verbs import SentWrite, Verb
+from kvstore.timeline.durability import Durability
 from kvstore.timeline.expiries import Expires, received_expiry
 from kvstore.timeline.reserve import FIRST_ROW
-from kvstore.transaction import COUNTER_MAX, UNCHECKED, ReadSet, Transaction
+from kvstore.transaction import UNCHECKED, ReadSet, Transaction
 
 # --------------------------------------------------------------------------------------------------
 # The verbs that write: each is the method of `Store` with its name. `batch` also commits a
@@ -71,7 +40,6 @@ from kvstore.transaction import COUNTER_MAX, UNCHECKED, ReadSet, Transaction
 #    may therefore write again.
 # 2. A caller that has no access to a key gets no answer of a request that concerned the key.
 
-_WRITE_OPS: Final = {op.name.lower(): op for op in WriteOp}
 _CODES: Final = frozenset(int(op) for op in WriteOp)
 _RANGES: Final = (WriteOp.DELETE_RANGE, WriteOp.READ_RANGE)
 
@@ -81,11 +49,51 @@ _EXPIRY_RULE: Final = "pass a due time with puts alone"
 _END_RULE: Final = "pass an end with each range, and with no other operation"
 
 
+def _committed(_: Invocation, at: Timestamp) -> Answer:
+    return _at(at)
+
+
+def _popped(call: Invocation, at: Timestamp) -> Answer:
+    value = call.store.requests.popped(call.key(), at)
+    return {"found": value is not None, "value": to_json(value)}
+
+
+def _summed(call: Invocation, at: Timestamp) -> Answer:
+    return {"sum": call.store.requests.summed(call.key(), at)}
+
+
+def done_once(
+    declared: Verb[Any], *, again: Callable[[Invocation, Timestamp], Answer] = _committed
+) -> Callable[[RunVerb], RunVerb]:
+    """The decorator of the work of a verb that does a request once. `again` makes the first answer
+    anew."""
+
+    def decorated(run: RunVerb) -> RunVerb:
+        @serves(declared)
+        @wraps(run)
+        def once(call: Invocation) -> Answer:
+            try:
+                return run(call)
+            except (AccessDeniedError, StorageError):
+                raise
+            except KVStoreError:
+                at = _done_at(call)
+                if at is None:
+                    raise
+                return again(call, at)
+
+        return once
+
+    return decorated
+
+
+@done_once(verbs.PUT)
 def put(call: Invocation) -> Answer:
     """Set a key. `expires` is the time at which it is deleted: `+1h` counts from now."""
     return _commit(call, _put(call))
 
 
+@done_once(verbs.DELETE)
 def delete(call: Invocation) -> Answer:
     """Delete a key, which may be absent. Its history stays."""
     writes = call.store.requests.write_set()
@@ -93,6 +101,7 @@ def delete(call: Invocation) -> Answer:
     return _commit(call, writes)
 
 
+@done_once(verbs.DELETE_RANGE)
 def delete_range(call: Invocation) -> Answer:
     """Delete all keys from `start` to below `end`; with `idempotent` only if one is alive."""
     span, writes = call.span(), call.store.requests.write_set()
@@ -105,6 +114,7 @@ def delete_range(call: Invocation) -> Answer:
     return _at(call.store.requests.delete_live_range(writes, span, call.token, durability(call)))
 
 
+@done_once(verbs.BATCH)
 def batch(call: Invocation) -> Answer:
     """Writes that take effect together. With `read_at` they belong to a transaction, and happen
     only if nothing that it read, the operations `read` and `read_range`, was written since. Rows of
@@ -152,12 +162,14 @@ def batch(call: Invocation) -> Answer:
     return _at(requests.commit_reads(writes, reads, at, call.token, durability(call)))
 
 
+@done_once(verbs.PUT_IF)
 def put_if(call: Invocation) -> Answer:
     """Set a key on a condition: its value is `expected` (null: it is absent), or it was not written
     after `unchanged_since`. `expires` is as in `put`."""
     return _commit_if(call, _put(call))
 
 
+@done_once(verbs.DELETE_IF)
 def delete_if(call: Invocation) -> Answer:
     """Delete a key on a condition, as in `put_if`."""
     writes = call.store.requests.write_set()
@@ -165,12 +177,14 @@ def delete_if(call: Invocation) -> Answer:
     return _commit_if(call, writes)
 
 
+@done_once(verbs.POP, again=_popped)
 def pop(call: Invocation) -> Answer:
     """Delete a key, and return the value that it had."""
     value = call.store.requests.pop(call.key(), call.token, durability(call))
     return {"found": value is not None, "value": to_json(value)}
 
 
+@done_once(verbs.INCREMENT, again=_summed)
 def increment(call: Invocation) -> Answer:
     """Add `by` to a counter, which is an integer in decimal text, and return the sum. `expires` is
     as in `put`."""
@@ -179,24 +193,13 @@ def increment(call: Invocation) -> Answer:
     return {"sum": call.store.requests.increment(call.key(), by, *how)}
 
 
-def _committed(_: Invocation, at: Timestamp) -> Answer:
-    return _at(at)
-
-
-def _popped(call: Invocation, at: Timestamp) -> Answer:
-    value = call.store.requests.popped(call.key(), at)
-    return {"found": value is not None, "value": to_json(value)}
-
-
-def _summed(call: Invocation, at: Timestamp) -> Answer:
-    return {"sum": call.store.requests.summed(call.key(), at)}
-
-
+@done_once(verbs.PERSIST)
 def persist(call: Invocation) -> Answer:
     """Cancel the expiry of a key. The timestamp is null if the key does not expire."""
     return _at(call.store.requests.persist(call.key(), call.token, durability(call)))
 
 
+@serves(verbs.REVERT_RANGE)
 def revert_range(call: Invocation) -> Answer:
     """Restore the state of a span at the time `to` by new versions. The timestamp is null if no key
     differs."""
@@ -204,6 +207,7 @@ def revert_range(call: Invocation) -> Answer:
     return _at(call.store.revert_range(span.start, span.end, call["to"]))
 
 
+@serves(verbs.SYNC)
 def sync(call: Invocation) -> Answer:
     """Complete the time until now and make all changes in it durable."""
     return {"upper": int(call.store.sync())}
@@ -216,71 +220,6 @@ def durability(call: Invocation) -> Durability | None:
         return found
     call.waits = (found or call.store.requests.durability) != "async"
     return "async"
-
-
-class SentWrite(NamedTuple):
-    """A row of a batch, as a client sends it."""
-
-    op: int
-    key: bytes
-    end: bytes | None
-    value: bytes | None
-    expires: Expires | None
-
-
-def _sent(op: WriteOp, *required: str, **optional: Parameter) -> Schema:
-    """The schema of an operation as JSON."""
-    named = {"op": {"const": op.name.lower()}}
-    kinds = {**{name: _REQUIRED_FIELDS[name] for name in required}, **optional}
-    return {
-        "type": "object",
-        "properties": {**named, **{name: kind.json_schema for name, kind in kinds.items()}},
-        "required": ["op", *required],
-        "additionalProperties": False,
-    }
-
-
-def _operation(item: Any, name: str) -> SentWrite:
-    """An operation as JSON. Raises `UsageError` for one that `OPERATION` excludes."""
-    if type(item) is not dict or not item.keys() <= {"op", *_OPERATION_FIELDS}:
-        raise UsageError(name, 'pass {"op": ..., "key": ..., "end": ..., "value": ...}')
-    word = item.get("op")
-    op = _WRITE_OPS.get(word) if isinstance(word, str) else None
-    if op is None:
-        raise UsageError(f"{name}: op {word!r}", f"pass one of {', '.join(_WRITE_OPS)}")
-    if "key" not in item or not item.keys() - {"op"} <= _MAY_HAVE[op]:
-        named = ", ".join(sorted(_MAY_HAVE[op]))
-        raise UsageError(f"{name} is a {word} with other fields", f"pass some of {named}")
-    found = {
-        each: _OPERATION_FIELDS[each].read(value, f"{name}.{each}")
-        for each, value in item.items()
-        if each != "op"
-    }
-    return SentWrite(op, found["key"], found.get("end"), found.get("value"), found.get("expires"))
-
-
-_REQUIRED_FIELDS: Final = {"key": KEY, "end": BOUND, "value": VALUE}
-_OPERATION_FIELDS: Final = {"key": KEY, "end": BOUND.or_null, "value": VALUE, "expires": EXPIRY}
-_MAY_HAVE: Final = {
-    WriteOp.PUT: {"key", "value", "expires"},
-    WriteOp.DELETE: {"key"},
-    WriteOp.DELETE_RANGE: {"key", "end"},
-    WriteOp.READ: {"key"},
-    WriteOp.READ_RANGE: {"key", "end"},
-}
-OPERATION: Final = object_of(
-    {
-        "oneOf": [
-            _sent(WriteOp.PUT, "key", "value", expires=EXPIRY),
-            _sent(WriteOp.DELETE, "key"),
-            _sent(WriteOp.DELETE_RANGE, "key", "end"),
-            _sent(WriteOp.READ, "key"),
-            _sent(WriteOp.READ_RANGE, "key", end=BOUND.or_null),
-        ]
-    },
-    _operation,
-)
-"""An operation of a batch, as JSON."""
 
 
 def operations(call: Invocation) -> list[SentWrite]:
@@ -306,118 +245,11 @@ def operations(call: Invocation) -> list[SentWrite]:
     return found
 
 
-def _once(
-    run: Callable[[Invocation], Answer], again: Callable[[Invocation, Timestamp], Answer]
-) -> Callable[[Invocation], Answer]:
-    """The work of a verb that does a request once. `again` makes the first answer anew."""
-
-    def once(call: Invocation) -> Answer:
-        try:
-            return run(call)
-        except (AccessDeniedError, StorageError):
-            raise
-        except KVStoreError:
-            at = _done_at(call)
-            if at is None:
-                raise
-            return again(call, at)
-
-    return once
-
-
 def _done_at(call: Invocation) -> Timestamp | None:
     requests = call.store.requests
     if call.token is None or not requests.is_done(call.token):
         return None
     return requests.done_at(call.token, durability(call))
-
-
-_KEY: Final = {"key": KEY.required}
-_PUT: Final = {**_KEY, "value": VALUE.required, "expires": EXPIRY}
-_CONDITION: Final = {"expected": VALUE.or_null, "unchanged_since": TIME}
-_ALWAYS: Final = fields(timestamp=TIMESTAMP)
-_PERHAPS: Final = fields(timestamp=or_null(TIMESTAMP))
-_TIMES: Final = (HistoryGoneError, NotYetWrittenError)
-
-
-def _writing(
-    run: Callable[[Invocation], Answer],
-    parameters: Mapping[str, Parameter],
-    result: Schema,
-    again: Callable[[Invocation, Timestamp], Answer] = _committed,
-    **more: Any,
-) -> Verb:
-    """A verb whose request is done once."""
-    return Verb(
-        run.__name__,
-        WRITE,
-        _once(run, again),
-        described(run),
-        {**parameters, "durability": word(DURABILITIES)},
-        once=True,
-        is_short=run is not delete_range,
-        result=result,
-        **more,
-    )
-
-
-WRITES: Final = [
-    _writing(put, _PUT, _ALWAYS),
-    _writing(delete, _KEY, _ALWAYS),
-    _writing(
-        delete_range,
-        {**SPAN, "idempotent": FLAG},
-        _PERHAPS,
-        one_of=("end", "prefix"),
-        apart=SPAN_APART,
-    ),
-    _writing(
-        batch,
-        {
-            "ops": list_of(OPERATION).or_rows,
-            "read_at": TIME,
-            "definitions": json_text("kvstore-digests", "the digests of definitions, by table"),
-            "rows": FLAG,
-        },
-        _PERHAPS,
-        rows=WRITES_SCHEMA,
-        errors=(*_TIMES, ConflictError, NotFoundError),
-    ),
-    _writing(
-        put_if,
-        {**_PUT, **_CONDITION},
-        _ALWAYS,
-        one_of=tuple(_CONDITION),
-        errors=(*_TIMES, PreconditionError),
-    ),
-    _writing(
-        delete_if,
-        {**_KEY, **_CONDITION},
-        _ALWAYS,
-        one_of=tuple(_CONDITION),
-        errors=(*_TIMES, PreconditionError),
-    ),
-    _writing(pop, _KEY, fields(found=results.FLAG, value=or_null(BYTES)), _popped),
-    _writing(persist, _KEY, _PERHAPS),
-    _writing(
-        increment,
-        {**_KEY, "by": integer(-COUNTER_MAX - 1, COUNTER_MAX), "expires": EXPIRY},
-        fields(sum=results.INTEGER),
-        _summed,
-        errors=(NotACounterError,),
-    ),
-    Verb(
-        revert_range.__name__,
-        WRITE,
-        revert_range,
-        described(revert_range),
-        {**SPAN, "to": TIME.required.but("pass the time of the state to restore")},
-        result=_PERHAPS,
-        errors=_TIMES,
-        apart=SPAN_APART,
-    ),
-    Verb(sync.__name__, WRITE, sync, described(sync), {}, result=fields(upper=TIMESTAMP)),
-]
 
 
 def _is_row(each: SentWrite) -> bool:
@@ -492,40 +324,17 @@ def _at(timestamp: int | None) -> Answer:
 # The verbs that begin and end the changesets of callers.
 
 
-def changeset_verbs(changesets: LentChangesets) -> list[Verb]:
-    """The verbs, over the changesets of one server."""
+@serves(verbs.OPEN_CHANGESET)
+def open_changeset(call: Invocation) -> Answer:
+    """Open a changeset, inside the changeset named `outer` if it is given. A write with the
+    header `Kvstore-Changeset: <name>` belongs to it."""
+    name, opened = call.changesets.open(call.text("outer"))
+    assert opened.id is not None, "it was entered"
+    domain, serial = opened.id
+    return {"name": name, "domain": domain, "serial": serial}
 
-    def open_changeset(call: Invocation) -> Answer:
-        """Open a changeset, inside the changeset named `outer` if it is given. A write with the
-        header `Kvstore-Changeset: <name>` belongs to it."""
-        name, opened = changesets.open(call.text("outer"))
-        assert opened.id is not None, "it was entered"
-        domain, serial = opened.id
-        return {"name": name, "domain": domain, "serial": serial}
 
-    def end_changeset(call: Invocation) -> Answer:
-        """End a changeset. Returns the number of its changes."""
-        return {"events": changesets.end(call["name"]).events}
-
-    return [
-        Verb(
-            open_changeset.__name__,
-            WRITE,
-            open_changeset,
-            described(open_changeset),
-            {"outer": NAME},
-            waits=True,
-            result=fields(name=TEXT, domain=INTEGER, serial=INTEGER),
-            errors=(UnknownChangesetError,),
-        ),
-        Verb(
-            end_changeset.__name__,
-            WRITE,
-            end_changeset,
-            described(end_changeset),
-            {"name": NAME.required},
-            waits=True,
-            result=fields(events=COUNT),
-            errors=(UnknownChangesetError,),
-        ),
-    ]
+@serves(verbs.END_CHANGESET)
+def end_changeset(call: Invocation) -> Answer:
+    """End a changeset. Returns the number of its changes."""
+    return {"events": call.changesets.end(call["name"]).events}
