@@ -284,21 +284,22 @@ class LazyTasks:
 # `Store` has the verbs. It checks what callers pass and picks the time of each read. The work is
 # done by parts that are built here, know nothing of the store, and can be built alone:
 #
-#     imports       `kvstore.timeline.imports`            bulk loads
-#     holds         `kvstore.timeline.holds`              claims on history
+#     imports       `kvstore.timeline.imports`   bulk loads
+#     holds         `kvstore.timeline.holds`     claims on history
 #     feeds         `kvstore.feeds`              consumers of changes
-#     replication   `kvstore.feeds.replica`  the reads of copies, and the role of a replica
-#     layout        `kvstore.store`       where the keys lie
+#     replication   `kvstore.feeds.replica`      the reads of copies, and the role of a replica
+#     layout        `Layout`, above              where the keys lie
 #     browsing      `kvstore.browsing`           bounded looks, for people
-#     requests      `kvstore.requests`     writes of other processes, each done once
-#     upkeep        `kvstore.store`       GC in the background, rewriting of files
+#     requests      `kvstore.requests`           writes of other processes, each done once
+#     upkeep        `Upkeep`, above              GC in the background, rewriting of files
 #     tasks         `kvstore.tasks`              a queue of work that survives the process
 #
-# private: commits and frontiers (`commit`), whole reads (`reads`), windows (`history`), versions
-#     (`mvcc`), changesets, transactions (`txn`), garbage and clears (`gc`), scanners
+# Private parts are commits, frontiers and whole reads (`kvstore.timeline`), windows
+# (`kvstore.feeds.history`), versions and scanners (`kvstore.mvcc`), transactions, garbage and
+# clears (`kvstore.retention`).
 #
 # Invariants
-# 1. No part refers to the store. A part that needs another one is given it when it is built.
+# 1. No part refers to the store. Each part is given the other parts that it needs when it is made.
 # 2. `close` ends the parts in the opposite order of their making, each even if another one fails.
 
 T = TypeVar("T")

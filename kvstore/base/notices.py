@@ -1,11 +1,12 @@
 """The log of a store: one line for each event that an operator wants to see, with facts as fields.
 
-    kvstore.store      opened, recovered, closed            conflicts above a rate, slow fsyncs
-    kvstore.slow                                            operations above a bound
-    kvstore.retention.gc         collected, span cleared              failures of background
-    collection kvstore.timeline.imports    added, reverted kvstore.backup     backed up, compacted,
-    expired        waits for the storage kvstore.pull       push added, reverted, refused
-    failures of looks at a log of pushes kvstore.tasks      failures of tasks
+    kvstore.store              opened, recovered, closed       conflicts above a rate, slow fsyncs
+    kvstore.slow                                               operations above a bound
+    kvstore.retention.gc       collected, span cleared         failures of background collection
+    kvstore.timeline.imports   added, reverted
+    kvstore.backup             backed up, compacted, expired   waits for the storage
+    kvstore.pull               push added, reverted, refused   failures of looks at a log of pushes
+    kvstore.tasks              failures of tasks
 
 A record has the attributes `event`, the name of the event, and `facts`, a mapping of names to
 numbers, texts and times. Its message has both as text.

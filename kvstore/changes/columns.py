@@ -2,7 +2,7 @@
 
     timestamp  int64                   nanoseconds; the commit's
     seq        int32                   place in the commit
-    op         uint8                   code: see event.py
+    op         uint8                   code: see kvstore.changes.events
     key        binary                  the key; a range delete's start; an import's id
     end_key    binary, nullable        a range delete's end
     value      binary, nullable        the value of a put

@@ -215,8 +215,8 @@ def in_shell_words(message: str) -> str:
 # The commands of loads and backups lie above this package, and are imported by name: the entry's
 # name is the command, its object a `typer.Typer`.
 #
-# A failure prints one line on stderr (what happened; what to do) and sets an exit code: see
-# `kvstore.cli.app`. Only a bug of ours shows a traceback.
+# A failure prints one line on stderr (what happened; what to do) and sets an exit code. Only a bug
+# of ours shows a traceback.
 #
 # Invariants
 # 1. A command is imported when it is called, so `kvstore get` imports no other command, and

@@ -190,7 +190,7 @@ def decode_range(key: bytes, value: bytes) -> tuple[bytes, bytes, int]:
     that `ranges` cannot have."""
     cut = len(key) - len(TERMINATOR) - SUFFIX_BYTES
     start, suffix = key[:cut], key[-SUFFIX_BYTES:]
-    # Hot while a store opens. Without zeros nothing is escaped.
+    # An opening does this for each range tombstone. Bytes without zeros have no escapes.
     if (
         0 <= cut == key.find(ZERO) == key.find(TERMINATOR)
         and suffix >= FIRST_TIMED_SUFFIX

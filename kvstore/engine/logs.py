@@ -76,8 +76,8 @@ def slow_file_end(path: str) -> FileEnd:
 # --------------------------------------------------------------------------------------------------
 # The edits in RocksDB's MANIFEST, read just far enough to find flushes.
 #
-# The MANIFEST is a log (`kvstore.engine.logs` has its bytes). Each record is an edit of the list of
-# files, and begins with a tag:
+# The MANIFEST has the bytes of a log. Each record is an edit of the list of files, and begins with
+# a tag:
 #
 #     edit := | 02 log number | ...     a flush: entries of older logs are in files now
 #             | 09 previous log | ...   a compaction, an import, a note about logs

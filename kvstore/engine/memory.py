@@ -322,7 +322,7 @@ class MemoryReader:
     def seek(self, key: bytes) -> None:
         if self._engine.is_closed:
             self._engine.require_open()
-        # Hot: each look-up does this. As `Edition.position`, without its call and its pair.
+        # Every look-up runs this. It repeats `Edition.position` to save a call and a pair.
         edition = self.edition
         self._at = at = bisect_right(edition.firsts, key) - 1
         self._keys = keys = edition.chunks[at].keys
@@ -739,9 +739,8 @@ def _refuse(path: Path, content: str) -> None:
 #
 # For stores that fit in memory: tests and caches without a directory (`path=None`), small services
 # with one. Each batch is a journal record before it is visible. Opening replays the snapshot and
-# the records, and writes a new snapshot after a long replay. `kvstore.engine.memory` defines the
-# records; `kvstore.engine.memory` and `kvstore.engine.memory` let readers keep their state during
-# writes.
+# the records, and writes a new snapshot after a long replay. Editions let readers keep their state
+# during writes.
 #
 # Differences from RocksDB: opening, `checkpoint` and `compact` cost O(bytes), and an `ingest`
 # O(rows), because it journals them. The journal grows until it is compacted: by opening, by
@@ -869,8 +868,8 @@ class MemoryEngine:
         return MemoryCursor(self, edition, start, end, reverse=reverse)
 
     def find(self, key: bytes, rest: bytes, limit: bytes, /) -> Found:
-        # Under the lock: writers change an edition without holders in place, and counting a holder
-        # costs as much as the lock.
+        # Writers change an edition without holders in place, so this look-up takes the lock. Taking
+        # a hold would cost as much.
         escaped = escape(key)
         with self._lock:
             self._require_usable()
@@ -880,7 +879,7 @@ class MemoryEngine:
             if index == len(chunk.keys) and at + 1 < len(edition.chunks):
                 chunk, index = edition.chunks[at + 1], 0
             if index < len(chunk.keys) and (found := chunk.keys[index]) < escaped + limit:
-                # As `require_entry`, without its call, which is 0.1 of 0.9 us.
+                # This repeats `require_entry`, whose call would take 0.1 of 0.9 us.
                 if len(found) != len(escaped) + KEY_BYTES_LEAST or found[-1] > 1:
                     check_data_key(found)
                 return chunk.values[index] if found[-1] else None

@@ -611,7 +611,7 @@ def _cost(group: FileGroup, levels: Sequence[Sequence[SortedFile]]) -> int:
 # --------------------------------------------------------------------------------------------------
 # Merging the sorted files of a RocksDB database, beside the compactions that RocksDB picks itself.
 #
-# `kvstore.engine.rocks` decides which files; this module merges them, one group in a step.
+# The section above decides which files are merged. A step merges one group.
 #
 # Invariants
 # 1. One merge runs at a time. A call that finds another one under way leaves the work to it.
@@ -961,7 +961,7 @@ def salvage(path: Path) -> None:
 # Observed behaviour of rocksdict 0.3.29, and its consequences
 # * A synced `write` holds the interpreter lock for the whole fsync; `flush_wal(True)` releases it.
 #   So a batch is written unsynced and the log is flushed after it. Commits can then share an fsync.
-# * A `write` that RocksDB stops holds the interpreter lock: see `kvstore.engine.rocks`.
+# * A `write` that RocksDB stops holds the interpreter lock: see `Stalls`.
 # * `set_iterate_lower_bound` sets the *upper* bound. So only the upper bound is used, and
 #   descending passes cut their own end.
 # * Iterators, family handles and family objects each keep the database, and its lock, open: `close`

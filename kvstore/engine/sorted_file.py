@@ -52,8 +52,8 @@ from kvstore.loops.contract import BLOCK_KEYS_BYTES_MAX
 # it takes the file.
 #
 # Invariants
-# 1. Each block that is read has the checksum that it tells. The footer has none, so a handle is
-#    compared with the file before its bytes are read.
+# 1. The checksum of each block is verified before the block is used. The footer has no checksum, so
+#    a handle is compared with the size of the file before its bytes are read.
 # 2. A length is compared with the block before it is used. Bytes of a stranger may raise
 #    `CorruptionError`, and no other error.
 

@@ -231,7 +231,7 @@ class Tail:
         self._guard = guard
         self._require_indexed = require_indexed
         self._state = state
-        # The compiled loops count no further.
+        # The compiled loops count up to this number.
         self._rows_max = min(FEED_BATCH_ROWS if rows_max is None else rows_max, sys.maxsize)
         self._bytes_max = min(FEED_BATCH_BYTES if bytes_max is None else bytes_max, sys.maxsize)
 

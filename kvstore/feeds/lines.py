@@ -151,7 +151,7 @@ def as_text(raw: bytes | None) -> str | dict[str, str] | None:
 # The source of a row that expires also has `"expires_ns"`, the time at which it does.
 #
 # `before` needs a feed with `images="pre"`; without it `before` is null, and no put is a "c". Bytes
-# are written as in `kvstore.feeds.lines`.
+# are written as in plain lines, see above.
 
 
 def debezium_lines(batch: FeedBatch, *, name: str, has_before: bool = False) -> Iterator[str]:

@@ -314,7 +314,7 @@ class Replication:
         time = self._parts.committer.to_time(at, name="at")
         if time and any(self._parts.index.headers(since=time - 1, upto=time)):
             return True
-        # Looked at last: GC moves `since` before it trims the index.
+        # Read `indexed_since` last: GC raises it before it trims entries.
         return None if time <= self._reads.indexed_since else False
 
     def may_have_commits(self, since: int, upto: int) -> bool:

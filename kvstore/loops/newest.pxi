@@ -40,9 +40,9 @@
 # 8. A slot with a value owns it, and owns the object of a long key.
 # 9. No free slot lies between the first slot of a key and its own. At most three quarters of the
 #    slots are taken, so each search ends.
-# 10. The hand takes the slots in steps of a golden section of the table, and comes to each before it
-#    comes to one again. Slot by slot, it would leave few keys behind it and, because new keys come
-#    everywhere, more than fit before it: a search there passed over thousands of slots.
+# 10. The hand takes the slots in steps of a golden section of the table, and comes to each slot once
+#    in a turn. A hand that went slot by slot would empty the slots behind it, while new keys, which
+#    come everywhere, crowd the slots in front of it: a search there passed over thousands of slots.
 
 from cpython.dict cimport PyDict_Next
 from cpython.object cimport PyObject, PyObject_Hash

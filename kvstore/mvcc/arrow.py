@@ -100,7 +100,7 @@ def key_words(keys: pa.Array, *, skip: int) -> npt.NDArray[np.uint64]:
     padded = np.zeros(last - first + skip + 8, np.uint8)
     if last > first:
         padded[: last - first] = np.frombuffer(data, np.uint8)[first:last]
-    # A view that begins a word at every byte: one gather instead of a loop.
+    # The view has a word that begins at each byte, so one gather takes the place of a loop.
     every = np.ndarray((len(padded) - 7,), ">u8", padded.data, strides=(1,))
     words: npt.NDArray[np.uint64] = every[places[:-1] - first + skip].astype(np.uint64)
     words &= _first_bytes()[np.clip(lengths, 0, 8)]
@@ -148,7 +148,7 @@ def _lengths(column: pa.Array) -> npt.NDArray[np.int32 | np.int64]:
     if pa.types.is_string_view(kind) or pa.types.is_binary_view(kind):
         views = np.frombuffer(column.buffers()[1], np.int32)  # four words, the length first
         shown = views[::4][column.offset : column.offset + len(column)]
-        # The view of a null has any bytes.
+        # The view of a null holds arbitrary bytes.
         return np.where(column.is_valid(), shown, 0) if column.null_count else shown
     import pyarrow.compute as pc
 

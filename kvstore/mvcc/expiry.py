@@ -130,7 +130,7 @@ def waiting_from(time: int) -> Span:
 
 
 # --------------------------------------------------------------------------------------------------
-# The times at which versions expire, found by their records (`kvstore.mvcc.expiry`).
+# The times at which versions expire, found by their records.
 #
 # Invariant: a record tells of a version only if it has the timestamp of the version. So neither a
 # later write to a key nor the revert of an import lends the record of one version to another.

@@ -433,7 +433,7 @@ def _cuts(count: int) -> Iterator[tuple[int, int]]:
 #     t=9              |-------|                    boundaries  a    c      f    k
 #     t=5      |---------------|-------|            stacks     (5) (9,5)   (5)   ()
 #
-# The boundaries lie in the leaves of a B-tree (`kvstore.mvcc.fragments`) whose nodes never change.
+# The boundaries lie in the leaves of the B-tree, whose nodes never change.
 #
 # Invariants
 # 1. Boundaries ascend strictly; below the first one nothing is deleted.

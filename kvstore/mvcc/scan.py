@@ -29,8 +29,8 @@ _FIRST_CHUNK = 64
 """Entries of the first chunk: a scan with a small limit should not read thousands."""
 
 _DEAD_PASSED: Final = 40
-"""Entries more than rows that `few_rows` passes in a turn: enough for a run of old versions, behind
-which the loop goes ahead."""
+"""Entries that `few_rows` reads in a turn beside the rows: more than `VERSIONS_PASSED_MAX`, so a
+turn comes to the end of a run of old versions that the loop passes one by one."""
 
 
 class Read(NamedTuple):
@@ -66,7 +66,7 @@ def few_rows(
     keys: list[bytes] = []
     values: list[bytes] = []
     passed = 0
-    # The entry behind a row tells that the row has no further one.
+    # One entry more than rows: the entry behind the last row shows that the row is decided.
     for count in (limit + 1, limit + _DEAD_PASSED, limit + _DEAD_PASSED):
         passed += count
         has_more = live.pass_over(source, count, SCAN_CHUNK_BYTES)
@@ -100,8 +100,8 @@ def live_rows(cursor: Cursor, read: Read, *, limit: int | None = None) -> Iterat
     missing = SCAN_CHUNK if limit is None else limit
 
     def count_max() -> int:
-        # The entry behind a row tells that the row has no further one. Where few rows are missing,
-        # a long run of dead entries would pass one by one.
+        # One entry more than rows, because the entry behind a row shows that the row is decided. At
+        # least `_FIRST_CHUNK`; otherwise a long run of deleted keys is read one by one.
         return max(missing + 1, _FIRST_CHUNK)
 
     for _ in _passes(cursor, live, first, count_max):
@@ -119,7 +119,8 @@ def live_columns(cursor: Cursor, read: Read, *, chunk: int) -> Iterator[RowArray
     small.
     """
     live = LiveColumns(*read)
-    # Read at least this many entries at a time: a long run of dead ones would pass one by one.
+    # Read at least this many entries at a time; otherwise a long run of deleted keys is read one by
+    # one.
     first = min(_FIRST_CHUNK, SCAN_CHUNK)
     for has_more in _passes(cursor, live, first, lambda: max(chunk - live.rows, _FIRST_CHUNK)):
         if not has_more or live.rows * 2 > chunk or live.size * 2 > ARROW_BYTES_MAX:

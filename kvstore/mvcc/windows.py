@@ -296,7 +296,7 @@ def _merged(ranges: list[RangeTombstone], versions: Iterable[Version]) -> Iterat
 # --------------------------------------------------------------------------------------------------
 # Exports: every version of a window `(since, upto]` in columns, for copies of a store's history.
 #
-# An export passes once over the entries and decides about a chunk at a time (`mvcc.columns`). Where
+# An export passes once over the entries and decides about a chunk of columns at a time. Where
 # no import touched a key, each entry of the key is a version and stands in the order of an export:
 # by key, newest first. In rows of imports the stamp replaces the reference, and a key that has such
 # rows beside others is sorted again. A key goes through `timeline` only where an import was

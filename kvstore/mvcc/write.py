@@ -81,7 +81,8 @@ class WriteSet(Puts):
         assert value is not None, "it was put"
         if isinstance(value, _Marked):  # a row that came twice in one call
             value = bytes(value)
-        # A copy is equal and no other object: a later put of the same value replaces it.
+        # The copy is equal, but an object of its own, so a later put of the same value is told
+        # apart from it.
         marked = self._points[key] = _Marked(value)
         if self.expiring is None:
             self.expiring = {}

@@ -227,7 +227,7 @@ _FOREVER = Lifetime(0).reverted
 # --------------------------------------------------------------------------------------------------
 # Finding garbage: of keys that changed, by look-ups, and of whole spans, by passes.
 #
-# `kvstore.retention.gc` has the rule for garbage. In a store without range tombstones and imports
+# The section above has the rule for garbage. In a store without range tombstones and imports
 # the rule is short, and a look-up is one seek: the newest version of a key at or below `since`
 # stays, and the older ones go.
 #
@@ -713,7 +713,7 @@ def _remove(left: Path) -> None:
 #     index       remove the change entries at or below `since`, and record that the run is done
 #     imports     turn imports that have neither rows nor change entries into past imports
 #     tidied      delete index entries of tables that old imports left behind
-#     settled     let small imports become plain versions (`kvstore.retention.gc`)
+#     settled     let small imports become plain versions: see the section on settling
 #     files       merge small files where many lie together
 #
 # A run finds its work in the change index. A version becomes garbage only when something newer is

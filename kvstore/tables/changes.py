@@ -183,7 +183,7 @@ def _points(
 
 # --------------------------------------------------------------------------------------------------
 # The feed of a table: each change of a row once, as Arrow rows with the names of Delta's change
-# feed (`kvstore.tables.changes`).
+# feed.
 #
 # It is a feed of the keys of the table (`kvstore.feeds`), and has its positions, holds and workers.
 #

@@ -732,8 +732,8 @@ def times_of_labels(piece: Piece, name: str, now: Callable[[], int]) -> Numbers:
 # --------------------------------------------------------------------------------------------------
 # Point-in-time joins: Arrow batches of labels, with the values that keys had at their times.
 #
-# The labels stream through in pieces. Each side of the join (`kvstore.tables.joins`) answers a
-# piece, and its columns are put beside the columns of the labels.
+# The labels stream through in pieces. Each `Side` of the join answers a piece, and its columns are
+# put beside the columns of the labels.
 #
 # Invariants
 # 1. Each label comes out once, in its place, with all its columns.

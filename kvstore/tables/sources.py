@@ -508,7 +508,8 @@ class TransactionRows:
 
     def _value(self, key: bytes) -> bytes | None:
         found = self._transaction.get(key)
-        # The transaction's own put that expires is of a subclass, which the loops refuse.
+        # The transaction marks its own put with an expiry by a subclass of `bytes`. The compiled
+        # loops take plain bytes only.
         return found if found is None else bytes(found)
 
     def _refuse(self, as_of: TimeLike | None) -> None:

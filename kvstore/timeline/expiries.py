@@ -103,9 +103,8 @@ class Expiries:
         self.next_at = NEVER
         """No key is due before this time."""
         self.is_held = False
-        """Whether the thread that has the commit lock checks a commit whose time is taken. A delete
-        that becomes due meanwhile lies above that time, so it waits: a read of the check must not
-        write it."""
+        """Whether a commit that has taken its time is being checked, under the lock. A delete that
+        becomes due meanwhile has a later time, so a read that the check makes must not write it."""
         self.on_first: Callable[[], None] = lambda: None
         """Called before the first commit with an expiry becomes visible."""
 

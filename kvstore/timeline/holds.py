@@ -27,7 +27,7 @@ from kvstore.timeline.committer import Committer
 # --------------------------------------------------------------------------------------------------
 # Claims on history: the records of holds, and the pins of this process.
 #
-# A hold is durable (`kvstore.timeline.holds`). A pin is in memory only and ends with the process:
+# A hold is durable. A pin is in memory only and ends with the process:
 # snapshots, transactions and long passes pin the time that they read. Both are a `HoldRecord`,
 # which tells a person who claims history, for what, and since when.
 #
@@ -250,13 +250,13 @@ def _budget(record: HoldRecord) -> str:
 # --------------------------------------------------------------------------------------------------
 # Holds: named, durable claims on history. `since` never passes the least of them.
 #
-#     hold/<name> := the record of a hold, see `kvstore.timeline.holds`
+#     hold/<name> := the record of a hold, see above
 #
 # Backups, feed positions, replicas and long readers hold. Taking a hold gives its owner a new
 # token, which moving and releasing it ask for; a former owner's token is out of date, and its calls
 # raise `FencedError`. A hold that falls further behind than its budget is marked lost when space is
 # wanted, and its owner's next call raises `HoldLostError`. Readers in this process claim history by
-# pins (`kvstore.timeline.holds`), which cost no write.
+# pins, which cost no write.
 #
 # A record names the purpose and the owner of its hold, because a hold may outlive both: a
 # collection that was removed with `rm -rf` holds history until somebody drops its hold.

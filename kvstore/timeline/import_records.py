@@ -54,8 +54,7 @@ from kvstore.timeline.committer import Committer
 #                             |              `------> past <-----'
 #                             `--abort--> nothing
 #
-# A past import has no rows of its own any more. `kvstore.timeline.import_records` has the record
-# that is kept of it.
+# A past import has no rows of its own any more: see the section on past imports.
 #
 # Invariants
 # 1. The record of an import is durable before its files enter the engine. So the files that a crash

@@ -48,5 +48,5 @@ class Parts:
         if there is none. `since` itself where the change index does not reach back to it. One seek
         per stream."""
         found = next((at for at, *_ in self.index.headers(since=since, upto=upto)), None)
-        # Looked at behind the index: what GC trims meanwhile has raised it.
+        # Read `indexed_since` after the index: GC raises it before it trims entries.
         return since if since < self.reads.indexed_since else found

@@ -249,8 +249,8 @@ class Outbox:
 # 1. Bytes that are no body are bounded for each request: line, headers, chunk sizes and trailers.
 #    So are the requests that wait behind another one of their connection.
 # 2. A connection that has not sent a whole head after `SERVER_REQUEST_S_MAX`, and one that takes
-# its answer at less than `SERVER_BYTES_S_MIN`, is cut. `kvstore.remote.server.guarded` bounds what
-#    answers keep in memory.
+#    its answer at less than `SERVER_BYTES_S_MIN`, is cut. The section above bounds the memory of
+#    answers.
 # 3. The end of the server waits for requests under way, and not for clients that are idle.
 # 4. A connection above `SERVER_CONNECTIONS_MAX` is told that the server is full, and that nothing
 #    of its request was done.

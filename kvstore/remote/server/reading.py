@@ -205,7 +205,7 @@ async def _chunk(reader: asyncio.StreamReader) -> bytes:
 # A reader process of a server: it answers reads from the files of the store.
 #
 #     reads       a live reader of this process, which looks at the writer's files before each read
-#     the rest    the owner of the store, see `kvstore.remote.server.reading`
+#     the rest    the owner of the store, by the connections above
 #
 # Its owner starts it (`kvstore.remote.server.readers`) with a line of JSON on stdin, and keeps
 # stdin open as long as it lives. The process writes a line to stdout once it is ready.
