@@ -55,6 +55,7 @@ from kvstore.errors import (
     FormatVersionError,
     ImportRefusedError,
     KeyOrderError,
+    NoBucketError,
     OutOfSpaceError,
     UsageError,
     storage_error,
@@ -1154,7 +1155,8 @@ def fetched_to(store: Path | None, manifest: Manifest, *, keeps: bool = False) -
     try:
         yield path
     except BaseException as error:
-        is_refused = isinstance(error, UsageError) and not isinstance(error, AccessDeniedError)
+        is_place = isinstance(error, AccessDeniedError | NoBucketError)
+        is_refused = isinstance(error, UsageError) and not is_place
         if store is None or (is_refused and not keeps):
             shutil.rmtree(path, ignore_errors=True)  # the same files are refused again
         elif isinstance(error, ImportRefusedError | CorruptionError):

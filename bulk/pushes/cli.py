@@ -44,6 +44,7 @@ from kvstore.cli.times import iso, to_duration
 from kvstore.errors import (
     AccessDeniedError,
     CorruptionError,
+    NoBucketError,
     RetryableError,
     StorageError,
     UsageError,
@@ -298,11 +299,14 @@ def _made(url: str) -> Pushes:
 
 
 def _note_empty(pushes: Pushes) -> None:
-    """Tell of a root without a push: it waits for the first one, or its URL is mistyped. Raises
-    `AccessDeniedError` if the bucket is not there. The puller meets other failures itself."""
+    """Tell of a root without a push: it waits for the first one, or its URL is mistyped.
+
+    Raises `NoBucketError` for a missing bucket, `AccessDeniedError` for one that may not be read.
+    The puller meets other failures itself.
+    """
     try:
         pushes.log.require_made()
-    except AccessDeniedError:
+    except (AccessDeniedError, NoBucketError):
         raise
     except UsageError:
         note(f"{pushes.where} holds no push yet")

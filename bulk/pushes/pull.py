@@ -58,6 +58,7 @@ from kvstore.errors import (
     HistoryGoneError,
     ImportRefusedError,
     KVStoreError,
+    NoBucketError,
     OutOfSpaceError,
     UsageError,
     storage_errors,
@@ -1017,7 +1018,7 @@ class Puller:
             )
         except _ENDS:
             raise
-        except AccessDeniedError as error:
+        except (AccessDeniedError, NoBucketError) as error:
             self._tell_failure(str(push.number), error)
             raise
         except _REFUSALS as error:
