@@ -38,7 +38,7 @@ from typing import Final
 import pyspark
 
 from kvstore.spark.session import java_for_spark
-from tests.harness.wheels import PACKAGES, ROOT, build, source_copy
+from tests.harness.wheels import ROOT, build, source_copy
 
 WAIT_S: Final = 180.0
 """A bound of each wait; a loaded machine starts a JVM in ten seconds."""
@@ -169,12 +169,15 @@ def running(workers: int = 2, *, cores: int = 1, shares: bool = True) -> Iterato
 def library_zip(
     path: Path, *, left_out: tuple[str, ...] = (".pyc", ".c", ".pyi", ".pyx", ".pxi", ".md")
 ) -> Path:
-    """The packages of this tree, with their compiled modules, as an archive that Spark unpacks."""
+    """The library as a wheel installs it, with its compiled modules, as an archive that Spark
+    unpacks: `kvstore` has the other packages inside."""
     with zipfile.ZipFile(path, "w") as archive:
-        for package in PACKAGES:
-            for file in sorted((ROOT / package).rglob("*")):
-                if file.is_file() and not file.name.endswith(left_out):
-                    archive.write(file, file.relative_to(ROOT))
+        for package in ("kvstore", "pyspark_kvstore"):
+            for directory, _, names in os.walk(ROOT / package, followlinks=True):
+                for name in sorted(names):
+                    if not name.endswith(left_out):
+                        file = Path(directory, name)
+                        archive.write(file, file.relative_to(ROOT))
     return path
 
 

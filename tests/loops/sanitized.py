@@ -18,7 +18,7 @@ from typing import Any, Final
 
 ROOT: Final = Path(__file__).parent.parent.parent
 COPY: Final = ROOT / "build" / "sanitized"
-PACKAGES: Final = ("kvstore", "bulk", "backup", "tests")
+PACKAGES: Final = ("kvstore", "tests")
 FLAGS: Final = "-fsanitize=address,undefined -fno-sanitize-recover=all -g -O1"
 TESTS: Final = (
     "tests/loops",
