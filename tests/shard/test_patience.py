@@ -21,6 +21,7 @@ from kvstore.errors import (
     DeterminateError,
     IndeterminateError,
     KVStoreError,
+    NoBucketError,
     OutOfSpaceError,
     StorageError,
     UsageError,
@@ -265,7 +266,7 @@ def server() -> Iterator[tuple[str, list[int]]]:
     [
         (400, StorageError, False),
         (403, AccessDeniedError, False),
-        (404, AccessDeniedError, False),
+        (404, NoBucketError, False),
         (405, StorageError, False),
         (416, StorageError, False),
         (501, StorageError, False),

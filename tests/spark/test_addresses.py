@@ -136,8 +136,9 @@ def test_options_name_absolute_paths(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert read_options(given, "state").access == Access(
         str(tmp_path / "b"), key_file=str(tmp_path / "key")
     )
-    for url in ("s3://bucket/a", "http://localhost:1/"):
-        assert read_options({"path": url}, "state").access == Access(url)
+    for url in ("s3://bucket/a", "http://localhost:1"):
+        for given in (url, f"{url}/"):
+            assert read_options({"path": given}, "state").access == Access(url)
     for staging in ("staging", Path("staging"), Access("a/../staging")):
         assert staging_at(staging) == tmp_path / "staging"
 
