@@ -37,7 +37,7 @@ from kvstore.backup.shard import (
 from kvstore.backup.shard.rows.part_reader import fault_of, open_part
 from kvstore.backup.shard.state import witness
 from kvstore.backup.shard.state.log import MissingShardError, StateLog
-from kvstore.base.arguments import require_age, require_count, require_outside
+from kvstore.base.arguments import AGE, integer, require_outside
 from kvstore.base.clock import Clock, WallClock
 from kvstore.base.forks import own
 from kvstore.base.timestamp import (
@@ -52,6 +52,7 @@ from kvstore.base.timestamp import (
 )
 from kvstore.codec.json import JsonObject, read_object
 from kvstore.errors import (
+    Argument,
     CorruptionError,
     FormatVersionError,
     HistoryGoneError,
@@ -361,7 +362,7 @@ class Chains:
         found = Timestamp(max(shard.refresh().upper for shard in (newest, *self.shards(record))))
         if found < known:
             remedy = "put back the newest copy of all its files; "
-            remedy += "backup(store, full=True) begins anew"
+            remedy += "`kvstore backup run --full`, or full=True, begins anew"
             raise StatesLostError(self.where, found=found, known=known, remedy=remedy)
 
     def drop(self, record: CollectionRecord, names: set[str]) -> CollectionRecord:
@@ -843,12 +844,15 @@ def thinning_of(
     """The policy that a caller gave, if any. Raises `UsageError` for another argument."""
     counts = {"hourly": hourly, "daily": daily, "weekly": weekly}
     for name, count in counts.items():
-        require_count(count, name=name, least=0, most=KEPT_INSTANTS_MAX)
-    age = require_age(keep_within, name="keep_within")
+        integer(0, KEPT_INSTANTS_MAX).check(name, count)
+    age = AGE.or_none.check("keep_within", keep_within)
     if age is not None:
         return Thinning(age, **counts)
     if any(counts.values()):
-        raise UsageError("hourly, daily and weekly need keep_within", "pass it, or leave them out")
+        raise UsageError(
+            ("hourly, daily and weekly need ", Argument("keep_within")),
+            "pass it, or leave them out",
+        )
     return None
 
 

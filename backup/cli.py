@@ -29,7 +29,7 @@ from kvstore.backup.verify import DEPTHS
 from kvstore.backup.window import BackupInfo
 from kvstore.base.timestamp import Timestamp
 from kvstore.changes import Change
-from kvstore.cli.app import NOT_FOUND, in_shell_words
+from kvstore.cli.app import NOT_FOUND
 from kvstore.cli.options import (
     LISTED_MAX,
     Encoding,
@@ -114,7 +114,7 @@ def collection_figures(
 
 def disproved(error: CorruptionError, *, as_json: bool) -> typer.Exit:
     """Print the damage that a command was asked to look for, and return its exit."""
-    problem = in_shell_words(str(error))
+    problem = str(error)
     note(problem)
     if as_json:
         print_json({"ok": False, "problem": problem})
@@ -128,7 +128,7 @@ def _proof_fields(proof: ChainProof) -> dict[str, Any]:
         "upper": iso(proof.upper),
         "proven": _time(proof.proven),
         "proven_at": _time(proof.proven_at),
-        "problem": in_shell_words(proof.problem),
+        "problem": proof.problem,
         "age_seconds": None if math.isinf(proof.age_seconds) else proof.age_seconds,
     }
 
@@ -137,8 +137,7 @@ def _proof_text(proof: ChainProof) -> str:
     text = "never: `kvstore backup drill` restores it"
     if proof.proven is not None:
         text = f"{age_text(proof.age_seconds)} ago, as of {iso(proof.proven)}"
-    problem = in_shell_words(proof.problem)
-    return f"{text}; the newest drill failed: {problem}" if problem else text
+    return f"{text}; the newest drill failed: {proof.problem}" if proof.problem else text
 
 
 def _time(at: Timestamp | None) -> str | None:
@@ -312,13 +311,12 @@ def run_fleet(config: Path, *, as_json: bool) -> None:
     failed: list[str] = []
     with working(f"backing up {len(fleet.stores)} stores", quiet=as_json):
         for name, info, failure in back_up_fleet(fleet):
-            error = in_shell_words(failure)
             if info is None:
                 failed.append(name)
-                note(f"store {name}: {error}")
+                note(f"store {name}: {failure}")
             figures = {} if info is None else backup_figures(info, as_json=as_json)
             if as_json:
-                print_json({"store": name, "ok": info is not None, "error": error, **figures})
+                print_json({"store": name, "ok": info is not None, "error": failure, **figures})
             elif info is not None:
                 text = f"up to {figures['upper']}, {info.rows:,} rows, {figures['bytes']}"
                 print_line(f"{name}  {text}")

@@ -45,13 +45,7 @@ from kvstore.backup.shard import Merge, OnProgress, Tally, merge_here
 from kvstore.backup.shard.scrub import ScrubReport
 from kvstore.backup.verify import Depth, VerifyReport, verify_collection
 from kvstore.backup.window import BackupInfo, Request, Upload, back_up, require_token, upload_here
-from kvstore.base.arguments import (
-    VALUE_COLUMNS,
-    require_absolute,
-    require_age,
-    require_flag,
-    require_path,
-)
+from kvstore.base.arguments import AGE, FLAG, VALUE_COLUMNS, require_absolute, require_path
 from kvstore.base.span import Span
 from kvstore.base.timestamp import TimeLike, Timestamp, to_timestamp
 from kvstore.remote.control import StoreOrClient, as_store
@@ -168,7 +162,7 @@ class Collection(CollectionContents):
         `HistoryGoneError` if the store no longer has the window: `full=True` begins another chain.
         """
         if max_age is not None:
-            require_age(max_age, name="max_age")
+            AGE.or_none.check("max_age", max_age)
         require_token(token)
         if label is not None:
             retention.require_free(self._chains, label, is_repeated=token is not None)
@@ -200,7 +194,7 @@ class Collection(CollectionContents):
         `progress` is called with each backup. `store` and `max_age` are as in `backup`. After a
         kill the next follower continues.
         """
-        require_age(max_age, name="max_age")
+        AGE.or_none.check("max_age", max_age)
         request = Requested(self._address, self._is_lasting, max_age)
         place = self._place
         return Follower(self._chains_on, place, store, request, every, self._clock, progress)
@@ -252,7 +246,7 @@ class Collection(CollectionContents):
         """
         at = None if as_of is None else self._time(as_of)
         span = Span.of(start, end, prefix)
-        require_flag(history, name="history")
+        FLAG.check("history", history)
         how = (history, resume, workers, progress, build)
         place = require_absolute(path)
         return restore(self._found, self._chains_on, RestoreRequest(place, at, span, *how))
@@ -371,7 +365,7 @@ class Collection(CollectionContents):
         `delete_orphans_older_than` are deleted, with the remains of crashed writes: choose an age
         that leaves running backups their time.
         """
-        age = require_age(delete_orphans_older_than, name="delete_orphans_older_than")
+        age = AGE.or_none.check("delete_orphans_older_than", delete_orphans_older_than)
         before_ns = None if age is None else retention.ago(age, self._clock)
         return retention.scrub(self._chains, self._place.blob, before_ns)
 

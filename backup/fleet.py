@@ -31,7 +31,7 @@ from typing import Any, Final, NamedTuple
 
 from kvstore.backup.collection import Collection
 from kvstore.backup.window import BackupInfo
-from kvstore.base.arguments import is_url, require_count, require_path
+from kvstore.base.arguments import integer, is_url, require_path
 from kvstore.errors import KVStoreError, RetryableError, StorageError, UsageError, storage_errors
 from kvstore.limits import FLEET_CONCURRENCY_MAX, FLEET_FILE_BYTES_MAX
 from kvstore.remote.control import opened
@@ -92,7 +92,7 @@ def read_fleet(path: str | os.PathLike[str]) -> Fleet:
             f"{file} has unknown fields: {', '.join(sorted(fields))}",
             "at its top it has concurrency and bandwidth",
         )
-    require_count(concurrency, name="concurrency", most=FLEET_CONCURRENCY_MAX)
+    integer(1, FLEET_CONCURRENCY_MAX).check("concurrency", concurrency)
     stores = tuple(_store(file, name, table) for name, table in tables.items())
     place, count = Counter(store.collection for store in stores).most_common(1)[0]
     if count > 1:

@@ -17,7 +17,7 @@ from kvstore.backup.shard import Shard, Storage
 from kvstore.backup.shard.compact import merge_slot
 from kvstore.backup.shard.state.trace import ShardBatch, Slot, part_of_slot
 from kvstore.backup.window import BackupInfo, Request, back_up, reached
-from kvstore.base.arguments import require_age, require_wait
+from kvstore.base.arguments import AGE, WAIT
 from kvstore.base.background import Failures
 from kvstore.base.clock import WallClock
 from kvstore.base.forks import own
@@ -224,7 +224,7 @@ class Follower:
         self._request = request
         self._client = client_of(store)
         self._store = store if isinstance(store, Store) else None
-        age = require_age(every, name="every")
+        age = AGE.or_none.check("every", every)
         if age is None:
             raise UsageError("every=None", "pass a timedelta that is not negative")
         self._every_s = min(age.total_seconds(), threading.TIMEOUT_MAX)
@@ -315,7 +315,7 @@ class Follower:
         with self._moved:
             done = self._moved.wait_for(
                 lambda: self._whole_upto > commit or self._error is not None or self._stop.is_set(),
-                require_wait(timeout),
+                WAIT.check("timeout", timeout),
             )
         self.require()
         return done and self._whole_upto > commit

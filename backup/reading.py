@@ -46,13 +46,7 @@ from kvstore.backup.shard import (
 from kvstore.backup.shard.rows.part_bytes import MissingPartError
 from kvstore.backup.shard.rows.part_reader import OpenedPart
 from kvstore.backup.shard.snapshot import snapshot_unheld
-from kvstore.base.arguments import (
-    is_many,
-    key_list,
-    require_count,
-    require_limit,
-    require_path,
-)
+from kvstore.base.arguments import COUNT, LIMIT, NUMBER, is_many, key_list, require_path
 from kvstore.base.clock import WallClock
 from kvstore.base.forks import own
 from kvstore.base.span import Span, require_key
@@ -110,7 +104,7 @@ def keeping(
     directory cannot be made.
     """
     size = READER_CACHE_BYTES if bytes_max is None else bytes_max
-    require_count(size, name="cache_bytes", least=0)
+    NUMBER.check("cache_bytes", size)
     if directory is None:
         return InMemory(size)
     return InDirectory(require_path(directory, name="cache"), size)
@@ -848,8 +842,8 @@ class CollectionReader(Readable):
         Keys of tables are left out, unless the span begins among them. An error of the storage is
         raised by the batch that meets it.
         """
-        span, left = Span.of(start, end, prefix), require_limit(limit)
-        most = sys.maxsize if batch_rows is None else require_count(batch_rows, name="batch_rows")
+        span, left = Span.of(start, end, prefix), LIMIT.check("limit", limit)
+        most = sys.maxsize if batch_rows is None else COUNT.check("batch_rows", batch_rows)
 
         def read(held: Held, at: int) -> Iterator[pa.RecordBatch]:
             return rows_of(held.snapshot, held.plain(span), at, reverse=reverse)

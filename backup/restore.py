@@ -49,7 +49,7 @@ from kvstore.backup.shard.rows.rules import OP_PUT, AsOf, View, Window
 from kvstore.backup.shard.rows.tally import Tally
 from kvstore.backup.shard.snapshot import ShardSnapshot
 from kvstore.backup.verify import Compared, fingerprint, require_comparison, require_equal
-from kvstore.base.arguments import require_count
+from kvstore.base.arguments import integer
 from kvstore.base.clock import WallClock
 from kvstore.base.span import RESERVED, Span
 from kvstore.base.timestamp import NS_PER_SECOND, Timestamp
@@ -620,7 +620,7 @@ def require_workers(workers: int | None) -> int:
     """The number of processes to use; one by default. Raises `UsageError` for another number."""
     if workers is None:
         return 1
-    require_count(workers, name="workers", least=1, most=WORKERS_MAX)
+    integer(1, WORKERS_MAX).check("workers", workers)
     return workers
 
 
@@ -1198,7 +1198,8 @@ def _proved(
 
 
 _REMEDY: Final = (
-    "restore another instant to see which is whole, and begin anew with backup(store, full=True)"
+    "restore another instant to see which is whole, and begin anew with "
+    "`kvstore backup run --full` (full=True)"
 )
 
 

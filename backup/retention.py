@@ -26,10 +26,10 @@ from kvstore.backup.chains import (
 from kvstore.backup.shard import EMPTY, OnProgress, Shard
 from kvstore.backup.shard.scrub import ScrubReport
 from kvstore.backup.window import forget, pending_parts
-from kvstore.base.arguments import require_age
+from kvstore.base.arguments import AGE
 from kvstore.base.clock import WallClock
 from kvstore.base.timestamp import NS_PER_SECOND, Timestamp
-from kvstore.errors import StatesLostError, UpperMismatchError, UsageError
+from kvstore.errors import Argument, StatesLostError, UpperMismatchError, UsageError
 from kvstore.storage.contract import Blob, sweep
 
 
@@ -49,9 +49,19 @@ def request_of(
     before: int | None, keep: timedelta | None, policy: Thinning | None, clock: WallClock
 ) -> ExpiryRequest:
     """The request of a call. Raises `UsageError` unless one of three arguments is given."""
-    age = require_age(keep, name="keep")
+    age = AGE.or_none.check("keep", keep)
     if sum(given is not None for given in (before, age, policy)) != 1:
-        raise UsageError("expire takes before=, keep= or keep_within=", "pass one of the three")
+        raise UsageError(
+            (
+                "expire takes ",
+                Argument("before"),
+                ", ",
+                Argument("keep"),
+                " or ",
+                Argument("keep_within"),
+            ),
+            "pass one of the three",
+        )
     if policy is not None:
         now_ns = clock.wall_ns()
         return ExpiryRequest(policy.since(now_ns), frozenset(policy.instants(now_ns)))
@@ -134,7 +144,7 @@ def require_free(chains: Chains, name: str, *, is_repeated: bool) -> None:
 def _taken(chains: Chains, name: str, other: int) -> UsageError:
     return UsageError(
         f"{chains.where} has the label {name!r} at {other}",
-        "drop it first (collection.unlabel), or take another name",
+        "drop it first (`kvstore backup label COLLECTION NAME --drop`), or take another name",
     )
 
 

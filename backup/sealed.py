@@ -33,7 +33,7 @@ from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
 from kvstore.backup.shard.remedies import PUT_BACK
 from kvstore.base.arguments import require_absolute
 from kvstore.codec.json import JsonObject, read_object
-from kvstore.errors import CorruptionError, FormatVersionError, KVStoreError, UsageError
+from kvstore.errors import Argument, CorruptionError, FormatVersionError, KVStoreError, UsageError
 from kvstore.limits import (
     KEY_RECORD_BYTES_MAX,
     SCRYPT_BYTES_MAX,
@@ -217,7 +217,11 @@ class DataKey:
                 where = f"{self._where}/{KEY_RECORD}"
                 return CorruptionError(where, "it is gone, and holds the key", _PUT_BACK)
         return UsageError(
-            f"{self._where} is not encrypted", "open it without passphrase and key file"
+            f"{self._where} is not encrypted",
+            (
+                "open it without a passphrase (KVSTORE_PASSPHRASE) and without ",
+                Argument("key_file"),
+            ),
         )
 
 
@@ -230,7 +234,13 @@ def unlock(blob: Blob, secret: Secret | None, where: str) -> DataKey | None:
     record = blob.patience.over(lambda: blob.get(KEY_RECORD))
     if secret is None:
         if record is not None:
-            raise UsageError(f"{where} is encrypted", "pass its passphrase or key file")
+            raise UsageError(
+                f"{where} is encrypted",
+                (
+                    "pass its passphrase (the shell reads KVSTORE_PASSPHRASE), or its ",
+                    Argument("key_file"),
+                ),
+            )
         return None
     key = DataKey(blob, secret, where)
     if record is not None or blob.patience.over(lambda: next(iter(blob.list()), None)) is not None:

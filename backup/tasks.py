@@ -24,10 +24,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from kvstore.backup.collection import Collection
-from kvstore.base.arguments import is_url, require_age
+from kvstore.base.arguments import AGE, is_url
 from kvstore.base.timestamp import TIMESTAMP_MAX, TimeLike, Timestamp, to_timestamp
 from kvstore.codec.json import JsonObject
-from kvstore.errors import UsageError
+from kvstore.errors import Argument, UsageError
 from kvstore.remote.control import StoreOrClient
 from kvstore.storage.address import require_address
 from kvstore.tasks import Arguments, Handler, TaskProgress, age_of, handler, submit
@@ -71,7 +71,7 @@ def submit_backup(
     has the fields of `BackupInfo`.
     """
     arguments: dict[str, Any] = {"url": place_of(url), "full": full}
-    if (age := require_age(max_age, name="max_age")) is not None:
+    if (age := AGE.or_none.check("max_age", max_age)) is not None:
         arguments["max_age_s"] = age.total_seconds()
     return submit(store.tasks, BACKUP_QUEUE, arguments, task_id=task_id, report_to=report_to)
 
@@ -102,11 +102,13 @@ def submit_expire(
     `keep` counts back from the time at which the task is carried out.
     """
     if (before is None) == (keep is None):
-        raise UsageError("expire takes before= or keep=", "pass one of the two")
+        raise UsageError(
+            ("expire takes ", Argument("before"), " or ", Argument("keep")), "pass one of the two"
+        )
     arguments: dict[str, Any] = {"url": place_of(url)}
     if before is not None:
         arguments["before"] = int(to_timestamp(before, name="before", now=store.now))
-    if (age := require_age(keep, name="keep")) is not None:
+    if (age := AGE.or_none.check("keep", keep)) is not None:
         arguments["keep_s"] = age.total_seconds()
     return submit(store.tasks, EXPIRE_QUEUE, arguments, task_id=task_id, report_to=report_to)
 

@@ -18,7 +18,7 @@ import pyarrow as pa
 from kvstore.backup.chains import Chains, no_backup
 from kvstore.backup.rows import row_batches
 from kvstore.backup.shard import EMPTY, OnProgress, Shard, ShardSnapshot, Tally, Window
-from kvstore.errors import CorruptionError, HistoryGoneError, UsageError
+from kvstore.errors import Argument, CorruptionError, HistoryGoneError, UsageError
 from kvstore.store import Store
 
 Depth: TypeAlias = Literal["files", "checksums", "contents"]
@@ -59,9 +59,15 @@ def verify_collection(
 def require_comparison(depth: str, *, given: bool) -> None:
     """Raise `UsageError` unless a store is given to the one depth that compares with a store."""
     if depth == "contents" and not given:
-        raise UsageError('depth="contents" compares with a store, and has none', "pass store=")
+        raise UsageError(
+            (Argument.of("depth", depth), " compares with a store, and has none"),
+            ("pass ", Argument("store")),
+        )
     if depth != "contents" and given:
-        raise UsageError(f'depth="{depth}" compares with no store', 'pass depth="contents"')
+        raise UsageError(
+            (Argument.of("depth", depth), " compares with no store"),
+            ("pass ", Argument.of("depth", "contents")),
+        )
 
 
 def verify_chains(

@@ -418,7 +418,7 @@ def _begin_anew(request: Request) -> None:
                 found=0,
                 known=hold.reached,
                 remedy="look whether the disk is mounted, and put the collection back; "
-                "backup(store, full=True) begins it anew",
+                "`kvstore backup run --full`, or full=True, begins it anew",
             )
 
 
@@ -474,8 +474,8 @@ def _require_commits(store: Store, parts: Sequence[ShardPart]) -> None:
         raise UsageError(
             f"{store.path} lacks the commit of {Timestamp(last)} that was backed up: it was put "
             "back from an older copy",
-            "restore the collection to get the lost commits back; backup(store, full=True) begins "
-            "another chain with the present ones",
+            "restore the collection to get the lost commits back; `kvstore backup run --full`, "
+            "or full=True, begins another chain with the present ones",
         )
 
 
@@ -493,8 +493,8 @@ def _require_copied(store: Store, shard: Shard, newest: Sequence[ShardPart]) -> 
         raise UsageError(
             f"{store.path} has the commit of {found}, which the backups lack, although they reach "
             f"up to {Timestamp(shard.upper)}: another copy of the store was backed up here",
-            "back up each copy into a collection of its own; backup(store, full=True) begins "
-            "another chain with all commits of this one",
+            "back up each copy into a collection of its own; `kvstore backup run --full`, or "
+            "full=True, begins another chain with all commits of this one",
         )
 
 
@@ -605,6 +605,6 @@ def _chain_broken(needed: int, since: int) -> HistoryGoneError:
     return HistoryGoneError(
         as_of=Timestamp(needed),
         since=Timestamp(since),
-        remedy="the chain is broken: backup(store, full=True) begins another; "
+        remedy="the chain is broken: `kvstore backup run --full`, or full=True, begins another; "
         "the present chain stays restorable",
     )

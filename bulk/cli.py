@@ -386,7 +386,7 @@ def seed_(
                 try:
                     deque(checks.checked([batch]), maxlen=0)
                 except UsageError as error:
-                    raise UsageError(f"{source}: {error.what}", error.remedy) from error
+                    raise error.at(f"{source}: ") from error
                 yield batch
                 rows += batch.num_rows
 

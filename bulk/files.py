@@ -108,7 +108,7 @@ def _cells(column: pa.Array, encoding: Encoding, where: str, first: int) -> Iter
         for number, raw in enumerate(column.to_pylist(), first):  # noqa: B007
             yield None if raw is None else to_bytes(raw.decode("latin-1"), encoding)
     except UsageError as error:
-        raise UsageError(f"{where}: row {number}: {error.what}", error.remedy) from error
+        raise error.at(f"{where}: row {number}: ") from error
 
 
 # --------------------------------------------------------------------------------------------------
@@ -427,7 +427,7 @@ def due_times(batch: pa.RecordBatch, name: str, path: Path, first: int) -> pa.Ar
     try:
         return due_column(times, name, first)
     except UsageError as error:
-        raise UsageError(f"{path}: {error.what}", error.remedy) from None
+        raise error.at(f"{path}: ") from None
 
 
 Opener: TypeAlias = (

@@ -24,7 +24,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from typing_extensions import Self
 
-from kvstore.base.arguments import require_count
+from kvstore.base.arguments import NUMBER
 from kvstore.base.span import Span, merge_spans
 from kvstore.base.timestamp import Timestamp
 from kvstore.bulk.part import prefetch
@@ -530,7 +530,7 @@ def ingest_pushed(
 def _require_size(manifest: Manifest, max_bytes: int | None, where: object) -> None:
     if max_bytes is None:
         return
-    if manifest.size_bytes > require_count(max_bytes, name="max_bytes", least=0):
+    if manifest.size_bytes > NUMBER.check("max_bytes", max_bytes):
         raise UsageError(
             f"the import {where} has {manifest.size_bytes:,} bytes, and max_bytes={max_bytes:,}",
             "load less at once, or raise max_bytes",

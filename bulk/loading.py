@@ -175,7 +175,7 @@ def _not_empty(
     if next(store.scan(span.start, span.end), None) is not None:
         raise UsageError(
             "there are no rows, and a sync would delete every key of the span",
-            "look why the input is empty, or delete the span by delete_range",
+            "look why the input is empty, or delete the span by `kvstore delete-range`",
         )
     return rows
 
@@ -350,5 +350,5 @@ def file_batches(
             try:
                 yield TimedRows(conform(definition, batch, first), dues)
             except UsageError as error:
-                raise UsageError(f"{path}: {error.what}", error.remedy) from None
+                raise error.at(f"{path}: ") from None
             first += batch.num_rows

@@ -36,7 +36,7 @@ from kvstore.codec.columns import (
     time_column,
 )
 from kvstore.codec.keys import TERMINATOR, decode_suffix, unescape
-from kvstore.errors import LockedError, UsageError, printable, storage_errors
+from kvstore.errors import Argument, LockedError, UsageError, Words, printable, storage_errors
 from kvstore.limits import ARROW_ROWS_MAX, RESTORE_FILE_BYTES, SCAN_CHUNK, VALUE_BYTES_MAX
 from kvstore.opening import building
 from kvstore.storage.journal import OS_FILES
@@ -86,7 +86,7 @@ def appearing_file(path: Path, *, overwrite: bool) -> Iterator[Path]:
     """A path for a file, which has the name `path` and is on disk when the block ends. After an
     error nothing is left of it. Raises `UsageError` if something is at `path`, unless `overwrite`
     is true; a directory is never replaced."""
-    advice = "name another file, or pass overwrite=True"
+    advice = ("name another file, or pass ", Argument.of("overwrite", True))
     if path.is_dir():
         raise UsageError(f"{path} is a directory", "name a file in it")
     require_parent(path)
@@ -165,7 +165,7 @@ _ENTRIES: Final = pa.schema([("key", pa.binary()), ("value", pa.binary())])
 
 _SUFFIX: Final = 8
 _OPS: Final = ("put", "delete")
-_KEEP_LAST: Final = "drop one; bulk.seed(duplicates='last') keeps the later row"
+_KEEP_LAST: Final = ("drop one; ", Argument.of("duplicates", "last"), " keeps the later row")
 
 
 class SeedColumns(NamedTuple):
@@ -289,7 +289,7 @@ class SeedRows:
 
 
 def seed_files(
-    directory: Path, entries: Iterable[pa.RecordBatch], remedy: str = _KEEP_LAST
+    directory: Path, entries: Iterable[pa.RecordBatch], remedy: Words = _KEEP_LAST
 ) -> Iterator[Path]:
     """Write sorted entries as files of `data`, one by one. Raises `UsageError`, with `remedy`,
     where two have one key and time."""
@@ -319,7 +319,7 @@ def seed_files(
             file.abandon()
 
 
-def _require_distinct(prefixes: pa.Array, last: bytes | None, remedy: str) -> bytes:
+def _require_distinct(prefixes: pa.Array, last: bytes | None, remedy: Words) -> bytes:
     """Raise `UsageError` where a version has the key and time of the one before. Returns the
     last one."""
     if last is not None and prefixes[0].as_py() == last:
@@ -332,7 +332,7 @@ def _require_distinct(prefixes: pa.Array, last: bytes | None, remedy: str) -> by
     return found
 
 
-def _twice(prefix: bytes, remedy: str) -> UsageError:
+def _twice(prefix: bytes, remedy: Words) -> UsageError:
     key = unescape(prefix[: -_SUFFIX - len(TERMINATOR)])
     time = Timestamp(decode_suffix(prefix[-_SUFFIX:]))
     return UsageError(f"key {printable(key)} has two versions at {time}", remedy)

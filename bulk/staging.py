@@ -31,7 +31,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, BinaryIO, Final, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
-from kvstore.base.arguments import is_there, require_age, require_path
+from kvstore.base.arguments import AGE, is_there, require_path
 from kvstore.base.clock import Clock
 from kvstore.base.digest import RunningDigest
 from kvstore.base.meters import WorkCount
@@ -1215,7 +1215,7 @@ def expire_stagings(
     can no longer add it. Objects that no import has put there stay. Costs one list, one get for
     each import, and one delete for each object.
     """
-    age = require_age(older_than, name="older_than")
+    age = AGE.or_none.check("older_than", older_than)
     place = staging_place(url, options, patience)
     if not isinstance(place, BucketUrl):
         raise UsageError(f"{url} is no URL", "pass the URL above the stagings")

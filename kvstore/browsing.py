@@ -13,7 +13,7 @@ from typing import Final, Literal, NamedTuple, TypeAlias
 
 from typing_extensions import Self
 
-from kvstore.base.arguments import require_count
+from kvstore.base.arguments import integer
 from kvstore.base.span import Span, prefix_end, require_key
 from kvstore.base.timestamp import TimeLike, Timestamp
 from kvstore.changes.index import ChangeIndex
@@ -517,7 +517,7 @@ class Browsing:
     ) -> Activity:
         """The changes of the window `(since, upto]` in `count` intervals, and its marks."""
         parts = self._parts
-        count = require_count(count, name="count", most=BROWSE_INTERVALS_MAX)
+        count = integer(1, BROWSE_INTERVALS_MAX).check("count", count)
         low, high = parts.reads.window(since, upto)
         found = list(intervals(parts.index, low, high, count))
         has_pushes, newest = parts.reserve.has_positions, parts.committer.upper - 1
@@ -556,4 +556,4 @@ def _page_at(parts: Parts, span: Span, limit: int, fold: Folders | None, at: int
 def _limit(limit: int | None) -> int:
     if limit is None:
         return BROWSE_ROWS_MAX
-    return require_count(limit, name="limit", most=BROWSE_ROWS_MAX)
+    return integer(1, BROWSE_ROWS_MAX).check("limit", limit)

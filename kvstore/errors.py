@@ -53,10 +53,12 @@ is an assertion, never one of these errors.
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import NamedTuple, TypeAlias
 
 __all__ = [
+    "Argument",
     "KVStoreError",
     "UsageError",
     "NotACounterError",
@@ -113,16 +115,54 @@ def printable(key: bytes) -> str:
     return text if len(key) <= 64 else f"{text}... ({len(key)} bytes)"
 
 
+class Argument(NamedTuple):
+    """An argument of a call, where a message names it. Each door writes it in its own words: the
+    call `limit=-1`, the shell `--limit -1`."""
+
+    name: str
+    shown: str = ""
+    """Its value as Python writes it; empty where the message is about the argument itself."""
+
+    @classmethod
+    def of(cls, name: str, value: object) -> Argument:
+        """The argument with its value, of which a message shows `VALUE_SHOWN_MAX` characters."""
+        if type(value) is int and value.bit_length() > _BITS_SHOWN_MAX:
+            return cls(name, f"<an integer of {value.bit_length()} bits>")
+        shown = repr(value)
+        return cls(
+            name, shown if len(shown) <= VALUE_SHOWN_MAX else f"{shown[:VALUE_SHOWN_MAX]}..."
+        )
+
+    def __str__(self) -> str:
+        return f"{self.name}={self.shown}" if self.shown else self.name
+
+
+VALUE_SHOWN_MAX = 200
+"""The characters of a value that a message shows: a time, a name, a short list."""
+_BITS_SHOWN_MAX = 256
+"""Python refuses to print integers of thousands of digits."""
+
+Words: TypeAlias = "str | Argument | tuple[str | Argument, ...]"
+"""A part of a message: a text, or texts and arguments in turn."""
+
+
 class KVStoreError(Exception):
     """Root of the tree. `what` says what happened and where, `remedy` what the caller should do."""
 
     __module__ = "kvstore.errors"  # tracebacks and pickles name the public place
+    words: tuple[tuple[str | Argument, ...], tuple[str | Argument, ...]] | None = None
+    """What happened and what to do, with the arguments that they name; None if they name none."""
 
     def __init_subclass__(cls) -> None:
         if cls.__module__.startswith("kvstore.errors."):
             cls.__module__ = "kvstore.errors"
 
-    def __init__(self, what: str, remedy: str = "") -> None:
+    def __init__(self, what: Words, remedy: Words = "") -> None:
+        if not (type(what) is type(remedy) is str):
+            self.words = _parts(what), _parts(remedy)
+            what, remedy = ("".join(map(str, parts)) for parts in self.words)
+        assert isinstance(what, str)
+        assert isinstance(remedy, str)
         super().__init__(f"{what}; {remedy}" if remedy else what)
         self.what = what
         self.remedy = remedy
@@ -131,6 +171,20 @@ class KVStoreError(Exception):
         # Errors cross processes (Spark's workers, pools). By default Python makes an error anew
         # from its message alone, which fails for each class that takes other arguments.
         return _restore, (type(self), self.args), self.__dict__
+
+    def told(self, spell: Callable[[Argument], str]) -> str:
+        """The message, with its arguments as `spell` writes them."""
+        if self.words is None:
+            return str(self)
+        what, remedy = (
+            "".join(spell(each) if isinstance(each, Argument) else each for each in parts)
+            for parts in self.words
+        )
+        return f"{what}; {remedy}" if remedy else what
+
+
+def _parts(words: Words) -> tuple[str | Argument, ...]:
+    return (words,) if isinstance(words, str | Argument) else words
 
 
 def _restore(kind: type[KVStoreError], args: tuple[object, ...]) -> KVStoreError:
@@ -152,7 +206,19 @@ KEYS_NAMED_MAX = 5
 
 
 class UsageError(KVStoreError, ValueError):
-    """The call cannot be carried out as it was made. Nothing was written."""
+    """The call cannot be carried out as it was made. Nothing was written. `argument` is the name
+    of the argument that is wrong, if it is one."""
+
+    @property
+    def argument(self) -> str | None:
+        """The argument that the message is about first; None if it is about none."""
+        what = () if self.words is None else self.words[0]
+        return next((each.name for each in what if isinstance(each, Argument)), None)
+
+    def at(self, before: str = "", after: str = "", *, remedy: Words | None = None) -> UsageError:
+        """The same refusal, with its place before or after what happened, or another remedy."""
+        what, found = self.words or ((self.what,), (self.remedy,))
+        return UsageError((before, *what, after), found if remedy is None else remedy)
 
 
 class NotAStoreError(UsageError):
@@ -279,7 +345,7 @@ class KeyConflictError(UsageError):
         named = ", ".join(printable(key) for key in keys[:KEYS_NAMED_MAX])
         super().__init__(
             f"live keys are in the way of the import, first: {named}",
-            'delete them, or ingest with on_conflict="overwrite"',
+            ("delete them, or pass ", Argument.of("on_conflict", "overwrite")),
         )
         self.keys = tuple(keys)
 
@@ -625,7 +691,7 @@ class StatesLostError(CorruptionError):
         super().__init__(
             where,
             f"its newest state is {found}, and there was {known}: it is an older copy, or cut",
-            remedy or "put back the newest copy of all its files; as_of= restores older states",
+            remedy or "put back the newest copy of all its files; or restore an older state",
         )
         self.found = found
         self.known = known

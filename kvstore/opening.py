@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from kvstore.base.arguments import require_outside, require_path
+from kvstore.base.arguments import require_outside, require_path, word
 from kvstore.base.clock import Clock, Timeline, WallClock
 from kvstore.base.notices import notice
 from kvstore.base.timestamp import Timestamp
@@ -37,6 +37,7 @@ AnyStore = TypeVar("AnyStore", bound=Store)
 
 FORMAT_VERSION: Final = 1
 ENGINES: Final = ("rocksdb", "memory")
+_ENGINE: Final = word(*ENGINES, hint=f"pass one of {', '.join(ENGINES)}, or an Engine")
 
 
 def open(  # noqa: A001  # named as the public call, which is in `kvstore.remote.control`
@@ -144,8 +145,7 @@ def _open_engine(
         if path is not None:
             raise UsageError("a path and an open engine were given", "pass path=None")
         return engine
-    if engine not in ENGINES:
-        raise UsageError(f"engine={engine!r}", f"pass one of {', '.join(ENGINES)}, or an Engine")
+    engine = _ENGINE.check("engine", engine)
     if path is None:
         if engine != "memory" or not create:
             raise UsageError("no path was given", 'pass one, or engine="memory" and create=True')

@@ -21,16 +21,16 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, cast, overload
 from typing_extensions import Self
 
 from kvstore.base.arguments import (
+    AGE,
+    INTEGER,
+    LIMIT,
+    SECONDS,
+    SPAN,
+    WAIT,
+    integer,
     is_many,
     key_list,
-    require_age,
-    require_count,
-    require_integer,
-    require_limit,
     require_place_of_copy,
-    require_seconds,
-    require_span,
-    require_wait,
 )
 from kvstore.base.background import Failures
 from kvstore.base.clock import WallClock
@@ -131,8 +131,8 @@ class Layout:
         As a scan does, the pieces leave out the keys of tables unless the span begins among them,
         or `with_tables` is set. Rows that are not on file yet do not count.
         """
-        require_count(count, name="count", most=SCAN_PIECES_MAX)
-        span = require_span(span)
+        integer(1, SCAN_PIECES_MAX).check("count", count)
+        span = SPAN.check("span", span)
         return split_span(span if with_tables else self._reserve.narrow(span), self.files(), count)
 
 
@@ -179,7 +179,7 @@ class Upkeep:
         of versions that GC and clears removed. Costs a read and a write of these files; reads and
         commits continue meanwhile."""
         self._committer.require_writable()
-        span = require_span(span)
+        span = SPAN.check("span", span)
         self._engine.compact(DATA, *span_bounds(span.start, span.end))
 
     def compact_index(self) -> None:
@@ -547,7 +547,7 @@ class Store(Readable):
             assert list(store.scan()) == [(b"UA/7", b"on time")]
             assert dict(store.scan(prefix=b"AA/", as_of=stamp)) == {b"AA/1": b"late"}
         """
-        require_limit(limit)
+        LIMIT.check("limit", limit)
         span = self._parts.reserve.narrow(Span.of(start, end, prefix))
         scan = partial(self._versions.scan, span, reverse=reverse, limit=limit)
         chunks = self._reads.read(as_of, span, scan)
@@ -564,7 +564,7 @@ class Store(Readable):
         limit: int | None = None,
     ) -> Iterator[bytes]:
         """The live keys of `scan`, without their values, which are not read."""
-        require_limit(limit)
+        LIMIT.check("limit", limit)
         span = self._parts.reserve.narrow(Span.of(start, end, prefix))
         scan = partial(self._versions.scan, span, reverse=reverse, limit=limit, keys_only=True)
         keys = chain.from_iterable(keys for keys, _ in self._reads.read(as_of, span, scan))
@@ -615,11 +615,11 @@ class Store(Readable):
         reach the scan. One process reads alone if the store is in memory or another process writes
         it, if the span has less than 24 MiB, and with `reverse` or `limit`.
         """
-        require_limit(limit)
+        LIMIT.check("limit", limit)
         span = self._parts.reserve.narrow(Span.of(start, end, prefix))
         batch_rows = SCAN_CHUNK if batch_rows is None else batch_rows
-        require_count(batch_rows, name="batch_rows", most=sys.maxsize)
-        require_count(workers, name="workers", most=SCAN_WORKERS_MAX)
+        integer(1, sys.maxsize).check("batch_rows", batch_rows)
+        integer(1, SCAN_WORKERS_MAX).check("workers", workers)
         engine = self._engine
         whole = limit is None and not reverse
         if (
@@ -1091,12 +1091,12 @@ class Store(Readable):
         Nothing is polled: commits and `replication.wake` wake the call. Raises `ClosedError` when
         the store is closed.
         """
-        upper = require_integer(upper, name="upper")
+        upper = INTEGER.check("upper", upper)
         committer = self._committer
         committer.health.require()
         committer.frontiers.wait(
             upper,
-            timeout=require_wait(timeout),
+            timeout=WAIT.check("timeout", timeout),
             stop=lambda: not committer.frontiers.is_sound or stop(),
         )
         committer.health.require()
@@ -1126,8 +1126,8 @@ class Store(Readable):
         Raises `BusyError` if changesets are still open after `timeout` seconds (ten minutes by
         default), `UsageError` inside a changeset.
         """
-        require_age(after, name="after")
-        seconds = QUIESCENCE_WAIT_S if timeout is None else require_seconds(timeout, name="timeout")
+        AGE.or_none.check("after", after)
+        seconds = QUIESCENCE_WAIT_S if timeout is None else SECONDS.check("timeout", timeout)
         return self._changesets.force_quiescence(after, seconds)
 
     def reshard(self, streams: int) -> Generation:
@@ -1135,7 +1135,7 @@ class Store(Readable):
 
         Consumers read the old streams to their end, then the new ones. No change comes twice.
         """
-        require_count(streams, name="streams", most=STREAMS_MAX)
+        integer(1, STREAMS_MAX).check("streams", streams)
         generations = self._parts.index.generations
         opened: list[Generation] = []
 
@@ -1208,7 +1208,7 @@ class Store(Readable):
         run continues there.
         """
         when = None if before is None else self._committer.to_time(before, name="before")
-        require_age(keep, name="keep")
+        AGE.or_none.check("keep", keep)
         return self._collector.collect(when, keep, compact=compact, progress=progress)
 
     def clear_range(self, start: bytes, end: bytes, *, compact: bool = True) -> Timestamp:

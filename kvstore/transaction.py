@@ -21,7 +21,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, TypeVar, overload
 
 from kvstore.base import forks
-from kvstore.base.arguments import key_list, require_count, require_integer, require_limit
+from kvstore.base.arguments import COUNT, INTEGER, LIMIT, key_list
 from kvstore.base.span import RESERVED, BytesLike, Span, merge_spans, require_key
 from kvstore.base.timestamp import Timestamp
 from kvstore.changes import Change
@@ -456,7 +456,7 @@ class Transaction:
         The scan counts as a read of the span up to the last row that the caller took.
         """
         self._require_open()
-        require_limit(limit)
+        LIMIT.check("limit", limit)
         span = self._owner.narrow(Span.of(start, end, prefix))
         scanned = _Pass(span, reverse=reverse)
         self._passes.append(scanned)
@@ -688,7 +688,7 @@ def transact(
     if not callable(body):
         raise UsageError(f"{body!r} is no function", "pass one that takes the transaction")
     attempts = TRANSACT_ATTEMPTS if attempts is None else attempts
-    require_count(attempts, name="attempts")
+    COUNT.check("attempts", attempts)
     for attempt in range(attempts - 1):
         with suppress(ConflictError):
             return _once(begin, body)
@@ -959,7 +959,7 @@ def require_change(change: Updating) -> Updating:
 
 def adding(key: bytes, by: int) -> Updating:
     """The change that adds `by` to the counter at `key`."""
-    return partial(_added, key, require_integer(by, name="by"))
+    return partial(_added, key, INTEGER.check("by", by))
 
 
 def counted(key: bytes, value: bytes | None) -> int:

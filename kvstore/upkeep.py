@@ -23,7 +23,7 @@ from datetime import timedelta
 from functools import partial
 from typing import Any, Final
 
-from kvstore.base.arguments import require_age
+from kvstore.base.arguments import AGE
 from kvstore.base.span import Span
 from kvstore.base.timestamp import TIMESTAMP_MAX, TimeLike, to_timestamp
 from kvstore.codec.json import JsonObject
@@ -61,7 +61,7 @@ def submit_gc(
     arguments: dict[str, Any] = {"compact": compact}
     if before is not None:
         arguments["before"] = int(to_timestamp(before, name="before", now=store.now))
-    if (age := require_age(keep, name="keep")) is not None:
+    if (age := AGE.or_none.check("keep", keep)) is not None:
         arguments["keep_s"] = age.total_seconds()
     return submit(store.tasks, GC_QUEUE, arguments, task_id=task_id, report_to=report_to)
 

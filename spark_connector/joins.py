@@ -16,7 +16,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  # as every Spark program has it
 from pyspark.sql.types import BinaryType, LongType, StructField, StructType, TimestampType
 
-from kvstore.base.arguments import require_age
+from kvstore.base.arguments import AGE
 from kvstore.base.clock import Clock
 from kvstore.base.span import Span
 from kvstore.base.timestamp import TimeLike, reached, to_timestamp
@@ -556,7 +556,7 @@ def _require_places(df: object, source: object) -> None:
 
 
 def _require_rules(max_age: object, on_gone: object) -> None:
-    require_age(max_age, name="max_age")
+    AGE.or_none.check("max_age", max_age)
     if on_gone not in ("error", "null"):
         raise UsageError(f"on_gone={on_gone!r}", "pass 'error' or 'null'")
 

@@ -43,7 +43,7 @@ from pyspark.sql.types import (
 )
 
 from kvstore import bulk
-from kvstore.base.arguments import require_count
+from kvstore.base.arguments import integer
 from kvstore.base.span import Span, require_key
 from kvstore.base.timestamp import Timestamp
 from kvstore.bulk.ingest import OnConflict, require_on_conflict
@@ -528,7 +528,7 @@ class ImportRows:
             return len(_checked(self.splits)) + 1
         if self.partitions is None:
             return estimated_count(self.df)
-        return require_count(self.partitions, name="partitions", most=PARTITIONS_MAX)
+        return integer(1, PARTITIONS_MAX).check("partitions", self.partitions)
 
     def require_size(self, max_bytes: int | None) -> None:
         """Raise `UsageError` if Spark expects more than `max_bytes` of input, before any task runs.
@@ -735,7 +735,7 @@ class RowEncoder:
                 given, dues = self._timed(batch, first)
                 rows = conform(definition, _with_times(definition, given), first)
             except UsageError as error:
-                raise UsageError(f"{error.what}{_place()}", error.remedy) from None
+                raise error.at(after=_place()) from None
             first += batch.num_rows
             stored = stored_batches(codec, rows, dues)
             yield from stored if self.shards is None else sharded_batches(stored, self.shards)

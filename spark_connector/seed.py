@@ -25,7 +25,7 @@ from kvstore.backup.shard import (
     part_names,
     write_batch,
 )
-from kvstore.base.arguments import require_count, require_path
+from kvstore.base.arguments import integer, require_path
 from kvstore.base.clock import Clock
 from kvstore.base.span import Span
 from kvstore.base.timestamp import TimeLike, Timestamp, to_timestamp
@@ -248,7 +248,7 @@ def seed(
     now = Clock().wall_ns()
     times = SeedTimes(int(to_timestamp(since, name="since", now=lambda: now)), now)
     count = estimated_count(df) if partitions is None else partitions
-    require_count(count, name="partitions", most=PARTITIONS_MAX)
+    integer(1, PARTITIONS_MAX).check("partitions", count)
     if isinstance(url_or_path, Access) or "://" in os.fspath(url_or_path):
         return Timestamp(seed_collection(rows, Access.of(url_or_path), times, count))
     require_path(url_or_path)

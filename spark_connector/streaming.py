@@ -16,7 +16,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql.types import BinaryType, DataType, LongType, StringType, StructType, TimestampType
 from sortedcontainers import SortedDict
 
-from kvstore.base.arguments import require_count
+from kvstore.base.arguments import NUMBER
 from kvstore.base.span import require_key
 from kvstore.base.timestamp import Timestamp
 from kvstore.batch import Batch
@@ -356,7 +356,7 @@ def _feed(changes: DataFrame, position: bytes | None, batch_id: int | None) -> M
     if position is None:
         return None
     require_key(position, name="position")
-    number = require_count(batch_id, name="batch_id", least=0)
+    number = NUMBER.check("batch_id", batch_id)
     return MicroBatch(position, number, planned_origin(changes, number))
 
 

@@ -20,7 +20,6 @@ from kvstore.bulk.pushes.pull import OnRefusal, Puller
 from kvstore.bulk.pushes.pushes import Pushes, send_rows
 from kvstore.bulk.sort import DUPLICATES
 from kvstore.bulk.staging import Reading
-from kvstore.cli.app import in_shell_words
 from kvstore.cli.options import (
     Encoding,
     Encodings,
@@ -318,7 +317,7 @@ class _Notes(logging.Handler):
     """Prints what happens to pushes, and failures without their tracebacks."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        note(in_one_line(in_shell_words(record.getMessage())))
+        note(in_one_line(record.getMessage()))
 
 
 @contextmanager

@@ -18,13 +18,7 @@ from zlib import crc32
 
 import pyarrow as pa
 
-from kvstore.base.arguments import (
-    require_count,
-    require_integer,
-    require_outside,
-    require_parent,
-    require_path,
-)
+from kvstore.base.arguments import INTEGER, integer, require_outside, require_parent, require_path
 from kvstore.base.clock import Clock
 from kvstore.base.span import RESERVED, Span, merge_spans, require_key
 from kvstore.base.timestamp import TimeLike, Timestamp, to_timestamp
@@ -33,6 +27,7 @@ from kvstore.bulk.staging import BucketUrl, Manifest, Staging
 from kvstore.codec.json import JsonObject, read_object
 from kvstore.codec.keys import IMPORT_ID_MAX
 from kvstore.errors import (
+    Argument,
     CorruptionError,
     FormatVersionError,
     UsageError,
@@ -102,7 +97,7 @@ SHARDS_MAX: Final = 10_000
 
 def shard_of(key: bytes, shards: int) -> int:
     """The shard of `key`, from 0 to `shards - 1`. Spark's `crc32(key) % shards` is the same."""
-    return crc32(require_key(key)) % require_count(shards, name="shards", most=SHARDS_MAX)
+    return crc32(require_key(key)) % integer(1, SHARDS_MAX).check("shards", shards)
 
 
 def shard_column(keys: pa.Array, shards: int) -> pa.Array:
@@ -196,19 +191,26 @@ def mode_of(
         raise UsageError(f"mode={mode!r}", 'pass "add" or "replace"')
     if codec is not None:
         if prefix is not None:
-            raise UsageError(f"prefix={prefix!r} with a table", "leave it out")
+            raise UsageError((Argument.of("prefix", prefix), " with a table"), "leave it out")
         prefix = table_prefix(codec.definition.number) if mode == REPLACE else None
         require_keeping(codec, built_at)
     if (mode == REPLACE) != (prefix is not None):
         raise UsageError(
-            f"mode={mode!r} with prefix={prefix!r}",
-            'pass mode="replace" and the prefix of the keys that the push replaces; prefix=b"" is '
-            "every key",
+            (Argument.of("mode", mode), " with ", Argument.of("prefix", prefix)),
+            (
+                "pass ",
+                Argument.of("mode", "replace"),
+                " and the prefix of the keys that the push replaces; an empty prefix is every key",
+            ),
         )
     if keep_newer != (built_at is not None):
         raise UsageError(
-            f"keep_newer={keep_newer!r} with built_at={built_at!r}",
-            "pass both: built_at is the time at which the job read the data that it pushes",
+            (Argument.of("keep_newer", keep_newer), " with ", Argument.of("built_at", built_at)),
+            (
+                "pass both: ",
+                Argument("built_at"),
+                " is the time at which the job read the data that it pushes",
+            ),
         )
     spans = () if prefix is None else (Span.of_prefix(prefix).plain(),)
     _require_own(spans)
@@ -271,7 +273,9 @@ def _instant(built_at: TimeLike) -> Timestamp:
     now = Clock().wall_ns
     found = to_timestamp(built_at, name="built_at", now=now)
     if found > now():
-        raise UsageError(f"built_at={found} lies in the future", "pass the time of the build")
+        raise UsageError(
+            (Argument("built_at", str(found)), " lies in the future"), "pass the time of the build"
+        )
     return found
 
 
@@ -576,16 +580,14 @@ def newest_pushes(newest: Iterator[PushEvent], count: int) -> list[Push]:
 def back_to(newest: Iterator[PushEvent], number: int) -> list[PushEvent]:
     """The events from the newest back to push `number`, which is the last of the list. Raises
     `UsageError` if there is no such push."""
-    require_integer(number, name="number")
+    INTEGER.check("number", number)
     found = []
     for event in newest:
         found.append(event)
         if event.push is not None and event.number <= number:
             break
     if not found or found[-1].push is None or found[-1].number != number:
-        raise UsageError(
-            f"there is no push {number!r}", "`kvstore push list` or Pushes.list() names all pushes"
-        )
+        raise UsageError(f"there is no push {number!r}", "`kvstore push list` names all pushes")
     return found
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
-from kvstore.base.arguments import require_count, require_seconds, require_wait
+from kvstore.base.arguments import NUMBER, SECONDS, WAIT
 from kvstore.base.background import Failures
 from kvstore.base.clock import Clock
 from kvstore.base.forks import own
@@ -828,8 +828,8 @@ class Puller:
             )
         self._waits = on_refusal == "wait"
         self.name = require_name(name)
-        self.shard = require_count(shard, name="shard", least=0)
-        self._every = PULL_EVERY_S if every is None else require_seconds(every, name="every")
+        self.shard = NUMBER.check("shard", shard)
+        self._every = PULL_EVERY_S if every is None else SECONDS.check("every", every)
         self._stop = threading.Event()
         self._store, self._pushes = store, pushes_until(pushes, self._stop)
         self._failures = Failures("kvstore.pull", Clock())
@@ -882,7 +882,7 @@ class Puller:
             return str(number) in self._place.fields()["pushes"]
 
         with self._lock:
-            seconds = require_wait(timeout)
+            seconds = WAIT.check("timeout", timeout)
             if not self._moved.wait_for(has_passed, seconds):
                 remedy = "look at the puller's status, or wait longer (timeout=)"
                 what = f"push {number} is not taken"

@@ -19,7 +19,7 @@ from typing import Any, Final, Literal, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kvstore.base.arguments import require_age, require_count, require_seconds
+from kvstore.base.arguments import AGE, NUMBER, SECONDS, integer
 from kvstore.base.clock import Clock
 from kvstore.base.timestamp import NS_PER_SECOND, TimeLike
 from kvstore.bulk.building import Import
@@ -362,7 +362,7 @@ class Pushes:
         event since the oldest push of the answer."""
         if last is None:
             return pushes_of(self.log.events())
-        require_count(last, name="last", least=0)
+        NUMBER.check("last", last)
         return newest_pushes(self.log.newest_first(self.log.end()), last)
 
     def status(self, number: int) -> PushStatus:
@@ -384,7 +384,7 @@ class Pushes:
         Raises `ImportRefusedError` as soon as one of them has refused it, with its reason, and
         `BusyError` after `timeout` seconds. The push stays, and other stores take it.
         """
-        seconds = None if timeout is None else require_seconds(timeout, name="timeout")
+        seconds = None if timeout is None else SECONDS.check("timeout", timeout)
         if isinstance(names, str) or not isinstance(names, Collection):
             raise UsageError(f"names={names!r}", "pass a list of names of stores")
         if until not in ("added", "reverted"):
@@ -430,11 +430,11 @@ class Pushes:
         known = self.log.end()
         pushes = unexpired(self.log.newest_first(known))
         if isinstance(keep, timedelta):
-            require_age(keep, name="keep")
+            AGE.or_none.check("keep", keep)
             oldest = Clock().wall_ns() - int(keep.total_seconds() * NS_PER_SECOND)
             old = [*takewhile(lambda push: push.at <= oldest, pushes)]
         else:
-            require_count(keep, name="keep", least=0)
+            NUMBER.check("keep", keep)
             old = pushes[: max(len(pushes) - keep, 0)]
         for push in old:
             known = self._append(EXPIRE, push.number, known)
@@ -507,7 +507,7 @@ class BuildingPush:
         feed: MicroBatch | None = None,
         codec: TableCodec | None = None,
     ) -> None:
-        require_count(shards, name="shards", most=SHARDS_MAX)
+        integer(1, SHARDS_MAX).check("shards", shards)
         self._how, self._feed, self._known = how, feed, pushes.log.end()
         self._tables = () if codec is None else (EncodedBy.of(codec),)
         self._rows = None if codec is None else PushedRows(codec, shards)

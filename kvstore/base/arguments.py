@@ -9,20 +9,151 @@ import re
 import stat
 import sys
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import datetime, timedelta
+from enum import Enum
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final, Generic, TypeVar
 
 from typing_extensions import TypeIs
 
 from kvstore.base.span import Span
 from kvstore.base.timestamp import TimeLike, plain_integer
-from kvstore.errors import UsageError, storage_errors
+from kvstore.errors import Argument, UsageError, Words, storage_errors
 from kvstore.limits import VALUE_BYTES_MAX
 
 _Key = TypeVar("_Key")
+_Value = TypeVar("_Value")
+_Word = TypeVar("_Word", bound=str)
+
+
+@dataclass(frozen=True, slots=True)
+class ArgumentKind(Generic[_Value]):
+    """What an argument may be. `COUNT.check("limit", limit)` returns the value of the argument
+    `limit`, or raises `UsageError`, which has the argument's name and tells the `hint`."""
+
+    read: Callable[[object], _Value | Refused]
+    hint: str
+
+    def check(self, name: str, given: object) -> _Value:
+        """The value of the argument `name`. Raises `UsageError`."""
+        found = self.read(given)
+        if found is REFUSED:
+            raise UsageError(Argument.of(name, given), self.hint)
+        return found
+
+    @property
+    def or_none(self) -> ArgumentKind[_Value | None]:
+        """The same, or None."""
+        read = self.read
+        return ArgumentKind(
+            lambda given: None if given is None else read(given), f"{self.hint}, or None"
+        )
+
+
+class Refused(Enum):
+    """What a kind reads from a value that it does not take."""
+
+    REFUSED = 0
+
+
+REFUSED: Final = Refused.REFUSED
+
+
+def integer(least: int, most: int | None = None, *, hint: str = "") -> ArgumentKind[int]:
+    """An integer from `least` to `most`, also one of numpy. A bool is none."""
+
+    def read(given: object) -> int | Refused:
+        found = plain_integer(given)
+        if found is None or found < least or (most is not None and found > most):
+            return REFUSED
+        return found
+
+    bounds = f"at least {least}" if most is None else f"{least} to {most}"
+    return ArgumentKind(read, hint or f"pass {bounds}")
+
+
+def word(*words: _Word, hint: str = "") -> ArgumentKind[_Word]:
+    """One of the words."""
+    known: dict[object, _Word] = {each: each for each in words}
+
+    def read(given: object) -> _Word | Refused:
+        return known.get(given, REFUSED) if isinstance(given, str) else REFUSED
+
+    return ArgumentKind(read, hint or f"pass one of {', '.join(words)}")
+
+
+def text(pattern: str, hint: str) -> ArgumentKind[str]:
+    """A text that matches `pattern` from end to end."""
+    match = re.compile(pattern).fullmatch
+
+    def read(given: object) -> str | Refused:
+        return given if isinstance(given, str) and match(given) is not None else REFUSED
+
+    return ArgumentKind(read, hint)
+
+
+def instance(*kinds: type[_Value], hint: str) -> ArgumentKind[_Value]:
+    """An object of one of the classes."""
+    return ArgumentKind(lambda given: given if isinstance(given, kinds) else REFUSED, hint)
+
+
+def _read_integer(given: object) -> int | Refused:
+    found = plain_integer(given)
+    return REFUSED if found is None else found
+
+
+def _read_flag(given: object) -> bool | Refused:
+    return given if given is True or given is False else REFUSED
+
+
+def _read_seconds(given: object) -> float | Refused:
+    if isinstance(given, bool) or not isinstance(given, int | float) or not given >= 0:
+        return REFUSED
+    return given
+
+
+def _read_wait(given: object) -> float | Refused:
+    if isinstance(given, bool) or not isinstance(given, int | float):
+        return REFUSED
+    seconds = float(min(max(given, 0.0), threading.TIMEOUT_MAX))
+    return REFUSED if math.isnan(seconds) else seconds
+
+
+def _read_age(given: object) -> timedelta | Refused:
+    return given if isinstance(given, timedelta) and given >= timedelta(0) else REFUSED
+
+
+def _read_span(given: object) -> Span | Refused:
+    if given is None:
+        return Span()
+    return given if isinstance(given, Span) else REFUSED
+
+
+def _read_columns(given: object) -> tuple[str, ...] | Refused:
+    if isinstance(given, str | bytes) or not isinstance(given, Iterable):
+        return REFUSED
+    return tuple(given)
+
+
+INTEGER: Final = ArgumentKind(_read_integer, "pass an integer")
+COUNT: Final = integer(1)
+NUMBER: Final = integer(0)
+LIMIT: Final = ArgumentKind(integer(0, sys.maxsize).or_none.read, "pass a count, or None for all")
+FLAG: Final = ArgumentKind(_read_flag, "pass True or False")
+"""A text such as "no" would count as True."""
+SECONDS: Final = ArgumentKind(_read_seconds, "pass seconds")
+WAIT: Final = ArgumentKind(_read_wait, "pass seconds").or_none
+"""The seconds of a wait, None for no bound. A negative number becomes 0, and a number above the
+longest wait of the system becomes that wait."""
+AGE: Final = ArgumentKind(_read_age, "pass a timedelta that is not negative")
+SPAN: Final = ArgumentKind(_read_span, "pass Span(start, end)")
+"""None is every key."""
+COLUMNS: Final = ArgumentKind(_read_columns, "pass a list of names").or_none
+"""Names of columns, None for all. A text would be its letters."""
+
 
 VALUE_COLUMNS: Final = ("value", "value_timestamp")
 """The columns that a join adds, unless its caller names others."""
@@ -37,20 +168,25 @@ def require_path(path: object, *, name: str = "path") -> Path:
     A URL is refused: as a path it would name a directory `s3:` in the working directory.
     """
     if not isinstance(path, str | os.PathLike) or not isinstance(os.fspath(path), str):
-        raise UsageError(f"{name} must be a path, not {type(path).__name__}", "pass a str or Path")
-    if not os.fspath(path):  # not the working directory: an unset variable in a script
-        raise UsageError(f"{name} is empty", "pass the path of a directory")
-    if is_url(os.fspath(path)):
         raise UsageError(
-            f"{name} {os.fspath(path)} is a URL, and a directory of a file system is needed",
+            (Argument(name), f" must be a path, not {type(path).__name__}"), "pass a str or Path"
+        )
+    if not os.fspath(path):  # not the working directory: an unset variable in a script
+        raise UsageError((Argument(name), " is empty"), "pass the path of a directory")
+    if is_url(text := os.fspath(path)):
+        raise UsageError(
+            (
+                Argument(name),
+                f" {text} is a URL, and a directory of a file system is needed",
+            ),
             "pass the path of a directory",
         )
-    if "\0" in os.fspath(path):
-        raise UsageError(f"{name} {os.fspath(path)!r} holds a zero byte", "pass another path")
+    if "\0" in text:
+        raise UsageError((Argument(name), f" {text!r} holds a zero byte"), "pass another path")
     try:
         return Path(os.path.realpath(path))
     except (OSError, UnicodeError) as error:  # the working directory is gone; a lone surrogate
-        raise UsageError(f"{name} {os.fspath(path)!r}: {error}", "pass another path") from error
+        raise UsageError((Argument(name), f" {text!r}: {error}"), "pass another path") from error
 
 
 def require_absolute(path: str | os.PathLike[str], *, name: str = "path") -> Path:
@@ -74,7 +210,7 @@ URL_SCHEMES: Final = frozenset((*_OPENED, *_OF_HADOOP))
 """The schemes of URLs that Spark and Hadoop also write with one slash, as `dbfs:/folder`."""
 
 
-def require_absent(path: Path, *, advice: str) -> None:
+def require_absent(path: Path, *, advice: Words) -> None:
     """Raise `UsageError` with `advice` if something is at `path`, be it a link that leads nowhere.
     A disk that fails raises `StorageError`."""
     with storage_errors(str(path)):
@@ -111,7 +247,8 @@ def require_outside(path: Path, *, name: str) -> None:
         kind = _kind_of(above)
         if kind is not None:
             raise UsageError(
-                f"{name} {path} lies inside {kind} at {above}", "choose a path beside it"
+                (Argument(name), f" {path} lies inside {kind} at {above}"),
+                "choose a path beside it",
             )
 
 
@@ -164,81 +301,17 @@ def _mode(path: Path) -> int:
             return 0
 
 
-def require_span(span: object) -> Span:
-    """`span`, or every key where it is None."""
-    if span is None:
-        return Span()
-    if not isinstance(span, Span):
-        raise UsageError(f"span must be a Span, not {type(span).__name__}", "pass Span(start, end)")
-    return span
-
-
-def require_count(count: object, *, name: str, least: int = 1, most: int | None = None) -> int:
-    """`count`, if it is an integer from `least` to `most`."""
-    if type(count) is not int or count < least or (most is not None and count > most):
-        bound = f"at least {least}" if most is None else f"{least} to {most}"
-        raise UsageError(f"{name}={count!r}", f"pass {bound}")
-    return count
-
-
-def require_limit(limit: object) -> int | None:
-    """The `limit` of a scan."""
-    if limit is not None and (type(limit) is not int or not 0 <= limit <= sys.maxsize):
-        raise UsageError(f"limit={limit!r}", "pass a count, or None for all")
-    return limit
-
-
-def require_flag(flag: object, *, name: str) -> bool:
-    """`flag`, if it is True or False: a text such as "no" would count as True."""
-    if flag is True or flag is False:
-        return flag
-    raise UsageError(f"{name}={flag!r}", "pass True or False")
-
-
-def require_integer(number: object, *, name: str) -> int:
-    """`number` as an integer, even if it is one of numpy. A bool is refused."""
-    found = plain_integer(number)
-    if found is None:
-        raise UsageError(f"{name}={number!r}", "pass an integer")
-    return found
-
-
-def require_seconds(seconds: object, *, name: str) -> float:
-    """`seconds`, if it is a number that is not negative."""
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds >= 0:
-        raise UsageError(f"{name}={seconds!r}", "pass seconds")
-    return seconds
-
-
-def require_wait(timeout: object) -> float | None:
-    """The seconds of a wait, None for no bound. A negative number becomes 0, and a number above the
-    longest wait of the system becomes that wait."""
-    if timeout is None:
-        return None
-    if isinstance(timeout, int | float) and not isinstance(timeout, bool):
-        seconds = float(min(max(timeout, 0.0), threading.TIMEOUT_MAX))
-        if not math.isnan(seconds):
-            return seconds
-    raise UsageError(f"timeout={timeout!r}", "pass seconds, or None")
-
-
-def require_age(age: object, *, name: str) -> timedelta | None:
-    """`age`, if it is None or a timedelta that is not negative."""
-    if age is not None and (not isinstance(age, timedelta) or age < timedelta(0)):
-        raise UsageError(f"{name}={age!r}", "pass a timedelta that is not negative")
-    return age
-
-
 def require_value(value: object, *, name: str = "value") -> bytes:
     """`value` as bytes, if it can be stored: a buffer is copied."""
     if not isinstance(value, bytes | bytearray | memoryview):
         raise UsageError(
-            f"{name} must be bytes, not {type(value).__name__}", "encode it; None: use delete"
+            (Argument(name), f" must be bytes, not {type(value).__name__}"),
+            "encode it; None: use delete",
         )
     size = value.nbytes if isinstance(value, memoryview) else len(value)
     if size > VALUE_BYTES_MAX:
         raise UsageError(
-            f"{name} has {size} bytes, at most {VALUE_BYTES_MAX} are stored",
+            (Argument(name), f" has {size} bytes, at most {VALUE_BYTES_MAX} are stored"),
             "split it over several keys",
         )
     return bytes(value)
@@ -249,16 +322,9 @@ def key_list(keys: Iterable[_Key]) -> list[_Key]:
     try:
         return list(keys)
     except TypeError as error:
-        raise UsageError(f"keys must be many, not {type(keys).__name__}", "pass a list") from error
-
-
-def chosen_columns(columns: object) -> tuple[str, ...] | None:
-    """The names of columns that a caller chose, None for all. A text would be its letters."""
-    if columns is None:
-        return None
-    if isinstance(columns, str | bytes) or not isinstance(columns, Iterable):
-        raise UsageError(f"columns={columns!r}", "pass a list of names")
-    return tuple(columns)
+        raise UsageError(
+            (Argument("keys"), f" must be many, not {type(keys).__name__}"), "pass a list"
+        ) from error
 
 
 def is_many(as_of: TimeLike | Sequence[TimeLike] | None) -> TypeIs[Sequence[TimeLike]]:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-from kvstore.errors import UsageError, printable
+from kvstore.errors import Argument, UsageError, printable
 from kvstore.limits import KEY_BYTES_MAX
 
 RESERVED: Final = b"\xff" * 9
@@ -26,11 +26,15 @@ def require_key(key: object, *, name: str = "key", room: int = 0) -> bytes:
     """
     if type(key) is not bytes:
         if not isinstance(key, bytes | bytearray | memoryview):
-            raise UsageError(f"{name} must be bytes, not {type(key).__name__}", "encode it first")
+            raise UsageError(
+                (Argument(name), f" must be bytes, not {type(key).__name__}"), "encode it first"
+            )
         key = bytes(key)
     if len(key) - room > KEY_BYTES_MAX:
         most = KEY_BYTES_MAX + room
-        raise UsageError(f"{name} has {len(key)} bytes, at most {most} are allowed", "shorten it")
+        raise UsageError(
+            (Argument(name), f" has {len(key)} bytes, at most {most} are allowed"), "shorten it"
+        )
     return key
 
 

@@ -23,7 +23,7 @@ from numbers import Integral
 from operator import index
 from typing import Final, TypeAlias
 
-from kvstore.errors import UsageError
+from kvstore.errors import Argument, UsageError
 
 NS_PER_SECOND = 1_000_000_000
 TIMESTAMP_MAX = (1 << 63) - 1
@@ -79,12 +79,16 @@ class Timestamp(int):
         if not is_aware:
             raise UsageError(f"{moment!r} has no time zone", "pass an aware datetime")
         ns = _microseconds(moment) * 1000 + getattr(moment, "nanosecond", 0)
-        return _in_range(ns, str(moment))
+        if not 0 <= ns <= TIMESTAMP_MAX:
+            raise _outside(str(moment))
+        return cls(ns)
 
     @classmethod
     def from_ns(cls, value: int) -> Timestamp:
         """Check the range; raises `UsageError` outside 0..2**63 - 1."""
-        return _in_range(value, f"timestamp {value}")
+        if not 0 <= value <= TIMESTAMP_MAX:
+            raise _outside(f"timestamp {value}")
+        return cls(value)
 
     def to_datetime(self) -> datetime:
         """The instant as an aware UTC `datetime`, rounded up to microseconds: a read as of it has
@@ -175,39 +179,39 @@ def to_timestamp(
     if isinstance(value, Timestamp) and 0 <= value <= TIMESTAMP_MAX:
         return value
     if isinstance(value, bool):
-        raise UsageError(f"{name} must be a time, not a bool", f"pass {_WANTED}")
+        raise UsageError((Argument(name), " must be a time, not a bool"), f"pass {_WANTED}")
     if isinstance(value, int):
         return _of_number(value, name, now)
     if isinstance(value, datetime):
         return Timestamp.from_datetime(value)
     if isinstance(value, timedelta) and value < timedelta(0):
-        raise UsageError(f"{name}={value!r} lies ahead", "pass how long ago it is")
+        raise UsageError((Argument.of(name, value), " lies ahead"), "pass how long ago it is")
     from_now = _from_now(value)
     if from_now is not None:
         if now is None:
-            raise UsageError(f"{name}={value!r} counts from now", "pass a time that stands still")
+            raise UsageError(
+                (Argument.of(name, value), " counts from now"), "pass a time that stands still"
+            )
         at = from_now(now())
         if at < 0:
-            raise UsageError(f"{name}={value!r} is before 1970", "pass a shorter age")
+            raise UsageError((Argument.of(name, value), " is before 1970"), "pass a shorter age")
         return Timestamp.from_ns(at)
     if isinstance(value, str):
         return _of_text(value, name, now)
     number = plain_integer(value)
     if number is None:
         raise UsageError(
-            f"{name} must be a time, not {type(value).__name__}",
+            (Argument(name), f" must be a time, not {type(value).__name__}"),
             f"pass {_WANTED}; time.time_ns() counts nanoseconds, time.time() does not",
         )
     return _of_number(number, name, now)
 
 
-def _in_range(ns: int, named: str) -> Timestamp:
-    if not 0 <= ns <= TIMESTAMP_MAX:
-        raise UsageError(
-            f"{named} is outside 0..2**63 - 1 nanoseconds since 1970",
-            f"pass a time from 1970-01-01T00:00Z to {Timestamp(TIMESTAMP_MAX)}",
-        )
-    return Timestamp(ns)
+def _outside(named: str | Argument) -> UsageError:
+    return UsageError(
+        (named, " is outside 0..2**63 - 1 nanoseconds since 1970"),
+        f"pass a time from 1970-01-01T00:00Z to {Timestamp(TIMESTAMP_MAX)}",
+    )
 
 
 def _ns_of_iso(text: object) -> int:
@@ -236,7 +240,10 @@ def _of_text(value: str, name: str, now: Callable[[], int] | None) -> Timestamp:
         return _of_number(int(text.lstrip("0")[:_DIGITS_MAX] or "0"), name, now)
     if is_oldest(text):
         raise UsageError(
-            f"{name}={value!r}: only a window of changes or a feed begins with the oldest",
+            (
+                Argument.of(name, value),
+                ": only changes and feeds begin with the oldest",
+            ),
             f"write {ACCEPTED}",
         )
     if _DAY.fullmatch(text) is not None:
@@ -245,8 +252,12 @@ def _of_text(value: str, name: str, now: Callable[[], int] | None) -> Timestamp:
         ns = _ns_of_iso(text)
     except UsageError as error:
         why = error.what.partition(" is not a timestamp")[2]
-        raise UsageError(f"{name}={value!r} is no time{why}", f"write {ACCEPTED}") from error
-    return _in_range(ns, f"{name}={value!r}")
+        raise UsageError(
+            (Argument.of(name, value), f" is no time{why}"), f"write {ACCEPTED}"
+        ) from error
+    if not 0 <= ns <= TIMESTAMP_MAX:
+        raise _outside(Argument.of(name, value))
+    return Timestamp(ns)
 
 
 def is_plain_number(value: object) -> bool:
@@ -358,12 +369,14 @@ def plain_integer(value: object) -> int | None:
 
 
 def _of_number(value: int, name: str, now: Callable[[], int] | None) -> Timestamp:
-    found = _in_range(value, f"{name}={value}")
+    if not 0 <= value <= TIMESTAMP_MAX:
+        raise _outside(Argument.of(name, value))
+    found = Timestamp(value)
     unit = None if now is None or value > OTHER_UNITS_MAX else is_other_unit(value, now())
     if unit is not None:
         raise UsageError(
-            f"{name}={value} is {found} in nanoseconds, and looks like {unit}",
-            "pass an aware datetime, ISO-8601 with a zone, or a Timestamp where 1970 is meant",
+            (Argument.of(name, value), f" is {found} in nanoseconds, and looks like {unit}"),
+            "pass a day (2026-11-22), ISO-8601 with a zone, or an aware datetime",
         )
     return found
 

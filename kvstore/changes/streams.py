@@ -13,7 +13,7 @@ from itertools import islice, pairwise
 from operator import attrgetter
 from typing import Any, Final, NamedTuple
 
-from kvstore.base.arguments import require_count
+from kvstore.base.arguments import integer
 from kvstore.base.timestamp import TIMESTAMP_MAX, Timestamp
 from kvstore.codec.json import JsonObject
 from kvstore.engine.api import WriteBatch
@@ -206,7 +206,7 @@ class Generations:
 
     def stage_next(self, batch: WriteBatch, opened_at: int, *, count: int) -> Generation:
         """Add the record of a generation of `count` streams to an engine batch."""
-        require_count(count, name="streams", most=STREAMS_MAX)
+        integer(1, STREAMS_MAX).check("streams", count)
         opened = generation(opened_at, new_streams(count, secrets.randbits(RANDOM_BITS)))
         if self.current.opened_at == 0:
             # The first generation of a store is written when it gets a successor.

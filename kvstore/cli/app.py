@@ -6,10 +6,12 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import wraps
 from importlib import import_module
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import Annotated, Any, Final
 
 import typer
 from typer.core import TyperGroup
@@ -18,6 +20,7 @@ from kvstore.cli.output import in_one_line, print_line
 from kvstore.cli.process import interruptible
 from kvstore.cli.times import ago
 from kvstore.errors import (
+    Argument,
     CorruptionError,
     FencedError,
     HistoryGoneError,
@@ -28,10 +31,6 @@ from kvstore.errors import (
     UsageError,
 )
 from kvstore.version import __version__
-
-if TYPE_CHECKING:
-    pass
-
 
 # --------------------------------------------------------------------------------------------------
 # Exit codes: one number tells a script what to do about a failure.
@@ -146,67 +145,37 @@ SUMMARIES: Final[Mapping[str, str]] = {
 
 
 # --------------------------------------------------------------------------------------------------
-# Messages in the words of the shell: an error names arguments of Python, and a person has options.
+# Messages in the words of the shell: an error of the store names arguments of Python, and a person
+# has options.
 #
 # Invariants
-# 1. A message without such words is not changed.
+# 1. An argument for which the command has an option is told as that option. Everything else of a
+#    message is told as it is.
 
-PHRASES: Final[Mapping[str, str]] = {
-    'ingest with on_conflict="overwrite"': "pass --on-conflict overwrite",
-    "bulk.seed(duplicates='last') keeps the later row": "--duplicates last keeps the later row",
-    "see store.imports.all()": "`kvstore imports list` names all imports",
-    "`kvstore holds list` or store.holds.all() names": "`kvstore holds list` names",
-    "delete the span by delete_range": "delete the span by `kvstore delete-range`",
-    "needs full=True": "needs --full",
-    "backup(store, full=True)": "`kvstore backup run --full`",
-    "(collection.unlabel)": "(`kvstore backup label COLLECTION NAME --drop`)",
-    "weekly need keep_within": "weekly need --keep-within",
-    "expire takes before=, keep= or keep_within=": "give --before, --keep or --keep-within",
-    "and has none; pass store=": "and has none; pass --store",
-    "`kvstore push list` or Pushes.list() names": "`kvstore push list` names",
-    'depth="files"': "--depth files",
-    'depth="checksums"': "--depth checksums",
-    'depth="open"': "--depth open",
-    "pass its passphrase or key file": "pass the passphrase in KVSTORE_PASSPHRASE, or --key-file",
-    "open it without passphrase and key file": "unset KVSTORE_PASSPHRASE, and pass no --key-file",
-    "backup.replicate makes": "`kvstore backup replicate` makes",
-    'depth="contents"': "--depth contents",
-    "depth='contents'": "--depth contents",
-    'pass mode="replace" and': "pass --mode replace and",
-    "mode='replace'": "--mode replace",
-    "mode='add'": "--mode add",
-    'prefix=b"" is every key': "--prefix '' is every key",
-    "prefix=None": "no --prefix",
-    "keep_newer=True": "--keep-newer",
-    "keep_newer=False": "no --keep-newer",
-    "built_at=None": "no --built-at",
-    "pass both: built_at is": "pass both: --built-at is",
-    "pass add, drop, widen, add_index or drop_index": "pass --add, --drop, --widen, --add-index, "
-    "--unique-index or --drop-index",
-    "or pass overwrite=True": "or pass --overwrite",
-    "as_of=": "--as-of ",
-    "since=": "--since ",
-    "upto=": "--upto ",
-    "before=": "--before ",
-    "built_at=": "--built-at ",
-    "expires=": "--expires ",
-    "max_staleness=": "--poll ",
-    "write ISO-8601 with a zone: 2013-01-31T23:59:59Z": "write '1 hour ago', -1h, yesterday, "
-    "2026-11-22, or ISO-8601 with a zone: 2013-01-31T23:59:59Z",
-    "engine=": "--engine ",
-    "memory, or an Engine": "memory",
-    "pass an aware datetime, ISO-8601 with a zone, or a Timestamp where 1970 is meant": "write a "
-    "date, 2026-11-22, or ISO-8601 with a zone",
-    "make it: table(name, schema=...)": "`kvstore table list` names all tables",
-}
-"""Words of Python, each with the words of the shell."""
+_PLAIN: Final = re.compile(r"'([\w.:+-]+)'")
+"""A text that needs no quotes in a shell."""
 
 
-def in_shell_words(message: str) -> str:
-    """`message` with the names of options where it has the names of arguments."""
-    for words, shell in PHRASES.items():
-        message = message.replace(words, shell)
-    return message
+def in_options(command: Any) -> Callable[[Argument], str]:
+    """How an argument is written in messages of `command`: `--limit 5`, `--full`, `no --full`."""
+    options: dict[str, str] = {
+        each.name: next(word for word in (*each.opts, "") if word[:2] in ("--", ""))
+        for each in command.params
+        if each.param_type_name == "option"
+    }
+
+    def spell(argument: Argument) -> str:
+        option, shown = options.get(argument.name, ""), argument.shown
+        if not option:
+            return str(argument)
+        if shown in ("", "True"):
+            return option
+        if shown in ("False", "None"):
+            return f"no {option}"
+        plain = _PLAIN.fullmatch(shown)
+        return f"{option} {plain[1] if plain is not None else shown}"
+
+    return spell
 
 
 # --------------------------------------------------------------------------------------------------
@@ -363,7 +332,7 @@ def _prepare(command: Any, ctx: Any) -> None:
         command.parse_args = lambda ctx, words: parse(ctx, list(map(ago, words)))
     below = getattr(command, "commands", None)
     if below is None:
-        command.callback = interruptible(command.callback)
+        command.callback = _telling(interruptible(command.callback), in_options(command))
         return
     for each in below.values():
         _prepare(each, ctx)
@@ -376,8 +345,21 @@ def _without_types(params: list[Any]) -> list[Any]:
     return params
 
 
-def _told(error: KVStoreError) -> typer.Exit:
-    line = in_one_line(in_shell_words(" ".join(str(error).split())))
+def _telling(run: Callable[..., Any], spell: Callable[[Argument], str]) -> Callable[..., Any]:
+    """`run`, whose failures are told with the options of its command."""
+
+    @wraps(run)
+    def telling(*args: Any, **options: Any) -> Any:
+        try:
+            return run(*args, **options)
+        except KVStoreError as error:
+            raise _told(error, spell) from error
+
+    return telling
+
+
+def _told(error: KVStoreError, spell: Callable[[Argument], str] = str) -> typer.Exit:
+    line = in_one_line(" ".join(error.told(spell).split()))
     typer.echo(f"kvstore: {line}", err=True)
     return typer.Exit(exit_code(error))
 

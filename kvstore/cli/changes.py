@@ -72,7 +72,10 @@ FollowOption = Annotated[
 PollOption = Annotated[
     float,
     typer.Option(
-        metavar="SECONDS", min=0.01, help="Seconds between two looks at the files, while following."
+        "--poll",
+        metavar="SECONDS",
+        min=0.01,
+        help="Seconds between two looks at the files, while following.",
     ),
 ]
 LinesOption = Annotated[bool, typer.Option("--json", help="No effect: lines are JSON.")]
@@ -95,7 +98,7 @@ def changes(
     images: ImagesOption = "delta",
     limit: LimitOption = None,
     follow: FollowOption = False,
-    poll: PollOption = 1.0,
+    max_staleness: PollOption = 1.0,
     encoding: EncodingOption = Encoding.TEXT,
     _as_json: LinesOption = True,
 ) -> None:
@@ -120,7 +123,7 @@ def changes(
     if follow:
         if upto is not None or limit is not None:
             raise UsageError("--follow has no end", "pass no --upto and no --limit with it")
-        print_following(store, since, span, wanted, poll)
+        print_following(store, since, span, wanted, max_staleness)
         return
     with open_read_only(store) as opened:
         after = opened.whole_since if since is None else since
@@ -141,7 +144,7 @@ def follow(
     start: StartOption = None,
     end: EndOption = None,
     images: ImagesOption = "delta",
-    poll: PollOption = 1.0,
+    max_staleness: PollOption = 1.0,
     encoding: EncodingOption = Encoding.TEXT,
     _as_json: LinesOption = True,
 ) -> None:
@@ -156,7 +159,11 @@ def follow(
     """
     span = to_span(encoding, start=start, end=end, prefix=prefix)
     print_following(
-        store, "now" if since is None else since, span, one_of("--images", images, IMAGES), poll
+        store,
+        "now" if since is None else since,
+        span,
+        one_of("--images", images, IMAGES),
+        max_staleness,
     )
 
 
@@ -394,7 +401,7 @@ def tail(
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Continue with later changes.")
     ] = False,
-    poll: PollOption = 1.0,
+    max_staleness: PollOption = 1.0,
     _as_json: LinesOption = True,
 ) -> None:
     """Print the changes that a feed has not acknowledged, as JSON lines. The feed does not move.
@@ -414,7 +421,7 @@ def tail(
         if not follow:
             print_lines(lines_after(opened, position, Span(), wanted), limit)
             return
-    print_following(store, position, Span(), wanted, poll)
+    print_following(store, position, Span(), wanted, max_staleness)
 
 
 def _feeds(store: Store) -> list[tuple[str, list[HoldRecord]]]:

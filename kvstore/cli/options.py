@@ -19,7 +19,7 @@ import typer
 from kvstore.base.span import Span
 from kvstore.cli.process import uninterrupted
 from kvstore.errors import KVStoreError, NotAStoreError, UsageError
-from kvstore.opening import engine_at, open_read_only
+from kvstore.opening import ENGINES, engine_at, open_read_only
 from kvstore.opening import open as open_store
 from kvstore.remote.control import StoreOrClient, opened, reached
 from kvstore.store import TASKS_DIRECTORY, Store
@@ -200,7 +200,8 @@ def reach(path: Path) -> AbstractContextManager[StoreOrClient]:
 def open_or_create(path: Path, engine: str, *, create: bool) -> AbstractContextManager[Store]:
     """Open a store as `open_to_write`. Where nothing is, make one of `engine` if `create`."""
     if create and engine_at(path) is None:
-        return _created(path, partial(open_store, path, engine))
+        made_of = one_of("--engine", engine, ENGINES)
+        return _created(path, partial(open_store, path, made_of))
     _require_store(path, create=create)
     return open_to_write(path)
 
@@ -211,7 +212,8 @@ def open_to_own(path: Path, engine: str, *, create: bool) -> AbstractContextMana
 
     _require_store(path, create=create)
     made_by = engine_at(path)
-    listening = partial(open_control, path, made_by or engine, create=create, control=True)
+    named = made_by or one_of("--engine", engine, ENGINES)
+    listening = partial(open_control, path, named, create=create, control=True)
     return listening() if made_by is not None else _created(path, listening)
 
 

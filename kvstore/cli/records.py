@@ -9,7 +9,6 @@ from typing import Annotated
 import typer
 
 from kvstore.base.timestamp import NS_PER_SECOND, Timestamp
-from kvstore.cli.app import in_shell_words
 from kvstore.cli.options import (
     LISTED_MAX,
     JsonOption,
@@ -91,7 +90,7 @@ def drop_hold(
     with open_to_write(store) as opened:
         dropped = opened.drop_hold(name)
     print_figures(_hold_fields(dropped), as_json=as_json)
-    note(f"dropped; {in_shell_words(dropped.cost_of_dropping)}")
+    note(f"dropped; {dropped.cost_of_dropping}")
 
 
 def _is_gone(address: str) -> bool | None:

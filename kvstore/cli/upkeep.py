@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from kvstore.cli.app import NOT_FOUND, in_shell_words
+from kvstore.cli.app import NOT_FOUND
 from kvstore.cli.options import JsonOption, StoreArgument, open_to_write
 from kvstore.cli.output import (
     counting,
@@ -108,8 +108,7 @@ def gc(
         as_json=as_json,
     )
     for claim in report.held_by:
-        remedy = in_shell_words(claim.remedy)
-        note(f"history is kept by {claim.describe(now)}; {remedy}{_dropping(store, claim)}")
+        note(f"history is kept by {claim.describe(now)}; {claim.remedy}{_dropping(store, claim)}")
 
 
 def checkpoint(

@@ -26,7 +26,7 @@ from typing import Any, Final, NamedTuple, NoReturn
 
 import rocksdict as rocks
 
-from kvstore.base.arguments import require_count, require_syncable
+from kvstore.base.arguments import integer, require_syncable
 from kvstore.base.forks import own, undivided
 from kvstore.engine.api import DATA, FAMILIES, Cursor, EntryReader, FileSpan, WriteBatch, chunks
 from kvstore.engine.logs import cut, cut_manifest, find_damage, looks_recycled
@@ -114,7 +114,7 @@ class Options:
             value = getattr(self, field.name)
             if value is not None:
                 least = _LEAST.get(field.name, 0)
-                require_count(value, name=field.name, least=least, most=_MOST[field.name])
+                integer(least, _MOST[field.name]).check(field.name, value)
 
     def cache(self) -> int:
         """The bytes of the block cache."""

@@ -15,7 +15,7 @@ from itertools import islice, takewhile
 from operator import itemgetter
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from kvstore.base.arguments import require_age, require_count, require_seconds, require_span
+from kvstore.base.arguments import AGE, COUNT, NUMBER, SECONDS, SPAN
 from kvstore.base.span import Span, require_key
 from kvstore.base.timestamp import NOW, NS_PER_SECOND, OLDEST, TimeLike, Timestamp, is_oldest
 from kvstore.changes.columns import from_events
@@ -371,7 +371,7 @@ class Feed:
         `resolved` moves on. Raises `FencedError` once a newer consumer has the name,
         `HoldLostError` once the budget was exceeded, and `ClosedError` when the store closes.
         """
-        if heartbeat is not None and not require_seconds(heartbeat, name="heartbeat"):
+        if heartbeat is not None and not SECONDS.check("heartbeat", heartbeat):
             raise UsageError(f"heartbeat={heartbeat}", "pass seconds above 0, or None")
         return self._tail.batches(follow=follow, heartbeat=heartbeat)
 
@@ -461,8 +461,8 @@ class Feeds:
     ) -> Feed:
         """See `Store.feed`."""
         share = Share.of(streams)
-        wanted = Wanted(require_span(span), require_images(images), require_expand(expand))
-        require_age(max_age, name="max_age")
+        wanted = Wanted(SPAN.check("span", span), require_images(images), require_expand(expand))
+        AGE.or_none.check("max_age", max_age)
         self._committer.health.require()
         require_name(name)
         self._require_share(share)
@@ -495,7 +495,7 @@ class Feeds:
         position below the last ack may lack history.
         """
         share = Share.of(streams)
-        wanted = Wanted(require_span(span), require_images(images), require_expand(expand))
+        wanted = Wanted(SPAN.check("span", span), require_images(images), require_expand(expand))
         hold = Hold(self._holds, hold_name(require_name(name), share), token)
         _ = hold.timestamp  # raises if it is not the caller's
         self._committer.readable(position.timestamp)
@@ -513,8 +513,8 @@ class Feeds:
     ) -> Feed:
         rows_max = FEED_BATCH_ROWS if batch_rows is None else batch_rows
         bytes_max = FEED_BATCH_BYTES if batch_bytes is None else batch_bytes
-        require_count(rows_max, name="batch_rows")
-        require_count(bytes_max, name="batch_bytes")
+        COUNT.check("batch_rows", rows_max)
+        COUNT.check("batch_bytes", bytes_max)
         if share.workers > 1:
             wanted = replace(wanted, select=share.select)
 
@@ -559,9 +559,7 @@ class Feeds:
         with self._committer.lock:
             known = self._known(name)
             if not known:
-                raise NotFoundError(
-                    f"no feed {name!r}", "`kvstore holds list` or store.holds.all() names all feeds"
-                )
+                raise NotFoundError(f"no feed {name!r}", "`kvstore holds list` names all feeds")
             self._holds.take_all({}, max_age=None, dropping=list(known))
 
     def quiescent_points(self, since: TimeLike = 0) -> QuiescentReader:
@@ -616,7 +614,7 @@ class Feeds:
 
     def _start(self, name: str, start: TimeLike | Position | None, share: Share) -> Position:
         if isinstance(start, Position):
-            taken = require_count(start.taken, name="taken", least=0)
+            taken = NUMBER.check("taken", start.taken)
             state_from = start.state_from
             if state_from is not None:
                 state_from = require_key(state_from, name="state_from", room=1)
@@ -658,7 +656,7 @@ class Feeds:
             if not isinstance(start, str):
                 raise
             remedy = f'pass "now", "oldest", "{STATE}", or {error.remedy.partition(" ")[2]}'
-            raise UsageError(error.what, remedy) from error
+            raise error.at(remedy=remedy) from error
         return Timestamp(committer.readable(time))
 
     def _take(

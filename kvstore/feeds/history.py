@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from kvstore.base.arguments import require_span
+from kvstore.base.arguments import SPAN
 from kvstore.base.span import Span
 from kvstore.base.timestamp import TimeLike, is_oldest
 from kvstore.changes.columns import ColumnReader, record_batch_reader
@@ -136,7 +136,7 @@ class History:
         """
         if is_oldest(since):
             since = max(self._reads.whole_since, self._reads.indexed_since)
-        wanted = Wanted(require_span(span), require_images(images), require_expand(expand))
+        wanted = Wanted(SPAN.check("span", span), require_images(images), require_expand(expand))
         wanted = self.plain(wanted)
         low, high = self._reads.window(since, upto)
         self._reads.require_kept(wanted.span, low)

@@ -388,7 +388,7 @@ class Replication:
         if committer.policy.source is None:
             raise UsageError(
                 f"{committer.where} is no replica",
-                "pass a replica, or a path at which nothing is: backup.replicate makes a replica",
+                "pass a replica; `kvstore backup replicate` makes one at a path where nothing is",
             )
         return Replica(self._parts)
 

@@ -9,7 +9,7 @@ from typing import NamedTuple, TypeAlias
 
 from typing_extensions import Buffer
 
-from kvstore.base.arguments import require_flag
+from kvstore.base.arguments import FLAG
 from kvstore.base.span import Span
 from kvstore.base.timestamp import TIMESTAMP_MAX, Timestamp
 from kvstore.codec.keys import (
@@ -155,7 +155,7 @@ class Versions:
 
         The rows of a small `limit` are read within the call, some MiB of values at most.
         """
-        require_flag(reverse, name="reverse")
+        FLAG.check("reverse", reverse)
         read = self._read(as_of)
         if limit is not None and limit <= FEW_ROWS_MAX and not keys_only:
             bounds = span_bounds(span.start, span.end)
@@ -175,7 +175,7 @@ class Versions:
         keys_only: bool = False,
     ) -> Iterator[RowArrays]:
         """As `scan`, in Arrow arrays of at most `chunk` rows."""
-        require_flag(reverse, name="reverse")
+        FLAG.check("reverse", reverse)
         read = self._read(as_of)
         cursor = self._cursor(span, reverse=reverse, keys_only=keys_only)
         return live_columns(cursor, read, chunk=chunk)

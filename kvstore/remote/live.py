@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from kvstore.base.arguments import require_integer, require_path, require_seconds, require_wait
+from kvstore.base.arguments import INTEGER, SECONDS, WAIT, require_path
 from kvstore.base.background import Failures
 from kvstore.base.clock import Clock
 from kvstore.base.forks import own
@@ -327,7 +327,7 @@ def follow(
     and 5 ms per MB of unflushed log (`limits.LOG_BYTES_MAX`).
     """
     directory = require_path(path)
-    staleness = require_seconds(max_staleness, name="max_staleness")
+    staleness = SECONDS.check("max_staleness", max_staleness)
     if engine_at(directory) == "memory":
         raise UsageError(
             f"the store at {directory} is in memory: its own process alone can follow it",
@@ -428,8 +428,8 @@ class LiveReader(Store):
         reads the commit. Looks at the writer's files after 2 ms, and then less and less often, down
         to the pace of the reader. Raises as the reads do.
         """
-        upper = require_integer(upper, name="upper")
-        seconds = require_wait(timeout)
+        upper = INTEGER.check("upper", upper)
+        seconds = WAIT.check("timeout", timeout)
         end = None if seconds is None else time.monotonic() + seconds
         pause_s = FOLLOW_WAIT_S
         while self.refresh() <= upper and not stop():

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, Final
 
-from kvstore.base.arguments import require_age, require_integer, require_seconds, require_value
+from kvstore.base.arguments import AGE, INTEGER, SECONDS, require_value
 from kvstore.base.span import require_key
 from kvstore.base.timestamp import (
     ACCEPTED,
@@ -37,7 +37,7 @@ from kvstore.base.timestamp import (
     is_plain_number,
     to_timestamp,
 )
-from kvstore.errors import UsageError
+from kvstore.errors import Argument, UsageError
 from kvstore.limits import KEY_BYTES_MAX
 from kvstore.remote.protocol import from_json, to_json
 from kvstore.timeline.expiries import Expires, sent_expiry
@@ -107,7 +107,7 @@ class Parameter:
         if found is None:
             if self.is_nullable:
                 return None
-            raise UsageError(f"{name} is null", "leave it out, or pass a value")
+            raise UsageError((Argument(name), " is null"), "leave it out, or pass a value")
         return self.of_json(found, name)
 
 
@@ -137,7 +137,9 @@ def _bytes_kind(what: str, require: Read, most: int | None = None) -> Parameter:
 
     def _short(found: bytes, name: str) -> bytes:
         if most is not None and len(found) > most:
-            raise UsageError(f"{name} has {len(found)} bytes, at most {most}", "shorten it")
+            raise UsageError(
+                (Argument(name), f" has {len(found)} bytes, at most {most}"), "shorten it"
+            )
         return found
 
     return Parameter(
@@ -182,16 +184,20 @@ def text(
 
     def of_json(found: Any, name: str) -> str:
         if type(found) is not str:
-            raise UsageError(f"{name} must be a text, not {type(found).__name__}", hint)
+            raise UsageError((Argument(name), f" must be a text, not {type(found).__name__}"), hint)
         if len(found) < least or (most is not None and len(found) > most):
-            raise UsageError(f"{name} {found[:100]!r} has {len(found)} characters", hint)
+            raise UsageError(
+                (Argument(name), f" {found[:100]!r} has {len(found)} characters"), hint
+            )
         if match is not None and match(found) is None:
-            raise UsageError(f"{name} {found[:100]!r}", hint)
+            raise UsageError((Argument(name), f" {found[:100]!r}"), hint)
         if not found.isascii():
             try:
                 found.encode()
             except UnicodeEncodeError as error:
-                raise UsageError(f"{name} is no text: {error}", "pass whole characters") from error
+                raise UsageError(
+                    (Argument(name), f" is no text: {error}"), "pass whole characters"
+                ) from error
         return found
 
     return Parameter(
@@ -209,7 +215,7 @@ def word(words: Sequence[str]) -> Parameter:
 
     def of_json(found: Any, name: str) -> str:
         if type(found) is not str or found not in words:
-            raise UsageError(f"{name}={found!r}", hint)
+            raise UsageError(Argument.of(name, found), hint)
         return found
 
     def of_query(found: bytes, name: str) -> str:
@@ -220,7 +226,7 @@ def word(words: Sequence[str]) -> Parameter:
 
 def _flag(found: Any, name: str) -> bool:
     if found is not True and found is not False:
-        raise UsageError(f"{name}={found!r}", "pass true or false")
+        raise UsageError(Argument.of(name, found), "pass true or false")
     return found
 
 
@@ -240,7 +246,7 @@ def integer(least: int, most: int, *, hint: str = "") -> Parameter:
     def of_json(found: Any, name: str) -> int:
         found = _whole(found)
         if type(found) is not int or not least <= found <= most:
-            raise UsageError(f"{name}={_shown(found)}", hint)
+            raise UsageError(Argument.of(name, found), hint)
         return found
 
     def of_query(found: bytes, name: str) -> int:
@@ -248,7 +254,7 @@ def integer(least: int, most: int, *, hint: str = "") -> Parameter:
         return of_json(int(found) if is_number else found[:100], name)
 
     def of_caller(found: Any, name: str) -> int:
-        return of_json(require_integer(found, name=name), name)
+        return of_json(INTEGER.check(name, found), name)
 
     schema = {"type": "integer", "minimum": least, "maximum": most}
     return Parameter(schema, of_json, of_query, hint, of_caller=of_caller)
@@ -270,7 +276,7 @@ def seconds(most: float = _SECONDS_MAX, *, above: float | None = None) -> Parame
     def of_json(found: Any, name: str) -> float:
         is_number = type(found) in (int, float) and 0 <= found <= most
         if not is_number or (above is not None and found <= above):
-            raise UsageError(f"{name}={_shown(found)} seconds", hint)
+            raise UsageError((Argument.of(name, found), " seconds"), hint)
         return float(found)
 
     def of_query(found: bytes, name: str) -> float:
@@ -282,7 +288,7 @@ def seconds(most: float = _SECONDS_MAX, *, above: float | None = None) -> Parame
         of_json,
         of_query,
         hint,
-        of_caller=lambda found, name: require_seconds(found, name=name),
+        of_caller=lambda found, name: SECONDS.check(name, found),
     )
 
 
@@ -290,7 +296,7 @@ def age() -> Parameter:
     """A duration in seconds, which a caller of a client passes as a timedelta."""
 
     def of_caller(found: Any, name: str) -> float:
-        age = require_age(found, name=name)
+        age = AGE.or_none.check(name, found)
         assert age is not None, "None is left out"
         return age.total_seconds()
 
@@ -353,7 +359,7 @@ def _time(what: str, words: Sequence[str] = (), *, ahead: bool = False) -> Param
         found = _whole(found)
         if type(found) is not int or not 0 <= found <= TIMESTAMP_MAX:
             raise UsageError(
-                f"{name}={_shown(found)} must be nanoseconds or ISO-8601",
+                (Argument.of(name, found), " must be nanoseconds or ISO-8601"),
                 "pass an integer of 63 bits, or a text",
             )
         return found
@@ -426,12 +432,12 @@ def list_of(kind: Parameter, *, least: int = 0) -> Parameter:
 
     def of_json(found: Any, name: str) -> list[Any]:
         if type(found) is not list or len(found) < least:
-            raise UsageError(f"{name} must be a list", hint)
+            raise UsageError((Argument(name), " must be a list"), hint)
         return [kind.read(each, f"{name}[{number}]") for number, each in enumerate(found)]
 
     def of_caller(found: Any, name: str) -> list[Any]:
         if isinstance(found, str | bytes) or not isinstance(found, Iterable):
-            raise UsageError(f"{name} must be a list", hint)
+            raise UsageError((Argument(name), " must be a list"), hint)
         return [kind.sent(each, f"{name}[{number}]") for number, each in enumerate(found)]
 
     return Parameter(schema, of_json, _no_query, hint, {}, of_caller=of_caller)
@@ -459,7 +465,7 @@ def object_of(schema: Schema, read: Read) -> Parameter:
 
 
 def _no_query(found: bytes, name: str) -> Any:
-    raise UsageError(f"{name} in a query", "send it as JSON, by POST")
+    raise UsageError((Argument(name), " in a query"), "send it as JSON, by POST")
 
 
 def _whole(found: Any) -> Any:
@@ -474,12 +480,4 @@ def _decoded(found: bytes, name: str) -> str:
         return found.decode()
     except UnicodeDecodeError as error:
         shown = base64.b64encode(found[:64]).decode()
-        raise UsageError(f"{name} is no text: base64 {shown}", "pass UTF-8") from error
-
-
-def _shown(found: object) -> str:
-    """A value for a message: an integer may have thousands of digits, which Python refuses to
-    print."""
-    if type(found) is int and abs(found) > 1 << 128:
-        return f"an integer of {found.bit_length()} bits"
-    return repr(found)[:100]
+        raise UsageError((Argument(name), f" is no text: base64 {shown}"), "pass UTF-8") from error

@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from kvstore import errors
 from kvstore.errors import (
+    Argument,
     IndeterminateError,
     KVStoreError,
     RetryableError,
@@ -175,9 +176,26 @@ def failure_of(fields: object, *, status: int, where: str) -> KVStoreError:
     KVStoreError.__init__(error, what, remedy)
     if isinstance(facts, dict):
         for name, fact in facts.items():
-            if isinstance(name, str) and name.isidentifier() and not name.startswith("_"):
+            if not isinstance(name, str) or not name.isidentifier() or name.startswith("_"):
+                continue
+            if not callable(getattr(kind, name, None)):  # a fact takes no place of a method
                 vars(error)[name] = _from_fact(fact)
+        if "words" in facts:
+            vars(error)["words"] = _words_of(error.words)
     return error
+
+
+def _words_of(fact: Any) -> tuple[tuple[str | Argument, ...], tuple[str | Argument, ...]] | None:
+    """The words of an error (see `KVStoreError.words`); None where something else came."""
+    try:
+        what, remedy = fact
+        return tuple(map(_word_of, what)), tuple(map(_word_of, remedy))
+    except (TypeError, ValueError):
+        return None
+
+
+def _word_of(fact: Any) -> str | Argument:
+    return fact if isinstance(fact, str) else Argument(*map(str, fact))
 
 
 def _foreign(status: int, where: str) -> KVStoreError:

@@ -19,7 +19,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Final, NamedTuple, TypeAlias
 
-from kvstore.base.arguments import require_age
+from kvstore.base.arguments import AGE
 from kvstore.base.background import Failures
 from kvstore.base.forks import own
 from kvstore.base.meters import WorkCount
@@ -1152,8 +1152,8 @@ class GcPolicy:
     I/O."""
 
     def __post_init__(self) -> None:
-        require_age(self.keep, name="keep")
-        require_age(self.every, name="every")
+        AGE.or_none.check("keep", self.keep)
+        AGE.or_none.check("every", self.every)
         if self.keep is None or not self.every:
             raise UsageError(f"{self}", "keep must not be negative, every must be positive")
 

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol, cast
 
-from kvstore.base.arguments import require_count
+from kvstore.base.arguments import COUNT
 from kvstore.base.digest import DIGEST_BYTES, short_digest
 from kvstore.errors import storage_errors
 from kvstore.limits import FETCH_CHUNK_BYTES, FOLLOW_END_S
@@ -445,7 +445,7 @@ class Bandwidth:
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         """Raises `UsageError` unless the rate is a number above 0."""
-        self._rate = require_count(bytes_per_second, name="bytes_per_second")
+        self._rate = COUNT.check("bytes_per_second", bytes_per_second)
         self._pause, self._monotonic = pause, monotonic
         self._free_at = 0.0
         self._lock = threading.Lock()

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from kvstore.base.span import Span
 from kvstore.codec.tuples import desc
-from kvstore.errors import ConflictError, NotFoundError, TableAlteredError, UsageError
+from kvstore.errors import Argument, ConflictError, NotFoundError, TableAlteredError, UsageError
 from kvstore.limits import TABLE_COLUMNS_MAX, TABLE_LAYOUTS_MAX, TABLE_NAME_BYTES_MAX
 from kvstore.mvcc import Version
 from kvstore.tables.codec import TableCodec, cell_bytes, default_value
@@ -150,7 +150,18 @@ def alter(definition: Definition, alteration: Alteration) -> Definition:
     if found == definition:
         raise UsageError(
             f"{definition.where}: nothing to alter",
-            "pass add, drop, widen, add_index or drop_index",
+            (
+                "pass ",
+                Argument("add"),
+                ", ",
+                Argument("drop"),
+                ", ",
+                Argument("widen"),
+                ", ",
+                Argument("add_index"),
+                " or ",
+                Argument("drop_index"),
+            ),
         )
     found = replace(found, revision=definition.revision + 1).with_layout()
     if len(found.layouts) > TABLE_LAYOUTS_MAX:
@@ -264,7 +275,7 @@ def _require_type(type_: object, where: str) -> pa.DataType:
     try:
         kind_of(type_)
     except UsageError as error:
-        raise UsageError(f"{where}: {error.what}", error.remedy) from None
+        raise error.at(f"{where}: ") from None
     return type_
 
 
@@ -625,7 +636,11 @@ class Catalogue:
 
     def _hint(self) -> str:
         names = self.names()
-        return f"there are {', '.join(names[:20])}" if names else "make it: table(name, schema=...)"
+        return (
+            f"there are {', '.join(names[:20])}"
+            if names
+            else "there are no tables yet: make one by `table`, with its schema"
+        )
 
 
 def make(

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kvstore.base.arguments import chosen_columns, require_age
+from kvstore.base.arguments import AGE, COLUMNS
 from kvstore.base.span import Span, prefix_end
 from kvstore.base.timestamp import TIMESTAMP_MAX, TimeLike, Timestamp, reached, to_timestamp
 from kvstore.codec.columns import require_nanoseconds, require_time_type
@@ -97,7 +97,7 @@ def join_rows(
     """The labels with columns of the rows that they ask for. See `Table.join`. The first label is
     row `first` in errors. `bytes_max` is the bound of `source` for an answer, if it has another
     one than `JOIN_VALUE_BYTES_MAX`."""
-    age = require_age(max_age, name="max_age")
+    age = AGE.or_none.check("max_age", max_age)
     reader, names, chosen, schema = asked_rows(codec, labels, on, at, known_at, columns, prefix)
     plan = RowJoin(
         names,
@@ -139,7 +139,7 @@ def asked_rows(
     if at is not None:
         require_column_name(at, "at")
     require_prefix(prefix)
-    asked = chosen_columns(columns)
+    asked = COLUMNS.check("columns", columns)
     reader = label_reader(given)
     labels = reader.schema
     _require_question(codec, labels, on, at, known_at)

@@ -20,7 +20,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kvstore.base.arguments import is_many, require_age
+from kvstore.base.arguments import AGE, is_many
 from kvstore.base.span import Span, require_key
 from kvstore.base.timestamp import (
     OTHER_UNITS_MAX,
@@ -809,7 +809,7 @@ def _part(given: Join, key: str, is_gone_null: bool) -> _Part:
             f"a source of a join must be a store, not {type(each.source).__name__}",
             "pass stores, snapshots, collections or tables, or kvstore.Join of them",
         )
-    require_age(each.max_age, name="max_age")
+    AGE.or_none.check("max_age", each.max_age)
     age = TIMESTAMP_MAX if each.max_age is None else each.max_age // timedelta(microseconds=1)
     search = Search(min(age * 1000, TIMESTAMP_MAX), is_gone_null, JOIN_VALUE_BYTES_MAX)
     side = each.source.join_side()

@@ -666,7 +666,7 @@ def put_rows(codec: TableCodec, reader: RowReader, rows: Iterable[Mapping[str, A
         except NotUniqueError:
             raise
         except UsageError as error:
-            raise UsageError(f"{error.what}, in row {at}", error.remedy) from error
+            raise error.at(after=f", in row {at}") from error
         _require_distinct(codec, seen, each)
         change.keys += each.keys
         change.values += each.values

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import pyarrow as pa
 
-from kvstore.base.arguments import chosen_columns, require_limit
+from kvstore.base.arguments import COLUMNS, LIMIT
 from kvstore.base.span import Span
 from kvstore.base.timestamp import TimeLike, Timestamp
 from kvstore.codec.tuples import desc
@@ -210,7 +210,7 @@ class Table:
         value = rows.get(stored_key, as_of)
         if value is None:
             return None
-        names = chosen_columns(columns)
+        names = COLUMNS.check("columns", columns)
         try:
             row = codec.to_dict(stored_key, value, names)
         except UnknownLayoutError:
@@ -230,7 +230,7 @@ class Table:
         rows = self._reader()
         codec = rows.codec(self.name, as_of)
         stored = codec.key.whole_keys(keys)
-        names = chosen_columns(columns)
+        names = COLUMNS.check("columns", columns)
         values = rows.get_many(stored, as_of)
         codec = rows.codec(self.name, as_of)  # the table may have been altered meanwhile
         found = codec.to_dicts(stored, values, names)
@@ -249,7 +249,7 @@ class Table:
         """The rows whose key begins with the values `key`, in key order, as typed batches. Columns
         that are not asked for are not decoded. Memory is bounded. Raises `CorruptionError` that
         names the first row that cannot be read, behind the rows before it."""
-        require_limit(limit)
+        LIMIT.check("limit", limit)
         rows = self._reader()
         span = Span.of_prefix(rows.codec(self.name, as_of).key.key(key))
         batches = rows.batches(span, as_of, reverse=reverse, limit=limit)
@@ -286,7 +286,7 @@ class Table:
         `as_of` begins again at a newer time as long as no row was taken. Behind the first rows it
         raises `HistoryGoneError`.
         """
-        require_limit(limit)
+        LIMIT.check("limit", limit)
         reader = self._reader()
         begins_again = as_of is None and isinstance(reader, StoreRows)
 
@@ -341,7 +341,7 @@ class Table:
         known = rows.time(known_at, "known_at")
         codec = rows.codec(self.name, known)
         found = rows.first(latest_span(codec, key, at), known)
-        names = chosen_columns(columns)
+        names = COLUMNS.check("columns", columns)
         return None if found is None else codec.to_dict(*found, names)
 
     def join(

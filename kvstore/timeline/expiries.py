@@ -39,7 +39,7 @@ from kvstore.base.timestamp import (
     is_beyond,
     to_timestamp,
 )
-from kvstore.errors import UsageError
+from kvstore.errors import Argument, UsageError
 from kvstore.limits import EXPIRY_STEP_KEYS
 from kvstore.mvcc.expiry import (
     Due,
@@ -250,7 +250,8 @@ def _time_of(expires: Expires, now: Callable[[], int] | None) -> int:
             raise _behind_the_last(expires) from error
         if not isinstance(expires, str):
             raise
-        raise UsageError(error.what, f'write "+1h", or {error.remedy.partition(" ")[2]}') from error
+        remedy = f'write "+1h", or {error.remedy.partition(" ")[2]}'
+        raise error.at(remedy=remedy) from error
 
 
 def _require_on_timeline(due: int, expires: Expires) -> None:
@@ -260,13 +261,16 @@ def _require_on_timeline(due: int, expires: Expires) -> None:
 
 def _behind_the_last(expires: Expires) -> UsageError:
     return UsageError(
-        f"expires={expires} lies behind the last time, {Timestamp(TIMESTAMP_MAX - 1)}",
+        (
+            Argument("expires", str(expires)),
+            f" lies behind the last time, {Timestamp(TIMESTAMP_MAX - 1)}",
+        ),
         "pass an earlier time, or none: then it stays",
     )
 
 
 def _not_ahead(expires: Expires) -> UsageError:
     return UsageError(
-        f"expires={expires} does not lie ahead of now",
+        (Argument("expires", str(expires)), " does not lie ahead of now"),
         "pass a later time; to remove the key now, delete it",
     )

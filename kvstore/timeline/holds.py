@@ -14,7 +14,7 @@ from datetime import timedelta
 from operator import attrgetter
 from typing import Any, Final, TypeAlias
 
-from kvstore.base.arguments import require_age
+from kvstore.base.arguments import AGE
 from kvstore.base.forks import own
 from kvstore.base.timestamp import NS_PER_SECOND, TIMESTAMP_MAX, TimeLike, Timestamp
 from kvstore.codec.json import JsonObject
@@ -55,7 +55,7 @@ _ADVICE: Final = {
     FEED: ("its consumer acks", "the feed's consumer is fenced and has to begin anew"),
     BACKUP: (
         "the next backup moves it",
-        "the next backup may find that its window is gone, and then needs full=True",
+        "the next backup may find that its window is gone, and then needs --full (full=True)",
     ),
     REPLICA: (
         "the next replicate moves it",
@@ -375,7 +375,7 @@ class Holds:
             )
         when = None if at is None else self._committer.to_time(at, name="at")
         if max_age is not None:
-            require_age(max_age, name="max_age")
+            AGE.or_none.check("max_age", max_age)
         self._committer.health.require()
         taken = self.take_all(
             {name: when}, max_age=max_age, durable=durable, kind=kind, address=address
@@ -483,9 +483,7 @@ class Holds:
         with self._committer.lock:
             record = self._records.get(name) if isinstance(name, str) else None
             if record is None:
-                raise NotFoundError(
-                    f"no hold {name!r}", "`kvstore holds list` or store.holds.all() names all holds"
-                )
+                raise NotFoundError(f"no hold {name!r}", "`kvstore holds list` names all holds")
             self._write((), [name])
         self._committer.persist()
         return record

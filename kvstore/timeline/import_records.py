@@ -27,7 +27,7 @@ from kvstore.codec.keys import (
 )
 from kvstore.engine.api import DATA, Engine, WriteBatch, chunks
 from kvstore.engine.sorted_file import key_blocks_of
-from kvstore.errors import CorruptionError, UsageError
+from kvstore.errors import CorruptionError
 from kvstore.limits import (
     IMPORT_KEYS_BYTES_MAX,
     PAST_IMPORTS_MAX,
@@ -186,12 +186,6 @@ def read_import(import_id: int, record: JsonObject) -> ImportRecord:
 
 def _hex(end: bytes | None) -> str | None:
     return None if end is None else end.hex()
-
-
-def require_import_id(import_id: object) -> None:
-    """Raise `UsageError` on anything but an integer."""
-    if not isinstance(import_id, int):
-        raise UsageError(f"import id {import_id!r}", "ids are integers: see store.imports.all()")
 
 
 # --------------------------------------------------------------------------------------------------

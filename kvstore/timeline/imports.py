@@ -18,6 +18,7 @@ from pathlib import Path
 from threading import get_ident
 from typing import Final, TypeAlias
 
+from kvstore.base.arguments import INTEGER
 from kvstore.base.span import Span
 from kvstore.base.timestamp import Timestamp
 from kvstore.changes.index import OP_IMPORT, OP_REVERT, ChangeIndex
@@ -43,7 +44,6 @@ from kvstore.timeline.import_records import (
     StoredRows,
     import_fields,
     import_name,
-    require_import_id,
     stored_import,
     tell_of,
 )
@@ -273,7 +273,7 @@ class Imports:
         Returns whether there was one. Waits while it is being added; raises `UsageError` if it was
         added: revert it then.
         """
-        require_import_id(import_id)
+        import_id = INTEGER.check("import_id", import_id)
         with self.alone(import_id):
             return self._abort(import_id)
 
@@ -294,15 +294,15 @@ class Imports:
         Raises `UsageError` on an unknown import, `HistoryGoneError` if it was added at or below
         `since`: the state just before it may be gone. Reverting twice returns the first time.
         """
-        require_import_id(import_id)
+        import_id = INTEGER.check("import_id", import_id)
         committer = self._committer
         with committer.lock:
             record = self.get(import_id)
             if record is None or record.added is None:
                 raise NotFoundError(
                     f"no import {import_id:016x} was added here",
-                    "see store.imports.all(); one that was added long ago is forgotten: delete its "
-                    "keys instead",
+                    "`kvstore imports list` names all imports; one that was added long ago is "
+                    "forgotten: delete its keys instead",
                 )
             if record.reverted is not None:
                 return record.reverted

@@ -109,18 +109,18 @@ def test_a_refusal_names_options_and_no_arguments_of_python(run: Run, tmp_path: 
         (("checkpoint", store, tmp_path / "no" / "copy"), "there is no directory"),
         (("get", store, "a", "--as-of", "1700000000"), "--as-of 1700000000 is 1970-01-01"),
         (("follow", store, "--poll", "nan"), "--poll nan; pass seconds"),
-        (("table", "show", store, "t"), "`kvstore table list` names all tables"),
+        (("table", "show", store, "t"), "there are no tables yet"),
         (("backup", "verify", backups, "--depth", "contents"), "and has none; pass --store"),
         (("backup", "drill", backups, "--depth", "contents"), "and has none; pass --store"),
         (("backup", "drill", backups, "--store", store), "--depth open compares with no store"),
         (("backup", "verify", backups, "--store", store), "pass --depth contents"),
         (("backup", "run", "--config", tmp_path / "no.toml"), "no.toml; check the path"),
-        (("backup", "promote", store), "`kvstore backup replicate` makes a replica"),
+        (("backup", "promote", store), "`kvstore backup replicate` makes one"),
         (("backup", "show", store), "a directory of other files; check the path"),
         (("backup", "label", backups, "x", "--drop"), "has no label 'x'; it has no labels"),
         (
             ("put", store, "a", "1", "--expires", "soon"),
-            "--expires 'soon' is no time; write \"+1h\"",
+            '--expires soon is no time; write "+1h"',
         ),
         (("import", store, backups), "no import was staged there, or it was not sealed"),
         (("expire-stagings", backups), "is no URL; pass the URL above the stagings"),
@@ -278,7 +278,7 @@ def test_gc_names_who_keeps_history_and_what_lets_it_go(run: Run, path: Path) ->
     told = run("gc", path, "--before", 14)
     assert f"kvstore holds drop {path} 'old one'" in told.stderr
     assert "backup hold 'old one' (at 1970-01-01T00:00:00.000000012Z, of /backups/s" in told.stderr
-    assert "needs --full); `kvstore holds drop" in told.stderr
+    assert "needs --full (full=True)); `kvstore holds drop" in told.stderr
     (report,) = lines(run("gc", path, "--before", 14, "--json"))
     assert report["held_back"] is True
     assert "/backups/s" in report["held_by"][0]

@@ -79,9 +79,9 @@ def test_a_span_is_deleted_and_reverted(run: Run, path: Path) -> None:
         (("revert", "xyz"), "`kvstore imports list`"),
         (("diff", "12", "11"), "pass the earlier time first"),
         (("changes", "--follow", "--limit", "1"), "no --limit"),
-        (("changes", "--since", "2026-02-31"), "--since '2026-02-31' is no time: day is out of"),
+        (("changes", "--since", "2026-02-31"), "--since 2026-02-31 is no time: day is out of"),
         (("changes", "--since", ""), "--since '' is no time; write ISO-8601"),
-        (("revert", "--prefix", "a", "--to", ""), "to='' is no time; write ISO-8601"),
+        (("revert", "--prefix", "a", "--to", ""), "--to '' is no time; write ISO-8601"),
         (("feeds", "tail", "none"), "`kvstore feeds list`"),
     ],
 )

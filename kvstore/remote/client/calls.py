@@ -11,7 +11,7 @@ from urllib.parse import quote, urlencode
 
 import pyarrow as pa
 
-from kvstore.base.arguments import require_span, require_value
+from kvstore.base.arguments import SPAN, require_value
 from kvstore.base.span import Span, require_key
 from kvstore.base.timestamp import Timestamp
 from kvstore.errors import KVStoreError, StorageError, UsageError
@@ -313,7 +313,7 @@ def batch_request(
 
 def bounds(span: Span) -> dict[str, bytes | None]:
     """The arguments of a verb for a span."""
-    span = require_span(span)
+    span = SPAN.check("span", span)
     return {"start": span.start or None, "end": span.end}
 
 

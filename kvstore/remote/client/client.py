@@ -17,11 +17,7 @@ from typing import Any, Final, TypeVar
 
 import pyarrow as pa
 
-from kvstore.base.arguments import (
-    require_integer,
-    require_seconds,
-    require_wait,
-)
+from kvstore.base.arguments import INTEGER, SECONDS, WAIT
 from kvstore.base.clock import Clock
 from kvstore.base.forks import not_copied, own
 from kvstore.base.span import Span, one_span
@@ -395,7 +391,7 @@ class ClientFeed:
         self, *, follow: bool = False, heartbeat: float | None = None
     ) -> Iterator[FeedBatch]:
         """See `Feed.batches`. Each batch is a round trip; following waits at the server."""
-        if heartbeat is not None and not require_seconds(heartbeat, name="heartbeat"):
+        if heartbeat is not None and not SECONDS.check("heartbeat", heartbeat):
             raise UsageError(f"heartbeat={heartbeat}", "pass seconds above 0, or None")
         wait = min(heartbeat or self._pool.poll_s, self._pool.poll_s) if follow else 0.0
         while True:
@@ -583,8 +579,8 @@ class ServedCapture(ServedFrontiers):
     ) -> None:
         """See `Store.wait_beyond`. The server waits, for ten seconds at a time at most; `stop` is
         asked before each time."""
-        upper = require_integer(upper, name="upper")
-        seconds = require_wait(timeout)
+        upper = INTEGER.check("upper", upper)
+        seconds = WAIT.check("timeout", timeout)
         ends_at = None if seconds is None else time.monotonic() + seconds
         while not stop():
             most = self.pool.poll_s
@@ -729,7 +725,7 @@ class ServedUpkeep(ServedCapture):
 
     def revert_import(self, import_id: int) -> Timestamp:
         """See `Store.revert_import`."""
-        number = require_integer(import_id, name="import_id")
+        number = INTEGER.check("import_id", import_id)
         return self.pool.call(verbs.REVERT_IMPORT, import_id=f"{number:016x}")
 
     def hold(

@@ -6,7 +6,7 @@ import asyncio
 import os
 from functools import partial
 
-from kvstore.base.arguments import require_absolute, require_seconds
+from kvstore.base.arguments import SECONDS, require_absolute
 from kvstore.errors import UsageError
 from kvstore.limits import (
     CLIENT_PATIENCE_S,
@@ -41,10 +41,10 @@ def connect(
     Raises `DeterminateError` if nobody serves there, `AccessDeniedError` for a token or a
     certificate that is refused. One round trip.
     """
-    wait = CLIENT_TIMEOUT_S if timeout is None else require_seconds(timeout, name="timeout")
+    wait = CLIENT_TIMEOUT_S if timeout is None else SECONDS.check("timeout", timeout)
     if not wait:
         raise UsageError("timeout=0 leaves the server no time to answer", "pass seconds above 0")
-    again = CLIENT_PATIENCE_S if patience is None else require_seconds(patience, name="patience")
+    again = CLIENT_PATIENCE_S if patience is None else SECONDS.check("patience", patience)
     endpoint = _endpoint(address, token, ca)
     wait = min(max(wait, CLIENT_TIMEOUT_S_MIN), CLIENT_TIMEOUT_S_MAX)
     pool = Pool(endpoint, timeout=wait, patience=again)

@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from kvstore.base.arguments import chosen_columns, require_age
+from kvstore.base.arguments import AGE, COLUMNS
 from kvstore.base.span import Span
 from kvstore.base.timestamp import NS_PER_SECOND, TIMESTAMP_MAX, TimeLike, Timestamp
 from kvstore.codec.tuples import desc
@@ -165,7 +165,7 @@ def join_served(
     prefix: str,
 ) -> pa.RecordBatchReader:
     """The labels with columns of the rows that they ask for. See `Table.join`."""
-    require_age(max_age, name="max_age")
+    AGE.or_none.check("max_age", max_age)
     reader, names, chosen, schema = asked_rows(codec, labels, on, at, known_at, columns, prefix)
     known = known_at
     is_column = isinstance(known_at, str) and known_at in reader.schema.names
@@ -414,7 +414,7 @@ class ClientTable(Table):
         definition, *values = values_of(self._pool, asked, as_of)
         # A time before the table has no definition, and no rows.
         codec = known if definition is None else _decoder(self.name, definition)
-        names = chosen_columns(columns)
+        names = COLUMNS.check("columns", columns)
         found = codec.to_dicts(stored, values, names)
         return (
             found
