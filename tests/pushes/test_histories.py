@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import shutil
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -22,9 +23,24 @@ from tests.harness.kills import run_until_killed
 from tests.harness.seeds import seed_of
 from tests.pushes.made import build_time, push
 from tests.pushes.model import Effect, Made, ModelStore
-from tests.pushes.puller import pull_on
+from tests.pushes.puller import (
+    CALLS,
+    Reached,
+    Stage,
+    Taken,
+    Wrote,
+    expired,
+    pull_on,
+    pull_until,
+)
 
 KEYS = [b"%s/%d" % (prefix, number) for prefix in (b"a", b"b") for number in range(6)]
+STAGES = [
+    Stage(name, is_after, count)
+    for name in CALLS
+    for is_after in (False, True)
+    for count in ((1, 2, 3) if name in ("write", "sync") else (1,))
+]
 
 
 class Host:
@@ -87,12 +103,8 @@ class Host:
 
     def expire(self, key: bytes) -> None:
         """Put a key that expires at once."""
-        due = self.store.now() + 2 * 10**6
-        self.store.put(key, b"short", expires=kvstore.Timestamp(due))
-        self.model.write(int(self.store.upper) - 1, {key: b"short"})
-        while self.store.get(key) is not None:
-            pass
-        self.model.write(due, {key: None})
+        for at, value in expired(self.store, key):
+            self.model.write(at, {key: value})
 
     def delete_range(self, prefix: bytes) -> None:
         self.store.delete_range(prefix + b"/", prefix + b"0")
@@ -221,11 +233,10 @@ class History:
 
     def drain(self, host: Host) -> None:
         while host.puller.step():
-            self.advance(host)
+            self.advance(host, host.puller.status["log"])
 
-    def advance(self, host: Host) -> None:
-        """Have the model of a host take what its store has taken."""
-        taken = host.puller.status["log"]
+    def advance(self, host: Host, taken: int) -> None:
+        """Have the model of a host take the events of the log that its store has taken."""
         for at in range(host.passed, taken):
             made = self.made[at]
             if isinstance(made, int):
@@ -286,7 +297,49 @@ class KilledHistory(History):
         self.hits += said[-1] == "begun" and "idle" not in said
         host.open()
         assert host.store.verify().problems == ()
-        self.advance(host)
+        self.advance(host, host.puller.status["log"])
+
+
+class StagedHistory(History):
+    """A history of one store, whose pushes are taken by processes that kill themselves, each at a
+    stage that few have reached. The service of the store writes beside them."""
+
+    def __init__(
+        self, root: Path, pick: random.Random, url: str, spawn: Any, reached: Counter[Stage]
+    ) -> None:
+        super().__init__(root, pick, url, 1)
+        self.spawn, self.reached = spawn, reached
+
+    def pull(self) -> None:
+        [host] = self.hosts
+        while host.passed == len(self.made):
+            self.pick.choice([self.push, self.revert])()
+        host.store.close()
+        stages = sorted(STAGES, key=lambda stage: (self.reached[stage], self.pick.random()))
+        stage = self.pick.choice(stages[: len(stages) // 3])
+        where = str(host.at), self.pushes.where
+        keys = self.pick.sample(self.written, len(self.written))
+        told = stage, keys, self.pick.getrandbits(30)
+        said = run_until_killed(
+            self.spawn, pull_until, (*where, *told), lambda said: said[-1] == "idle", 0.0
+        )
+        for each in said:
+            if isinstance(each, Wrote):
+                host.model.write(each.at, each.effect)
+            elif isinstance(each, Taken):
+                self.advance(host, each.events)
+            elif isinstance(each, Reached):
+                self.reached[each.stage] += 1
+        assert isinstance(said[-1], Reached) or said[-1] == "idle", said
+        host.open()
+        assert host.store.verify().problems == ()
+        self.advance(host, host.puller.status["log"])
+        host.note()
+
+    @property
+    def written(self) -> Sequence[bytes]:
+        """The keys that the service of a process writes."""
+        return self.host.keys
 
 
 def histories(tmp_path: Path, count: int, steps: int, kind: type[History] = History) -> None:
@@ -310,6 +363,18 @@ def kills(tmp_path: Path, spawn: Any, hits: int, kind: type[KilledHistory] = Kil
         assert number < 10 * hits, f"{hit} of {number} histories had a kill that hit"
 
 
+def staged(tmp_path: Path, spawn: Any, pulls: int, least: int) -> None:
+    """Kill at least `pulls` pullers at stages, and each stage at least `least` times."""
+    pick = random.Random(seed_of("KVSTORE_STAGES_SEED", None))
+    reached: Counter[Stage] = Counter()
+    number = 0
+    while sum(reached.values()) < pulls or min(reached[stage] for stage in STAGES) < least:
+        root = tmp_path / str(number)
+        StagedHistory(root, pick, str(root / "pushes"), spawn, reached).run(25)
+        number += 1
+        assert number < 100 * (least + 1), f"after {number} histories: {reached}"
+
+
 def test_a_random_history_shows_what_the_model_shows(tmp_path: Path) -> None:
     histories(tmp_path, 1, 50)
 
@@ -330,3 +395,16 @@ def test_histories_whose_pullers_are_killed_show_what_the_model_shows(
     tmp_path: Path, spawn: Any
 ) -> None:
     kills(tmp_path, spawn, 60)
+
+
+def test_a_history_whose_pullers_are_killed_at_each_stage_shows_what_the_model_shows(
+    tmp_path: Path, spawn: Any
+) -> None:
+    staged(tmp_path, spawn, 4, 0)
+
+
+@pytest.mark.soak
+def test_histories_whose_pullers_are_killed_at_each_stage_show_what_the_model_shows(
+    tmp_path: Path, spawn: Any
+) -> None:
+    staged(tmp_path, spawn, 0, 5)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -56,13 +57,15 @@ class TypedHost(Host):
         self.model.write(int(self.store.upper) - 1, effect)
 
     def expire(self, key: bytes) -> None:
-        due = self.store.now() + 2 * 10**6
         row = {"id": NUMBERS[key], "value": b"short"}
-        self.table.put(row, expires=kvstore.Timestamp(due))
-        self.model.write(int(self.store.upper) - 1, {key: b"short"})
+        put = self.table.put(row, expires=timedelta(milliseconds=2))
+        assert put is not None
+        self.model.write(int(put), {key: b"short"})
         while self.table.get(NUMBERS[key]) is not None:
             pass
-        self.model.write(due, {key: None})
+        gone = self.table.history(NUMBERS[key])[0]
+        assert gone.row is None
+        self.model.write(int(gone.timestamp), {key: None})
 
     def delete_range(self, prefix: bytes) -> None:
         self.live({KEYS[number]: None for number in IDS if (number < 6) == (prefix == b"a")})
