@@ -102,12 +102,19 @@ class Changeset:
         """The name by which a server knows it; empty in the process of the store."""
         self.id: ChangesetId | None = None
         self.epoch = 0
-        self.events = 0
+        self.counted = (0, 0)
+        """The number of its changes so far, and the `upper` above the newest of their commits. One
+        assignment changes both, so an interrupt finds both or neither."""
         self.is_open = False
         self.outer: Changeset | None = None
         self._begin = begin
         self._finish = finish
         self._token: Token[Changeset | None] | None = None
+
+    @property
+    def events(self) -> int:
+        """The number of its changes so far."""
+        return self.counted[0]
 
     def __enter__(self) -> Changeset:
         if self._token is not None:
@@ -124,12 +131,15 @@ class Changeset:
 
     def __exit__(self, *_: object) -> None:
         """Leave the block. Its commits stay, even if it raised an error."""
-        assert self._token is not None
-        self.is_open = False
         try:
+            assert self._token is not None
+            self.is_open = False
             _AMBIENT.reset(self._token)
-        finally:
             self._finish(self)
+        except BaseException:  # an interrupt here would leave it open for ever
+            self.is_open = False
+            self._finish(self)
+            raise
 
 
 _AMBIENT: Final[ContextVar[Changeset | None]] = ContextVar("kvstore_changeset", default=None)
@@ -452,7 +462,7 @@ class Capture:
         """Count a written commit with `events` in the change index; `upper` is above its time."""
         (_, serial), changeset = begun
         if changeset is not None:
-            changeset.events += events
+            changeset.counted = (changeset.counted[0] + events, upper)
         elif events:
             state = self.state
             if state.older is None:
@@ -481,6 +491,35 @@ class Capture:
         """End a changeset, and close the epochs that waited for it."""
         self.open.discard(changeset)
         self._release(changeset.epoch, changeset.events, upper)
+
+    def kept(self) -> Callable[[], None]:
+        """A call that takes back what happens to changesets and epochs from now on. No commit, and
+        no written record, may come in between."""
+        state, opened, quiet = self.state, frozenset(self.open), self.quiet
+        numbers, events = len(self._pending), self._pending_events
+
+        def take_back() -> None:
+            self.state, self.open, self.quiet = state, {*opened}, quiet
+            del self._pending[numbers:]
+            self._pending_events = events
+
+        return take_back
+
+    def recount(self, counts: Iterable[tuple[Begun, int, int]], index: ChangeIndex) -> bool:
+        """Count the commits `counts`, each as for `finish_commit`, after an interrupt: those that
+        are stored and were not counted. All of them must be of open changesets. Returns False if
+        nobody knows: a commit is of no changeset, or the interrupt lost epochs that were staged
+        with its batch."""
+        if self._run and self._meta.read(run_name(self._run - 1)) is None:
+            return False
+        for begun, events, above in counts:
+            changeset = begun[1]
+            if changeset is None or changeset not in self.open:
+                return False
+            is_stored = any(index.headers(since=above - 2, upto=above - 1))
+            if is_stored and changeset.counted[1] < above:
+                self.finish_commit(begun, events, above)
+        return True
 
     def _release(self, epoch: int, events: int, upper: int) -> None:
         self.state, closed = release(self.state, epoch, events, self._serials.step())

@@ -753,7 +753,11 @@ def _refuse(path: Path, content: str) -> None:
 # 2. `_lock` guards the editions that readers take. A thread holds it for the moment of taking an
 #    edition or of changing one in place. Lock order: `_writing`, then `_lock`.
 # 3. If a journaled record could not be made visible, memory and journal differ: every call raises
-#    `PoisonedError` until the store is opened again.
+#    `PoisonedError` until the store is opened again. An interrupt between the two leaves a map of
+#    which a part may be changed, and only the journal, read from its beginning, has the whole
+#    state.
+# 4. An interrupt while rows of an ingest are noted poisons nothing: no reader sees them, and the
+#    ingest is dropped. The journal itself refuses every later call if the interrupt tore its write.
 
 _OPEN_HERE: Final[set[str]] = set()
 """Directories that this process has open. A message about a lock names this or another process."""
@@ -779,6 +783,8 @@ class MemoryEngine:
         self._lock = threading.Lock()
         self._ingest_ids = count(1)
         self._poison = ""
+        self._is_torn = False
+        """Whether a write is under way, or was interrupted."""
         self.is_closed = False
         self._compacted = 0
         self._journal: Journal | None = None
@@ -812,7 +818,8 @@ class MemoryEngine:
             self._append(BATCH, payload, then=lambda: self._show(batch))
 
     def look_again(self) -> bool:
-        return False
+        with self._writing:
+            return not (self._is_torn or self._poison or self.is_closed)
 
     def sync(self) -> None:
         self._require_usable()
@@ -1029,15 +1036,24 @@ class MemoryEngine:
         """Journal `payload`, unless it is None, and call `then`, which applies it to memory. The
         caller holds `_writing`."""
         self._require_usable()
+        self._is_torn = True
         try:
             if self._journal is not None and payload is not None:
                 self._journal.append(payload, kind)
             then()
         except KVStoreError:  # the journal did not accept the record, or is poisoned itself
+            self._is_torn = False
             raise
         except BaseException as error:
             self._poison = f"{type(error).__name__} between journal and memory"
             raise
+        self._is_torn = False
+
+    def _note(self, kind: int, payload: bytes) -> None:
+        """Journal what concerns an ingest alone. The caller holds `_writing`."""
+        self._require_usable()
+        if self._journal is not None:
+            self._journal.append(payload, kind)
 
     def _show(self, batch: Entries) -> None:
         """Make a batch visible whole."""
@@ -1063,8 +1079,8 @@ class MemoryEngine:
     def _stage(self, ingest_id: int, keys: list[bytes], values: list[bytes]) -> None:
         payload = b"" if self._journal is None else encode_rows(ingest_id, keys, values)
         with self._writing:
-            add = self._state.add_rows
-            self._append(ROWS, payload, then=lambda: add(ingest_id, keys, values))
+            self._note(ROWS, payload)
+            self._state.add_rows(ingest_id, keys, values)
 
     def _take(self, ingest_id: int) -> None:
         edition = self._state.with_ingest(ingest_id)
@@ -1076,7 +1092,7 @@ class MemoryEngine:
             if self.is_closed or self._poison or ingest_id not in self._state.ingests:
                 return
             del self._state.ingests[ingest_id]
-            self._append(DROPPED, encode_ingest(ingest_id), then=lambda: None)
+            self._note(DROPPED, encode_ingest(ingest_id))
 
     def _require_usable(self) -> None:
         if self.is_closed:

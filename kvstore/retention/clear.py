@@ -5,8 +5,8 @@ cost of one range delete in the engine and a compaction of the span.
 
 Invariants
 1. `kvstore.timeline.clears` tells readers of the clear before the first byte goes. If an interrupt
-   comes before the write, it tells them that the clear was called off. An interrupt after the
-   write poisons the store.
+   comes before the write, it tells them that the clear was called off. After an interrupt of the
+   write it tells them what is stored.
 2. One engine batch holds the removal, the cut range tombstones, the record of the clear and the new
    `upper`: a crash leaves all of them or none.
 3. A clear is refused while a hold, an open reader or an import being added needs the history.
@@ -57,7 +57,9 @@ class Clearing:
             self._require_unneeded(span)
             try:
                 timestamp = committer.commit_event(
-                    lambda batch, at, _: self._stage(batch, span, at), events=0
+                    lambda batch, at, _: self._stage(batch, span, at),
+                    events=0,
+                    reload=self._clears.reload,
                 )
             except BaseException:
                 # An interrupt before the write calls the clear off: the span is unchanged.

@@ -4,7 +4,8 @@
 waits.
 
 Invariants
-1. Every change of the capture is made under the commit lock.
+1. Every change of the capture is made under the commit lock. An interrupt of one takes the begin of
+   a changeset back, and makes its end anew.
 2. While quiescence is being forced, a new changeset waits, unless it is nested in an open one. A
    commit outside changesets never waits: it ends under the lock, so it is never half done.
 """
@@ -98,12 +99,19 @@ class Changesets:
             if ambient(self._capture) is None:
                 self._turn.wait_for(lambda: not self.forcing)
             self._committer.health.require()
-            with self._committer.health.poisoning():
+            take_back = self._capture.kept()
+            with self._committer.health.poisoning(self._committer.mend_memory(take_back)):
                 self._capture.begin_changeset(changeset, self._committer.now())
 
     def _finish(self, changeset: Changeset) -> None:
         with suppress(ForkedError), self._committer.lock:  # a forked child leaves the parent's open
             if changeset in self._capture.open:
-                with self._committer.health.poisoning():
-                    self._capture.finish_changeset(changeset, self._committer.upper)
-                self._turn.notify_all()
+                take_back, upper = self._capture.kept(), self._committer.upper
+
+                def again() -> None:
+                    take_back()
+                    self._capture.finish_changeset(changeset, upper)
+
+                with self._committer.health.poisoning(self._committer.mend_memory(again)):
+                    self._capture.finish_changeset(changeset, upper)
+            self._turn.notify_all()

@@ -192,7 +192,8 @@ class Committer:
                 self.meters.commits += 1
                 self.meters.changes += events
             except BaseException as error:
-                self.health.interrupted(error, self._mend)
+                mend = partial(self._mend, counts=((begun, events, upper),))
+                self.health.interrupted(error, mend)
                 raise
             self._is_committing = False
             if how == "sync":
@@ -206,6 +207,7 @@ class Committer:
         stage_event: StageEvent,
         *,
         events: int,
+        reload: Callable[[], None],
         check: Callable[[], None] | None = None,
         after: After | None = None,
     ) -> Timestamp:
@@ -213,8 +215,9 @@ class Committer:
 
         No other event has its timestamp. So the writes that `after` makes are a commit of their
         own, right above it in the same batch: a crash leaves both or neither, and `upper` passes
-        both at once. `events` is what it adds to the change index. `check` runs under the lock,
-        before both, and may raise to call both off.
+        both at once. `events` is what it adds to the change index. `reload` takes the records
+        of such events as they are stored, after an interrupt. `check` runs under the lock, before
+        both, and may raise to call both off.
         """
         with self.lock:
             taken, count = None, 1 if after is None else 2
@@ -236,7 +239,8 @@ class Committer:
             show = stage_event(batch, times[0], begun[0])
             counts, full = self._stage_commits(batch, following)
             counts.insert(0, (begun, events, times[0] + 1))
-            with self.written(batch, Timestamp(times[-1] + 1), counts):
+            mend = partial(self._mend, reload, counts=counts)
+            with self.written(batch, Timestamp(times[-1] + 1), counts, mend):
                 show()
                 self._show_commits(following, full)
             self.syncs.sync()
@@ -250,7 +254,8 @@ class Committer:
             batch = self._engine.batch()
             counts, full = self._stage_commits(batch, commits)
             self._meta.stage_timestamp(batch, UPPER, upper)
-            mend = self._mend if self.policy.commits is None else None  # no replica
+            is_ours = self.policy.commits is None  # no replica
+            mend = partial(self._mend, counts=counts) if is_ours else None
             with self.written(batch, Timestamp(upper), counts, mend):
                 self._show_commits(commits, full)
 
@@ -309,48 +314,74 @@ class Committer:
     def mend_by(self, reload: Callable[[], None]) -> Mend:
         """The mend of records that are beside the timeline, which `reload` takes as they are
         stored. It is called under the lock."""
-        return partial(self._mend, reload)
+        return partial(self._mend, reload, is_commit=False)
 
-    def _mend(self, reload: Callable[[], None] | None = None) -> bool:
-        """Bring memory to what is stored, after an interrupt of a commit that may be there or not,
-        or of records that `reload` takes as they are stored.
+    def mend_memory(self, settle: Callable[[], None]) -> Mend:
+        """The mend of a change in memory alone: `settle` takes it back, or makes it anew. It is
+        called under the lock."""
+        return partial(self._mended_by, settle)
 
-        All that such a commit changes in memory is made anew from the engine: `upper`, the range
+    def _mend(
+        self,
+        reload: Callable[[], None] | None = None,
+        *,
+        counts: Sequence[Count] = (),
+        is_commit: bool = True,
+    ) -> bool:
+        """Bring memory to what is stored, after an interrupt of commits that may be there or not,
+        or of records. `reload` takes the records as they are stored; `counts` are the commits.
+
+        All that a commit changes in memory is made anew from the engine: `upper`, the range
         tombstones and the notes of requests, and the cache and the table of recent commits begin
         empty. The domain of changesets ends, as it does after a crash, because nobody knows whether
-        the commit was counted. An open changeset would be cut by that, so then the store stays
-        poisoned, and so does a store whose engine cannot tell what it has. O(range tombstones, and
-        the commits since the last written epoch).
+        the commit was counted. That would cut an open changeset, so while one is open, the commits
+        are counted once more. A commit of no changeset cannot be: it may have closed an epoch by
+        half. Then the store stays poisoned, and so does a store whose engine cannot tell what it
+        has. O(range tombstones, and the commits since the last written epoch).
         """
+        return self._mended_by(partial(self._settle, reload, counts, is_commit))
+
+    def _mended_by(self, settle: Callable[[], object]) -> bool:
+        """Bring memory in order by `settle`, which returns False if it cannot."""
         if not self.lock.acquire(timeout=MEND_WAIT_S):
             return False
         try:
             if not self.health.is_torn:
                 return not self.health.poison
-            is_commit = reload is None
-            if (is_commit and self.capture.open) or not self._engine.look_again():
+            if settle() is False:
                 self.health.give_up()
                 return False
-            versions, frontiers = self._versions, self.frontiers
-            stored = max(self._meta.timestamp(UPPER), self._index.last() + 1)
-            upper = Timestamp(max(frontiers.upper, stored))
-            versions.publish_fragments(Fragments.of(stored_tombstones(self._engine)))
-            self.recent.forget(upper)
-            self.requests.reload()
-            if reload is not None:
-                reload()
-            else:
-                self.capture.begin_anew(
-                    self._engine, self._index, since=frontiers.since, upper=upper
-                )
-            if upper > frontiers.upper:
-                frontiers.advance(upper)
-            self.expiries.look()
-            self._is_committing = False
             self.health.mended()
             return True
         finally:
             self.lock.release()
+
+    def _settle(
+        self, reload: Callable[[], None] | None, counts: Sequence[Count], is_commit: bool
+    ) -> bool:
+        """See `_mend`."""
+        if not self._engine.look_again():
+            return False
+        capture, is_counted = self.capture, False
+        if is_commit and capture.open:
+            is_counted = bool(counts) and capture.recount(counts, self._index)
+            if not is_counted:
+                return False
+        versions, frontiers = self._versions, self.frontiers
+        stored = max(self._meta.timestamp(UPPER), self._index.last() + 1)
+        upper = Timestamp(max(frontiers.upper, stored))
+        versions.publish_fragments(Fragments.of(stored_tombstones(self._engine)))
+        self.recent.forget(upper)
+        self.requests.reload()
+        if reload is not None:
+            reload()
+        if is_commit and not is_counted:
+            capture.begin_anew(self._engine, self._index, since=frontiers.since, upper=upper)
+        if upper > frontiers.upper:
+            frontiers.advance(upper)
+        self.expiries.look()
+        self._is_committing = False
+        return True
 
     def give_way(self) -> None:
         """Let a commit under way finish before waiting for its lock. This pays where the lock is

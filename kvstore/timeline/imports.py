@@ -405,7 +405,14 @@ class Imports:
 
             return publish
 
-        return self._committer.commit_event(stage, events=1, check=ready, after=after)
+        def reload() -> None:
+            if any(span.start.startswith(EXPIRY) for span in record.spans):
+                self._committer.expiries.begin()
+            self.reload()
+
+        return self._committer.commit_event(
+            stage, events=1, reload=reload, check=ready, after=after
+        )
 
     def _abort(self, import_id: int) -> bool:
         committer = self._committer

@@ -10,7 +10,10 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Collection, Mapping
+from contextlib import ExitStack, suppress
+from contextvars import Context
 from datetime import timedelta
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import FrameType
@@ -20,7 +23,9 @@ import pytest
 
 import kvstore
 from kvstore import Store, bulk
+from kvstore.engine.memory import MemoryEngine
 from tests.harness.kills import run_until_killed
+from tests.harness.parts import parts_of
 from tests.harness.seeds import seeded
 from tests.harness.soak import soaked
 
@@ -76,6 +81,10 @@ PLACES = (
 """Functions in which the stored bytes and memory may differ."""
 
 
+WHOLE = ("with self.lock:", "with self._writing:", "try:")
+"""Lines at which no signal is handled: a lock is taken or released, or no code is run."""
+
+
 def at_line(
     call: Callable[[], object],
     line: int,
@@ -93,9 +102,8 @@ def at_line(
         frame.f_trace_opcodes = opcodes
         wanted = "opcode" if opcodes else "line"
         if event == wanted and frame.f_code.co_name in within:
-            # A signal is handled inside the block of a lock, and not where `with` enters or leaves.
             line = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
-            if not line.lstrip().startswith("with self.lock:") and not next(left):
+            if not line.lstrip().startswith(WHOLE) and not next(left):
                 raise KeyboardInterrupt
         return trace
 
@@ -225,6 +233,186 @@ def test_gc_holds_and_new_streams_that_are_interrupted_leave_a_sound_store(
                 break
             interrupts += 1
         assert interrupts > 3
+
+
+EVENTS = (
+    *(name for name in RECORDS if name != "_forget"),  # a finalizer of another module has this name
+    "_transition",
+    "add",
+    "revert",
+    "reload",
+    "clear",
+    "announce",
+    "raise_floor",
+    "_mend",
+    "_mended_by",
+    "_settle",
+)
+"""Functions in which an import, its revert or a clear changes what is stored and memory."""
+
+
+@pytest.mark.parametrize("opcodes", [False, *soaked(True)], ids=["lines", "opcodes"])
+@pytest.mark.parametrize("name", ["import", "revert", "clear", "expiring"])
+def test_an_event_that_is_interrupted_at_any_line_leaves_a_store_that_works(
+    tmp_path: Path, name: str, opcodes: bool
+) -> None:
+    """The store was poisoned by each of them."""
+    path = tmp_path / "store"
+    numbers = itertools.count()
+
+    def staged(*, expires: bool) -> bulk.Import:
+        made = bulk.Import.create(tmp_path / f"staged-{next(numbers)}")
+        with made.writer() as writer:
+            writer.put(b"k1", b"%d" % next(numbers), expires=due() if expires else None)
+        made.seal()
+        return made
+
+    def due() -> kvstore.Timestamp:
+        return kvstore.Timestamp(store.now() + 10**15)
+
+    with kvstore.open(path, durability="async") as store:
+        interrupts = 0
+        for line in itertools.count(step=1 if opcodes else 7):
+            put(store, line)
+            delete_range(store, line)
+            if name == "revert":
+                before = dict(store.scan())
+                made = staged(expires=False)
+                bulk.ingest(store, made.staging)
+                call: Callable[[], object] = partial(store.revert_import, made.import_id)
+                after, before = before, dict(store.scan())
+            elif name == "clear":
+                before = dict(store.scan())
+                call = partial(store.clear_range, b"k0", b"k3", compact=False)
+                after = {key: value for key, value in before.items() if key >= b"k3"}
+            else:
+                before = dict(store.scan())
+                made = staged(expires=name == "expiring")
+                call = partial(bulk.ingest, store, made.staging)
+                after = before | {b"k1": b"%d" % (next(numbers) - 1)}
+            reached = at_line(call, line, opcodes=opcodes, within=EVENTS)
+            found = dict(store.scan())
+            assert found in (before, after)
+            assert [store.get(key) for key in before] == [found.get(key) for key in before]
+            with kvstore.follow(path) as reader:  # it has what is stored
+                assert dict(reader.scan()) == found
+                assert reader.imports.all() == store.imports.all()
+                assert reader.whole_since == store.whole_since
+            call()
+            assert dict(store.scan()) == after
+            assert store.verify().problems == ()
+            if not reached:
+                break
+            interrupts += 1
+        assert interrupts > 8
+        upper, rows = store.upper, dict(store.scan())
+    with kvstore.open(path) as again:
+        assert again.upper >= upper
+        assert dict(again.scan()) == rows
+        assert again.verify().problems == ()
+
+
+IN_CHANGESETS = (
+    *PLACES,
+    "begin_changeset",
+    "finish_changeset",
+    "finish_commit",
+    "_begin",
+    "_finish",
+    "_release",
+    "_close",
+    "__exit__",
+    "kept",
+    "take_back",
+    "again",
+)
+"""Functions in which a changeset begins and ends, and in which a commit of it is counted."""
+
+
+def in_changesets(store: Store, number: int) -> None:
+    with store.changeset():
+        put(store, number)
+        with store.changeset():
+            large(store, number)
+        put(store, number + 1)
+
+
+@pytest.mark.parametrize("opcodes", [False, *soaked(True)], ids=["lines", "opcodes"])
+@pytest.mark.parametrize("is_beside_another", [False, True])
+def test_a_changeset_that_is_interrupted_at_any_line_ends_and_is_counted(
+    tmp_path: Path, is_beside_another: bool, opcodes: bool
+) -> None:
+    """The store was poisoned, also where the changeset was not the caller's own."""
+    with kvstore.open(tmp_path / "store", durability="async") as store, ExitStack() as opened:
+        other = opened.enter_context(store.changeset()) if is_beside_another else None
+        interrupts = 0
+        for line in itertools.count(step=1 if opcodes else 2):
+            reached = at_line(
+                partial(Context().run, in_changesets, store, line),
+                line,
+                opcodes=opcodes,
+                within=IN_CHANGESETS,
+            )
+            assert len(parts_of(store).committer.capture.open) == is_beside_another
+            found = dict(store.scan())
+            store.put(b"k6", b"again")
+            assert dict(store.scan()) == found | {b"k6": b"again"}
+            if not reached:
+                break
+            interrupts += 1
+        assert interrupts > 20
+        if other is not None:
+            assert other.events == interrupts + 1
+        opened.close()
+        store.force_quiescence(timedelta(0))
+        store.sync()
+        assert store.verify().problems == ()
+        events = list(store.events(store.since, expand="all"))
+        assert sum(epoch.events for epoch in store.epochs()) == len(events)
+    with kvstore.open(tmp_path / "store") as again:
+        assert again.verify().problems == ()
+
+
+@pytest.mark.parametrize("is_stored", [False, True])
+def test_a_load_into_memory_that_is_interrupted_leaves_a_store_that_works(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_stored: bool
+) -> None:
+    """The store was poisoned, although nobody had seen a row."""
+    plain = MemoryEngine._stage
+    line = interrupts = 0
+    within = ("_stage", "_note", "add_rows", "encode_rows")
+
+    def stage(*arguments: Any) -> None:
+        nonlocal interrupts
+        if at_line(partial(plain, *arguments), line, opcodes=True, within=within):
+            interrupts += 1
+            raise KeyboardInterrupt
+
+    made = bulk.Import.create(tmp_path / "staged")
+    with made.writer() as writer:
+        for number in range(7):
+            writer.put(b"k%d" % number, b"imported")
+    made.seal()
+    path = tmp_path / "store" if is_stored else None
+    with kvstore.open(path, engine="memory") as store:
+        put(store, 1)
+        with monkeypatch.context() as patch:
+            patch.setattr(MemoryEngine, "_stage", stage)
+            while interrupts == line:
+                with suppress(KeyboardInterrupt):
+                    bulk.ingest(store, made.staging)
+                put(store, line)
+                assert store.verify().problems == ()
+                if interrupts > line:
+                    assert len(dict(store.scan())) <= line + 2
+                line += 1
+        assert interrupts > 8
+        assert set(dict(store.scan())) == {b"k%d" % number for number in range(7)}
+        rows = dict(store.scan())
+    if path is not None:
+        with kvstore.open(path, engine="memory") as again:
+            assert dict(again.scan()) == rows
+            assert again.verify().problems == ()
 
 
 def put_until_interrupted(path: Path, said: Connection) -> None:

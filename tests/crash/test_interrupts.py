@@ -18,7 +18,7 @@ import pytest
 
 import kvstore
 from kvstore import Store, backup, bulk
-from kvstore.engine.memory import MemoryEngine, MemoryState
+from kvstore.engine.memory import MemoryEngine
 from kvstore.errors import PoisonedError
 from kvstore.timeline.recent import RecentCommits
 from kvstore.transaction import Transactions
@@ -378,7 +378,7 @@ def import_rows(s: Subject) -> None:
     ("patch_one", "call"),
     [
         (lambda patch: patch.setattr(MemoryEngine, "_show", interrupt), hold_a_time),
-        (lambda patch: patch.setattr(MemoryState, "add_rows", interrupt), import_rows),
+        (lambda patch: patch.setattr(MemoryEngine, "_take", interrupt), import_rows),
     ],
     ids=["hold", "ingest"],
 )

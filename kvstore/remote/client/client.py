@@ -216,7 +216,7 @@ class ClientChangeset(Changeset):
         name, self.name = self.name, ""
         if name and self._process == os.getpid():
             with suppress(KVStoreError):  # it ends by itself
-                self.events = self._pool.call(verbs.END_CHANGESET, name=name)
+                self.counted = self._pool.call(verbs.END_CHANGESET, name=name), 0
 
 
 def _begin(changeset: Changeset) -> None:
