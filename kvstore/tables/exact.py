@@ -141,7 +141,8 @@ def shown(array: pa.Array, at: int) -> str:
     """A value for an error, with the unit of a number that stands for a time."""
     value = as_python(array, at)
     is_count = pa.types.is_temporal(array.type) and type(value) is int
-    return f"{value!r:.100}{' ' + getattr(array.type, 'unit', 'days') if is_count else ''}"
+    unit = "ms" if pa.types.is_date64(array.type) else getattr(array.type, "unit", "days")
+    return f"{value!r:.100}{' ' + unit if is_count else ''}"
 
 
 def plain(array: pa.Array, where: str) -> pa.Array:
@@ -218,6 +219,7 @@ def _converted(array: pa.Array, type_: pa.DataType, where: str, first: int) -> p
     if _family(array.type) in ("integer", "decimal") and not pa.types.is_temporal(type_):
         return _one_by_one(array, type_, where, first)
     row = _first(array, lambda part: _by_arrow(part, type_) is not None)
+    require_held(_by_arrow(array.slice(0, row), type_), type_, where, first)
     if _by_arrow(array.slice(row, 1), type_) is not None:
         raise UsageError(f"{where}: {len(array)} rows have 2 GiB", "pass fewer rows at once")
     raise _refusal(array, row, type_, where, first)

@@ -45,6 +45,7 @@ SOURCES: Final[list[pa.DataType]] = [
     *COLUMNS,
     *(pa.float16(), pa.date64(), pa.string_view(), pa.binary_view(), pa.binary(16)),
     *(pa.decimal32(7, 2), pa.decimal64(18, 3), pa.decimal128(38, 10), pa.decimal256(50, 20)),
+    *(pa.decimal256(76, 41), pa.decimal256(76, 76)),
 ]
 """Types of arrays that come, beside dictionaries and run ends of them."""
 
