@@ -208,7 +208,8 @@ def test_rows_too_long_for_text_are_refused_before_a_file_is_there() -> None:
             assert written(rows, name, none)
 
 
-ROWS: Final = [
+Texts = list[tuple[str, str]]
+ROWS: Final[Texts] = [
     ("a", "plain"),
     ("b", "comma, and\ttab"),
     ("c", 'quote " and ""'),
@@ -220,38 +221,46 @@ ROWS: Final = [
 ]
 
 
-def frame() -> dict[str, list[str]]:
-    return {"key": [key for key, _ in ROWS], "value": [value for _, value in ROWS]}
+def frame(rows: Texts) -> dict[str, list[str]]:
+    return {"key": [key for key, _ in rows], "value": [value for _, value in rows]}
 
 
-def by_csv(path: Path, **how: Any) -> None:
+def in_pandas(rows: Texts) -> pd.DataFrame:
+    return pd.DataFrame(frame(rows))
+
+
+def in_polars(rows: Texts) -> pl.DataFrame:
+    return pl.DataFrame(frame(rows))
+
+
+def by_csv(path: Path, rows: Texts, **how: Any) -> None:
     with path.open("w", newline="", encoding=how.pop("encoding", "utf-8")) as file:
         writer = csv.writer(file, **how)
         writer.writerow(["key", "value"])
-        writer.writerows(ROWS)
+        writer.writerows(rows)
 
 
-def by_duckdb(path: Path, how: str) -> None:
-    rows = pa.table(frame())
-    duckdb.sql(f"COPY (SELECT * FROM rows) TO '{path}' ({how})")
-    assert rows.num_rows == len(ROWS)
+def by_duckdb(path: Path, rows: Texts, how: str) -> None:
+    given = pa.table(frame(rows))
+    duckdb.sql(f"COPY (SELECT * FROM given) TO '{path}' ({how})")
+    assert given.num_rows == len(rows)
 
 
-def by_sqlite(path: Path) -> None:
+def by_sqlite(path: Path, rows: Texts) -> None:
     """As the shell's `.mode csv`: it quotes what needs it, and ends rows with CR LF."""
     database = sqlite3.connect(":memory:")
     database.execute("CREATE TABLE t (key TEXT, value TEXT)")
-    database.executemany("INSERT INTO t VALUES (?, ?)", ROWS)
+    database.executemany("INSERT INTO t VALUES (?, ?)", rows)
     with path.open("w", newline="", encoding="utf-8") as file:
         csv.writer(file, lineterminator="\r\n").writerow(["key", "value"])
         csv.writer(file, lineterminator="\r\n").writerows(database.execute("SELECT * FROM t"))
 
 
-def by_psql(path: Path) -> None:
+def by_psql(path: Path, rows: Texts) -> None:
     """As `\\copy t to 'f.csv' csv header`: an empty text is quoted, and a null is nothing."""
     with path.open("w", newline="", encoding="utf-8") as file:
         file.write("key,value\n")
-        for row in ROWS:
+        for row in rows:
             quoted = [
                 f'"{text.replace(chr(34), chr(34) * 2)}"'
                 if not text or set(text) & set('",\n\r')
@@ -265,74 +274,93 @@ WRITERS: Final = {
     "csv": ("f.csv", by_csv),
     "csv, all quoted, LF": (
         "f.csv",
-        lambda path: by_csv(path, quoting=csv.QUOTE_ALL, lineterminator="\n"),
+        lambda path, rows: by_csv(path, rows, quoting=csv.QUOTE_ALL, lineterminator="\n"),
     ),
-    "csv, tabs": ("f.tsv", lambda path: by_csv(path, delimiter="\t")),
-    "csv, a mark": ("f.csv", lambda path: by_csv(path, encoding="utf-8-sig")),
-    "csv, CR": ("f.csv", lambda path: by_csv(path, lineterminator="\r", quoting=csv.QUOTE_ALL)),
+    "csv, tabs": ("f.tsv", lambda path, rows: by_csv(path, rows, delimiter="\t")),
+    "csv, a mark": ("f.csv", lambda path, rows: by_csv(path, rows, encoding="utf-8-sig")),
+    "csv, CR": (
+        "f.csv",
+        lambda path, rows: by_csv(path, rows, lineterminator="\r", quoting=csv.QUOTE_ALL),
+    ),
     "sqlite3": ("f.csv", by_sqlite),
     "psql": ("f.csv", by_psql),
-    "pandas": ("f.csv", lambda path: pd.DataFrame(frame()).to_csv(path, index=False)),
-    "pandas, gzip": ("f.csv.gz", lambda path: pd.DataFrame(frame()).to_csv(path, index=False)),
+    "pandas": ("f.csv", lambda path, rows: in_pandas(rows).to_csv(path, index=False)),
+    "pandas, gzip": (
+        "f.csv.gz",
+        lambda path, rows: in_pandas(rows).to_csv(path, index=False),
+    ),
     "pandas, lines": (
         "f.jsonl",
-        lambda path: pd.DataFrame(frame()).to_json(path, orient="records", lines=True),
+        lambda path, rows: in_pandas(rows).to_json(path, orient="records", lines=True),
     ),
-    "pandas, parquet": ("f.parquet", lambda path: pd.DataFrame(frame()).to_parquet(path)),
+    "pandas, parquet": ("f.parquet", lambda path, rows: in_pandas(rows).to_parquet(path)),
     "pandas, filtered": (
         "f.parquet",
-        lambda path: (
-            pd.DataFrame(frame())
+        lambda path, rows: (
+            in_pandas(rows)
             .query("key != 'none'")
-            .set_index(pd.Index(range(9, 9 + len(ROWS))))
+            .set_index(pd.Index(range(9, 9 + len(rows))))
             .to_parquet(path, index=True)
         ),
     ),
     "pandas, categories": (
         "f.parquet",
-        lambda path: pd.DataFrame(frame()).astype("category").to_parquet(path),
+        lambda path, rows: in_pandas(rows).astype("category").to_parquet(path),
     ),
-    "polars": ("f.csv", lambda path: pl.DataFrame(frame()).write_csv(path)),
-    "polars, tabs": ("f.tsv", lambda path: pl.DataFrame(frame()).write_csv(path, separator="\t")),
-    "polars, lines": ("f.ndjson", lambda path: pl.DataFrame(frame()).write_ndjson(path)),
-    "polars, parquet": ("f.parquet", lambda path: pl.DataFrame(frame()).write_parquet(path)),
-    "polars, arrow": ("f.arrow", lambda path: pl.DataFrame(frame()).write_ipc(path)),
-    "polars, stream": ("f.arrow", lambda path: pl.DataFrame(frame()).write_ipc_stream(path)),
+    "polars": ("f.csv", lambda path, rows: in_polars(rows).write_csv(path)),
+    "polars, tabs": (
+        "f.tsv",
+        lambda path, rows: in_polars(rows).write_csv(path, separator="\t"),
+    ),
+    "polars, lines": ("f.ndjson", lambda path, rows: in_polars(rows).write_ndjson(path)),
+    "polars, parquet": (
+        "f.parquet",
+        lambda path, rows: in_polars(rows).write_parquet(path),
+    ),
+    "polars, arrow": ("f.arrow", lambda path, rows: in_polars(rows).write_ipc(path)),
+    "polars, stream": (
+        "f.arrow",
+        lambda path, rows: in_polars(rows).write_ipc_stream(path),
+    ),
     "polars, categories": (
         "f.arrow",
-        lambda path: pl.DataFrame(frame()).cast(pl.Categorical).write_ipc(path),
+        lambda path, rows: in_polars(rows).cast(pl.Categorical).write_ipc(path),
     ),
     "polars, enum": (
         "f.parquet",
-        lambda path: (
-            pl.DataFrame(frame())
-            .with_columns(pl.col("value").cast(pl.Enum(sorted({v for _, v in ROWS}))))
+        lambda path, rows: (
+            in_polars(rows)
+            .with_columns(pl.col("value").cast(pl.Enum(sorted({v for _, v in rows}))))
             .write_parquet(path)
         ),
     ),
-    "pyarrow": ("f.csv", lambda path: pa_csv.write_csv(pa.table(frame()), path)),
+    "pyarrow": ("f.csv", lambda path, rows: pa_csv.write_csv(pa.table(frame(rows)), path)),
     "pyarrow, dictionary": (
         "f.feather",
-        lambda path: feather.write_feather(
-            pa.table({n: pa.array(c).dictionary_encode() for n, c in frame().items()}), str(path)
+        lambda path, rows: feather.write_feather(
+            pa.table({n: pa.array(c).dictionary_encode() for n, c in frame(rows).items()}),
+            str(path),
         ),
     ),
     "pyarrow, views": (
         "f.arrow",
-        lambda path: feather.write_feather(
-            pa.table({n: pa.array(c, pa.string_view()) for n, c in frame().items()}),
+        lambda path, rows: feather.write_feather(
+            pa.table({n: pa.array(c, pa.string_view()) for n, c in frame(rows).items()}),
             str(path),
             compression="zstd",
         ),
     ),
-    "duckdb": ("f.csv", lambda path: by_duckdb(path, "FORMAT csv, HEADER")),
+    "duckdb": ("f.csv", lambda path, rows: by_duckdb(path, rows, "FORMAT csv, HEADER")),
     "duckdb, zstd": (
         "f.csv.zst",
-        lambda path: by_duckdb(path, "FORMAT csv, HEADER, COMPRESSION zstd"),
+        lambda path, rows: by_duckdb(path, rows, "FORMAT csv, HEADER, COMPRESSION zstd"),
     ),
-    "duckdb, tabs": ("f.tsv", lambda path: by_duckdb(path, "FORMAT csv, HEADER, DELIMITER '\t'")),
-    "duckdb, lines": ("f.jsonl", lambda path: by_duckdb(path, "FORMAT json")),
-    "duckdb, parquet": ("f.parquet", lambda path: by_duckdb(path, "FORMAT parquet")),
+    "duckdb, tabs": (
+        "f.tsv",
+        lambda path, rows: by_duckdb(path, rows, "FORMAT csv, HEADER, DELIMITER '\t'"),
+    ),
+    "duckdb, lines": ("f.jsonl", lambda path, rows: by_duckdb(path, rows, "FORMAT json")),
+    "duckdb, parquet": ("f.parquet", lambda path, rows: by_duckdb(path, rows, "FORMAT parquet")),
 }
 
 
@@ -342,8 +370,40 @@ def test_files_of_other_programs_have_the_rows_that_were_written(
 ) -> None:
     name, write = WRITERS[program]
     path = tmp_path / name
-    write(path)
+    write(path, ROWS)
     wanted = [(key.encode(), value.encode()) for key, value in ROWS]
     for block in (1, 5, 8 << 20):
         with bounds({"CSV_BLOCK_BYTES": block}):
             assert read_rows(path) == wanted
+
+
+characters = st.sampled_from(
+    list("\"',\t\r\n\\;|#{} a0\0\x1a\u00e9\u20ac\ufeff\U0001f600\x85\u2028")
+)
+words = st.sampled_from(
+    ["NULL", "null", "NA", "\\N", "true", "1e400", "007", "\r\n", '""', '"\r', "N/A"]
+)
+some_text = st.lists(characters | words, max_size=6).map("".join)
+given_rows = st.lists(st.tuples(some_text, some_text), min_size=1, max_size=5)
+
+
+def check_program(program: str, rows: Texts, block: int) -> None:
+    """Texts that a program writes to a file are the texts that are read from it."""
+    name, write = WRITERS[program]
+    with TemporaryDirectory() as place, bounds({"CSV_BLOCK_BYTES": block}):
+        path = Path(place) / name
+        write(path, rows)
+        assert read_rows(path) == [(key.encode(), value.encode()) for key, value in rows]
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.sampled_from(sorted(WRITERS)), given_rows, st.sampled_from([1, 3, 64, 1 << 20]))
+def test_texts_of_other_programs_are_read_as_written(program: str, rows: Texts, block: int) -> None:
+    check_program(program, rows, block)
+
+
+@pytest.mark.soak
+@settings(max_examples=12_000, deadline=None)
+@given(st.sampled_from(sorted(WRITERS)), given_rows, st.sampled_from([1, 3, 64, 1 << 20]))
+def test_soak_texts_of_other_programs_are_read(program: str, rows: Texts, block: int) -> None:
+    check_program(program, rows, block)

@@ -107,13 +107,13 @@ def check_numerals(texts: list[str], kind: pa.DataType, place: Path) -> None:
     path.write_text("x,t\n" + "".join(f"{text},e9\n" for text in texts))
     schema = pa.schema([("x", kind), ("t", pa.string())])
     with bounds({"CSV_BLOCK_BYTES": 64}):
-        refused = ""
+        refusal = ""
         try:
             found = [each for batch in typed_batches(path, schema) for each in batch["x"]]
         except UsageError as error:
-            refused = str(error)
-    if refused:
-        assert re.search(r"f\.csv: row \d+, column 'x': ", refused)
+            refusal = str(error)
+    if refusal:
+        assert re.search(r"f\.csv: row \d+, column 'x': ", refusal)
         return
     for text, each in zip(texts, found, strict=True):
         wanted, number = Decimal(text), each.as_py()
@@ -121,8 +121,8 @@ def check_numerals(texts: list[str], kind: pa.DataType, place: Path) -> None:
             assert number == wanted, (text, number)
             continue
         nearest = np.float32(text) if kind == pa.float32() else float(text)
-        assert np.isfinite(number), (text, number)
-        assert number == nearest, (text, number)
+        assert number == nearest, text
+        assert np.isfinite(number), text
         assert (number == 0) is (wanted == 0), text
         if "e" not in text.lower() and wanted == wanted.to_integral_value():
             assert Decimal(number) == wanted, (text, number)

@@ -190,7 +190,7 @@ class Stores:
     """A store and a client of its server, for some cases: they cost more than a case. `place` is
     for files."""
 
-    CASES = 50
+    CASES = 20
 
     def __init__(self, place: Path) -> None:
         self.place, self._left, self._stack = place, 0, ExitStack()
