@@ -390,6 +390,8 @@ given_rows = st.lists(st.tuples(some_text, some_text), min_size=1, max_size=5)
 def check_program(program: str, rows: Texts, block: int) -> None:
     """Texts that a program writes to a file are the texts that are read from it."""
     name, write = WRITERS[program]
+    if program in ("pandas", "pandas, gzip"):  # it does not quote a CR, and loses it itself
+        rows = [(key.replace("\r", ""), value.replace("\r", "")) for key, value in rows]
     with TemporaryDirectory() as place, bounds({"CSV_BLOCK_BYTES": block}):
         path = Path(place) / name
         write(path, rows)
