@@ -4,6 +4,7 @@ of small ones.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -322,14 +323,15 @@ class KeyLists:
     ) -> None:
         """Add the list of the keys `found` in the files of an import to an engine batch.
 
-        Adds none if the import is large, or if files of a stranger have other rows than they say,
-        or have a key twice.
+        Adds none if the import is large, or if a stranger's files or calls have other rows than
+        they say, a key twice, or a key outside of the spans.
         """
         if found is None or not record.is_small or not len(found) == len(set(found)) == record.rows:
             return
-        if sum(map(len, found)) <= IMPORT_KEYS_BYTES_MAX:
-            keys = [key.hex() for key in sorted(found)]
-            self._meta.stage(batch, keys_name(record.import_id), {"keys": keys})
+        keys = sorted(found)
+        if sum(map(len, keys)) <= IMPORT_KEYS_BYTES_MAX and _are_within(keys, record.spans):
+            listed = [key.hex() for key in keys]
+            self._meta.stage(batch, keys_name(record.import_id), {"keys": listed})
 
     def amend(self, batch: WriteBatch, record: ImportRecord, changes: RowChanges) -> None:
         """Bring the list of an import, if it has one, to the rows that it has with `changes`."""
@@ -342,6 +344,17 @@ class KeyLists:
     def stage_delete(self, batch: WriteBatch, import_id: int) -> None:
         """Add the removal of a list to an engine batch."""
         self._meta.stage_delete(batch, keys_name(import_id))
+
+
+def _are_within(keys: Sequence[bytes], spans: Iterable[Span]) -> bool:
+    """Whether each of some ascending keys lies in a span. Costs two look-ups for each span."""
+    passed = 0
+    for span in sorted(spans, key=lambda span: span.start):
+        if bisect_left(keys, span.start) > passed:
+            return False
+        end = len(keys) if span.end is None else bisect_left(keys, span.end)
+        passed = max(passed, end)
+    return passed == len(keys)
 
 
 class FoundKeys:

@@ -243,6 +243,10 @@ def _add(store: Store, record: ImportRecord, files: list[Path], since: int | Non
         if known is None:
             raise UsageError(f"import {record.import_id} was aborted meanwhile", "ingest it again")
         if not imports.is_linked(record):
+            if record.rows and not files:
+                raise UsageError(
+                    f"{record.rows} rows without a file", "name the files that have them"
+                )
             imports.flush()
             imports.link(files)
         check = None
