@@ -238,6 +238,8 @@ def _by_arrow(array: pa.Array, type_: pa.DataType) -> pa.Array | None:
                 array = array.cast(pa.decimal128(_DIGITS_OF_LONG + 2, 0))
             elif pa.types.is_temporal(type_):
                 array = array.cast(pa.int64())
+        elif array.type == pa.time32("s"):
+            array = array.cast(pa.time64("us"))  # Arrow multiplies within 32 bits, unchecked
         found = array.cast(type_)
         is_narrower = pa.types.is_floating(array.type) and type_.bit_width < array.type.bit_width
         if is_narrower and not _are_same(found.cast(array.type), array):

@@ -124,7 +124,7 @@ def served(store: kvstore.Store) -> Iterator[App]:
 
 def _disagreements(
     served: App, *, examples: int, phases: list[str], least: int, seed: int = SEED
-) -> list[str]:
+) -> str:
     """How answers to the calls of these phases, `least` or more, differ from the document, but for
     exceptions."""
     config = SchemathesisConfig.from_dict(
@@ -171,14 +171,15 @@ def _disagreements(
                     continue  # the document has the columns of rows in words
                 message = check.failure_info.failure.message
                 found.append(f"{check.name}: {case.as_curl_command()}\n{message}\n{told!r}")
-    print(f"{calls} calls of {', '.join(phases)} with seed {seed}")
-    assert calls >= least
-    return found
+    done = f"{calls} calls of {', '.join(phases)} with seed {seed}"
+    print(done)
+    assert found or calls >= least, done
+    return "\n\n".join([done, *found]) if found else ""
 
 
 def test_the_server_answers_as_its_document_says(served: App) -> None:
     found = _disagreements(served, examples=4, phases=["fuzzing"], least=300)
-    assert not found, "\n\n".join(found)
+    assert not found, found
 
 
 @pytest.mark.soak
@@ -186,7 +187,7 @@ def test_the_server_answers_as_its_document_says(served: App) -> None:
     ("phases", "examples", "least"),
     [
         (["examples", "coverage"], 1, 2_000),
-        (["fuzzing"], 110, 10_000),
+        (["fuzzing"], 250, 10_000),
         (["stateful"], 100, 100),
     ],
     ids=["coverage", "fuzzing", "stateful"],
@@ -197,4 +198,4 @@ def test_the_server_answers_as_its_document_says_for_long(
     """The seed is another one each time: a failure prints it."""
     seed = random.SystemRandom().getrandbits(32)
     found = _disagreements(served, examples=examples, phases=phases, least=least, seed=seed)
-    assert not found, "\n\n".join(found)
+    assert not found, found

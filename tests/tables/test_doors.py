@@ -178,6 +178,19 @@ def test_the_first_value_that_a_column_does_not_hold_is_named() -> None:
         conform(definition_of(pa.date32(), is_key=False), batch.slice(1), FIRST)
 
 
+@pytest.mark.parametrize("seconds", [-536_784_513, 86_400, 4_294_968, (1 << 31) - 1, -1])
+def test_a_time_that_arrow_multiplies_into_another_one_is_refused(seconds: int) -> None:
+    """Arrow's cast from seconds to milliseconds wraps around at 32 bits."""
+    times = pa.array([86_399, seconds], pa.int32()).view(pa.time32("s"))
+    batch = pa.record_batch({"n": pa.array([1, 2]), "x": times})
+    for column in arrays.TIMES:
+        definition = definition_of(column, is_key=False)
+        with pytest.raises(UsageError, match=rf"does not hold .* of row {FIRST + 1}; "):
+            conform(definition, batch, FIRST)
+        found = conform(definition, batch.slice(0, 1), FIRST)
+        assert arrays.meanings(found.column("x")) == [86_399 * 10**9]
+
+
 @pytest.mark.parametrize("foreign", arrays.FOREIGN, ids=str)
 def test_an_array_of_no_column_is_refused(foreign: pa.DataType) -> None:
     for column in (pa.string(), pa.int64(), pa.binary()):
