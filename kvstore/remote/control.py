@@ -184,10 +184,10 @@ def _open_listening(
     if path is None:
         raise UsageError("a store without a path has no place for a socket", "pass a path")
     # Imported late: a server takes 20 MB of memory, and most stores need none.
-    from kvstore.remote.listener import ListeningStore
     from kvstore.remote.server.http import require_extra
 
     require_extra()
+    from kvstore.remote.server.running import ListeningStore
 
     store = opening.open_as(ListeningStore, path, engine, durability, clock, **how)
     try:

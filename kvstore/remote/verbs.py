@@ -7,7 +7,7 @@ To add a verb:
    may come again.
 2. Write its work in `kvstore.remote.server.verbs`: `@serves(verbs.NAME)` over a function of an
    `Invocation`. Its docstring is the text of the document. A verb without work stops the import.
-3. If users call it, add a method to `Client`: `return self._pool.call(verbs.NAME, key=key)`, and
+3. If users call it, add a method to `Client`: `return self.pool.call(verbs.NAME, key=key)`, and
    `name = awaited(Client.name)` to `AsyncClient`.
 
 The client sends and the server checks the arguments by the declaration, the client reads the answer

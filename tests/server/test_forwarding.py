@@ -10,8 +10,7 @@ import pytest
 
 from kvstore.errors import IndeterminateError
 from kvstore.remote import control_socket
-from kvstore.remote.server.app import Message
-from kvstore.remote.server.http import Head
+from kvstore.remote.server.http import Head, Message
 from kvstore.remote.server.reading import Forwarder
 
 

@@ -32,7 +32,7 @@ from kvstore.codec.tuples import desc
 from kvstore.errors import ClosedError, KVStoreError
 from kvstore.feeds import FeedBatch
 from kvstore.limits import CLIENT_CONNECTIONS_MAX
-from kvstore.remote.client.client import Client, ClientHold, ClientSnapshot
+from kvstore.remote.client.client import Client, ClientHold, ClientSnapshot, connect
 from kvstore.remote.client.tables import ClientTable
 from kvstore.timeline.durability import Durability
 
@@ -504,3 +504,16 @@ class AsyncClient(AsyncFace[Client]):
             yield
         finally:
             await asyncio.shield(self._threads.run(hold.release))
+
+
+async def connect_async(
+    address: str | os.PathLike[str],
+    token: str | None = None,
+    *,
+    ca: str | os.PathLike[str] | None = None,
+    timeout: float | None = None,
+    patience: float | None = None,
+) -> AsyncClient:
+    """The same as `connect`, for asyncio."""
+    how = partial(connect, address, token, ca=ca, timeout=timeout, patience=patience)
+    return AsyncClient(await asyncio.to_thread(how))

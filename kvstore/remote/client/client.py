@@ -41,7 +41,13 @@ from kvstore.codec.json import JsonObject
 from kvstore.codec.tuples import desc
 from kvstore.errors import ClosedError, HistoryGoneError, KVStoreError, UsageError
 from kvstore.feeds import STARTS, FeedBatch, Position, Share
-from kvstore.limits import CLIENT_SNAPSHOT_LEASE_S
+from kvstore.limits import (
+    CLIENT_PATIENCE_S,
+    CLIENT_SNAPSHOT_LEASE_S,
+    CLIENT_TIMEOUT_S,
+    CLIENT_TIMEOUT_S_MAX,
+    CLIENT_TIMEOUT_S_MIN,
+)
 from kvstore.mapping import MappingCodec, StoreMapping
 from kvstore.metrics import DEFINITIONS, Distribution, Metric
 from kvstore.mvcc import Version, WriteSet
@@ -58,6 +64,7 @@ from kvstore.remote.client.calls import (
 from kvstore.remote.client.tables import ClientDefinitions, ClientRows, ClientTable, RemoteSide
 from kvstore.remote.client.transport import (
     FROM_CLIENT,
+    Endpoint,
     Pool,
     ServedFrontiers,
     floors_of,
@@ -1072,3 +1079,38 @@ class Client(ServedUpkeep, Readable):
 
     def _value(self, key: bytes, as_of: TimeLike | None) -> bytes | None:
         return self.pool.call(verbs.GET, key=key, as_of=as_of)
+
+
+def connect(
+    address: str | os.PathLike[str],
+    token: str | None = None,
+    *,
+    ca: str | os.PathLike[str] | None = None,
+    timeout: float | None = None,
+    patience: float | None = None,
+) -> Client:
+    """A client of the store that is served at `address`: an `http` or `https` URL, the path of a
+    Unix socket, or the directory of a store, whose owner listens (`kvstore.open(path,
+    control=True)`).
+
+    `token` goes with every call. `ca` is a file with the certificates of trusted issuers; by
+    default these are the issuers that the machine trusts. `timeout` bounds each wait for the
+    server, `patience` the time for which a call is sent again. Both are in seconds, by default
+    `CLIENT_TIMEOUT_S` and `CLIENT_PATIENCE_S` of `kvstore.limits`.
+
+    Raises `DeterminateError` if nobody serves there, `AccessDeniedError` for a token or a
+    certificate that is refused. One round trip.
+    """
+    wait = CLIENT_TIMEOUT_S if timeout is None else SECONDS.check("timeout", timeout)
+    if not wait:
+        raise UsageError("timeout=0 leaves the server no time to answer", "pass seconds above 0")
+    again = CLIENT_PATIENCE_S if patience is None else SECONDS.check("patience", patience)
+    endpoint = Endpoint.of(address, token, ca)
+    wait = min(max(wait, CLIENT_TIMEOUT_S_MIN), CLIENT_TIMEOUT_S_MAX)
+    pool = Pool(endpoint, timeout=wait, patience=again)
+    try:
+        pool.known = pool.call(verbs.TIMES)["upper"] - 1
+    except BaseException:
+        pool.close()
+        raise
+    return Client(pool)

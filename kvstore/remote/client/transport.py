@@ -24,7 +24,7 @@ from urllib.parse import quote, urlsplit
 
 import pyarrow as pa
 
-from kvstore.base.arguments import is_many, key_list
+from kvstore.base.arguments import is_many, key_list, require_absolute
 from kvstore.base.meters import WorkCount
 from kvstore.base.span import require_key
 from kvstore.base.timestamp import TimeLike, Timestamp, counts_from_now, to_timestamp
@@ -47,6 +47,7 @@ from kvstore.limits import (
     CLIENT_CONNECTIONS_MAX,
     CLIENT_HEAD_BYTES_MAX,
     CLIENT_RETRY_S,
+    CONTROL_DIAL_S,
     FEED_POLL_S_MAX,
 )
 from kvstore.loops.lookup import are_keys
@@ -120,6 +121,24 @@ class Endpoint:
         elif tls is not None:
             raise UsageError(f"certificates for {url}, which has no TLS", "write https://")
         return cls(parts.hostname, port, "", parts.path.rstrip("/"), tls, _bearer(token))
+
+    @classmethod
+    def of(
+        cls,
+        address: str | os.PathLike[str],
+        token: str | None,
+        ca: str | os.PathLike[str] | None,
+    ) -> Endpoint:
+        """The endpoint of an address as `kvstore.connect` takes it."""
+        if isinstance(address, str) and "://" in address:
+            tls = client_tls(ca) if address.lower().startswith("https:") else None
+            return cls.parse(address, token=token, tls=tls)
+        path = require_absolute(address, name="address")
+        if not os.path.isdir(path):
+            return cls.at_path(str(path), token=token)
+        endpoint = cls.of_store(path)
+        endpoint.open(CONTROL_DIAL_S).close()  # nobody listens, so waiting longer is of no use
+        return endpoint
 
     @classmethod
     def at_path(cls, path: str, *, token: str | None = None) -> Endpoint:

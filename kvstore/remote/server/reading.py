@@ -38,9 +38,10 @@ from kvstore.remote.client.calls import ReplyHead, read_head
 from kvstore.remote.live import LiveReader, follow
 from kvstore.remote.protocol import KEYS_PATH, VERBS_PATH
 from kvstore.remote.server.access import Grant, Tokens
-from kvstore.remote.server.app import (
-    App,
+from kvstore.remote.server.app import App
+from kvstore.remote.server.http import (
     Departure,
+    Head,
     Message,
     Receive,
     Send,
@@ -49,7 +50,6 @@ from kvstore.remote.server.app import (
     start_of,
     within_time,
 )
-from kvstore.remote.server.http import Head
 from kvstore.remote.server.running import SharingServer, server_config, server_tls
 
 # --------------------------------------------------------------------------------------------------

@@ -1,5 +1,5 @@
-"""The process that serves a store: the application on a socket of its own or a shared one, run by
-uvicorn.
+"""The process that serves a store: the application on a socket of its own, a shared one, or the
+control socket in the directory of the store, run by uvicorn.
 """
 
 from __future__ import annotations
@@ -16,22 +16,27 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 from uvicorn import Config
 
+from kvstore.base.forks import own, undivided
 from kvstore.errors import AccessDeniedError, LockedError, UsageError
 from kvstore.limits import (
+    CONTROL_END_S,
     SERVER_ACCEPT_PAUSE_S,
     SERVER_BACKLOG,
     SERVER_IDLE_S_MAX,
     SERVER_REQUEST_S_MAX,
 )
+from kvstore.remote import control_socket
 from kvstore.remote.control_socket import short
 from kvstore.remote.server.app import App
+from kvstore.remote.server.app import app as app_of
 from kvstore.remote.server.guarded import GuardedProtocol, GuardedServer
 from kvstore.remote.server.http import require_extra
 from kvstore.remote.server.readers import Readers
+from kvstore.store import Store
 
 # --------------------------------------------------------------------------------------------------
 # A server that accepts at a socket which other processes share.
@@ -360,32 +365,109 @@ def _addresses(
 def _server(app: App, place: _Place, ready: Callable[[], None] = lambda: None) -> Any:
     """A server of uvicorn that is not started. `is_up` is set once it serves. It ends its readers
     first: they finish the calls that they have handed to it."""
-    from kvstore.remote.server.guarded import GuardedServer
-
     ending = None if place.readers is None else place.readers.stop
     return GuardedServer(server_config(app, place.tls), ready=ready, ending=ending)
 
 
-def server_config(app: App, tls: ssl.SSLContext | None) -> Any:
-    """The configuration of uvicorn."""
-    from uvicorn import Config
-
-    from kvstore.remote.server.guarded import GuardedProtocol
-
+def server_config(
+    app: App,
+    tls: ssl.SSLContext | None,
+    *,
+    loop: Literal["auto", "asyncio"] = "auto",
+    lifespan: Literal["on", "off"] = "on",
+    grace_s: float | None = None,
+) -> Config:
+    """The configuration of uvicorn. A server that ends waits for the calls under way: `grace_s`
+    seconds at most, by default as long as a request may take."""
     config = Config(
         app,
         http=GuardedProtocol,
         ws="none",
-        loop="auto",
-        lifespan="on",
+        loop=loop,
+        lifespan=lifespan,
         log_config=None,
         access_log=False,
         proxy_headers=False,  # a client must not choose its own address
         server_header=False,
         date_header=False,
         timeout_keep_alive=int(SERVER_IDLE_S_MAX),
-        timeout_graceful_shutdown=int(SERVER_REQUEST_S_MAX),
+        timeout_graceful_shutdown=int(SERVER_REQUEST_S_MAX if grace_s is None else grace_s),
     )
     config.load()
     config.ssl = tls
     return config
+
+
+# --------------------------------------------------------------------------------------------------
+# The thread that answers on the control socket of one open store.
+#
+# Invariants
+# 1. The socket is there only while the store is open: it is made behind the opening, and removed
+#    before the store gives up its lock.
+# 2. A forked child closes its copies of the socket and of all connections. So a caller of a process
+#    that was killed sees the end, although a child lives on.
+# 3. The thread is the only cost: nothing of the store asks whether somebody listens.
+
+
+class ListeningStore(Store):
+    """A store that answers scripts, from `listen` until it is closed."""
+
+    _listener: Listener | None = None
+
+    def listen(self) -> None:
+        """Answer on the control socket from now on."""
+        self._listener = Listener(self)
+
+    def close(self) -> None:
+        """End the listening, then the store; see `Store.close`."""
+        if self._listener is not None:
+            self._listener.close()
+        super().close()
+
+
+class Listener:
+    """Answers on the control socket until it is closed."""
+
+    def __init__(self, store: Store) -> None:
+        assert store.path is not None
+        self._path = store.path
+        self._app: App = app_of(store)
+        config = server_config(
+            self._app,
+            None,
+            loop="asyncio",  # uvloop has handlers of its own for forks
+            lifespan="off",
+            grace_s=CONTROL_END_S,
+        )
+        self._server = GuardedServer(config)
+        with undivided():
+            self._socket = control_socket.listen(self._path)
+            own(self, f"the control socket of {self._path}")
+        self._thread = threading.Thread(
+            target=self._server.run,
+            kwargs={"sockets": [self._socket]},
+            name="kvstore-control",
+            daemon=True,
+        )
+        self._thread.start()
+
+    def fork_let_go(self) -> None:
+        """Close the copies of the parent's sockets, in a forked child. See `forks.LetsGo`."""
+        connections: set[Any] = self._server.server_state.connections
+        for each in [self._socket, *filter(None, map(_socket_of, connections))]:
+            with suppress(OSError):
+                os.close(each.fileno())
+
+    def close(self) -> None:
+        """Take the socket away, end the calls under way, and end the thread. Repeatable."""
+        control_socket.remove(self._path)
+        self._server.should_exit = True
+        self._thread.join()
+        self._socket.close()
+        self._app.close()
+
+
+def _socket_of(connection: Any) -> socket.socket | None:
+    transport = getattr(connection, "transport", None)
+    found: socket.socket | None = transport and transport.get_extra_info("socket")
+    return found

@@ -20,8 +20,8 @@ from kvstore.limits import BATCH_BYTES_MAX
 from kvstore.mvcc import WriteSet
 from kvstore.remote import verbs
 from kvstore.remote.protocol import WRITES_SCHEMA, WriteOp, to_json
-from kvstore.remote.served_rows import SentRows
 from kvstore.remote.server.invocation import Answer, Invocation, RunVerb, serves
+from kvstore.remote.server.verbs.tables import SentRows
 from kvstore.remote.verbs import SentWrite, Verb
 from kvstore.timeline.durability import Durability
 from kvstore.timeline.expiries import Expires, received_expiry
