@@ -293,7 +293,7 @@ def changes_of(
     latest: bool,
     opened: Callable[[ShardPart], OpenedPart],
 ) -> Iterator[Change]:
-    """The changes of `(since, upto]` by key, as `kvstore.mvcc.windows` defines them, with the
+    """The changes of `(since, upto]` by key, as `kvstore.mvcc.passes` defines them, with the
     times at which their values expire."""
     if since >= upto:
         return iter(())

@@ -81,7 +81,7 @@ from kvstore.limits import (
     WORKERS_MAX,
 )
 from kvstore.mvcc import RangeTombstone
-from kvstore.mvcc.expiry import EXPIRY, carried_of, decode_waiting, waiting_from
+from kvstore.mvcc.expiry_records import EXPIRY, carried_of, decode_waiting, waiting_from
 from kvstore.opening import StoreBuilder, building
 from kvstore.opening import open as open_store
 from kvstore.storage.journal import OS_FILES
@@ -90,7 +90,7 @@ from kvstore.tables.definition import name_of
 from kvstore.timeline.reserve import CATALOGUE, FIRST_ROW
 
 # --------------------------------------------------------------------------------------------------
-# The records of expiries in a backup: `kvstore.mvcc.expiry` has their keys.
+# The records of expiries in a backup: `kvstore.mvcc.expiry_records` has their keys.
 #
 # They are ordinary rows of a collection. A read of changes meets the records of the window by key,
 # beside the changes. A restore of a few keys reads the records of these keys from

@@ -21,7 +21,7 @@ from kvstore.feeds.replica import SmallExport
 from kvstore.limits import ARROW_BYTES_MAX, ARROW_ROWS_MAX
 from kvstore.mvcc import RangeTombstone
 from kvstore.mvcc.arrow import binary_arrays, key_words
-from kvstore.mvcc.windows import VersionColumns
+from kvstore.mvcc.passes import VersionColumns
 from kvstore.store import Store
 
 # --------------------------------------------------------------------------------------------------

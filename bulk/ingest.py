@@ -70,7 +70,7 @@ from kvstore.errors import (
 )
 from kvstore.limits import SCAN_CHUNK
 from kvstore.mvcc.arrow import binary_array
-from kvstore.mvcc.expiry import EXPIRY, require_record
+from kvstore.mvcc.expiry_records import EXPIRY, require_record
 from kvstore.remote.arrivals import NoneCame
 from kvstore.remote.control import StoreOrClient, as_store, client_of
 from kvstore.store import Store

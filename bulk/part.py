@@ -56,7 +56,7 @@ from kvstore.errors import (
 from kvstore.limits import KEY_BYTES_MAX, SCAN_CHUNK, VALUE_BYTES_MAX
 from kvstore.loops.contract import Column
 from kvstore.loops.writes import set_rows
-from kvstore.mvcc.expiry import CARRIED, EXPIRY, WAITING, longest_key
+from kvstore.mvcc.expiry_records import CARRIED, EXPIRY, WAITING, longest_key
 
 # --------------------------------------------------------------------------------------------------
 # Entries of `data` in columns: keys, suffixes and kinds, encoded at once.
@@ -93,7 +93,7 @@ def with_kinds(prefixes: pa.Array, is_put: pa.Array) -> pa.Array:
 
 
 # --------------------------------------------------------------------------------------------------
-# The records of the keys of a part that expire: `kvstore.mvcc.expiry` has their bytes.
+# The records of the keys of a part that expire: `kvstore.mvcc.expiry_records` has their bytes.
 #
 # Records are rows of the import, in parts of their own. One part has them in the order of the keys,
 # and is written beside the rows. The other has them in the order of the due times, and is sorted in
@@ -167,7 +167,7 @@ class ExpiryRows(Generic[P_co]):
         self._waiting.add(_rows(_joined(WAITING, found, keys), rows))
 
     def _encoded(self, dues: npt.NDArray[np.int64]) -> pa.Array:
-        """Each due time with the id of the import, as `kvstore.mvcc.expiry` has them."""
+        """Each due time with the id of the import, as `kvstore.mvcc.expiry_records` has them."""
         pairs = np.empty((len(dues), 2), ">u8")
         pairs[:, 0], pairs[:, 1] = dues, self._import_id
         data = pa.py_buffer(pairs.tobytes())

@@ -71,7 +71,7 @@ from kvstore.limits import (
     UPLOADS_AT_ONCE,
     VALUE_BYTES_MAX,
 )
-from kvstore.mvcc.expiry import require_record
+from kvstore.mvcc.expiry_records import require_record
 from kvstore.storage.address import open_blob, parse_address, public_address, require_options
 from kvstore.storage.contract import Blob, put_file, put_first
 from kvstore.storage.journal import OS_FILES
@@ -388,7 +388,7 @@ class Reading:
 #                     "checksum": SHA-256 of the rest as sorted, compact JSON}
 #
 # `tables` names the definitions that encoded rows of tables. `expiries` tells that some parts have
-# the records of keys that expire (`kvstore.mvcc.expiry`).
+# the records of keys that expire (`kvstore.mvcc.expiry_records`).
 #
 # Invariants
 # 1. Each name has the form that part writers give, so it cannot lead out of the directory.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from kvstore.base.timestamp import Timestamp
 from kvstore.codec.columns import row_puts
 from kvstore.limits import BATCH_BYTES_MAX
-from kvstore.mvcc.write import WriteSet
+from kvstore.mvcc.write_set import WriteSet
 from kvstore.timeline.expiries import Expires
 
 if TYPE_CHECKING:

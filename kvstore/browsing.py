@@ -42,8 +42,8 @@ from kvstore.limits import (
 )
 from kvstore.mvcc import Versions
 from kvstore.mvcc.fragments import Fragments, between
+from kvstore.mvcc.key_history import Revision, Stamps, timeline
 from kvstore.mvcc.meta import Meta
-from kvstore.mvcc.version import Revision, Stamps, timeline
 from kvstore.retention.gc import CollectionRun, collections
 from kvstore.timeline.clears import Clears
 from kvstore.timeline.import_records import ImportRecord

@@ -25,8 +25,8 @@ from kvstore.errors import FormatVersionError, NotAStoreError, UsageError, stora
 from kvstore.feeds.replica import FirstCopy, stage_replica, stored_policy
 from kvstore.mvcc import RangeTombstone, Versions
 from kvstore.mvcc.meta import FORMAT, INDEX_FLOOR, SINCE, UPPER, Meta
-from kvstore.mvcc.scanners import SCANS_DIRECTORY
-from kvstore.mvcc.write import stage_tombstones
+from kvstore.mvcc.parallel_scan import SCANS_DIRECTORY
+from kvstore.mvcc.write_set import stage_tombstones
 from kvstore.retention.gc import GcPolicy
 from kvstore.store import Store
 from kvstore.timeline.committer import Committer

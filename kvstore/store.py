@@ -64,8 +64,14 @@ from kvstore.loops.lookup import PointRead, are_keys
 from kvstore.mvcc import Version, Versions, WriteSet
 from kvstore.mvcc.arrow import reader_of, row_batches
 from kvstore.mvcc.meta import FORMAT, Meta
+from kvstore.mvcc.parallel_scan import (
+    ParallelScan,
+    Scanners,
+    is_worth_workers,
+    split_span,
+    user_spans,
+)
 from kvstore.mvcc.scan import first_rows
-from kvstore.mvcc.scanners import ParallelScan, Scanners, is_worth_workers, split_span, user_spans
 from kvstore.readable import Readable
 from kvstore.requests import Requests
 from kvstore.retention.clear import Clearing
@@ -1031,7 +1037,7 @@ class Store(Readable):
     ) -> pa.RecordBatchReader:
         """The events of `(since, upto]` as Arrow record batches, made without a loop over rows.
 
-        The schema is `kvstore.changes.columns.changes_schema`. Batches are in time order. A commit
+        The schema is `kvstore.changes.batches.changes_schema`. Batches are in time order. A commit
         in several streams comes stream after stream: sort by `seq` for the order of its changes.
         """
         return self._history.batches(since, upto, span, images, expand)

@@ -48,8 +48,8 @@ from kvstore.limits import (
     TXN_SPANS_MAX,
 )
 from kvstore.mvcc import Fragments, RangeTombstone, Versions, WriteSet
-from kvstore.mvcc.expiry import carried_key, dues_at, may_expire, waiting_key
-from kvstore.mvcc.write import OpenWriteSet
+from kvstore.mvcc.expiry_records import carried_key, dues_at, may_expire, waiting_key
+from kvstore.mvcc.write_set import OpenWriteSet
 from kvstore.timeline.durability import Durability
 from kvstore.timeline.expiries import Expires
 from kvstore.timeline.parts import Parts

@@ -23,7 +23,7 @@ from kvstore.base.timestamp import TimeLike, reached, to_timestamp
 from kvstore.bulk.tables import outside_values
 from kvstore.errors import UsageError
 from kvstore.mvcc.arrow import to_microseconds
-from kvstore.mvcc.scanners import split_span
+from kvstore.mvcc.parallel_scan import split_span
 from kvstore.spark.access import Access, Address, asked, freeze_objects, plain_errors
 from kvstore.spark.interfaces import arrow_function
 from kvstore.spark.load import (

@@ -43,8 +43,8 @@ from kvstore.errors import (
 )
 from kvstore.limits import READER_TRIES_MAX
 from kvstore.mvcc import Cover, Fragments, RangeTombstone
-from kvstore.mvcc.expiry import EXPIRY
-from kvstore.mvcc.scanners import split_span
+from kvstore.mvcc.expiry_records import EXPIRY
+from kvstore.mvcc.parallel_scan import split_span
 from kvstore.opening import engine_at, open_read_only
 from kvstore.remote.protocol import from_json, to_json
 from kvstore.spark.access import Access, require_seen

@@ -51,7 +51,7 @@ from kvstore.errors import HistoryGoneError, NotYetWrittenError, UsageError
 from kvstore.limits import ARROW_ROWS_MAX
 from kvstore.mvcc import Cover
 from kvstore.mvcc.arrow import to_microseconds
-from kvstore.mvcc.scanners import split_span
+from kvstore.mvcc.parallel_scan import split_span
 from kvstore.spark.access import Access, Address, asked, freeze_objects, plain_errors
 from kvstore.spark.interfaces import (
     DataSourceReader,

@@ -20,7 +20,7 @@ import kvstore
 from kvstore import Span
 from kvstore.engine import FileSpan
 from kvstore.errors import KVStoreError, NotAStoreError, NotYetWrittenError, UsageError
-from kvstore.mvcc.scanners import split_span
+from kvstore.mvcc.parallel_scan import split_span
 from kvstore.opening import engine_at
 from tests.harness.parts import parts_of
 

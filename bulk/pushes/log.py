@@ -35,7 +35,7 @@ from kvstore.errors import (
     storage_errors,
 )
 from kvstore.limits import JSON_BYTES_MAX
-from kvstore.mvcc.expiry import EXPIRY
+from kvstore.mvcc.expiry_records import EXPIRY
 from kvstore.mvcc.meta import optional_timestamp_of, span_of
 from kvstore.storage.address import open_blob, parse_address, public_address, require_options
 from kvstore.storage.contract import FAILURES, Blob, put_first

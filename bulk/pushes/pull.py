@@ -65,7 +65,7 @@ from kvstore.errors import (
 )
 from kvstore.limits import PULL_EVERY_S, PULL_PAUSE_S_MAX, PUSHES_TOLD, SETTLE_ROWS_MAX
 from kvstore.mvcc import Version, WriteSet
-from kvstore.mvcc.expiry import CARRIED, EXPIRY, carried_key, decode_due, waiting_key
+from kvstore.mvcc.expiry_records import CARRIED, EXPIRY, carried_key, decode_due, waiting_key
 from kvstore.storage.contract import FAILURES
 from kvstore.store import Store
 from kvstore.timeline.committer import After

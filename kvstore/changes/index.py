@@ -35,7 +35,7 @@ from kvstore.loops.blocks import lz4_size
 from kvstore.loops.columns import cut, join, join_writes, survey, tuples
 from kvstore.loops.contract import ENTRY_HEAD, RULE_ANY, RULE_ID, RULE_NO_VALUE, RULE_SPAN
 from kvstore.mvcc.meta import Meta
-from kvstore.mvcc.write import WriteSet
+from kvstore.mvcc.write_set import WriteSet
 
 # --------------------------------------------------------------------------------------------------
 # LZ4 blocks with their size stored beside them; the stored size is checked before use.

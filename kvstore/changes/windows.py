@@ -49,17 +49,17 @@ from kvstore.limits import (
     SORTED_CHANGES_MAX,
 )
 from kvstore.loops.columns import arrange, gather, tuples
-from kvstore.mvcc.expiry import Due, dues_at, dues_of, may_expire
+from kvstore.mvcc.expiry_records import Due, dues_at, dues_of, may_expire
 from kvstore.mvcc.fragments import RangeTombstone
-from kvstore.mvcc.version import newest_at
+from kvstore.mvcc.key_history import newest_at
+from kvstore.mvcc.passes import Difference
 from kvstore.mvcc.versions import Versions
-from kvstore.mvcc.windows import Difference
 
 # --------------------------------------------------------------------------------------------------
 # Reading the changes of a window `(since, upto]`, by key or by time, all or the latest.
 #
 # There are two ways with the same answer. A read through the index costs what changed in the store,
-# also outside the span. A pass over the versions (`kvstore.mvcc.windows`) costs what exists in the
+# also outside the span. A pass over the versions (`kvstore.mvcc.passes`) costs what exists in the
 # span, in bounded memory and in key order. A read in time order uses the index wherever the index
 # is complete. A read in key order uses the index for windows that can be sorted in memory, unless
 # the span has fewer entries than the index has rows; it uses the pass for all others.
@@ -341,7 +341,8 @@ def _key_order(change: Change) -> tuple[bytes, bool, int]:
 #
 # The due time of a put is no field of its tuple, but an attribute beside the fields, as the time
 # zone of `time.struct_time` is. So changes and events without expiries are the same tuples as ever,
-# and cost nothing. The due times are read from the records of expiries (`kvstore.mvcc.expiry`).
+# and cost nothing. The due times are read from the records of expiries
+# (`kvstore.mvcc.expiry_records`).
 #
 # Invariants
 # 1. The due time of a change is the one with which its version was written. A later write, or

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from kvstore.base.arguments import AGE, COUNT, NUMBER, SECONDS, SPAN
 from kvstore.base.span import Span, require_key
 from kvstore.base.timestamp import NOW, NS_PER_SECOND, OLDEST, TimeLike, Timestamp, is_oldest
-from kvstore.changes.columns import from_events
+from kvstore.changes.batches import from_events
 from kvstore.changes.epochs import Audit, ChangesetId, Epoch, find_anchor
 from kvstore.changes.events import (
     Change,
@@ -202,7 +202,7 @@ class FeedBatch:
         return self.position.timestamp
 
     def to_arrow(self) -> pa.RecordBatch:
-        """The events as a record batch of `kvstore.changes.columns.changes_schema`. Copies."""
+        """The events as a record batch of `kvstore.changes.batches.changes_schema`. Copies."""
         return from_events(self.events)
 
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from kvstore.base.arguments import SPAN
 from kvstore.base.span import Span
 from kvstore.base.timestamp import TimeLike, is_oldest
-from kvstore.changes.columns import ColumnReader, record_batch_reader
+from kvstore.changes.batches import ColumnReader, record_batch_reader
 from kvstore.changes.events import Change, Event, Expand, Images, require_expand, require_images
 from kvstore.changes.windows import (
     ChangeReader,

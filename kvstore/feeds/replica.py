@@ -21,8 +21,8 @@ from kvstore.errors import HistoryGoneError, UsageError
 from kvstore.feeds.history import History
 from kvstore.mvcc import RangeTombstone, WriteSet
 from kvstore.mvcc.meta import INDEX_FLOOR, UPPER, Meta, optional_timestamp_of, timestamp_of
-from kvstore.mvcc.windows import KeyColumns, VersionColumns
-from kvstore.mvcc.write import stage_tombstones
+from kvstore.mvcc.passes import KeyColumns, VersionColumns
+from kvstore.mvcc.write_set import stage_tombstones
 from kvstore.timeline.frontiers import OPEN, Policy, replica_policy
 from kvstore.timeline.parts import Parts
 
@@ -228,7 +228,7 @@ class Replica:
 class SmallExport(NamedTuple):
     """A window with few changes.
 
-    `changes` are record batches of `kvstore.changes.columns.version_changes_schema` in time order.
+    `changes` are record batches of `kvstore.changes.batches.version_changes_schema` in time order.
     """
 
     whole_since: int

@@ -5,10 +5,10 @@ Which time a read may have is decided in `kvstore.timeline`.
 """
 
 from kvstore.mvcc.fragments import Cover, Fragments, RangeTombstone
-from kvstore.mvcc.version import Lifetime, Stamps, Version, timeline
+from kvstore.mvcc.key_history import Lifetime, Stamps, Version, timeline
+from kvstore.mvcc.passes import Difference
 from kvstore.mvcc.versions import ReadView, Versions
-from kvstore.mvcc.windows import Difference
-from kvstore.mvcc.write import OpenWriteSet, WriteSet, stage
+from kvstore.mvcc.write_set import OpenWriteSet, WriteSet, stage
 
 __all__ = [
     "Cover",

@@ -37,7 +37,7 @@ from kvstore.loops.contract import ABSENT
 from kvstore.loops.lookup import find_among, find_floors, find_many, find_ordered, find_timed
 from kvstore.mvcc.arrow import array_of
 from kvstore.mvcc.fragments import Fragments, limit_of
-from kvstore.mvcc.version import Stamps
+from kvstore.mvcc.key_history import Stamps
 
 LiveRow: TypeAlias = "tuple[bytes, bytes]"
 """A live key and its value."""

@@ -17,7 +17,7 @@ from kvstore.limits import ARROW_BYTES_MAX, KEY_BYTES_MAX, SCAN_CHUNK, SCAN_CHUN
 from kvstore.loops.contract import Nearby
 from kvstore.loops.live import Entries, Live, LiveColumns, LiveRows
 from kvstore.mvcc.arrow import array_of
-from kvstore.mvcc.version import Stamps
+from kvstore.mvcc.key_history import Stamps
 
 if TYPE_CHECKING:
     import pyarrow as pa

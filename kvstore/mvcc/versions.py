@@ -28,6 +28,7 @@ from kvstore.limits import FEW_ROWS_MAX, REBUILD_FRAGMENTS_FROM, SCAN_CHUNK, SCA
 from kvstore.loops.live import LiveRows
 from kvstore.loops.lookup import Lookup, NewestValues
 from kvstore.mvcc.fragments import Fragments, RangeTombstone
+from kvstore.mvcc.key_history import Revision, Stamps, StoredEntry, Version, timeline
 from kvstore.mvcc.lookup import (
     EVERYTHING,
     LabelColumns,
@@ -42,21 +43,21 @@ from kvstore.mvcc.lookup import (
     values_at,
     versions_at,
 )
-from kvstore.mvcc.scan import Read, RowArrays, RowChunk, few_rows, live_columns, live_rows
-from kvstore.mvcc.version import Revision, Stamps, StoredEntry, Version, timeline
-from kvstore.mvcc.windows import (
+from kvstore.mvcc.passes import (
     Difference,
     VersionColumns,
     differences,
     stored_keys,
     version_columns,
 )
+from kvstore.mvcc.scan import Read, RowArrays, RowChunk, few_rows, live_columns, live_rows
 
 # --------------------------------------------------------------------------------------------------
 # Versions over an engine: reads at any time, and the view of range tombstones that they share.
 #
 # A read at a time sees exactly the versions at or below it. The commit path stages the writes
-# (`kvstore.mvcc.write`) and chooses their timestamps; `publish_ranges` shows its range tombstones.
+# (`kvstore.mvcc.write_set`) and chooses their timestamps; `publish_ranges` shows its range
+# tombstones.
 #
 # Invariants
 # 1. `view` holds all range tombstones and all import stamps of the engine. A writer replaces the
@@ -193,7 +194,7 @@ class Versions:
         upto: int = TIMESTAMP_MAX,
         latest: bool = False,
     ) -> Iterator[Difference]:
-        """The differences of `(since, upto]`: see `kvstore.mvcc.windows`. One pass over the
+        """The differences of `(since, upto]`: see `kvstore.mvcc.passes`. One pass over the
         span."""
         fragments, stamps = self.view
         return differences(

@@ -65,7 +65,7 @@ __all__ = [
 # The Arrow columns and the media types in which rows travel.
 #
 #     rows of a scan       kvstore.mvcc.arrow.rows_schema
-#     changes and events   kvstore.changes.columns.changes_schema
+#     changes and events   kvstore.changes.batches.changes_schema
 #     epochs               the fields of kvstore.changes.epochs.Epoch
 #     keys alone           key binary
 #     keys to be read      key binary, as_of int64 nullable (left out: one time for all)

@@ -55,10 +55,10 @@ from kvstore.limits import (
     STALE_IMPORT_S,
 )
 from kvstore.mvcc import Versions
+from kvstore.mvcc.key_history import Lifetime, Stamps, StoredEntry
 from kvstore.mvcc.meta import COLLECTED, INDEX_FLOOR, Meta, nothing, timestamp_of
-from kvstore.mvcc.version import Lifetime, Stamps, StoredEntry
+from kvstore.mvcc.passes import entries_by_key, stored_keys
 from kvstore.mvcc.versions import ReadView, imported_entries
-from kvstore.mvcc.windows import entries_by_key, stored_keys
 from kvstore.timeline.clears import Clear
 from kvstore.timeline.committer import Committer
 from kvstore.timeline.holds import HoldRecord

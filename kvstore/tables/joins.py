@@ -737,7 +737,8 @@ def times_of_labels(piece: Piece, name: str, now: Callable[[], int]) -> Numbers:
 #
 # Invariants
 # 1. Each label comes out once, in its place, with all its columns.
-# 2. A label gets the value of the newest version at or below its time: see `kvstore.mvcc.version`.
+# 2. A label gets the value of the newest version at or below its time: see
+#    `kvstore.mvcc.key_history`.
 # 3. Each side keeps its history from the call until the end of the result.
 # 4. Memory is bounded by the limits of a piece. A piece whose values are too large is halved.
 

@@ -42,7 +42,7 @@ from kvstore.limits import COMMIT_YIELDS_MAX, MEND_WAIT_S
 from kvstore.mvcc.fragments import Fragments
 from kvstore.mvcc.meta import SINCE, UPPER, Meta, Publish, Records, nothing
 from kvstore.mvcc.versions import Versions, stored_tombstones
-from kvstore.mvcc.write import WriteSet, stage
+from kvstore.mvcc.write_set import WriteSet, stage
 from kvstore.timeline.durability import (
     Durability,
     DurableMark,

@@ -41,7 +41,7 @@ from kvstore.base.timestamp import (
 )
 from kvstore.errors import Argument, UsageError
 from kvstore.limits import EXPIRY_STEP_KEYS
-from kvstore.mvcc.expiry import (
+from kvstore.mvcc.expiry_records import (
     Due,
     WaitingKey,
     carried_key,
@@ -53,7 +53,7 @@ from kvstore.mvcc.expiry import (
     waiting_key,
 )
 from kvstore.mvcc.versions import Versions
-from kvstore.mvcc.write import OpenWriteSet, WriteSet
+from kvstore.mvcc.write_set import OpenWriteSet, WriteSet
 from kvstore.timeline.frontiers import Frontiers
 
 NEVER: Final = TIMESTAMP_MAX + 1

@@ -37,8 +37,8 @@ from kvstore.limits import (
     SETTLE_ROWS_MAX,
 )
 from kvstore.loops.blocks import referring_keys
+from kvstore.mvcc.key_history import Lifetime
 from kvstore.mvcc.meta import Meta, nothing, number_of, optional_timestamp_of, span_of, timestamp_of
-from kvstore.mvcc.version import Lifetime
 from kvstore.mvcc.versions import ImportedRow, imported_entries
 from kvstore.timeline.committer import Committer
 

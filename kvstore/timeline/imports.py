@@ -30,7 +30,7 @@ from kvstore.errors import (
     NotFoundError,
     UsageError,
 )
-from kvstore.mvcc.expiry import EXPIRY
+from kvstore.mvcc.expiry_records import EXPIRY
 from kvstore.mvcc.meta import KeptRecords, Meta
 from kvstore.mvcc.versions import Versions
 from kvstore.timeline.committer import After, Committer

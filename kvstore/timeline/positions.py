@@ -27,7 +27,7 @@ from kvstore.base.timestamp import Timestamp
 from kvstore.codec.json import JsonObject, read_object
 from kvstore.mvcc.meta import optional_timestamp_of
 from kvstore.mvcc.versions import Versions
-from kvstore.mvcc.write import OpenWriteSet, WriteSet
+from kvstore.mvcc.write_set import OpenWriteSet, WriteSet
 from kvstore.timeline.committer import Committer
 from kvstore.timeline.reserve import POSITIONS, Reserve
 

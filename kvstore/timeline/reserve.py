@@ -6,7 +6,7 @@ rows. So three seeks tell what a store has among them.
 
 Invariants
 1. Without tables and expiries every span is left as it is, and costs nothing.
-2. No plain write reaches a reserved key (`kvstore.mvcc.write`).
+2. No plain write reaches a reserved key (`kvstore.mvcc.write_set`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from kvstore.base.span import RESERVED, Span
 from kvstore.codec.keys import escape
 from kvstore.engine.api import DATA, Engine
 from kvstore.errors import UsageError, printable
-from kvstore.mvcc.expiry import EXPIRY
+from kvstore.mvcc.expiry_records import EXPIRY
 
 CATALOGUE: Final = RESERVED + b"\x00kvstore.tables\x00"
 """The definitions of tables have keys that begin with this."""

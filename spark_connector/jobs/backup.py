@@ -35,7 +35,7 @@ from kvstore.remote.control import StoreOrClient, opened
 from kvstore.spark.access import Access, Address
 from kvstore.spark.jobs.command import access_of, job_session, parser_of, reporting_errors
 from kvstore.spark.jobs.copies import copy_of
-from kvstore.spark.jobs.tasks import run_tasks, task_count
+from kvstore.spark.jobs.spread import run_tasks, task_count
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,7 @@ from kvstore.backup.shard.state.log import StateLog
 from kvstore.base.span import Span
 from kvstore.spark.access import Access, Address
 from kvstore.spark.jobs.command import access_of, job_session, parser_of, reporting_errors
-from kvstore.spark.jobs.tasks import run_tasks, task_count
+from kvstore.spark.jobs.spread import run_tasks, task_count
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from pyspark.sql import SparkSession
 
 from kvstore.backup.fleet import FleetOutcome, FleetStore, back_up_one, read_fleet
 from kvstore.spark.jobs.command import job_session, parser_of, reporting_errors
-from kvstore.spark.jobs.tasks import run_tasks
+from kvstore.spark.jobs.spread import run_tasks
 from kvstore.storage.wrapped import Bandwidth
 
 

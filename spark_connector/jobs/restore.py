@@ -31,11 +31,11 @@ from kvstore.backup.shard import ShardSnapshot, Split, Tally, View
 from kvstore.base.span import Span
 from kvstore.base.timestamp import TimeLike, Timestamp
 from kvstore.errors import UsageError, storage_errors
-from kvstore.mvcc.expiry import WAITING, Due, waiting_key
+from kvstore.mvcc.expiry_records import WAITING, Due, waiting_key
 from kvstore.remote.control import StoreOrClient, opened
 from kvstore.spark.access import Access, Address
 from kvstore.spark.jobs.command import access_of, job_session, parser_of, reporting_errors
-from kvstore.spark.jobs.tasks import kept, run_tasks, task_count
+from kvstore.spark.jobs.spread import kept, run_tasks, task_count
 from kvstore.spark.load import ImportReport, ImportRows, run_import
 from kvstore.spark.session import SOURCES, require
 from kvstore.spark.source import FORMAT
@@ -150,7 +150,7 @@ _NEWEST: Final = {"readChangeFeed": "true", "startingTimestamp": "0", "revisions
 
 def _expiring(rows: DataFrame, records: DataFrame) -> DataFrame:
     """Rows with their due times in a column `expires`, from the `waiting` records with the same
-    times: see `kvstore.mvcc.expiry`. Costs a shuffle of both."""
+    times: see `kvstore.mvcc.expiry_records`. Costs a shuffle of both."""
     at, key_at = len(WAITING) + 1, len(waiting_key(Due(0), b"")) + 1
     dues = records.select(
         F.expr(f"substring(key, {key_at})").alias("key"),

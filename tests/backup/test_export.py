@@ -40,7 +40,7 @@ def test_a_key_cut_in_two_keeps_an_older_range_delete_behind_its_newer_versions(
         collection.restore(tmp_path / f"restored-{window}")
         with kvstore.open(tmp_path / f"restored-{window}") as restored:
             assert restored.history(b"k") == store.history(b"k")
-        monkeypatch.setattr("kvstore.changes.columns.FEW_CHANGES_BYTES", 0)
+        monkeypatch.setattr("kvstore.changes.batches.FEW_CHANGES_BYTES", 0)
 
 
 def write(store: kvstore.Store, place: Path, pick: random.Random) -> None:
@@ -80,9 +80,9 @@ def test_rows_of_any_window_are_whole_and_in_order_however_they_are_cut(
         "kvstore.backup.rows.ARROW_BYTES_MAX": 50,
         "kvstore.backup.rows.ARROW_ROWS_MAX": 2,
         "kvstore.engine.api.SCAN_CHUNK": 2,
-        "kvstore.changes.columns.ARROW_ROWS_MAX": 3,
-        "kvstore.changes.columns.FEW_CHANGES_BYTES": 0,
-        "kvstore.changes.columns.SORTED_CHANGES_MAX": 0,
+        "kvstore.changes.batches.ARROW_ROWS_MAX": 3,
+        "kvstore.changes.batches.FEW_CHANGES_BYTES": 0,
+        "kvstore.changes.batches.SORTED_CHANGES_MAX": 0,
     }.items():
         if pick.random() < 0.6:
             monkeypatch.setattr(name, tiny)

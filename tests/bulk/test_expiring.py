@@ -19,7 +19,7 @@ from kvstore.bulk.files import file_rows
 from kvstore.bulk.pushes.pushes import PushedRows
 from kvstore.errors import ImportRefusedError, KeyConflictError, UsageError
 from kvstore.limits import KEY_BYTES_MAX
-from kvstore.mvcc.expiry import EXPIRY, WAITING, longest_key
+from kvstore.mvcc.expiry_records import EXPIRY, WAITING, longest_key
 from kvstore.testing.model import state_after
 from kvstore.timeline.expiries import sent_expiry
 from tests.harness.bounds import bounds

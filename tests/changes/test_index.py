@@ -21,7 +21,7 @@ from kvstore.codec.keys import encode_change_key
 from kvstore.engine import CHANGES
 from kvstore.limits import CHANGE_CHUNK_BYTES, INLINE_VALUE_BYTES
 from kvstore.mvcc import Versions
-from kvstore.mvcc.version import Revision
+from kvstore.mvcc.key_history import Revision
 from kvstore.store import Store
 from kvstore.testing.strategies import bounds, ops, rows
 from tests.harness.parts import parts_of

@@ -99,7 +99,7 @@ def test_kills_leave_few_files(tmp_path: Path, spawn: Any) -> None:
 
 
 def test_parallel_scans_leave_few_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvstore.mvcc.scanners.SCAN_WORKERS_BYTES_MIN", 0)
+    monkeypatch.setattr("kvstore.mvcc.parallel_scan.SCAN_WORKERS_BYTES_MIN", 0)
     with kvstore.open(tmp_path / "s") as store:
         for number in range(FLUSHES):
             store.put(key(number), b"v")

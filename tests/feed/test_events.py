@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 import kvstore
 from kvstore import Operation, Span, Store
-from kvstore.changes import columns
-from kvstore.changes.columns import changes_schema, from_events
+from kvstore.changes import batches as arrow_changes
+from kvstore.changes.batches import changes_schema, from_events
 from kvstore.changes.events import IMAGES, Event
 from kvstore.errors import HistoryGoneError, NotYetWrittenError, UsageError
 from tests.feed.replica import add_import
@@ -248,7 +248,7 @@ def test_record_batches_say_what_events_say(
         pytest.MonkeyPatch.context() as patch,
         kvstore.open(Path(directory) / "s", durability="async") as store,
     ):
-        patch.setattr(columns, "WHOLE_ROWS_MIN", whole_rows_min)
+        patch.setattr(arrow_changes, "WHOLE_ROWS_MIN", whole_rows_min)
         store.reshard(streams)
         for commit in commits:
             with store.batch() as batch:

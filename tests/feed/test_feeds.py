@@ -9,7 +9,7 @@ import pytest
 
 import kvstore
 from kvstore import ManualClock, Position, Store, Timestamp
-from kvstore.changes.columns import changes_schema
+from kvstore.changes.batches import changes_schema
 from kvstore.errors import (
     ClosedError,
     FencedError,

@@ -10,7 +10,7 @@ from itertools import pairwise
 
 import pyarrow as pa
 
-from kvstore.changes import columns, epochs, index, streams
+from kvstore.changes import batches, epochs, index, streams
 from kvstore.codec import json as json_reader
 from kvstore.codec import keys, tuples
 from kvstore.codec import keys as ordered
@@ -50,7 +50,7 @@ def change_entry(data: bytes) -> None:
         (opened.key_offsets, opened.keys),
         (opened.value_offsets, opened.values),
     ):
-        columns.wrapped(offsets, items, count).validate(full=True)
+        batches.wrapped(offsets, items, count).validate(full=True)
     if opened.sequence is not None:
         assert all(before < after for before, after in pairwise(opened.sequence))
 

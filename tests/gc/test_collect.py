@@ -18,7 +18,7 @@ from kvstore.base.meters import WorkCount
 from kvstore.codec.keys import frame
 from kvstore.engine.api import CHANGES, DATA, RANGES, EntryReader
 from kvstore.errors import HistoryGoneError, UsageError
-from kvstore.mvcc.windows import stored_keys
+from kvstore.mvcc.passes import stored_keys
 from kvstore.retention.gc import garbage, garbage_of_keys
 from tests.gc.garbage import KEYS, add_import, left_over, readable, stored
 from tests.harness.bounds import bounds

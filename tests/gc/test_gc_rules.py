@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstore.codec.keys import TOMBSTONE, VALUE, encode_reference, encode_suffix
-from kvstore.mvcc.version import Lifetime, StoredEntry, newest_at, timeline
+from kvstore.mvcc.key_history import Lifetime, StoredEntry, newest_at, timeline
 from kvstore.retention.gc import Revived, garbage, revived
 
 TIMES = st.integers(1, 12)

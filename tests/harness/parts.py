@@ -15,7 +15,7 @@ from kvstore.changes.index import ChangeIndex
 from kvstore.engine import DATA, Engine
 from kvstore.engine.rocks import RocksEngine
 from kvstore.mvcc import Versions
-from kvstore.mvcc.scanners import Scanners
+from kvstore.mvcc.parallel_scan import Scanners
 from kvstore.retention.gc import Collector
 from kvstore.store import Store
 from kvstore.timeline.changesets import Changesets

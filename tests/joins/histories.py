@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from kvstore import ManualClock, Store, bulk
-from kvstore.mvcc.version import newest_at
+from kvstore.mvcc.key_history import newest_at
 
 KEYS = [b"", b"a", b"a\x00", b"a\x00\x01", b"ab", b"b", b"b\xff", b"c"]
 NS = pa.timestamp("ns", "UTC")

@@ -17,7 +17,7 @@ from kvstore.codec.keys import UNLIMITED, decode_suffix, escape, unescape
 from kvstore.errors import CorruptionError
 from kvstore.loops.lookup import find_floors, find_ordered, find_timed
 from kvstore.mvcc.fragments import Fragments, RangeTombstone
-from kvstore.mvcc.version import newest_at, timeline
+from kvstore.mvcc.key_history import newest_at, timeline
 from tests.harness.bounds import bounds
 from tests.loops import stored_key
 from tests.mvcc.test_scan import STAMPS, by_history, entries_of, keys, reads, stored

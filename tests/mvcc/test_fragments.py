@@ -15,7 +15,7 @@ from kvstore.base.timestamp import TIMESTAMP_MAX
 from kvstore.codec.keys import TAIL_BYTES, TERMINATOR, VALUE, encode_suffix, frame
 from kvstore.mvcc import Cover, Fragments, RangeTombstone
 from kvstore.mvcc.fragments import between, build, leaves, newest_in
-from kvstore.mvcc.windows import choose
+from kvstore.mvcc.passes import choose
 from kvstore.testing.strategies import KEYS, bounds, spans
 from tests.harness.bounds import bounds as limits
 from tests.mvcc.invariants import check_fragments

@@ -18,9 +18,9 @@ from kvstore.loops.live import Live
 from kvstore.mvcc import scan as scan_module
 from kvstore.mvcc.arrow import row_batches
 from kvstore.mvcc.fragments import Fragments, RangeTombstone
+from kvstore.mvcc.key_history import Lifetime, newest_at, timeline
+from kvstore.mvcc.passes import KeyColumns
 from kvstore.mvcc.scan import Read, live_columns, live_rows
-from kvstore.mvcc.version import Lifetime, newest_at, timeline
-from kvstore.mvcc.windows import KeyColumns
 from tests.harness.bounds import bounds
 
 Entries = list[tuple[bytes, bytes]]

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from kvstore.codec.keys import TOMBSTONE, VALUE, encode_reference, encode_suffix
 from kvstore.mvcc import Lifetime, timeline
-from kvstore.mvcc.version import newest_at
+from kvstore.mvcc.key_history import newest_at
 
 
 def entry(suffix: bytes, value: bytes | None) -> tuple[bytes, bytes]:

@@ -9,7 +9,7 @@ import pytest
 
 import kvstore
 from kvstore import bulk
-from kvstore.mvcc import scanners
+from kvstore.mvcc import parallel_scan
 from tests.harness.parts import parts_of
 from tests.scanners.crews import ROWS, key
 
@@ -48,18 +48,18 @@ def fresh(store: kvstore.Store, tmp_path: Path) -> Iterator[kvstore.Store]:
 
 @pytest.fixture(autouse=True)
 def _small_spans_are_worth_workers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scanners, "SCAN_WORKERS_BYTES_MIN", 0)
+    monkeypatch.setattr(parallel_scan, "SCAN_WORKERS_BYTES_MIN", 0)
 
 
 @pytest.fixture
 def taken(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The numbers of the pieces that scans take from workers."""
     numbers = []
-    parts = scanners.Crew.parts
+    parts = parallel_scan.Crew.parts
 
-    def noted(crew: scanners.Crew, number: int) -> Iterator[str]:
+    def noted(crew: parallel_scan.Crew, number: int) -> Iterator[str]:
         numbers.append(number)
         return parts(crew, number)
 
-    monkeypatch.setattr(scanners.Crew, "parts", noted)
+    monkeypatch.setattr(parallel_scan.Crew, "parts", noted)
     return numbers

@@ -6,8 +6,8 @@ from __future__ import annotations
 import pyarrow as pa
 
 import kvstore
-from kvstore.mvcc import scanners
-from kvstore.mvcc.scanners import SCANS_DIRECTORY
+from kvstore.mvcc import parallel_scan
+from kvstore.mvcc.parallel_scan import SCANS_DIRECTORY
 from tests.harness.parts import parts_of
 
 ROWS = 20_000
@@ -37,16 +37,16 @@ def crew_of(store: kvstore.Store) -> list[int]:
     return [worker.process.pid for worker in parts_of(store).scanners.idle]
 
 
-def crew_at_work(store: kvstore.Store) -> scanners.Crew:
+def crew_at_work(store: kvstore.Store) -> parallel_scan.Crew:
     """The crew of the one scan under way."""
     (running,) = parts_of(store).scanners.scans
     return running.crew
 
 
-def listened(beside: scanners.Crew) -> bool:
+def listened(beside: parallel_scan.Crew) -> bool:
     """Wait until each worker asks for a piece, or has written as many parts ahead as it may."""
     for worker in beside.workers:
-        while not (worker.asks or beside.ahead[worker] == scanners.SCAN_PARTS_AHEAD_MAX):
+        while not (worker.asks or beside.ahead[worker] == parallel_scan.SCAN_PARTS_AHEAD_MAX):
             assert worker.pipe.poll(60)
             beside.listen()
     return True

@@ -16,8 +16,8 @@ import pytest
 import kvstore
 from kvstore.base import worker_process
 from kvstore.errors import ClosedError, CorruptionError, StorageError
-from kvstore.mvcc import scanners
-from kvstore.mvcc.scanners import SCANS_DIRECTORY, ScanSource
+from kvstore.mvcc import parallel_scan
+from kvstore.mvcc.parallel_scan import SCANS_DIRECTORY, ScanSource
 from tests.harness.parts import parts_of
 from tests.scanners.crews import (
     ROWS,
@@ -135,7 +135,7 @@ def test_a_part_that_the_disk_damages_is_an_error_that_says_to_scan_again(
     store: kvstore.Store, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
     damaged: list[Path] = []
-    written = scanners.batches_of
+    written = parallel_scan.batches_of
 
     def damage(file: Path) -> Iterator[pa.RecordBatch]:
         damaged.append(file)
@@ -157,7 +157,7 @@ def test_a_part_that_the_disk_damages_is_an_error_that_says_to_scan_again(
         while True:  # a scan that is faster than its workers reads no part of theirs
             store.scan_batches(batch_rows=100, workers=3).read_all()
 
-    monkeypatch.setattr(scanners, "batches_of", damage)
+    monkeypatch.setattr(parallel_scan, "batches_of", damage)
     have_started(store, workers=3, prefix=b"nothing")
     with pytest.raises(StorageError, match="scan again"):
         scan_until_damaged()
@@ -183,9 +183,9 @@ def test_closing_the_store_ends_its_scans_and_processes(tmp_path: Path) -> None:
 _SCANNING = """
 import sys
 import kvstore
-from kvstore.mvcc import scanners
+from kvstore.mvcc import parallel_scan
 from tests.scanners.crews import crew_at_work, have_started, listened
-scanners.SCAN_WORKERS_BYTES_MIN = 0
+parallel_scan.SCAN_WORKERS_BYTES_MIN = 0
 with kvstore.open(sys.argv[1]) as store:
     have_started(store, workers=2)
     store.scan_batches(workers=2).read_all()

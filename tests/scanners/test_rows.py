@@ -12,8 +12,8 @@ import pytest
 
 import kvstore
 from kvstore import bulk
-from kvstore.mvcc import scanners
-from kvstore.mvcc.scanners import SCANS_DIRECTORY
+from kvstore.mvcc import parallel_scan
+from kvstore.mvcc.parallel_scan import SCANS_DIRECTORY
 from tests.harness.parts import parts_of
 from tests.scanners.crews import (
     ROWS,
@@ -101,8 +101,8 @@ _FEW_DESCRIPTORS = """
 import resource
 import sys
 import kvstore
-from kvstore.mvcc import scanners
-scanners.SCAN_WORKERS_BYTES_MIN = 0
+from kvstore.mvcc import parallel_scan
+parallel_scan.SCAN_WORKERS_BYTES_MIN = 0
 resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
 with kvstore.open(sys.argv[1]) as store:
     scans = [store.scan_batches(workers=2) for _ in range(2)]
@@ -195,6 +195,6 @@ def test_a_small_span_is_scanned_by_the_stores_own_process(
             parts_of(store).engine.compact("data")
         expected = store.scan_batches().read_all()
         for least, crew in ((10_000_000, 0), (100_000, 1)):
-            monkeypatch.setattr(scanners, "SCAN_WORKERS_BYTES_MIN", least)
+            monkeypatch.setattr(parallel_scan, "SCAN_WORKERS_BYTES_MIN", least)
             assert store.scan_batches(workers=2).read_all().equals(expected)
             assert len(crew_of(store)) == crew

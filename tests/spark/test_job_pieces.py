@@ -30,7 +30,7 @@ from kvstore.spark.jobs.backup import SparkUpload
 from kvstore.spark.jobs.compact import SparkMerge
 from kvstore.spark.jobs.copies import copy_of
 from kvstore.spark.jobs.restore import SparkBuild
-from kvstore.spark.jobs.tasks import kept
+from kvstore.spark.jobs.spread import kept
 from kvstore.spark.options import read_options
 from kvstore.spark.read import STATE, QueryReader
 from tests.backup.histories import change, staged_import, versions
@@ -51,7 +51,7 @@ def _tasks_here(monkeypatch: pytest.MonkeyPatch) -> None:
 
     for job in (backup, compact, restore, verify):
         monkeypatch.setattr(job, "run_tasks", run)
-    monkeypatch.setattr("kvstore.changes.columns.SORTED_CHANGES_MAX", 0)
+    monkeypatch.setattr("kvstore.changes.batches.SORTED_CHANGES_MAX", 0)
 
 
 def rows_of(collection: Collection, place: Path) -> list[kvstore.Change]:

@@ -18,7 +18,7 @@ from kvstore.backup import Collection
 from kvstore.errors import CorruptionError, UsageError
 from kvstore.spark.access import asked
 from kvstore.spark.jobs import backup, compact, fleet, restore, verify
-from kvstore.spark.jobs.tasks import run_tasks
+from kvstore.spark.jobs.spread import run_tasks
 from tests.spark.frames import FAST_START
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ def test_backup_compact_and_restore_over_splits_equal_one_process(
     spark: SparkSession, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # No window is too small to be shared.
-    monkeypatch.setattr("kvstore.changes.columns.SORTED_CHANGES_MAX", 0)
+    monkeypatch.setattr("kvstore.changes.batches.SORTED_CHANGES_MAX", 0)
     url = str(tmp_path / "c")
     collection = Collection(url)
     write(store, 0)

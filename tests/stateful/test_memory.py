@@ -80,7 +80,7 @@ def test_preimages_are_cut_into_batches_of_bounded_bytes(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The commit of deletes is one entry, which is handed out whole if images are not asked for."""
-    monkeypatch.setattr("kvstore.changes.columns.ARROW_BYTES_MAX", 8 << 20)
+    monkeypatch.setattr("kvstore.changes.batches.ARROW_BYTES_MAX", 8 << 20)
     held = [batch.nbytes for batch in store.changes_batches(1, images="pre")]
     assert max(held) < 16 << 20
     rows = [row for batch in store.changes_batches(1, images="pre") for row in batch.to_pylist()]

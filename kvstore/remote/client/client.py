@@ -24,7 +24,7 @@ from kvstore.base.span import Span, one_span
 from kvstore.base.timestamp import TimeLike, Timestamp
 from kvstore.batch import Batch
 from kvstore.changes import Change, Order, Revisions
-from kvstore.changes.columns import changes_schema
+from kvstore.changes.batches import changes_schema
 from kvstore.changes.epochs import Changeset, ChangesetId, Epoch, ambient
 from kvstore.changes.events import (
     Event,

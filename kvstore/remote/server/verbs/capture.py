@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 
 from kvstore.base.span import Span
-from kvstore.changes.columns import changes_schema, from_events
+from kvstore.changes.batches import changes_schema, from_events
 from kvstore.changes.epochs import Epoch
 from kvstore.changes.events import Event
 from kvstore.changes.streams import Generation

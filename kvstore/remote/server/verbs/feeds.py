@@ -17,7 +17,7 @@ from typing import Any
 import pyarrow as pa
 
 from kvstore.base.span import Span
-from kvstore.changes.columns import changes_schema
+from kvstore.changes.batches import changes_schema
 from kvstore.errors import HistoryGoneError
 from kvstore.feeds import Feed, FeedBatch, Position
 from kvstore.feeds import require_name as require_feed_name

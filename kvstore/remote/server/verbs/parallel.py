@@ -23,7 +23,7 @@ import pyarrow as pa
 
 from kvstore.base.timestamp import TIMESTAMP_MAX
 from kvstore.changes import Change
-from kvstore.changes.columns import changes_schema, version_changes_schema
+from kvstore.changes.batches import changes_schema, version_changes_schema
 from kvstore.changes.index import OP_DELETE, OP_DELETE_RANGE, OP_PUT
 from kvstore.errors import RetryableError, UsageError
 from kvstore.limits import (

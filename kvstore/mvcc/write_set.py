@@ -21,7 +21,7 @@ from kvstore.codec.keys import encode_range_key, encode_suffix, escape
 from kvstore.engine.api import DATA, RANGES, WriteBatch
 from kvstore.errors import ClosedError, UsageError, printable
 from kvstore.loops.writes import Puts, put_all
-from kvstore.mvcc.expiry import Due, carried_key, encode_due, longest_key, waiting_key
+from kvstore.mvcc.expiry_records import Due, carried_key, encode_due, longest_key, waiting_key
 from kvstore.mvcc.fragments import RangeTombstone
 
 

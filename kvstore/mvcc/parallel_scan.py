@@ -38,8 +38,8 @@ from kvstore.limits import (
 )
 from kvstore.mvcc.arrow import row_batches, rows_schema
 from kvstore.mvcc.fragments import Cover
+from kvstore.mvcc.key_history import Stamps
 from kvstore.mvcc.scan import Read, live_columns
-from kvstore.mvcc.version import Stamps
 from kvstore.mvcc.versions import ReadView
 
 if TYPE_CHECKING:
@@ -269,7 +269,7 @@ class ScanWorker(WorkerProcess):
     def __init__(self) -> None:
         self.asks = False
         """Whether it has asked for work and waits for the answer. It has no piece then."""
-        super().__init__("kvstore.mvcc.scanners", what="a scan", remedy="scan again")
+        super().__init__("kvstore.mvcc.parallel_scan", what="a scan", remedy="scan again")
 
 
 class Crew:

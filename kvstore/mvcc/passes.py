@@ -27,7 +27,7 @@ from kvstore.engine.api import Cursor, chunks
 from kvstore.errors import CorruptionError, printable
 from kvstore.mvcc.arrow import binary_array
 from kvstore.mvcc.fragments import Fragments, RangeTombstone
-from kvstore.mvcc.version import Revision, Stamps, StoredEntry, Version, timeline
+from kvstore.mvcc.key_history import Revision, Stamps, StoredEntry, Version, timeline
 
 if TYPE_CHECKING:
     import numpy.typing as npt
