@@ -26,7 +26,7 @@ from kvstore.tables import TableCodec
 from kvstore.tables.definition import Definition, definition_key, name_of
 from kvstore.tables.exact import require_held
 from kvstore.tables.joins import in_order
-from kvstore.timeline.reserve import CATALOGUE
+from kvstore.timeline.reserved import CATALOGUE
 
 # --------------------------------------------------------------------------------------------------
 # Tables of a collection for readers that do not know this library: their rows, typed.

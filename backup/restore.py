@@ -87,7 +87,7 @@ from kvstore.opening import open as open_store
 from kvstore.storage.journal import OS_FILES
 from kvstore.store import Store
 from kvstore.tables.definition import name_of
-from kvstore.timeline.reserve import CATALOGUE, FIRST_ROW
+from kvstore.timeline.reserved import CATALOGUE, FIRST_ROW
 
 # --------------------------------------------------------------------------------------------------
 # The records of expiries in a backup: `kvstore.mvcc.expiry_records` has their keys.

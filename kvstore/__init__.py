@@ -9,7 +9,8 @@ Example:
     store.close()
 """
 
-from kvstore.late import TYPE_CHECKING
+from typing import TYPE_CHECKING
+
 from kvstore.late import __dir__ as __dir__
 from kvstore.late import __getattr__ as __getattr__
 from kvstore.version import __version__

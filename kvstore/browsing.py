@@ -45,10 +45,10 @@ from kvstore.mvcc.fragments import Fragments, between
 from kvstore.mvcc.key_history import Revision, Stamps, timeline
 from kvstore.mvcc.meta import Meta
 from kvstore.retention.gc import CollectionRun, collections
-from kvstore.timeline.clears import Clears
 from kvstore.timeline.import_records import ImportRecord
 from kvstore.timeline.parts import Parts
-from kvstore.timeline.positions import PushTold, pushes_told
+from kvstore.timeline.reads import Clears
+from kvstore.timeline.reserved import PushTold, pushes_told
 
 # --------------------------------------------------------------------------------------------------
 # The beginning of a value: enough to show it, whatever its size.

@@ -12,25 +12,20 @@ left cannot read a module: `OwnModules` makes this an error of the project, for 
 
 from __future__ import annotations
 
-# Python's own imports live there, and it is always loaded: `importlib.machinery` is a file to read.
-import _frozen_importlib_external as external
 import errno
 import sys
-
-TYPE_CHECKING = False
-"""As in `typing`, whose import takes 5 ms. Type checkers take a variable of this name for true."""
-
-if TYPE_CHECKING:
-    from typing import Any, Final
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from types import ModuleType
+from typing import Any, Final, NoReturn
 
 _OURS: Final = ("kvstore", "bulk", "backup", "spark_connector")
 _NO_DESCRIPTORS: Final = (errno.EMFILE, errno.ENFILE)
 
 
-class _Loader(external.SourceFileLoader):
+class _Loader(SourceFileLoader):
     """Loads a module of ours from its source."""
 
-    def exec_module(self, module: Any) -> None:
+    def exec_module(self, module: ModuleType) -> None:
         try:
             super().exec_module(module)
         except OSError as error:
@@ -42,21 +37,21 @@ class OwnModules:
     that has no file descriptor left to read one. Such an import can be repeated."""
 
     @staticmethod
-    def find_spec(name: str, path: Any = None, target: Any = None) -> Any:
+    def find_spec(name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         """See `importlib.abc.MetaPathFinder`."""
         package, dot, _ = name.partition(".")
         if not dot or package not in _OURS:
             return None
         try:
-            spec = external.PathFinder.find_spec(name, path, target)
+            spec = PathFinder.find_spec(name, path, target)
         except OSError as error:
             _raise_told(name, error)
-        if spec is not None and type(spec.loader) is external.SourceFileLoader:
+        if spec is not None and type(spec.loader) is SourceFileLoader:
             spec.loader = _Loader(spec.loader.name, spec.loader.path)
         return spec
 
 
-def _raise_told(name: str, error: OSError) -> None:
+def _raise_told(name: str, error: OSError) -> NoReturn:
     errors = sys.modules.get("kvstore.errors")  # nothing can be imported now
     if errors is None or error.errno not in _NO_DESCRIPTORS:
         raise error
@@ -68,7 +63,7 @@ def _raise_told(name: str, error: OSError) -> None:
 
 # Before the finder of sources, and behind those that others put first, such as pytest's.
 sys.meta_path.insert(
-    next((n for n, each in enumerate(sys.meta_path) if each is external.PathFinder), 0), OwnModules
+    next((n for n, each in enumerate(sys.meta_path) if each is PathFinder), 0), OwnModules
 )
 
 _NAMES: Final = {
@@ -123,7 +118,7 @@ def __getattr__(name: str) -> Any:
     absent = f"module 'kvstore' has no attribute {name!r}"
     if name.startswith("_"):
         raise AttributeError(absent)
-    import importlib.util  # 2 ms, in which an interrupt of a command would find no handler
+    import importlib.util  # where it is needed: it loads more modules than all of this file
 
     package = sys.modules["kvstore"]
     module, member = _NAMES.get(name, (f"kvstore.{name}", ""))

@@ -83,8 +83,7 @@ from kvstore.timeline.durability import Durability, require_durability
 from kvstore.timeline.expiries import Expires
 from kvstore.timeline.holds import USER, Hold, HoldRecord
 from kvstore.timeline.parts import Parts
-from kvstore.timeline.positions import Positions
-from kvstore.timeline.reserve import Reserve
+from kvstore.timeline.reserved import Positions, Reserve
 from kvstore.transaction import (
     UNCHECKED,
     Conditional,

@@ -102,7 +102,7 @@ class OwnsTransactions(Protocol):
         ...
 
     def narrow(self, span: Span) -> Span:
-        """A span without the reserved keys: see `kvstore.timeline.reserve`."""
+        """A span without the reserved keys: see `kvstore.timeline.reserved`."""
         ...
 
     def commit(

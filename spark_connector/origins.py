@@ -49,7 +49,7 @@ from kvstore.opening import engine_at, open_read_only
 from kvstore.remote.protocol import from_json, to_json
 from kvstore.spark.access import Access, require_seen
 from kvstore.tables.joins import OnGone
-from kvstore.timeline.reserve import CATALOGUE
+from kvstore.timeline.reserved import CATALOGUE
 
 # --------------------------------------------------------------------------------------------------
 # The contract of an origin: something with history that Spark reads rows from.

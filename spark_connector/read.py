@@ -90,7 +90,7 @@ from kvstore.spark.session import SOURCES, has, require
 from kvstore.tables import TableCodec
 from kvstore.tables.definition import Definition, definition_key, name_of
 from kvstore.timeline.frontiers import require_readable
-from kvstore.timeline.reserve import CATALOGUE
+from kvstore.timeline.reserved import CATALOGUE
 
 # --------------------------------------------------------------------------------------------------
 # The columns of a read: their schema in Spark, and Arrow batches in this schema.

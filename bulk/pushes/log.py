@@ -42,7 +42,7 @@ from kvstore.storage.contract import FAILURES, Blob, put_first
 from kvstore.storage.patience import Patience
 from kvstore.tables import TableCodec
 from kvstore.tables.definition import table_prefix
-from kvstore.timeline.reserve import FIRST_ROW
+from kvstore.timeline.reserved import FIRST_ROW
 
 # --------------------------------------------------------------------------------------------------
 # The place of a root of pushes, as callers name it: a URL that backups take, or a directory.

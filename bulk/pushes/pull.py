@@ -70,7 +70,7 @@ from kvstore.storage.contract import FAILURES
 from kvstore.store import Store
 from kvstore.timeline.committer import After
 from kvstore.timeline.import_records import Amend, FoundKeys, ImportRecord, RowChanges
-from kvstore.timeline.reserve import FIRST_ROW
+from kvstore.timeline.reserved import FIRST_ROW
 
 # --------------------------------------------------------------------------------------------------
 # The place of a store in the log of pushes: how far it has come, and what became of the last
@@ -88,7 +88,7 @@ from kvstore.timeline.reserve import FIRST_ROW
 # reverted is among them.
 #
 # Invariants
-# 1. The place moves in the step that adds or reverts a push (`kvstore.timeline.positions`).
+# 1. The place moves in the step that adds or reverts a push (`kvstore.timeline.reserved`).
 # 2. A puller that begins refuses a log that lacks the newest push of the place: pushes of a log
 #    that was put back from an older copy take the numbers of others, and the store would pass them.
 
@@ -750,7 +750,7 @@ _NO_RECORD: Final = (
 #     look for the next event -> fetch its import -> add it and move the position -> report
 #
 # Invariants
-# 1. The position moves in the step that adds or reverts a push (`kvstore.timeline.positions`). So
+# 1. The position moves in the step that adds or reverts a push (`kvstore.timeline.reserved`). So
 #    each push is added once, also after kills, and a store that is put back from a backup takes
 #    what it lacks.
 # 2. A push that this store refuses changes nothing but the position, and the next push is taken.

@@ -18,6 +18,10 @@ Invariants
 5. A handle that fails at a fork leaves no other handle unprotected: the system ignores errors of
    its hooks, so an error would end the turning of all handles behind it.
 
+Rejected: a comparison of process ids in each call at the face. It takes 0.1 us of a get's 2, and
+the destructors of RocksDB's objects would run in the child all the same: the handles must be kept
+from them whatever the face asks. Locks that another thread held at the fork would never be free.
+
 The parent keeps references to all handles from before a fork until the fork is done. Otherwise the
 interpreter would destroy objects that only other threads refer to before it runs the child's hooks.
 """

@@ -18,7 +18,7 @@ from contextlib import closing, suppress
 from itertools import accumulate, count, islice
 from operator import lt
 from pathlib import Path
-from typing import Any, Final, Protocol, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from kvstore.base.forks import own
 from kvstore.codec.keys import KEY_BYTES_LEAST, check_data_key, escape
@@ -293,26 +293,12 @@ def _ascends(keys: list[bytes]) -> bool:
 # 2. Once the engine is closed, every call raises `ClosedError`, so a pass never ends early.
 
 
-class Owner(Protocol):
-    """The calls that a pass makes on its engine."""
-
-    is_closed: bool
-
-    def require_open(self) -> None:
-        """Raise `ClosedError` once the engine is closed."""
-        ...
-
-    def release(self, edition: Edition) -> None:
-        """Count one holder of `edition` less."""
-        ...
-
-
 class MemoryReader:
     """A position in one edition of `data`."""
 
     __slots__ = ("_at", "_engine", "_index", "_keys", "edition")
 
-    def __init__(self, engine: Owner, edition: Edition) -> None:
+    def __init__(self, engine: MemoryEngine, edition: Edition) -> None:
         self.edition = edition
         self._engine = engine
         self._at = 0
@@ -375,7 +361,7 @@ class MemoryCursor:
 
     def __init__(
         self,
-        engine: Owner,
+        engine: MemoryEngine,
         edition: Edition,
         start: bytes,
         end: bytes | None,

@@ -7,6 +7,7 @@ class Puts:
     _points: dict[bytes, bytes | None]
     _ranges: list[tuple[bytes, bytes]]
     _size: int
+    expiring: dict[bytes, Any] | None
     def __init__(self, size_max: int = ...) -> None: ...
     @property
     def points(self) -> Mapping[bytes, bytes | None]: ...

@@ -47,11 +47,13 @@ cdef class Puts:
 
     `put` accepts a plain write while `size` is at most `size_max`, and passes every other write on
     to `put_otherwise`, which a subclass defines. Only the methods of a subclass change `_points`,
-    `_ranges` and `_size`, so that the size counts each write.
+    `_ranges` and `_size`, so that the size counts each write. `expiring` has the keys whose last
+    put expires, by a note of the subclass, or is None: a plain put takes its key out.
     """
     cdef public dict _points
     cdef public list _ranges
     cdef public Py_ssize_t _size
+    cdef public dict expiring
     cdef readonly Py_ssize_t size_max
 
     def __cinit__(self):
@@ -89,6 +91,8 @@ cdef class Puts:
         ):
             self._points[key] = value
             self._size += PyBytes_GET_SIZE(key) + PyBytes_GET_SIZE(value)
+            if self.expiring is not None:
+                self.expiring.pop(key, None)
         else:
             self.put_otherwise(key, value)
 

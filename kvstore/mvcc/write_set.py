@@ -32,7 +32,10 @@ class WriteSet(Puts):
     `size_max` bytes. A negative `size_max` marks a set that was committed or rolled back.
     """
 
-    __slots__ = ("_whose", "expiring")
+    __slots__ = ("_whose",)
+
+    expiring: dict[bytes, ExpiringPut] | None
+    """The keys whose last put expires."""
 
     is_plain: ClassVar[bool] = True
     """Whether the keys of tables are refused. Tables write theirs with `put_rows`."""
@@ -40,8 +43,6 @@ class WriteSet(Puts):
     def __init__(self, whose: str = "the write set", size_max: int = sys.maxsize) -> None:
         super().__init__(size_max)
         self._whose = whose
-        self.expiring: dict[bytes, _Expiring] | None = None
-        """The last put of each key that was put with an expiry."""
 
     def __bool__(self) -> bool:
         return bool(self._points or self._ranges)
@@ -61,6 +62,8 @@ class WriteSet(Puts):
         key, value = self._require_own(key), require_value(value)
         self._points[key] = value
         self._size += len(key) + len(value)
+        if self.expiring is not None:
+            self.expiring.pop(key, None)
 
     def put_expiring(self, key: bytes, value: bytes, due: int) -> None:
         """Set `key` to `value` until the time `due`."""
@@ -77,27 +80,19 @@ class WriteSet(Puts):
             )
 
     def _expire(self, key: bytes, due: int, row: bytes = b"") -> None:
-        value = self._points[key]
-        assert value is not None, "it was put"
-        if isinstance(value, _Marked):  # a row that came twice in one call
-            value = bytes(value)
-        # The copy is equal, but an object of its own, so a later put of the same value is told
-        # apart from it.
-        marked = self._points[key] = _Marked(value)
         if self.expiring is None:
             self.expiring = {}
-        self.expiring[key] = _Expiring(marked, value, due, row)
+        self.expiring[key] = ExpiringPut(due, row)
 
     def schedule(self, timestamp: int) -> int | None:
         """Add the records of the keys that expire, for a commit at `timestamp`; returns the least
         due time. A time that has passed is due right after the commit."""
         least = None
-        for key, (marked, value, due, row) in (self.expiring or {}).items():
-            if self._points.get(key) is not marked:
+        for key, (due, row) in (self.expiring or {}).items():
+            if self._points.get(key) is None:  # it was deleted since
                 continue
             at = Due(max(due, timestamp + 1))
             carried, waiting = carried_key(key), waiting_key(at, key)
-            self._points[key] = value
             self._points[carried] = encode_due(at)
             self._points[waiting] = row
             self._size += 2 * len(waiting) + len(row)
@@ -126,6 +121,9 @@ class WriteSet(Puts):
                 self._require_expiring(key)
         self._points.update(zip(keys, values, strict=True))
         self._size += sum(map(len, keys)) + sum(map(len, values))
+        if due is None and self.expiring is not None:
+            for key in keys:
+                self.expiring.pop(key, None)
         if due is not None:
             for key, row in zip(keys, rows, strict=True):
                 self._expire(key, due, row)
@@ -201,16 +199,10 @@ class WriteSet(Puts):
         return [RangeTombstone(start, end, timestamp) for start, end in self._ranges]
 
 
-class _Marked(bytes):
-    """The value of a put that expires, told from all other values by its identity."""
-
-
-class _Expiring(NamedTuple):
-    """The put of a key that expires at `due`, and the row with which it does, as `put_rows` has
+class ExpiringPut(NamedTuple):
+    """The time at which the put of a key expires, and the row with which it does, as `put_rows` has
     it."""
 
-    marked: _Marked
-    value: bytes
     due: int
     row: bytes
 

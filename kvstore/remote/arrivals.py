@@ -10,7 +10,7 @@ from kvstore.changes import Change
 from kvstore.errors import KEYS_NAMED_MAX, KeyConflictError
 from kvstore.store import Store
 from kvstore.timeline.import_records import ImportRecord
-from kvstore.timeline.reserve import FIRST_ROW
+from kvstore.timeline.reserved import FIRST_ROW
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ A delete keeps history and a clear destroys it. A clear frees the space of any a
 cost of one range delete in the engine and a compaction of the span.
 
 Invariants
-1. `kvstore.timeline.clears` tells readers of the clear before the first byte goes. If an interrupt
+1. `kvstore.timeline.reads` tells readers of the clear before the first byte goes. If an interrupt
    comes before the write, it tells them that the clear was called off. After an interrupt of the
    write it tells them what is stored.
 2. One engine batch holds the removal, the cut range tombstones, the record of the clear and the new
@@ -29,8 +29,8 @@ from kvstore.errors import HistoryHeldError, UsageError, printable
 from kvstore.mvcc import RangeTombstone
 from kvstore.mvcc.meta import UPPER, Meta
 from kvstore.mvcc.versions import stored_tombstones
-from kvstore.timeline.clears import Clear
 from kvstore.timeline.parts import Parts
+from kvstore.timeline.reads import Clear
 
 
 class Clearing:

@@ -59,12 +59,12 @@ from kvstore.mvcc.key_history import Lifetime, Stamps, StoredEntry
 from kvstore.mvcc.meta import COLLECTED, INDEX_FLOOR, Meta, nothing, timestamp_of
 from kvstore.mvcc.passes import entries_by_key, stored_keys
 from kvstore.mvcc.versions import ReadView, imported_entries
-from kvstore.timeline.clears import Clear
 from kvstore.timeline.committer import Committer
 from kvstore.timeline.holds import HoldRecord
 from kvstore.timeline.import_records import ImportRecord
 from kvstore.timeline.imports import INGEST_DIRECTORY, Imports
 from kvstore.timeline.parts import Parts
+from kvstore.timeline.reads import Clear
 
 # --------------------------------------------------------------------------------------------------
 # The runs of garbage collection that removed something: when, and how much.

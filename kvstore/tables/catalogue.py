@@ -29,7 +29,7 @@ from kvstore.tables.definition import (
     name_of,
 )
 from kvstore.timeline.parts import Parts
-from kvstore.timeline.reserve import CATALOGUE
+from kvstore.timeline.reserved import CATALOGUE
 
 # --------------------------------------------------------------------------------------------------
 # How tables begin and change: the definition of a new table, and the one after an alteration.

@@ -25,7 +25,7 @@ from kvstore.codec import tuples
 from kvstore.codec.json import JsonObject, read_object
 from kvstore.errors import CorruptionError, FormatVersionError, NotFoundError, UsageError
 from kvstore.loops import contract
-from kvstore.timeline.reserve import CATALOGUE, FIRST_ROW
+from kvstore.timeline.reserved import CATALOGUE, FIRST_ROW
 
 # --------------------------------------------------------------------------------------------------
 # Where tables lie among the keys of a store.

@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextvars import Context
 from datetime import timedelta
 from functools import partial
-from typing import Final, Protocol, TypeAlias
+from typing import Final, TypeAlias
 
 from kvstore.base.clock import Timeline
 from kvstore.base.timestamp import (
@@ -84,10 +84,8 @@ def received_expiry(sent: int) -> Expires:
     return timedelta(microseconds=-sent // 1000) if sent < 0 else sent
 
 
-class Applies(Protocol):
-    """Writes commits that have times of their own, and completes the time below `upper`."""
-
-    def __call__(self, commits: Sequence[tuple[int, WriteSet]], upper: int) -> None: ...
+Applies: TypeAlias = "Callable[[Sequence[tuple[int, WriteSet]], int], None]"
+"""Writes commits that have times of their own, and completes the time below its second argument."""
 
 
 class Expiries:

@@ -9,12 +9,11 @@ from typing_extensions import Self
 from kvstore.changes.index import ChangeIndex
 from kvstore.mvcc import Versions
 from kvstore.mvcc.meta import INDEX_FLOOR, Meta
-from kvstore.timeline.clears import Clears
 from kvstore.timeline.committer import Committer
 from kvstore.timeline.holds import Holds, Pins
 from kvstore.timeline.imports import Imports
-from kvstore.timeline.reads import Reads
-from kvstore.timeline.reserve import Reserve
+from kvstore.timeline.reads import Clears, Reads
+from kvstore.timeline.reserved import Reserve
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from kvstore.errors import (
     NotYetWrittenError,
     UsageError,
 )
-from kvstore.timeline.reserve import CATALOGUE
+from kvstore.timeline.reserved import CATALOGUE
 from tests.backup.histories import (
     live_through,
     versions,

@@ -19,10 +19,10 @@ from kvstore.mvcc.parallel_scan import Scanners
 from kvstore.retention.gc import Collector
 from kvstore.store import Store
 from kvstore.timeline.changesets import Changesets
-from kvstore.timeline.clears import Clears
 from kvstore.timeline.committer import Committer
 from kvstore.timeline.holds import Holds
 from kvstore.timeline.imports import Imports
+from kvstore.timeline.reads import Clears
 from kvstore.transaction import Transactions
 
 

@@ -21,7 +21,7 @@ from kvstore.errors import UsageError
 from kvstore.storage.memory import MemoryBlob
 from kvstore.tables import Table
 from kvstore.tables.definition import rows_prefix, table_prefix
-from kvstore.timeline.reserve import FIRST_ROW
+from kvstore.timeline.reserved import FIRST_ROW
 from tests.harness.bounds import bounds
 from tests.harness.seeds import seeded
 from tests.pushes.made import drain

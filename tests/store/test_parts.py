@@ -33,10 +33,10 @@ from kvstore.mvcc.meta import INDEX_FLOOR, Meta
 from kvstore.retention.gc import Collector
 from kvstore.store import Layout, LazyTasks, Upkeep
 from kvstore.timeline.changesets import Changesets
-from kvstore.timeline.clears import Clear
 from kvstore.timeline.import_records import FoundKeys
 from kvstore.timeline.parts import Parts
-from kvstore.timeline.reserve import Reserve
+from kvstore.timeline.reads import Clear
+from kvstore.timeline.reserved import Reserve
 from tests.commit.conftest import Bench, writes_of
 from tests.harness.bounds import bounds
 

@@ -58,7 +58,7 @@ class SentWriteSet(OpenWriteSet):
         """The expiry of each point."""
         expiring = self.expiring or {}
         found = ((value, expiring.get(key)) for key, value in self._points.items())
-        return [None if put is None or put.marked is not value else put.due for value, put in found]
+        return [None if value is None or put is None else put.due for value, put in found]
 
     def put_rows(
         self,

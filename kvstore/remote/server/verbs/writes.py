@@ -25,7 +25,7 @@ from kvstore.remote.server.verbs.tables import SentRows
 from kvstore.remote.verbs import SentWrite, Verb
 from kvstore.timeline.durability import Durability
 from kvstore.timeline.expiries import Expires, received_expiry
-from kvstore.timeline.reserve import FIRST_ROW
+from kvstore.timeline.reserved import FIRST_ROW
 from kvstore.transaction import UNCHECKED, ReadSet, Transaction
 
 # --------------------------------------------------------------------------------------------------
