@@ -23,7 +23,7 @@ def engine(tmp_path: Path) -> Iterator[RocksEngine]:
 
 
 class Closing:
-    """A loop during which the pass is closed. `ahead` as in `kvstore.loops.Live`."""
+    """A loop during which the pass is closed. `ahead` as in `kvstore.loops.live.Live`."""
 
     last = b"0050"
 
