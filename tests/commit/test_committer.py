@@ -11,6 +11,7 @@ from kvstore.base.timestamp import Timestamp
 from kvstore.engine import WriteBatch
 from kvstore.errors import ClosedError, PoisonedError, StorageError, UsageError
 from kvstore.mvcc import WriteSet
+from kvstore.mvcc.meta import nothing
 from kvstore.timeline.committer import Committer
 from kvstore.timeline.frontiers import replica_policy
 from tests.commit.conftest import START, Bench, writes_of
@@ -70,7 +71,7 @@ def test_a_commit_that_its_check_calls_off_leaves_no_trace(bench: Bench) -> None
 def test_entries_that_cannot_be_staged_leave_the_store_as_it_was(bench: Bench) -> None:
     committer = bench.committer()
     with pytest.raises(KeyboardInterrupt):
-        committer.commit_event(interrupt, events=1)  # type: ignore[arg-type]
+        committer.commit_event(interrupt, events=1, reload=nothing)  # type: ignore[arg-type]
     assert committer.frontiers.is_healthy
     at = committer.commit(writes_of(a=b"1"))
     assert rows(bench, at) == [(at, b"a", b"1")]
@@ -83,7 +84,7 @@ def test_readers_are_told_after_the_write_and_before_upper(bench: Bench) -> None
         told.append(("staged", committer.upper, tag[0] == committer.capture.domain))
         return lambda: told.append(("published", committer.upper, True))
 
-    committer.commit_event(stage, events=0)
+    committer.commit_event(stage, events=0, reload=nothing)
     assert told == [("staged", 1, True), ("published", 1, True)]
     assert committer.upper == START + 1
 
@@ -100,6 +101,7 @@ def test_a_check_that_completes_the_time_of_its_commit_calls_it_off(bench: Bench
         lambda check: committer.commit_event(
             lambda *_: lambda: None,
             events=1,
+            reload=nothing,
             check=check,  # type: ignore[arg-type]
         ),
     ]
@@ -122,7 +124,7 @@ STEPS: dict[str, Callable[[Bench, Committer], tuple[Any, str]]] = {
 WRITES: dict[str, Callable[[Committer], object]] = {
     "of its own": lambda committer: committer.commit(writes_of(a=b"1")),
     "of an event": lambda committer: committer.commit_event(
-        lambda *_: lambda: None, events=1, after=lambda at: writes_of(a=b"1")
+        lambda *_: lambda: None, events=1, reload=nothing, after=lambda at: writes_of(a=b"1")
     ),
     "of a source": lambda committer: committer.apply([(5, writes_of(a=b"1"))], 9),
 }
@@ -130,10 +132,28 @@ WRITES: dict[str, Callable[[Committer], object]] = {
 
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("whose", WRITES)
-def test_an_interrupt_in_the_middle_of_a_commit_poisons(
+def test_an_interrupt_in_the_middle_of_a_commit_is_mended(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, step: str, whose: str
 ) -> None:
     committer = bench.committer()
+    with monkeypatch.context() as patch:
+        patch.setattr(*STEPS[step](bench, committer), interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            WRITES[whose](committer)
+    committer.require_commits()
+    found = bench.versions.get(b"a", committer.upper - 1)
+    assert found == (None if step == "write" else b"1")
+    at = committer.commit(writes_of(a=b"2"))
+    assert bench.versions.get(b"a", at) == b"2"
+
+
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("whose", WRITES)
+def test_an_interrupt_in_the_middle_of_a_commit_poisons_where_the_engine_cannot_tell(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, step: str, whose: str
+) -> None:
+    committer = bench.committer()
+    monkeypatch.setattr(bench.engine, "look_again", lambda: False)
     monkeypatch.setattr(*STEPS[step](bench, committer), interrupt)
     with pytest.raises(KeyboardInterrupt):
         WRITES[whose](committer)
