@@ -26,7 +26,7 @@ from kvstore.backup.chains import CollectionContents, thinning_of
 from kvstore.backup.following import FOLLOW_EVERY, Follower, OnWindow, Requested
 from kvstore.backup.overview import CollectionInfo, listed, overview
 from kvstore.backup.publish import Format, PublishOptions, PublishReport, publish
-from kvstore.backup.reading import CollectionReader, CollectionSide, keeping, state_of
+from kvstore.backup.reading import CollectionReader, collection_answers, keeping, state_of
 from kvstore.backup.restore import (
     Build,
     DrillDepth,
@@ -50,7 +50,7 @@ from kvstore.base.span import Span
 from kvstore.base.timestamp import TimeLike, Timestamp, to_timestamp
 from kvstore.remote.control import StoreOrClient, as_store
 from kvstore.store import Store
-from kvstore.tables.joins import Join, OnGone, join
+from kvstore.tables.joins import Join, OnGone, Side, join
 
 _LOG: Final = logging.getLogger("kvstore.backup")
 
@@ -339,9 +339,9 @@ class Collection(CollectionContents):
         source = Join(self, max_age=max_age, columns=columns)
         return join(labels, [source], key=key, at=at, on_gone=on_gone)
 
-    def join_side(self) -> CollectionSide:
+    def join_side(self) -> Side:
         """The side of this collection in a join of several sources: see `kvstore.join`."""
-        return CollectionSide(self._chains)
+        return Side(partial(collection_answers, self._chains))
 
     # -- upkeep -----------------------------------------------------------------------------
 

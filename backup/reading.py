@@ -74,22 +74,24 @@ from kvstore.limits import (
 )
 from kvstore.mvcc import Fragments, RangeTombstone, Version
 from kvstore.mvcc.arrow import rows_schema
-from kvstore.readable import Readable
+from kvstore.readable import Readable, ReadableAt
 from kvstore.storage.wrapped import InDirectory, InMemory, KeptBytes
 from kvstore.tables import Table
 from kvstore.tables.catalogue import Catalogue
-from kvstore.tables.joining import CollectedRows
 from kvstore.tables.joins import (
-    VALUE_FIELDS,
     Asked,
+    AskedSpans,
     Numbers,
+    RowsFound,
     Search,
+    Side,
     in_order,
     placed,
     reached_times,
     value_columns,
+    within,
 )
-from kvstore.tables.sources import AskedSpans, RowsFound
+from kvstore.tables.sources import PastRows
 
 # --------------------------------------------------------------------------------------------------
 # The cache of a reader, as its owner asks for it.
@@ -536,40 +538,35 @@ class _Held(NamedTuple):
     kept: Mapping[int, tuple[str, ...]]
 
 
-class CollectionSide:
-    """See `kvstore.tables.joins.Side`."""
-
-    fields = VALUE_FIELDS
-
-    def __init__(self, chains: Chains) -> None:
-        self._chains = chains
-
-    @contextmanager
-    def opened(self) -> Iterator[CollectionAnswers]:
-        """Hold all chains. Raises `UsageError` for a collection without a backup."""
-        with self._chains.snapshots() as held:
-            if not held:
-                raise no_backup(self._chains.where)
-            # The window of a chain is read after its lease was taken, which keeps it.
-            every = [
-                _Held(shard, shard.since, shard.upper, found, shard.kept)
-                for shard, found in held.items()
-            ]
-            yield CollectionAnswers(every)
+@contextmanager
+def collection_answers(chains: Chains) -> Iterator[CollectionAnswers]:
+    """Hold all chains. Raises `UsageError` for a collection without a backup."""
+    with chains.snapshots() as held:
+        if not held:
+            raise no_backup(chains.where)
+        # The window of a chain is read after its lease was taken, which keeps it.
+        every = [
+            _Held(shard, shard.since, shard.upper, found, shard.kept)
+            for shard, found in held.items()
+        ]
+        yield CollectionAnswers(every)
 
 
 class CollectionAnswers:
-    """See `kvstore.tables.joins.Answers`."""
+    """See `kvstore.tables.joins.RowAnswers`."""
 
     def __init__(
         self,
         held: Sequence[HeldChain],
         opened: Callable[[ShardPart], OpenedPart] | None = None,
+        upto: int | None = None,
     ) -> None:
-        """`held` has the chains, oldest first. `opened` opens a part, if it is given."""
+        """`held` has the chains, oldest first. `opened` opens a part, if it is given. No label may
+        ask for a time above `upto`."""
         self._held = held
         self._opened = opened
-        self.rows_max = JOIN_COLUMNS_ROWS_MAX
+        self._upto = upto
+        self.rows_max = self.spans_max = JOIN_COLUMNS_ROWS_MAX
         parts = [part for each in held for b in each.snapshot.batches for part in b.parts]
         width = _DECODED * sum(p.size for p in parts) // max(sum(p.rows for p in parts), 1)
         self.rows_first = max(JOIN_VALUE_BYTES_MAX // max(width, 1), 1)
@@ -609,9 +606,9 @@ class CollectionAnswers:
         every = placed(pa.concat_arrays(values), np.concatenate(places), count)
         return value_columns(every, times)
 
-    def first_alive(self, labels: AskedSpans) -> RowsFound | None:
-        """The first live row of each span, at the time of its label. None where several rows have
-        too many bytes together. Costs as `first_rows`, for each chain."""
+    def first_alive(self, labels: AskedSpans, search: Search) -> RowsFound | None:
+        """The first live row of each span, at the time of its label. Costs as `first_rows`, for
+        each chain."""
         asked = Asked(pa.array(labels.starts, pa.binary()), labels.times, labels.first)
         asked = self._written(asked)
         covered, lost = self._covered(asked.times)
@@ -631,7 +628,7 @@ class CollectionAnswers:
                 held.snapshot.range_tombstones(window, span, opened=self._opened)
             )
             versions = partial(held.snapshot.view, window)
-            found = first_rows(versions, cleared, question, bytes_max=JOIN_VALUE_BYTES_MAX)
+            found = first_rows(versions, cleared, question, bytes_max=search.bytes_max)
             if found is None:
                 return None
             for at, row in zip(ordered, found, strict=True):
@@ -659,6 +656,7 @@ class CollectionAnswers:
 
     def _written(self, labels: Asked) -> Asked:
         """The labels, if the newest window has all of them. Raises `NotYetWrittenError`."""
+        labels = within(labels, self._upto)
         upper, times = self._held[-1].upper, reached_times(labels.times, self._held[-1].upper - 1)
         for instant in {instant for held in self._held for instant in held.kept}:
             # Where history goes back below the instant, its microsecond is a time of its own.
@@ -903,14 +901,15 @@ class CollectionReader(Readable):
 
     # -- joins and tables -------------------------------------------------------------------
 
-    def join_side(self) -> ReaderSide:
-        """The side of this reader in a join of several sources: see `kvstore.join`."""
-        return ReaderSide(self)
+    def join_side(self) -> Side:
+        """The side of this reader in a join of several sources: see `kvstore.join`. No label may
+        ask for a time at or above `upper`."""
+        return Side(partial(reader_answers, self))
 
     def table(self, name: str, as_of: TimeLike | None = None) -> Table:
         """The table `name` as it was at `as_of`, with its history up to then. It is only read."""
         snapshot = ReaderSnapshot(self, Timestamp(self._at(as_of)))
-        rows = CollectedRows(self, snapshot, Catalogue(self))
+        rows = PastRows(self, snapshot, Catalogue(self))
         rows.codec(name)
         return Table(name, rows, None)
 
@@ -1030,37 +1029,20 @@ class CollectionReader(Readable):
                     self._opened.pop(part.name, None)
 
 
-class ReaderSnapshot:
+class ReaderSnapshot(ReadableAt):
     """The reads of a table, all at one time."""
 
     def __init__(self, reader: CollectionReader, as_of: Timestamp) -> None:
         self.as_of = as_of
         self._reader = reader
 
-    def get(self, key: bytes) -> bytes | None:
-        """See `CollectionReader.get`."""
-        return self._reader.get(key, self.as_of)
+    def join_side(self) -> Side:
+        """The side of the reader in a join, up to the time of the snapshot."""
+        return Side(partial(reader_answers, self._open(), self.as_of))
 
-    def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        """See `CollectionReader.get_many`."""
-        return self._reader.get_many(keys, self.as_of)
-
-    def scan(
-        self, start: bytes, end: bytes | None, *, reverse: bool
-    ) -> Iterator[tuple[bytes, bytes]]:
-        """See `CollectionReader.scan`."""
-        return self._reader.scan(start, end, as_of=self.as_of, reverse=reverse)
-
-    def scan_batches(
-        self,
-        start: bytes | None = None,
-        end: bytes | None = None,
-        *,
-        reverse: bool = False,
-        limit: int | None = None,
-    ) -> pa.RecordBatchReader:
-        """See `CollectionReader.scan_batches`."""
-        return self._reader.scan_batches(start, end, as_of=self.as_of, reverse=reverse, limit=limit)
+    def _open(self) -> CollectionReader:
+        self._reader.held()
+        return self._reader
 
 
 # --------------------------------------------------------------------------------------------------
@@ -1070,56 +1052,34 @@ class ReaderSnapshot:
 # a lease has run out and parts are gone, the leases are taken anew, and the labels are asked again.
 
 
-class LeasingReader(Protocol):
-    """See `CollectionReader`."""
-
-    @property
-    def as_of(self) -> Timestamp: ...
-
-    def held(self) -> Sequence[Held]: ...
-
-    def using(self, held: Held) -> AbstractContextManager[None]: ...
-
-    def take_anew(self) -> None: ...
-
-
-class ReaderSide:
-    """See `kvstore.tables.joins.Side`. No label may ask for a time at or above the reader's
-    upper."""
-
-    fields = VALUE_FIELDS
-
-    def __init__(self, reader: LeasingReader) -> None:
-        self._reader = reader
-
-    @contextmanager
-    def opened(self) -> Iterator[ReaderAnswers]:
-        """Keep the snapshots of this moment open."""
-        with ExitStack() as using:
-            yield ReaderAnswers(self._reader, using)
+@contextmanager
+def reader_answers(reader: CollectionReader, upto: int | None = None) -> Iterator[ReaderAnswers]:
+    """Keep the snapshots of this moment open. With `upto` no label may ask for a later time."""
+    with ExitStack() as using:
+        yield ReaderAnswers(reader, using, upto)
 
 
 class ReaderAnswers(CollectionAnswers):
-    """See `kvstore.tables.joins.Answers`."""
+    """See `kvstore.tables.joins.RowAnswers`."""
 
-    def __init__(self, reader: LeasingReader, using: ExitStack) -> None:
+    def __init__(self, reader: CollectionReader, using: ExitStack, upto: int | None) -> None:
         """`using` keeps snapshots open until the end of the side."""
         self._reader, self._using = reader, using
-        self._newest = int(reader.as_of)
-        super().__init__(self._taken())
+        self._newest = int(reader.as_of) if upto is None else upto
+        super().__init__(self._taken(), upto=upto)
 
     @property
     def newest(self) -> int:
-        """The time of the reader."""
+        """The time of the snapshot, or of the reader."""
         return self._newest
 
     def answer(self, labels: Asked, search: Search) -> list[pa.Array] | None:
         """See `CollectionAnswers.answer`."""
         return self._repeated(lambda: super(ReaderAnswers, self).answer(labels, search))
 
-    def first_alive(self, labels: AskedSpans) -> RowsFound | None:
+    def first_alive(self, labels: AskedSpans, search: Search) -> RowsFound | None:
         """See `CollectionAnswers.first_alive`."""
-        return self._repeated(lambda: super(ReaderAnswers, self).first_alive(labels))
+        return self._repeated(lambda: super(ReaderAnswers, self).first_alive(labels, search))
 
     def _repeated(self, ask: Callable[[], _T]) -> _T:
         try:

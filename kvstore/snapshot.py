@@ -12,8 +12,8 @@ from kvstore.readable import Readable, ReadableAt
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from kvstore.tables.joining import PastRows
-    from kvstore.tables.joins import StoredSide
+    from kvstore.tables.joins import Side
+    from kvstore.tables.sources import PastRows
     from kvstore.tables.table import Table
 
 
@@ -27,7 +27,7 @@ class Snapshot(ReadableAt):
         store: Readable,
         as_of: Timestamp,
         release: Callable[[], object],
-        side: Callable[[], StoredSide],
+        side: Callable[[], Side],
         rows: Callable[[Snapshot], PastRows],
     ) -> None:
         self._rows = rows
@@ -36,7 +36,7 @@ class Snapshot(ReadableAt):
         self.as_of = as_of
         self._store = store
 
-    def join_side(self) -> StoredSide:
+    def join_side(self) -> Side:
         """The side of this snapshot in a join of several sources: see `kvstore.join`."""
         self._open()
         return self._side()

@@ -100,9 +100,8 @@ if TYPE_CHECKING:
     from kvstore.mapping import MappingCodec, StoreMapping
     from kvstore.metrics import Metric
     from kvstore.tables.catalogue import IndexColumns
-    from kvstore.tables.joining import PastRows
-    from kvstore.tables.joins import StoredSide
-    from kvstore.tables.sources import StoreRows
+    from kvstore.tables.joins import Side
+    from kvstore.tables.sources import PastRows, StoreRows
     from kvstore.tables.table import Table
     from kvstore.tasks import QueueSize, Tasks
     from kvstore.verify import StoreReport
@@ -526,7 +525,7 @@ class Store(Readable):
         seeks for each key, and a step for each entry of the keys in between that are deleted."""
         return self._floors(self._parts, key_list(keys), as_of, prefix)
 
-    def join_side(self) -> StoredSide:
+    def join_side(self) -> Side:
         """The side of this store in a join of several sources: see `kvstore.join`."""
         return self._side(None)
 
@@ -676,7 +675,7 @@ class Store(Readable):
         with self._committer.lock:
             at, pin = Timestamp(self._reads.at(as_of)), pins.new()
             side = partial(self._side, at)
-            rows = partial(_past_rows, self, self._transactions, self._parts)
+            rows = partial(_past_rows, self, self._transactions)
             snapshot = Snapshot(self, at, lambda: pins.let_go(pin, None), side, rows)
             pins.keep(pin, at, kind="snapshot")
         return snapshot
@@ -1313,10 +1312,10 @@ class Store(Readable):
 
     # -- inside -----------------------------------------------------------------------------
 
-    def _side(self, at: Timestamp | None) -> StoredSide:
-        from kvstore.tables.joins import StoredSide
+    def _side(self, upto: Timestamp | None) -> Side:
+        from kvstore.tables.joins import Side, stored_answers
 
-        return StoredSide(self._parts, at)
+        return Side(partial(stored_answers, self._parts, upto))
 
     def _write_if(
         self,
@@ -1338,12 +1337,10 @@ class Store(Readable):
             raise ClosedError(self._committer.where)
 
 
-def _past_rows(
-    store: Store, transactions: Transactions, parts: Parts, snapshot: Snapshot
-) -> PastRows:
-    from kvstore.tables.joining import PastRows
+def _past_rows(store: Store, transactions: Transactions, snapshot: Snapshot) -> PastRows:
+    from kvstore.tables.sources import PastRows
 
-    return PastRows(store, snapshot, transactions.catalogue, parts)
+    return PastRows(store, snapshot, transactions.catalogue)
 
 
 def _table_rows(store: Store, transactions: Transactions, parts: Parts) -> StoreRows:

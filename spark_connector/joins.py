@@ -41,8 +41,7 @@ from kvstore.spark.read import TypedRows, arrow_schema, table_at
 from kvstore.spark.session import REBALANCE, has
 from kvstore.tables.codec import KeyCodec
 from kvstore.tables.exact import same_values
-from kvstore.tables.joining import ROW_TIMESTAMP
-from kvstore.tables.joins import OnGone
+from kvstore.tables.joins import ROW_TIMESTAMP, OnGone
 from kvstore.timeline.frontiers import require_readable
 
 # --------------------------------------------------------------------------------------------------

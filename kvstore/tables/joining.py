@@ -5,9 +5,8 @@ collection.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from datetime import datetime, timedelta, timezone
-from typing import Any, Final, NamedTuple, Protocol, TypeVar
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -16,39 +15,33 @@ import pyarrow.compute as pc
 
 from kvstore.base.arguments import AGE, COLUMNS
 from kvstore.base.span import Span, prefix_end
-from kvstore.base.timestamp import TIMESTAMP_MAX, TimeLike, Timestamp, reached, to_timestamp
+from kvstore.base.timestamp import TIMESTAMP_MAX, TimeLike, Timestamp, to_timestamp
 from kvstore.codec.columns import require_nanoseconds, require_time_type
-from kvstore.errors import NotYetWrittenError, UsageError
+from kvstore.errors import UsageError
 from kvstore.limits import JOIN_VALUE_BYTES_MAX
-from kvstore.mvcc import Version
-from kvstore.tables.catalogue import Catalogue, two_named
+from kvstore.tables.catalogue import two_named
 from kvstore.tables.codec import KeyCodec, TableCodec, key_values
 from kvstore.tables.definition import Column
 from kvstore.tables.exact import plain
 from kvstore.tables.joins import (
-    Answers,
+    ROW_TIMESTAMP,
+    TIME_TYPE,
     Asked,
+    AskedSpans,
     Numbers,
     Piece,
     Pieces,
-    Search,
-    Side,
-    column_names,
-    label_reader,
-    reached_times,
-    require_column_name,
-    require_prefix,
-    times_of_labels,
-)
-from kvstore.tables.sources import (
-    AskedSpans,
     RowAnswers,
     RowsFound,
-    RowSource,
-    SnapshotRows,
-    StoredRowSource,
+    Search,
+    column_names,
+    label_reader,
+    require_column_name,
+    require_prefix,
+    rows_at,
+    times_of_labels,
 )
-from kvstore.timeline.parts import Parts
+from kvstore.tables.sources import PastRows, StoreRows
 
 # --------------------------------------------------------------------------------------------------
 # Rows of a table at the times of labels, on one time axis or on two.
@@ -57,31 +50,32 @@ from kvstore.timeline.parts import Parts
 # time. A table with an event time gives it the newest row whose event time is not above the label's
 # time, among the rows that were known at `known_at`.
 #
-# `answers.py` has the rows: of a store, and by its contract of a collection.
+# `RowAnswers` has the rows: of a store, of a snapshot, or of a collection.
 #
 # Invariants
 # 1. Each label comes out once, in its place, with all its columns.
 # 2. The source keeps its history from the call until the end of the result.
 # 3. Memory is bounded by the limits of a piece. A piece whose rows are too large is halved.
 
-_TIME: Final = pa.timestamp("ns", "UTC")
 _PER_UNIT: Final = {"s": 10**9, "ms": 10**6, "us": 1000, "ns": 1}
 _DAY_NS: Final = 86_400 * 10**9
 
 
 class RowJoin(NamedTuple):
-    """The question of a join. `known_at` is a column of the labels, or one time for all."""
+    """The question of a join. `known_at` is a column of the labels, or one time for all. In a table
+    without an event time `search` bounds the age of a version, and otherwise `age_max` the age of
+    an event."""
 
     on: list[str]
     at: str | None
     known_at: str | int
     age_max: int
     columns: list[str]
-    prefix: str
+    search: Search
 
 
 def join_rows(
-    source: RowSource,
+    source: StoreRows | PastRows,
     codec: TableCodec,
     labels: object,
     *,
@@ -95,21 +89,18 @@ def join_rows(
     bytes_max: int | None = None,
 ) -> pa.RecordBatchReader:
     """The labels with columns of the rows that they ask for. See `Table.join`. The first label is
-    row `first` in errors. `bytes_max` is the bound of `source` for an answer, if it has another
-    one than `JOIN_VALUE_BYTES_MAX`."""
+    row `first` in errors. The rows of one answer have `bytes_max` bytes at most, by default
+    `JOIN_VALUE_BYTES_MAX`, or it has one row."""
     age = AGE.or_none.check("max_age", max_age)
     reader, names, chosen, schema = asked_rows(codec, labels, on, at, known_at, columns, prefix)
-    plan = RowJoin(
-        names,
-        at,
-        _known(source, reader.schema, known_at),
-        TIMESTAMP_MAX
-        if age is None
-        else min(age // timedelta(microseconds=1) * 1000, TIMESTAMP_MAX),
-        chosen,
-        prefix,
-    )
-    batches = _joined(source, codec, reader, plan, schema, first, bytes_max)
+    known = _known(source, reader.schema, known_at)
+    age_max = TIMESTAMP_MAX
+    if age is not None:
+        age_max = min(age // timedelta(microseconds=1) * 1000, TIMESTAMP_MAX)
+    version_age_max = TIMESTAMP_MAX if codec.definition.has_event_time else age_max
+    search = Search(version_age_max, False, bytes_max or JOIN_VALUE_BYTES_MAX)
+    plan = RowJoin(names, at, known, age_max, chosen, search)
+    batches = _joined(source, codec, reader, plan, schema, first)
     next(batches)
     return pa.RecordBatchReader.from_batches(schema, batches)
 
@@ -147,7 +138,7 @@ def asked_rows(
     fields = [pa.field(prefix + field.name, field.type) for field in codec.schema_of(chosen)]
     if ROW_TIMESTAMP in chosen:
         raise two_named(codec.definition, ROW_TIMESTAMP)
-    fields.append(pa.field(prefix + ROW_TIMESTAMP, _TIME))
+    fields.append(pa.field(prefix + ROW_TIMESTAMP, TIME_TYPE))
     for field in fields:
         if field.name in labels.names:
             raise UsageError(
@@ -212,7 +203,9 @@ def _columns_besides(codec: TableCodec, schema: pa.Schema, prefix: str) -> list[
     ]
 
 
-def _known(source: RowSource, schema: pa.Schema, known_at: str | TimeLike | None) -> str | int:
+def _known(
+    source: StoreRows | PastRows, schema: pa.Schema, known_at: str | TimeLike | None
+) -> str | int:
     if isinstance(known_at, str) and known_at in schema.names:
         _require_column(schema, known_at)
         require_time_type(schema.field(known_at))
@@ -228,18 +221,23 @@ def _require_column(schema: pa.Schema, name: str) -> None:
 
 
 def _joined(
-    source: RowSource,
+    source: StoreRows | PastRows,
     codec: TableCodec,
     reader: pa.RecordBatchReader,
     plan: RowJoin,
     schema: pa.Schema,
     first: int,
-    bytes_max: int | None,
 ) -> Iterator[pa.RecordBatch]:
     with source.answers() as answers:
         # A batch without columns first: taking it holds the history, within the call.
         yield pa.record_batch([], names=[])
-        pieces = Pieces(reader, answers.rows_first, answers.rows_max, first, bytes_max)
+        rows_first, bytes_max = answers.rows_first, plan.search.bytes_max
+        if bytes_max < JOIN_VALUE_BYTES_MAX:
+            # As many rows of 1 KiB as fit into half: a piece that is halved asks for each label
+            # again.
+            rows_first = min(max(bytes_max >> 11, 1), rows_first)
+        rows_max = answers.spans_max if codec.definition.has_event_time else answers.rows_max
+        pieces = Pieces(reader, rows_first, rows_max, first, bytes_max)
         for piece in pieces:
             size = 0
             for batch in _answered(answers, codec, piece, plan, schema):
@@ -291,8 +289,8 @@ def _columns(
     assert known is not None
     if event is None:
         asked = Asked(codec.key.keys(pa.RecordBatch.from_pydict(columns)), known, piece.first)
-        found = answers.at(asked)
-        return None if found is None else _decoded(codec, found, known - plan.age_max, plan)
+        found = rows_at(answers, asked, plan.search)
+        return None if found is None else _decoded(codec, found, plan)
     assert plan.at is not None, "the caller asked for it"
     asked_at = _events(piece, plan.at, event.type, newest)
     starts = codec.key.keys(
@@ -302,27 +300,23 @@ def _columns(
     ends = [
         prefix_end(stem) for stem in stems.keys(pa.RecordBatch.from_pydict(columns)).to_pylist()
     ]
-    found = answers.latest(AskedSpans(starts.to_pylist(), ends, known, piece.first))
+    asked_spans = AskedSpans(starts.to_pylist(), ends, known, piece.first)
+    found = answers.first_alive(asked_spans, plan.search)
     if found is None:
         return None
-    return _decoded(codec, _within(codec, found, asked_at, plan.age_max), None, plan)
+    return _decoded(codec, _within(codec, found, asked_at, plan.age_max), plan)
 
 
-def _decoded(
-    codec: TableCodec, found: RowsFound, least: Numbers | None, plan: RowJoin
-) -> list[pa.Array]:
-    """The columns of rows, and the times of their versions: null where a label has no row, or one
-    whose version is older than `least`."""
+def _decoded(codec: TableCodec, found: RowsFound, plan: RowJoin) -> list[pa.Array]:
+    """The columns of rows, and the times of their versions: null where a label has no row."""
     is_alive = found.values.is_valid().to_numpy(zero_copy_only=False)
-    if least is not None:
-        is_alive = is_alive & (found.times >= least)
     alive = np.flatnonzero(is_alive)
     rows = pa.array(alive)
     batch = codec.decode(found.keys.take(rows), found.values.take(rows), plan.columns)
     places = np.full(len(is_alive), -1, np.int64)
     places[alive] = np.arange(len(alive))
     taken = pa.array(places, mask=places < 0)
-    times = pa.array(found.times[alive]).cast(_TIME)
+    times = pa.array(found.times[alive]).cast(TIME_TYPE)
     return [column.take(taken) for column in (*batch.columns, times)]
 
 
@@ -469,268 +463,3 @@ def _event(at: Any, type_: pa.DataType) -> Any:
         if getattr(at, "nanosecond", 0):  # of pandas
             at = at.replace(nanosecond=0)
     return at
-
-
-# --------------------------------------------------------------------------------------------------
-# The side of a join that a table answers: typed columns of the rows that labels ask for.
-#
-#     kvstore.join(labels, [kvstore.Join(users, key="user_id", prefix="user_"), sessions])
-#
-# The store looks labels up by the encoded keys of their rows, in this process
-# (`kvstore.tables.joins`) or behind a server (`kvstore.remote.client.tables`). Then the rows are
-# decoded together.
-#
-# Invariants
-# 1. The key of a label is encoded as the key of a row is. A value that the table's key cannot hold
-#    is refused by column and row.
-# 2. A row is read by the definition of the moment at which the join was called.
-
-ROW_TIMESTAMP: Final = "row_timestamp"
-
-
-class TableSide:
-    """See `kvstore.tables.joins.KeyedSide`. Raises `UsageError` for a table with an event time."""
-
-    def __init__(
-        self, stored: Side, codec: TableCodec, columns: Sequence[str] | None = None
-    ) -> None:
-        """`stored` answers with the values of keys."""
-        definition = codec.definition
-        if definition.has_event_time:
-            raise UsageError(
-                f"{definition.where} has an event time, which a join at one time does not look at",
-                "join it by Table.join",
-            )
-        key = {column.name for column in definition.key_columns}
-        names = [column.name for column in definition.columns if column.name not in key]
-        self._stored, self._codec = stored, codec
-        self._columns = names if columns is None else list(columns)
-        self.fields = (*codec.schema_of(self._columns), pa.field(ROW_TIMESTAMP, _TIME))
-
-    def choose(self, columns: Sequence[str]) -> TableSide:
-        """The side with these columns of the table."""
-        self._require_once(columns)
-        return TableSide(self._stored, self._codec, columns)
-
-    @property
-    def name(self) -> str:
-        """The name of the table."""
-        return self._codec.definition.name
-
-    @property
-    def key(self) -> tuple[str, ...]:
-        """The columns of the table's key."""
-        return tuple(column.name for column in self._codec.definition.key_columns)
-
-    def keys(self, piece: Piece, names: tuple[str, ...]) -> pa.Array:
-        """The keys of the rows that labels ask for. `names` are columns of the labels."""
-        key_columns = self._codec.definition.key_columns
-        columns = {
-            column.name: key_values(piece.batches, piece.first, name, column.type)
-            for name, column in zip(names, key_columns, strict=True)
-        }
-        return self._codec.key.keys(pa.RecordBatch.from_pydict(columns))
-
-    @contextmanager
-    def opened(self) -> Iterator[TableAnswers]:
-        """Hold the history that is kept."""
-        self._require_once(self._columns)
-        with self._stored.opened() as answers:
-            yield TableAnswers(answers, self._codec, self._columns)
-
-    def _require_once(self, columns: Sequence[str]) -> None:
-        if ROW_TIMESTAMP in columns:  # of a table of an older release
-            raise two_named(self._codec.definition, ROW_TIMESTAMP)
-
-
-class TableAnswers:
-    """See `kvstore.tables.joins.Answers`."""
-
-    def __init__(self, stored: Answers, codec: TableCodec, columns: list[str]) -> None:
-        self._stored, self._codec, self._columns = stored, codec, columns
-        self.rows_first, self.rows_max = stored.rows_first, stored.rows_max
-
-    @property
-    def newest(self) -> int:
-        """The newest complete time."""
-        return self._stored.newest
-
-    def answer(self, labels: Asked, search: Search) -> list[pa.Array] | None:
-        """The columns of the rows, and the timestamps of their versions."""
-        found = self._stored.answer(labels, search)
-        if found is None:
-            return None
-        values, times = found
-        alive = np.flatnonzero(values.is_valid().to_numpy(zero_copy_only=False))
-        rows = pa.array(alive)
-        decoded = self._codec.decode(labels.keys.take(rows), values.take(rows), self._columns)
-        sources = np.full(len(values), -1, np.int64)
-        sources[alive] = np.arange(len(alive))
-        taken = pa.array(sources, mask=sources < 0)
-        return [*(column.take(taken) for column in decoded.columns), times]
-
-
-# --------------------------------------------------------------------------------------------------
-# The rows of a table in a collection of backups or in a snapshot, with their history.
-#
-# Such a table has one time. Beside it the collection, or the store of the snapshot, has older
-# times, which `history`, `changes`, `latest` and `join` ask for.
-#
-# Invariant: no answer tells of a commit above the time of the table.
-
-_Labels = TypeVar("_Labels", Asked, AskedSpans)
-
-
-class CollectedRows(SnapshotRows):
-    """The rows of a collection as of a time, and their history up to it."""
-
-    def __init__(self, reader: Any, snapshot: Any, catalogue: Catalogue) -> None:
-        """`reader` reads the collection at any time, `snapshot` at the time of the table."""
-        super().__init__(snapshot, catalogue)
-        self.store = reader
-        self._as_of = Timestamp(snapshot.as_of)
-
-    def codec(self, name: str, as_of: TimeLike | None = None) -> TableCodec:
-        """See `RowReader.codec`."""
-        return self._catalogue.codec(name, self.time(as_of, "as_of"))
-
-    def history(self, key: bytes) -> Sequence[Version]:
-        """The kept versions of a key up to the time of the table."""
-        return [found for found in self.store.history(key) if found.timestamp <= self._as_of]
-
-    def time(self, time: TimeLike | None, name: str) -> Timestamp:
-        """A time that the caller gave, by default the time of the table. An age counts from it."""
-        if time is None:
-            return self._as_of
-        at = reached(to_timestamp(time, name=name, now=lambda: self._as_of), self._as_of)
-        if at > self._as_of:
-            raise NotYetWrittenError(as_of=Timestamp(at), upper=Timestamp(self._as_of + 1))
-        return Timestamp(at)
-
-    def first(self, span: Span, at: Timestamp) -> tuple[bytes, bytes] | None:
-        """The first live key in `span` at `at`, with its value."""
-        found: tuple[bytes, bytes] | None = next(
-            self.store.scan(span.start, span.end, as_of=at, limit=1), None
-        )
-        return found
-
-    def side(self) -> Side:
-        """The side of the collection in a join, up to the time of the table."""
-        return _SideUpto(self.store.join_side(), self._as_of)
-
-    @contextmanager
-    def answers(self) -> Iterator[RowAnswers]:
-        """See `RowSource.answers`."""
-        with self.store.join_side().opened() as answers:
-            yield _RowAnswersUpto(answers, self._as_of)
-
-
-class PastRows(CollectedRows):
-    """The rows of a snapshot of a store, and their history up to it."""
-
-    def __init__(self, store: Any, snapshot: Any, catalogue: Catalogue, parts: Parts) -> None:
-        super().__init__(store, snapshot, catalogue)
-        self._parts = parts
-
-    def time(self, time: TimeLike | None, name: str) -> Timestamp:
-        """See `CollectedRows.time`. Raises `ClosedError` if the snapshot is closed."""
-        self.side()
-        return super().time(time, name)
-
-    def side(self) -> Side:
-        """The side of the snapshot in a join."""
-        side: Side = self._snapshot.join_side()
-        return side
-
-    @contextmanager
-    def answers(self) -> Iterator[RowAnswers]:
-        """See `RowSource.answers`."""
-        self.side()
-        with StoredRowSource(self._parts).answers() as answers:
-            yield _StoredAnswersUpto(answers, self._as_of)
-
-
-class SpanAnswers(Answers, Protocol):
-    """Answers of a collection that find rows in spans, too."""
-
-    def first_alive(self, labels: AskedSpans) -> RowsFound | None:
-        """See `RowAnswers.latest`."""
-        ...
-
-
-class _SideUpto:
-    """A side of a join that answers no label above a time."""
-
-    def __init__(self, side: Side, as_of: Timestamp) -> None:
-        self._side, self._as_of = side, as_of
-        self.fields = side.fields
-
-    @contextmanager
-    def opened(self) -> Iterator[_AnswersUpto]:
-        """Hold the history of this moment."""
-        with self._side.opened() as answers:
-            yield _AnswersUpto(answers, self._as_of)
-
-
-class _AnswersUpto:
-    """See `kvstore.tables.joins.Answers`."""
-
-    def __init__(self, answers: Answers, as_of: Timestamp) -> None:
-        self._answers, self.newest = answers, as_of
-        self.rows_first, self.rows_max = answers.rows_first, answers.rows_max
-
-    def answer(self, labels: Asked, search: Search) -> list[pa.Array] | None:
-        """The values of the labels. Raises `NotYetWrittenError` for a time above the table's."""
-        return self._answers.answer(_upto(labels, self.newest), search)
-
-
-class _RowAnswersUpto:
-    """See `kvstore.tables.sources.RowAnswers`."""
-
-    def __init__(self, answers: SpanAnswers, as_of: Timestamp) -> None:
-        self._answers, self.newest = answers, as_of
-        self.rows_first, self.rows_max = answers.rows_first, answers.rows_max
-
-    def at(self, labels: Asked) -> RowsFound | None:
-        """See `RowAnswers.at`."""
-        labels = _upto(labels, self.newest)
-        every_age = Search(TIMESTAMP_MAX, False, JOIN_VALUE_BYTES_MAX)
-        found = self._answers.answer(labels, every_age)
-        if found is None:
-            return None
-        values, times = found
-        return RowsFound(labels.keys, values, times.cast(pa.int64()).fill_null(-1).to_numpy())
-
-    def latest(self, labels: AskedSpans) -> RowsFound | None:
-        """See `RowAnswers.latest`."""
-        return self._answers.first_alive(_upto(labels, self.newest))
-
-
-class _StoredAnswersUpto:
-    """See `kvstore.tables.sources.RowAnswers`."""
-
-    def __init__(self, answers: RowAnswers, as_of: Timestamp) -> None:
-        self._answers, self.newest = answers, as_of
-        self.rows_first, self.rows_max = answers.rows_first, answers.rows_max
-
-    def at(self, labels: Asked) -> RowsFound | None:
-        """See `RowAnswers.at`."""
-        return self._answers.at(_upto(labels, self.newest))
-
-    def latest(self, labels: AskedSpans) -> RowsFound | None:
-        """See `RowAnswers.latest`."""
-        return self._answers.latest(_upto(labels, self.newest))
-
-
-def _upto(labels: _Labels, newest: int) -> _Labels:
-    """The labels, if none asks for a later time. Raises `NotYetWrittenError`."""
-    labels = labels._replace(times=reached_times(labels.times, newest))
-    late = np.flatnonzero(labels.times > newest)
-    if len(late):
-        first = int(late[0])
-        raise NotYetWrittenError(
-            as_of=Timestamp(labels.times[first]),
-            upper=Timestamp(newest + 1),
-            remedy=f"row {labels.first + first} asks for it: the table ends at {Timestamp(newest)}",
-        )
-    return labels

@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, suppre
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cached_property, partial
-from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, cast, runtime_checkable
+from typing import Any, Final, Literal, NamedTuple, Protocol, TypeAlias, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -39,6 +39,8 @@ from kvstore.limits import (
 )
 from kvstore.mvcc.arrow import batch_bytes, buffers_of, key_words, shown_bytes
 from kvstore.mvcc.lookup import EVERYTHING, LabelColumns, SearchBounds
+from kvstore.tables.catalogue import two_named
+from kvstore.tables.codec import TableCodec, key_values
 from kvstore.timeline.parts import Parts
 
 # --------------------------------------------------------------------------------------------------
@@ -330,6 +332,24 @@ class Asked(NamedTuple):
     first: int
 
 
+class AskedSpans(NamedTuple):
+    """Labels that ask for the first live key from `starts` on and below `ends`, each at its time.
+    `first` is the row of the first label."""
+
+    starts: Sequence[bytes]
+    ends: Sequence[bytes | None]
+    times: Numbers
+    first: int
+
+
+class RowsFound(NamedTuple):
+    """Key, value and time of the row of each label. The value is null where a label has none."""
+
+    keys: pa.Array
+    values: pa.Array
+    times: Numbers
+
+
 class Search(NamedTuple):
     """A version older than `age_max` ns at the time of its label is no answer. A label whose
     history is gone is an error, or null. All values together have `bytes_max` bytes at most."""
@@ -363,46 +383,38 @@ class Answers(Protocol):
         ...
 
 
-class Side(Protocol):
-    """A side of a join, before it is read."""
+class RowAnswers(Answers, Protocol):
+    """Answers of a source that finds the first live rows of spans, too."""
 
     @property
-    def fields(self) -> tuple[pa.Field, ...]:
-        """The columns that an answer has. The last one is the timestamp of the version."""
+    def spans_max(self) -> int:
+        """How many spans to ask at once, at most."""
         ...
 
-    def opened(self) -> AbstractContextManager[Answers]:
-        """Hold the history of this moment."""
+    def first_alive(self, labels: AskedSpans, search: Search) -> RowsFound | None:
+        """The first live row of each span, at the time of its label. None where several rows have
+        too many bytes together."""
         ...
 
 
-@runtime_checkable
-class KeyedSide(Side, Protocol):
-    """A side whose keys are made of columns of the labels, and which has columns to choose from."""
+TIME_TYPE = pa.timestamp("ns", "UTC")
+VALUE_FIELDS = (pa.field("value", pa.binary()), pa.field("value_timestamp", TIME_TYPE))
 
-    @property
-    def name(self) -> str:
-        """The name that the timestamp of its versions carries."""
-        ...
 
-    @property
-    def key(self) -> tuple[str, ...]:
-        """The columns of the labels that make the key, unless the caller names others."""
-        ...
+@dataclass(frozen=True, slots=True)
+class Side:
+    """A side of a join, before it is read: the values of a store, a snapshot or a collection.
+    `opened` holds the history of the moment at which its block begins."""
 
-    def choose(self, columns: Sequence[str]) -> KeyedSide:
-        """The side with these columns."""
-        ...
-
-    def keys(self, piece: Piece, names: tuple[str, ...]) -> pa.Array:
-        """The keys of labels. Raises `UsageError` for values that no key has."""
-        ...
+    opened: Callable[[], AbstractContextManager[Answers]]
+    fields: tuple[pa.Field, ...] = VALUE_FIELDS
+    """The columns that an answer has. The last one is the timestamp of the version."""
 
 
 class Joinable(Protocol):
     """An object that labels can be joined to."""
 
-    def join_side(self) -> Side:
+    def join_side(self) -> Side | TableSide:
         """Its side of a join."""
         ...
 
@@ -426,10 +438,6 @@ class Join:
     max_age: timedelta | None = None
     columns: Sequence[str] | None = None
     prefix: str = ""
-
-
-TIME_TYPE = pa.timestamp("ns", "UTC")
-VALUE_FIELDS = (pa.field("value", pa.binary()), pa.field("value_timestamp", TIME_TYPE))
 
 
 def value_columns(values: pa.Array, times: Numbers) -> list[pa.Array]:
@@ -456,50 +464,39 @@ def everywhere(time: int, rows: int) -> Numbers:
 # (`kvstore.loops.lookup`). A pin keeps history from the call of the join until its end.
 
 
-class StoredSide:
-    """See `kvstore.tables.joins.Side`. With `newest`, which a snapshot has, no label may ask for a
+@contextmanager
+def stored_answers(parts: Parts, upto: int | None = None) -> Iterator[StoredAnswers]:
+    """Pin the history that a store keeps. With `upto`, which a snapshot has, no label may ask for a
     later time."""
-
-    fields = VALUE_FIELDS
-
-    def __init__(self, parts: Parts, newest: int | None = None) -> None:
-        self._parts = parts
-        self._newest = newest
-
-    @contextmanager
-    def opened(self) -> Iterator[StoredAnswers]:
-        """Pin the history that is kept."""
-        parts = self._parts
-        parts.committer.health.require()
-        pins = parts.pins  # in a forked child, which ends the pass, handles have no fields
-        pin = pins.new()
-        try:
-            with parts.committer.lock:
-                pins.keep(pin, parts.committer.since, kind="join")
-            yield StoredAnswers(parts, self._newest)
-        finally:
-            pins.let_go(pin, None)
+    parts.committer.health.require()
+    pins = parts.pins  # in a forked child, which ends the pass, handles have no fields
+    pin = pins.new()
+    try:
+        with parts.committer.lock:
+            pins.keep(pin, parts.committer.since, kind="join")
+        yield StoredAnswers(parts, upto)
+    finally:
+        pins.let_go(pin, None)
 
 
 class StoredAnswers:
-    """See `kvstore.tables.joins.Answers`."""
+    """See `RowAnswers`."""
 
-    def __init__(self, parts: Parts, limit: int | None) -> None:
+    def __init__(self, parts: Parts, upto: int | None) -> None:
         self._parts = parts
-        self._limit = limit
-        self.rows_first = JOIN_ROWS_FIRST
+        self._upto = upto
+        self.rows_first = self.spans_max = JOIN_ROWS_FIRST
         self.rows_max = JOIN_ROWS_MAX
 
     @cached_property
     def newest(self) -> int:
         """The time of the snapshot, or the newest complete time."""
-        return self._parts.reads.at(None) if self._limit is None else self._limit
+        return self._parts.reads.at(None) if self._upto is None else self._upto
 
     def answer(self, labels: Asked, search: Search) -> list[pa.Array] | None:
         """The values of the labels and the timestamps of their versions."""
-        parts, asked = self._parts, Labels(_Keys(labels.keys), labels.times, labels.first)
-        if self._limit is not None:
-            asked = _require_upto(asked, self._limit)
+        parts, labels = self._parts, within(labels, self._upto)
+        asked = Labels(_Keys(labels.keys), labels.times, labels.first)
         floor = parts.committer.frontiers.floor
         asked = require_complete(parts, asked)
         lost = gone(parts, asked)
@@ -522,6 +519,31 @@ class StoredAnswers:
         times[places] = found.times
         return value_columns(placed(found.values, places, len(times)), times)
 
+    def first_alive(self, labels: AskedSpans, search: Search) -> RowsFound | None:
+        """One seek for each span, and a step for each dead key before its row."""
+        labels = within(labels, self._upto)
+        starts = require_complete(self._parts, Labels(labels.starts, labels.times, labels.first))
+        require_kept(self._parts, starts)
+        firsts: dict[tuple[bytes, int], bytes | None] = {}
+        keys: list[bytes | None] = []
+        for start, end, time in zip(labels.starts, labels.ends, starts.times.tolist(), strict=True):
+            asked = start, time
+            if asked not in firsts:
+                firsts[asked] = self._first_key(Span(start, end), time)
+            keys.append(firsts[asked])
+        there = np.array([at for at, key in enumerate(keys) if key is not None], np.int64)
+        wanted = pa.array([key for key in keys if key is not None], pa.binary())
+        found = rows_at(self, Asked(wanted, starts.times[there], labels.first), search)
+        if found is None:
+            return None
+        times = np.full(len(keys), -1, np.int64)
+        times[there] = found.times
+        return RowsFound(pa.array(keys, pa.binary()), placed(found.values, there, len(keys)), times)
+
+    def _first_key(self, span: Span, as_of: int) -> bytes | None:
+        chunk = next(self._parts.versions.scan(span, as_of, limit=1), None)
+        return None if chunk is None else chunk[0][0]
+
 
 class _Keys(Sequence[bytes]):
     """An Arrow array of keys, of which an error names one."""
@@ -536,17 +558,34 @@ class _Keys(Sequence[bytes]):
         return self._keys[at].as_py()
 
 
-def _require_upto(labels: Labels, newest: int) -> Labels:
-    labels = labels._replace(times=reached_times(labels.times, newest))
-    late = np.flatnonzero(labels.times > newest)
+_Labels = TypeVar("_Labels", Asked, AskedSpans)
+
+
+def within(labels: _Labels, upto: int | None) -> _Labels:
+    """The labels, if none asks for a time above `upto`. Raises `NotYetWrittenError`."""
+    if upto is None:
+        return labels
+    labels = labels._replace(times=reached_times(labels.times, upto))
+    late = np.flatnonzero(labels.times > upto)
     if len(late):
-        first = int(late[0])
+        at = int(late[0])
+        key = labels.keys[at].as_py() if isinstance(labels, Asked) else labels.starts[at]
         raise NotYetWrittenError(
-            as_of=Timestamp(labels.times[first]),
-            upper=Timestamp(newest + 1),
-            remedy=f"{labels.named(first)}, asks for it: the snapshot ends at {Timestamp(newest)}",
+            as_of=Timestamp(labels.times[at]),
+            upper=Timestamp(upto + 1),
+            remedy=f"row {labels.first + at}, key {printable(key)}, asks for it: "
+            f"the snapshot ends at {Timestamp(upto)}",
         )
     return labels
+
+
+def rows_at(answers: Answers, labels: Asked, search: Search) -> RowsFound | None:
+    """The rows of keys. None where several rows have too many bytes together."""
+    found = answers.answer(labels, search)
+    if found is None:
+        return None
+    values, times = found
+    return RowsFound(labels.keys, values, times.cast(pa.int64()).fill_null(-1).to_numpy())
 
 
 # --------------------------------------------------------------------------------------------------
@@ -730,6 +769,105 @@ def times_of_labels(piece: Piece, name: str, now: Callable[[], int]) -> Numbers:
 
 
 # --------------------------------------------------------------------------------------------------
+# The side of a join that a table answers: typed columns of the rows that labels ask for.
+#
+#     kvstore.join(labels, [kvstore.Join(users, key="user_id", prefix="user_"), sessions])
+#
+# The store looks labels up by the encoded keys of their rows, in this process or behind a server
+# (`kvstore.remote.client.tables`). Then the rows are decoded together.
+#
+# Invariants
+# 1. The key of a label is encoded as the key of a row is. A value that the table's key cannot hold
+#    is refused by column and row.
+# 2. A row is read by the definition of the moment at which the join was called.
+
+ROW_TIMESTAMP: Final = "row_timestamp"
+
+
+class TableSide:
+    """The side of a table: the keys of its rows are made of columns of the labels, and it has
+    columns to choose from. Raises `UsageError` for a table with an event time."""
+
+    def __init__(
+        self, stored: Side, codec: TableCodec, columns: Sequence[str] | None = None
+    ) -> None:
+        """`stored` answers with the values of keys."""
+        definition = codec.definition
+        if definition.has_event_time:
+            raise UsageError(
+                f"{definition.where} has an event time, which a join at one time does not look at",
+                "join it by Table.join",
+            )
+        key = {column.name for column in definition.key_columns}
+        names = [column.name for column in definition.columns if column.name not in key]
+        self._stored, self._codec = stored, codec
+        self._columns = names if columns is None else list(columns)
+        self.fields = (*codec.schema_of(self._columns), pa.field(ROW_TIMESTAMP, TIME_TYPE))
+
+    def choose(self, columns: Sequence[str]) -> TableSide:
+        """The side with these columns of the table."""
+        self._require_once(columns)
+        return TableSide(self._stored, self._codec, columns)
+
+    @property
+    def name(self) -> str:
+        """The name of the table."""
+        return self._codec.definition.name
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """The columns of the table's key."""
+        return tuple(column.name for column in self._codec.definition.key_columns)
+
+    def keys(self, piece: Piece, names: tuple[str, ...]) -> pa.Array:
+        """The keys of the rows that labels ask for. `names` are columns of the labels."""
+        key_columns = self._codec.definition.key_columns
+        columns = {
+            column.name: key_values(piece.batches, piece.first, name, column.type)
+            for name, column in zip(names, key_columns, strict=True)
+        }
+        return self._codec.key.keys(pa.RecordBatch.from_pydict(columns))
+
+    @contextmanager
+    def opened(self) -> Iterator[TableAnswers]:
+        """Hold the history that is kept."""
+        self._require_once(self._columns)
+        with self._stored.opened() as answers:
+            yield TableAnswers(answers, self._codec, self._columns)
+
+    def _require_once(self, columns: Sequence[str]) -> None:
+        if ROW_TIMESTAMP in columns:  # of a table of an older release
+            raise two_named(self._codec.definition, ROW_TIMESTAMP)
+
+
+class TableAnswers:
+    """See `Answers`."""
+
+    def __init__(self, stored: Answers, codec: TableCodec, columns: list[str]) -> None:
+        self._stored, self._codec, self._columns = stored, codec, columns
+        self.rows_first, self.rows_max = stored.rows_first, stored.rows_max
+
+    @property
+    def newest(self) -> int:
+        """The newest complete time."""
+        return self._stored.newest
+
+    def answer(self, labels: Asked, search: Search) -> list[pa.Array] | None:
+        """The columns of the rows, and the timestamps of their versions."""
+        found = self._stored.answer(labels, search)
+        if found is None:
+            return None
+        values, times = found
+        alive = np.flatnonzero(values.is_valid().to_numpy(zero_copy_only=False))
+        rows = pa.array(alive)
+        decoded = self._codec.decode(labels.keys.take(rows), values.take(rows), self._columns)
+        sources = np.full(len(values), -1, np.int64)
+        sources[alive] = np.arange(len(alive))
+        taken = pa.array(sources, mask=sources < 0)
+        return [*(column.take(taken) for column in decoded.columns), times]
+
+
+# --------------------------------------------------------------------------------------------------
 # Point-in-time joins: Arrow batches of labels, with the values that keys had at their times.
 #
 # The labels stream through in pieces. Each `Side` of the join answers a piece, and its columns are
@@ -749,7 +887,7 @@ class _Part(NamedTuple):
     """One side of a join, with the columns of its keys and the names of the columns that it
     adds."""
 
-    side: Side
+    side: Side | TableSide
     key: tuple[str, ...]
     names: tuple[str, ...]
     search: Search
@@ -794,7 +932,7 @@ def join(
     schema = reader.schema
     for part in parts:
         require_columns(schema, reader.schema, part.key, at, part.names)
-        if not isinstance(part.side, KeyedSide):
+        if not isinstance(part.side, TableSide):
             require_bytes_type(reader.schema.field(part.key[0]))
         for field, name in zip(part.side.fields, part.names, strict=True):
             schema = schema.append(field.with_name(name))
@@ -814,7 +952,7 @@ def _part(given: Join, key: str, is_gone_null: bool) -> _Part:
     age = TIMESTAMP_MAX if each.max_age is None else each.max_age // timedelta(microseconds=1)
     search = Search(min(age * 1000, TIMESTAMP_MAX), is_gone_null, JOIN_VALUE_BYTES_MAX)
     side = each.source.join_side()
-    if isinstance(side, KeyedSide):
+    if isinstance(side, TableSide):
         side = side if each.columns is None else side.choose(column_names("columns", each.columns))
         own = [field.name for field in side.fields]
         if not each.prefix:
@@ -890,7 +1028,7 @@ def _columns(opened: list[_Opened], piece: Piece, at: str | None) -> list[pa.Arr
     keys: dict[str, pa.Array] = {}  # of stores: tables encode theirs
     columns: list[pa.Array] = []
     for part, answers in opened:
-        if isinstance(part.side, KeyedSide):
+        if isinstance(part.side, TableSide):
             asked = part.side.keys(piece, part.key)
         elif (asked := keys.get(part.key[0])) is None:
             asked = keys_of(piece, part.key[0])

@@ -54,10 +54,12 @@ from kvstore.tables.indexes import (
     index_span,
     whole_index,
 )
-from kvstore.tables.joining import CollectedRows, TableSide, join_rows, latest_span
+from kvstore.tables.joining import join_rows, latest_span
+from kvstore.tables.joins import Side, TableSide
 from kvstore.tables.sources import (
     HeldReader,
     ImportTarget,
+    PastRows,
     RowChange,
     RowReader,
     RowWriter,
@@ -340,7 +342,9 @@ class Table:
         rows = self._kept_rows("asked for its latest rows")
         known = rows.time(known_at, "known_at")
         codec = rows.codec(self.name, known)
-        found = rows.first(latest_span(codec, key, at), known)
+        span = latest_span(codec, key, at)
+        first = rows.store.scan(span.start, span.end, as_of=known, limit=1)
+        found: tuple[bytes, bytes] | None = next(first, None)
         names = COLUMNS.check("columns", columns)
         return None if found is None else codec.to_dict(*found, names)
 
@@ -383,7 +387,7 @@ class Table:
     def join_side(self) -> TableSide:
         """The side of this table in a join of several sources: see `kvstore.join`."""
         rows = self._kept_rows("joined")
-        return TableSide(rows.side(), rows.codec(self.name))
+        return TableSide(Side(rows.answers), rows.codec(self.name))
 
     def changes(
         self,
@@ -547,9 +551,9 @@ class Table:
     def _made(self, row: dict[str, Any]) -> Any:
         return row if self._model is None else self._model(**row)
 
-    def _kept_rows(self, what: str) -> StoreRows | CollectedRows:
+    def _kept_rows(self, what: str) -> StoreRows | PastRows:
         """The rows with their history."""
-        return self._rows if isinstance(self._rows, CollectedRows) else self._store_rows(what)
+        return self._rows if isinstance(self._rows, PastRows) else self._store_rows(what)
 
     def _store_rows(self, what: str) -> StoreRows:
         if not isinstance(self._rows, StoreRows):

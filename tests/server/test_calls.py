@@ -256,6 +256,9 @@ def test_a_snapshot_stands_still_and_keeps_its_history(
         assert snapshot.scan_batches(None, None, b"a").read_all()["value"].to_pylist() == [b"1"]
         labels = pa.table({"id": pa.array([b"a", b"c"], pa.binary())})
         assert snapshot.join(labels, at=None).read_all()["value"].to_pylist() == [b"1", None]
+        later = labels.append_column("ts", [[snapshot.as_of, snapshot.as_of + 1]])
+        with pytest.raises(NotYetWrittenError, match=r"row 1, key b'c', .*snapshot ends"):
+            snapshot.join(later).read_all()
         assert client.revert_range(b"", None, to=snapshot.as_of) == store.upper - 1
         assert dict(store.scan()) == dict(snapshot.scan())
         assert client.revert_range(b"", None, to=snapshot.as_of) is None

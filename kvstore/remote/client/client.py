@@ -61,7 +61,7 @@ from kvstore.remote.client.calls import (
     request_by_name,
     strange,
 )
-from kvstore.remote.client.tables import ClientDefinitions, ClientRows, ClientTable, RemoteSide
+from kvstore.remote.client.tables import ClientDefinitions, ClientRows, ClientTable, remote_answers
 from kvstore.remote.client.transport import (
     FROM_CLIENT,
     Endpoint,
@@ -76,6 +76,7 @@ from kvstore.remote.parameters import sent_time
 from kvstore.remote.protocol import EPOCHS_SCHEMA, POSITION_NAME
 from kvstore.retention.gc import GcReport
 from kvstore.tables.catalogue import Catalogue, IndexColumns
+from kvstore.tables.joins import Side
 from kvstore.tasks import Modified, Task, Tasks, TaskState
 from kvstore.timeline.changesets import INSIDE_CHANGESET
 from kvstore.timeline.durability import Durability
@@ -269,10 +270,10 @@ class ClientSnapshot(ReadableAt):
                 if as_of is not None or attempt == _ATTEMPTS - 1:
                     raise
 
-    def join_side(self) -> RemoteSide:
+    def join_side(self) -> Side:
         """The side of this snapshot in a join of several sources: see `kvstore.join`."""
         self._open()
-        return RemoteSide(self._pool, newest=self.as_of)
+        return Side(partial(remote_answers, self._pool, self.as_of))
 
     def close(self) -> None:
         """End the claim on history. Repeatable."""
@@ -886,9 +887,9 @@ class Client(ServedUpkeep, Readable):
         how: dict[str, Any] = {"reverse": reverse, "limit": limit, "batch_rows": batch_rows}
         return self.pool.rows(verbs.SCAN, **within, as_of=as_of, **how)
 
-    def join_side(self) -> RemoteSide:
+    def join_side(self) -> Side:
         """The side of the served store in a join of several sources: see `kvstore.join`."""
-        return RemoteSide(self.pool)
+        return Side(partial(remote_answers, self.pool))
 
     def snapshot(self, as_of: TimeLike | None = None) -> ClientSnapshot:
         """See `Store.snapshot`. A lease keeps the time readable, and runs out by itself once this

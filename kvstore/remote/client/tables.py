@@ -56,8 +56,17 @@ from kvstore.tables.changes import OnUnreadable, RowImages, require_images
 from kvstore.tables.codec import TableCodec, dicts
 from kvstore.tables.definition import Definition, definition_key
 from kvstore.tables.indexes import index_span
-from kvstore.tables.joining import TableSide, asked_rows, latest_span
-from kvstore.tables.joins import VALUE_FIELDS, Asked, Piece, Pieces, Search
+from kvstore.tables.joining import asked_rows, latest_span
+from kvstore.tables.joins import (
+    VALUE_FIELDS,
+    Asked,
+    Piece,
+    Pieces,
+    Search,
+    Side,
+    TableSide,
+    within,
+)
 from kvstore.tables.sources import MakeChange, RowChange, TransactionRows, digest_of
 from kvstore.tables.table import FoundRows, RowVersion, Table, arguments_given, row_versions
 from kvstore.timeline.durability import Durability
@@ -72,44 +81,35 @@ LEASE_S: Final = 3600.0
 does."""
 
 
-class RemoteSide:
-    """See `kvstore.tables.joins.Side`."""
-
-    fields = VALUE_FIELDS
-
-    def __init__(self, pool: Pool, newest: int | None = None) -> None:
-        """No label is above `newest`: the newest complete time of the server by default."""
-        self._pool, self._newest = pool, newest
-
-    @contextmanager
-    def opened(self) -> Iterator[RemoteAnswers]:
-        """Take a lease on all history that the server keeps."""
-        name = secrets.token_hex(12)
-        self._pool.call(verbs.LEASE, name=name, seconds=LEASE_S)
-        try:
-            yield RemoteAnswers(self._pool, self._newest)
-        finally:
-            with suppress(KVStoreError):  # it ends by itself
-                self._pool.call(verbs.RELEASE_LEASE, name=name)
+@contextmanager
+def remote_answers(pool: Pool, upto: int | None = None) -> Iterator[RemoteAnswers]:
+    """Take a lease on all history that the server keeps. No label is above `upto`: the newest
+    complete time of the server by default."""
+    name = secrets.token_hex(12)
+    pool.call(verbs.LEASE, name=name, seconds=LEASE_S)
+    try:
+        yield RemoteAnswers(pool, upto)
+    finally:
+        with suppress(KVStoreError):  # it ends by itself
+            pool.call(verbs.RELEASE_LEASE, name=name)
 
 
 class RemoteAnswers:
     """See `kvstore.tables.joins.Answers`. One round trip for each piece of labels."""
 
-    def __init__(self, pool: Pool, newest: int | None = None) -> None:
-        self._pool, self._given = pool, newest
+    def __init__(self, pool: Pool, upto: int | None) -> None:
+        self._pool, self._upto = pool, upto
         self.rows_first = JOIN_ROWS_FIRST
         self.rows_max = JOIN_ROWS_MAX
 
     @cached_property
     def newest(self) -> int:
-        """The newest complete time of the server at the first use, unless another one was given."""
-        if self._given is not None:
-            return self._given
-        return int(self._pool.call(verbs.RESOLVE))
+        """The time of the snapshot, or the newest complete time of the server at the first use."""
+        return int(self._pool.call(verbs.RESOLVE)) if self._upto is None else self._upto
 
     def answer(self, labels: Asked, search: Search) -> list[pa.Array] | None:
         """The values of the labels and the timestamps of their versions."""
+        labels = within(labels, self._upto)
         has_age = search.age_max != TIMESTAMP_MAX
         arguments = {
             "first": labels.first,
@@ -186,7 +186,7 @@ def _joined(
     question: _Question,
     schema: pa.Schema,
 ) -> Iterator[pa.RecordBatch]:
-    with RemoteSide(pool).opened() as answers:
+    with remote_answers(pool) as answers:
         newest = answers.newest
         if codec.definition.has_event_time and question.fields["known_at"] is None:
             question.fields["known_at"] = newest
@@ -520,7 +520,7 @@ class ClientTable(Table):
 
     def join_side(self) -> TableSide:
         """See `Table.join_side`. Keys travel to the server, and rows back."""
-        return TableSide(RemoteSide(self._pool), self.codec())
+        return TableSide(Side(partial(remote_answers, self._pool)), self.codec())
 
     def alter(
         self,

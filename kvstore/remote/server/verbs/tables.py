@@ -30,7 +30,6 @@ from kvstore.tables.indexes import found_batches, whole_index
 from kvstore.tables.joining import join_rows
 from kvstore.tables.sources import (
     HeldRows,
-    StoredRowSource,
     StoreRows,
     TransactionRows,
     altered_as,
@@ -71,9 +70,8 @@ class SentRows:
     def join(self, name: str, labels: object, **question: Any) -> pa.RecordBatchReader:
         """The labels with columns of the rows that they ask for: see `Table.join`. A batch is
         as small as a batch of a scan."""
-        source = StoredRowSource(self._parts, ARROW_BYTES_MAX)
         codec = self._catalogue.codec(name)
-        return join_rows(source, codec, labels, bytes_max=ARROW_BYTES_MAX, **question)
+        return join_rows(self._reader, codec, labels, bytes_max=ARROW_BYTES_MAX, **question)
 
     def alter(self, name: str, wanted: Definition) -> TableCodec:
         """Give a table the definition that a caller has made by altering the newest one. Raises as
