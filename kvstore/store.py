@@ -2,7 +2,7 @@
 
 `Store` gives each verb to the part that does it: reads to the timeline, writes to the committer,
 windows of changes to the history. `Layout` tells where keys lie, `Upkeep` runs garbage collection
-and rewrites files, `StoreTasks` opens the queue of tasks at its first use.
+and rewrites files, `LazyTasks` opens the queue of tasks at its first use.
 """
 
 from __future__ import annotations
