@@ -534,22 +534,6 @@ class Definitions(Protocol):
         ...
 
 
-class CatalogueTransaction(Protocol):
-    """The calls of a transaction that makes or alters a table."""
-
-    def scan(self, *, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """Live keys and values, which count as read."""
-        ...
-
-    def get(self, key: bytes) -> bytes | None:
-        """A value, which counts as read."""
-        ...
-
-    def put_rows(self, keys: Sequence[bytes], values: Sequence[bytes]) -> None:
-        """Set keys of tables."""
-        ...
-
-
 class Catalogue:
     """The definitions that one reader sees, kept in memory once they were read."""
 
@@ -644,7 +628,7 @@ class Catalogue:
 
 
 def make(
-    transaction: CatalogueTransaction,
+    transaction: Any,
     name: str,
     schema: pa.Schema,
     key: str | desc | Sequence[str | desc],

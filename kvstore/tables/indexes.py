@@ -6,8 +6,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import islice
-from typing import Any, Final, Protocol
+from typing import Any, Final, TypeAlias
 
 import pyarrow as pa
 
@@ -87,7 +88,7 @@ def found_batches(
         while taken < batch.num_rows:
             entries = batch.column(0).slice(taken, count)
             taken += len(entries)
-            found, fits = fitting(codec, reader, index, entries)
+            found, fits = fitting(codec, reader.get_many, index, entries)
             count = _next_count(count, len(entries), found.nbytes)
             rows = _fit(found, fits)
             if columns is not None:
@@ -143,12 +144,8 @@ def _next_count(count: int, taken: int, size: int) -> int:
     return max(min(fitting, 2 * count, SCAN_CHUNK), 1)
 
 
-class ReadsMany(Protocol):
-    """Reads the rows that entries lead to."""
-
-    def get_many(self, keys: Sequence[bytes]) -> Sequence[bytes | None]:
-        """The values of keys."""
-        ...
+GetMany: TypeAlias = Callable[[list[bytes]], Sequence["bytes | None"]]
+"""The values of keys, in their order."""
 
 
 def _fit(batch: pa.RecordBatch, fits: list[bool | None]) -> pa.RecordBatch:
@@ -158,14 +155,14 @@ def _fit(batch: pa.RecordBatch, fits: list[bool | None]) -> pa.RecordBatch:
 
 
 def fitting(
-    codec: TableCodec, reader: ReadsMany, index: Index, entries: pa.Array
+    codec: TableCodec, get_many: GetMany, index: Index, entries: pa.Array
 ) -> tuple[pa.RecordBatch, list[bool | None]]:
     """The rows that entries lead to, and of each entry whether its row fits it; None where there is
     no row. A row may hold what its columns do not: see `TableCodec.decode`."""
     found = entries.to_pylist()
     ends = codec.index_codec(index).part_ends(entries, len(index.parts))
     keys = [codec.key.prefix + entry[end:] for entry, end in zip(found, ends, strict=True)]
-    values = reader.get_many(keys)
+    values = get_many(keys)
     alive = [at for at, value in enumerate(values) if value is not None]
     batch = codec.decode(
         pa.array([keys[at] for at in alive], pa.binary()),
@@ -346,7 +343,7 @@ def require_distinct(codec: TableCodec, held: RowReader, index: Index) -> None:
     for batch in held.batches(span, None, reverse=False, limit=None):
         entries = batch.column(0)
         keys = codec.row_keys(index, entries.to_pylist())
-        rows, fits = fitting(codec, held, index, entries)
+        rows, fits = fitting(codec, held.get_many, index, entries)
         row = -1
         for entry, key, fit in zip(entries.to_pylist(), keys, fits, strict=True):
             row += fit is not None  # the rows of entries that lead to one
@@ -444,7 +441,8 @@ class Tidying:
             entries = self._entries(Span(after, end), at)
             if not entries:
                 break
-            _, fits = fitting(codec, _At(self._versions, at), index, binary_array(entries))
+            read = partial(self._versions.get_many, as_of=at)
+            _, fits = fitting(codec, read, index, binary_array(entries))
             suspects = [entry for entry, each in zip(entries, fits, strict=True) if not each]
             if suspects:
                 deleted += self._delete(codec.definition.name, index, suspects)
@@ -489,17 +487,6 @@ class Tidying:
             self._committer.write_meta(
                 lambda batch: self._meta.stage(batch, _TIDIED, fields), durable=False
             )
-
-
-class _At:
-    """The values of rows at one time."""
-
-    def __init__(self, versions: Any, at: int) -> None:
-        self._versions, self._at = versions, at
-
-    def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        """The values of keys."""
-        return [self._versions.get(key, self._at) for key in keys]
 
 
 def _meets(codec: TableCodec, spans: Iterable[Span]) -> bool:
