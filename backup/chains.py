@@ -288,15 +288,14 @@ class Chains:
         if version != COLLECTION_FORMAT:
             raise FormatVersionError(self.where, found=version, supported=COLLECTION_FORMAT)
         chains = fields.items_of("chains", str)
-        dropping = fields.items_of("dropping", str) if "dropping" in fields else []
+        dropping = fields.items_of("dropping", str)
         names = [*chains, *dropping]
         if not chains or len(set(names)) < len(names) or not all(map(_NAME.fullmatch, names)):
             raise fields.damaged(
                 "its list of chains is empty, repeats a chain, or has an unknown name"
             )
         collection_id, source = fields.text("id"), fields.text("source")
-        drills = drills_of(fields) if fields.get("drills") else ()
-        lists = tuple(chains), tuple(dropping), drills
+        lists = tuple(chains), tuple(dropping), drills_of(fields)
         return CollectionRecord(head.seqno, collection_id, source, *lists)
 
     def begin(

@@ -41,11 +41,12 @@ from kvstore.backup.restore import (
     rows_with_expiries,
     seed_collection,
 )
-from kvstore.backup.shard import Merge, OnProgress, Tally, merge_here
+from kvstore.backup.shard import Merge, merge_here
 from kvstore.backup.shard.scrub import ScrubReport
 from kvstore.backup.verify import Depth, VerifyReport, verify_collection
 from kvstore.backup.window import BackupInfo, Request, Upload, back_up, require_token, upload_here
 from kvstore.base.arguments import AGE, FLAG, VALUE_COLUMNS, require_absolute, require_path
+from kvstore.base.meters import OnProgress, Tally
 from kvstore.base.span import Span
 from kvstore.base.timestamp import TimeLike, Timestamp, to_timestamp
 from kvstore.remote.control import StoreOrClient, as_store

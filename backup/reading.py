@@ -43,8 +43,7 @@ from kvstore.backup.shard import (
     ShardSnapshot,
     Window,
 )
-from kvstore.backup.shard.rows.part_bytes import MissingPartError
-from kvstore.backup.shard.rows.part_reader import OpenedPart
+from kvstore.backup.shard.rows.part_reader import MissingPartError, OpenedPart
 from kvstore.backup.shard.snapshot import snapshot_unheld
 from kvstore.base.arguments import COUNT, LIMIT, NUMBER, is_many, key_list, require_path
 from kvstore.base.clock import WallClock
@@ -498,7 +497,7 @@ def _is_answered(label: _Label, rows: _Rows, found: list[RowFound | None]) -> bo
 # The side of a join that a collection answers: labels against the rows of its parts.
 #
 # Each label is asked of the newest chain that covers its time. A chain finds its versions in its
-# parts (`backup.shard.rows.found`); nothing is restored.
+# parts (`backup.shard.rows.search`); nothing is restored.
 #
 # Invariants
 # 1. All chains are held at their newest instant from the call of the join until its end, so that

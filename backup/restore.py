@@ -43,14 +43,14 @@ from kvstore.backup.chains import (
     no_backup,
 )
 from kvstore.backup.rows import points_of, range_rows, row_batches
-from kvstore.backup.shard import Blob, OnProgress, Shard, ShardBatch, Split, Storage, delete_batch
+from kvstore.backup.shard import Blob, Shard, ShardBatch, Split, Storage, delete_batch
 from kvstore.backup.shard.rows.part_reader import touches
 from kvstore.backup.shard.rows.rules import OP_PUT, AsOf, View, Window
-from kvstore.backup.shard.rows.tally import Tally
 from kvstore.backup.shard.snapshot import ShardSnapshot
 from kvstore.backup.verify import Compared, fingerprint, require_comparison, require_equal
 from kvstore.base.arguments import integer
 from kvstore.base.clock import WallClock
+from kvstore.base.meters import OnProgress, Tally
 from kvstore.base.span import RESERVED, Span
 from kvstore.base.timestamp import NS_PER_SECOND, Timestamp
 from kvstore.base.worker_process import WorkerProcess

@@ -23,11 +23,12 @@ from kvstore.backup.chains import (
     labels_of,
     require_label,
 )
-from kvstore.backup.shard import EMPTY, OnProgress, Shard
+from kvstore.backup.shard import EMPTY, Shard
 from kvstore.backup.shard.scrub import ScrubReport
 from kvstore.backup.window import forget, pending_parts
 from kvstore.base.arguments import AGE
 from kvstore.base.clock import WallClock
+from kvstore.base.meters import OnProgress
 from kvstore.base.timestamp import NS_PER_SECOND, Timestamp
 from kvstore.errors import Argument, StatesLostError, UpperMismatchError, UsageError
 from kvstore.storage.contract import Blob, sweep

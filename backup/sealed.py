@@ -30,7 +30,7 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
 
-from kvstore.backup.shard.remedies import PUT_BACK
+from kvstore.backup.shard.state.codec import PUT_BACK
 from kvstore.base.arguments import require_absolute
 from kvstore.codec.json import JsonObject, read_object
 from kvstore.errors import Argument, CorruptionError, FormatVersionError, KVStoreError, UsageError

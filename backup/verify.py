@@ -17,7 +17,8 @@ import pyarrow as pa
 
 from kvstore.backup.chains import Chains, no_backup
 from kvstore.backup.rows import row_batches
-from kvstore.backup.shard import EMPTY, OnProgress, Shard, ShardSnapshot, Tally, Window
+from kvstore.backup.shard import EMPTY, Shard, ShardSnapshot, Window
+from kvstore.base.meters import OnProgress, Tally
 from kvstore.errors import Argument, CorruptionError, HistoryGoneError, UsageError
 from kvstore.store import Store
 

@@ -22,15 +22,14 @@ from kvstore.backup.shard import (
     BatchDesc,
     Blob,
     Critical,
-    OnProgress,
     Shard,
     ShardBatch,
     ShardPart,
-    Tally,
     delete_batch,
 )
 from kvstore.backup.shard.state import witness
 from kvstore.backup.shard.state.codec import decode_part, encode_part
+from kvstore.base.meters import OnProgress, Tally
 from kvstore.base.timestamp import Timestamp
 from kvstore.codec.json import read_object
 from kvstore.errors import (

@@ -11,7 +11,7 @@ with other rows. What was written keeps the origin of its rows, and the next row
 
     text := query " " plan        either may be empty: it is not known
 
-Earlier releases wrote no origin: it is empty, and contradicts nothing.
+An origin of which nothing is known is empty, and contradicts nothing.
 """
 
 from __future__ import annotations

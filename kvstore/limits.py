@@ -787,7 +787,7 @@ PART_TEXT_BYTES_MAX = 1 << 20
 """Bytes of a text in a part's footer: a bound of a row group, or the schema."""
 
 PAGE_HEADER_BYTES_MAX = 256 << 10
-"""Bytes of a page header. Its statistics hold two keys; pages of older releases hold four."""
+"""Bytes of a page header. Its statistics hold two keys."""
 
 BOUND_BYTES_MAX = 64
 """Bytes of a part's bound in the state; a longer key is rounded outwards."""

@@ -24,7 +24,8 @@ from typing_extensions import Self
 from kvstore.backup.chains import covers, gone, instant_of
 from kvstore.backup.rows import batches_in_order, range_rows
 from kvstore.backup.shard import OP_DELETE, OP_DELETE_RANGE, OP_PUT, UNTIL, ShardBatch, ShardPart
-from kvstore.backup.shard.rows.part_reader import translated
+from kvstore.backup.shard.rows.part_format import PART_SCHEMA
+from kvstore.backup.shard.rows.part_reader import statistics_of, translated
 from kvstore.base.span import Span
 from kvstore.base.timestamp import TIMESTAMP_MAX, TimeLike, Timestamp
 from kvstore.changes import Change, Revisions
@@ -361,32 +362,26 @@ class Group(NamedTuple):
 def row_group(part: ShardPart, file: pq.ParquetFile, index: int) -> Group:
     """One row group of a part, by its footer."""
     found = file.metadata.row_group(index)
-    columns = {
-        found.column(number).path_in_schema: found.column(number)
-        for number in range(found.num_columns)
-    }
-    keys, times, ops = (columns[name].statistics for name in ("key", "timestamp", "op"))
-    has_keys = keys is not None and keys.has_min_max
-    assert times is not None, "numbers have statistics"
-    assert ops is not None
+    keys, times, ops = (statistics_of(found, name) for name in ("key", "timestamp", "op"))
     return Group(
         part=part,
         file=file,
         number=index,
-        first=keys.min if has_keys else None,
-        last=keys.max if has_keys else None,
-        oldest=times.min,
-        newest=times.max,
-        op_min=ops.min,
-        op_max=ops.max,
-        replaced=_first_replaced(columns.get(UNTIL.name)),
+        first=None if keys is None else keys.min,
+        last=None if keys is None else keys.max,
+        oldest=part.time_min if times is None else times.min,
+        newest=part.time_max if times is None else times.max,
+        op_min=OP_DELETE if ops is None else ops.min,
+        op_max=OP_DELETE_RANGE if ops is None else ops.max,
+        replaced=_first_replaced(found.column(PART_SCHEMA.get_field_index(UNTIL.name))),
         rows=found.num_rows,
         size_bytes=found.total_byte_size,
     )
 
 
-def _first_replaced(until: pq.ColumnChunkMetaData | None) -> int:
-    if until is None or (statistics := until.statistics) is None:
+def _first_replaced(until: pq.ColumnChunkMetaData) -> int:
+    statistics = until.statistics
+    if statistics is None:
         return 0
     if statistics.has_min_max:
         return int(statistics.min)

@@ -1339,8 +1339,6 @@ def _unfit_base(parts: Sequence[ShardPart], origin: CollectionOrigin) -> str | N
     bounds: list[tuple[bytes, bytes]] = []
     for part in parts:
         groups = origin.groups(part)
-        if UNTIL.name not in groups[0].file.schema_arrow.names:
-            return "a part is of an older format"
         known = _bounds(groups)
         if known is None:
             return "a part does not tell its least and greatest key"

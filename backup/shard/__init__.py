@@ -20,7 +20,6 @@ from kvstore.backup.shard.rows.rules import (
     View,
     Window,
 )
-from kvstore.backup.shard.rows.tally import OnProgress, Tally
 from kvstore.backup.shard.shard import Critical, Shard, Writer
 from kvstore.backup.shard.snapshot import ReadLease, ShardSnapshot, Split, split_batches
 from kvstore.backup.shard.state.state import EMPTY, ShardState
@@ -59,8 +58,6 @@ __all__ = [
     "View",
     "Merge",
     "merge_here",
-    "OnProgress",
-    "Tally",
     "open_storage",
     "Storage",
     "Blob",

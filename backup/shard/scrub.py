@@ -13,13 +13,12 @@ from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from functools import partial
 
-from kvstore.backup.shard.rows.part_bytes import MissingPartError
-from kvstore.backup.shard.rows.part_reader import require_part
-from kvstore.backup.shard.rows.tally import Tally
+from kvstore.backup.shard.rows.part_reader import MissingPartError, require_part
 from kvstore.backup.shard.state import codec
 from kvstore.backup.shard.state.log import StateLog
 from kvstore.backup.shard.state.trace import ShardPart
 from kvstore.backup.shard.state.witness import is_witness
+from kvstore.base.meters import Tally
 from kvstore.errors import CorruptionError
 
 

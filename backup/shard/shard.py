@@ -29,7 +29,6 @@ import pyarrow as pa
 
 from kvstore.backup.shard import compact, gc, scrub
 from kvstore.backup.shard.rows.batch_writer import BatchDesc, OnFull, part_names, write_batch
-from kvstore.backup.shard.rows.tally import OnProgress, Tally
 from kvstore.backup.shard.snapshot import ReadLease, ShardSnapshot, snapshot_unheld
 from kvstore.backup.shard.state import witness
 from kvstore.backup.shard.state.log import StateLog
@@ -46,6 +45,7 @@ from kvstore.backup.shard.state.state import (
 )
 from kvstore.backup.shard.state.trace import ShardBatch
 from kvstore.base.clock import Clock, WallClock
+from kvstore.base.meters import OnProgress, Tally
 from kvstore.errors import (
     AccessDeniedError,
     IndeterminateError,

@@ -24,11 +24,9 @@ from typing import TypeVar
 import pyarrow as pa
 
 from kvstore.backup.shard.rows.batch_reader import read_batches
-from kvstore.backup.shard.rows.found import FindBounds, Found, find_versions
-from kvstore.backup.shard.rows.part_bytes import MissingPartError
-from kvstore.backup.shard.rows.part_reader import OpenedPart, open_part
-from kvstore.backup.shard.rows.ranges import range_tombstones
+from kvstore.backup.shard.rows.part_reader import MissingPartError, OpenedPart, open_part
 from kvstore.backup.shard.rows.rules import AsOf, View, Window
+from kvstore.backup.shard.rows.search import FindBounds, Found, find_versions, range_tombstones
 from kvstore.backup.shard.state import codec
 from kvstore.backup.shard.state.log import StateLog
 from kvstore.backup.shard.state.state import EMPTY, require_frontier

@@ -6,8 +6,9 @@ The parts that do the work raise the counters; `kvstore.metrics` gives them thei
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Final
+from typing import Final, Protocol, TypeAlias, TypeVar
 
 from typing_extensions import Self
 
@@ -118,3 +119,49 @@ class WorkCount(int):
     def at(cls, done: int, share: float) -> Self:
         """A count whose total is estimated from the `share` of the work that is done."""
         return cls.of(done, round(done / share) if share > 0 else None, is_about=True)
+
+
+OnProgress: TypeAlias = "Callable[[int], None]"
+"""Called with the number of rows done so far; an exception from it calls the work off."""
+
+
+class _Batch(Protocol):
+    """A batch of rows, as Arrow has it."""
+
+    @property
+    def num_rows(self) -> int: ...
+
+
+_B = TypeVar("_B", bound=_Batch)
+
+
+class Tally:
+    """Counts the rows of long work, over all its passes, and calls `progress`, if there is one,
+    with a `WorkCount`."""
+
+    def __init__(
+        self,
+        progress: OnProgress | None = None,
+        total: int | None = None,
+        *,
+        is_about: bool = False,
+    ) -> None:
+        self._progress = progress
+        self._total, self._is_about = total, is_about
+        self.rows = 0
+
+    def add(self, rows: int) -> None:
+        """Count more rows as done."""
+        self.rows += rows
+        if self._progress is not None:
+            self._progress(WorkCount.of(self.rows, self._total, is_about=self._is_about))
+
+    def over(self, batches: Iterator[_B]) -> Iterator[_B]:
+        """Yield `batches`; a batch counts as done when the next one is asked for.
+
+        `progress` is also called before the first.
+        """
+        self.add(0)
+        for batch in batches:
+            yield batch
+            self.add(batch.num_rows)

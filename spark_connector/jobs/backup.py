@@ -27,8 +27,9 @@ from pyspark.sql import SparkSession
 
 from kvstore import Store
 from kvstore.backup.rows import RowPosition, exported
-from kvstore.backup.shard import BatchDesc, OnProgress, Shard, ShardBatch, part_names, write_batch
+from kvstore.backup.shard import BatchDesc, Shard, ShardBatch, part_names, write_batch
 from kvstore.backup.window import Attempt, BackupInfo, Uploaded, upload_window
+from kvstore.base.meters import OnProgress
 from kvstore.base.span import Span
 from kvstore.opening import open_read_only
 from kvstore.remote.control import StoreOrClient, opened

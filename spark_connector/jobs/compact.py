@@ -23,13 +23,13 @@ from kvstore.backup.shard import (
     BatchDesc,
     Compact,
     ShardBatch,
-    Tally,
     part_names,
     read_batches,
     split_batches,
     write_batch,
 )
 from kvstore.backup.shard.state.log import StateLog
+from kvstore.base.meters import Tally
 from kvstore.base.span import Span
 from kvstore.spark.access import Access, Address
 from kvstore.spark.jobs.command import access_of, job_session, parser_of, reporting_errors

@@ -27,7 +27,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  # Spark's habit
 
 from kvstore.backup.restore import Built, built_from, some_expire, tables_in
-from kvstore.backup.shard import ShardSnapshot, Split, Tally, View
+from kvstore.backup.shard import ShardSnapshot, Split, View
+from kvstore.base.meters import Tally
 from kvstore.base.span import Span
 from kvstore.base.timestamp import TimeLike, Timestamp
 from kvstore.errors import UsageError, storage_errors

@@ -89,9 +89,9 @@ def test_an_increment_that_fails_keeps_the_hold_of_its_window(
 def test_what_was_recorded_of_a_first_backup_keeps_its_hold(
     store: kvstore.Store, collection: backup.Collection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from kvstore.backup.shard.rows import batch_writer, part_writer
+    from kvstore.backup.shard.rows import batch_writer
 
-    monkeypatch.setattr(part_writer, "PART_BYTES_MAX", 2_000)
+    monkeypatch.setattr(batch_writer, "PART_BYTES_MAX", 2_000)
     monkeypatch.setattr(batch_writer, "ROW_GROUP_ROWS_MAX", 20)
     for number in range(500):
         store.put(b"%05d" % number, b"v" * 50)

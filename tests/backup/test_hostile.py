@@ -138,6 +138,7 @@ RECORD = {
     "source": "2233",
     "chains": ["chain-0123456789ab"],
     "dropping": ["chain-ab0123456789"],
+    "drills": [],
 }
 
 

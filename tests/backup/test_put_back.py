@@ -281,12 +281,3 @@ def test_a_state_out_of_another_history_is_told(changed: int) -> None:
     shard.leave_witness()
     with pytest.raises(CorruptionError):
         Shard.open(blob, mixed, "s").require_newest()
-
-
-def test_a_shard_without_links_goes_on_without_them() -> None:
-    blob, consensus = shard_with_history()
-    shard = Shard.open(blob, consensus, "s")
-    object.__setattr__(shard.state, "chain", "")
-    shard.log.write_rollup()
-    shard.leave_witness()
-    assert witness.seqnos(blob, "s") == set()

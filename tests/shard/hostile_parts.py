@@ -19,9 +19,9 @@ import pyarrow.parquet as pq
 
 from kvstore.backup.shard.rows.batch_reader import read_batches
 from kvstore.backup.shard.rows.batch_writer import BatchDesc, part_names, write_batch
-from kvstore.backup.shard.rows.found import FindBounds, find_versions
 from kvstore.backup.shard.rows.part_reader import open_part, require_part, translated
 from kvstore.backup.shard.rows.rules import OP_DELETE_RANGE, OP_PUT, VERSIONS_SCHEMA, Window
+from kvstore.backup.shard.rows.search import FindBounds, find_versions
 from kvstore.backup.shard.state.trace import ShardBatch, ShardPart
 from kvstore.base.digest import digest
 from kvstore.base.timestamp import TIMESTAMP_MAX

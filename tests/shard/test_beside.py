@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from kvstore.backup.shard.rows.beside import ahead
+from kvstore.backup.shard.rows.part_reader import ahead
 
 
 def test_items_come_in_order() -> None:

@@ -13,11 +13,16 @@ import pytest
 from kvstore.backup.shard import OP_PUT, VERSIONS_SCHEMA, BatchDesc, MemoryBlob, part_names
 from kvstore.backup.shard import ShardBatch as Batch
 from kvstore.backup.shard import write_batch as write
-from kvstore.backup.shard.rows.filters import may_have, xxh64
-from kvstore.backup.shard.rows.found import FindBounds, Found, find_versions
-from kvstore.backup.shard.rows.pages import TAIL_BYTES, footer_bytes
+from kvstore.backup.shard.rows.part_format import (
+    TAIL_BYTES,
+    footer_bytes,
+    may_have,
+    read_trailer,
+    tail_bytes,
+    xxh64,
+)
 from kvstore.backup.shard.rows.part_reader import OpenedPart
-from kvstore.backup.shard.rows.trailer import bytes_before, read_trailer
+from kvstore.backup.shard.rows.search import FindBounds, Found, find_versions
 from kvstore.backup.shard.state.trace import ShardPart
 from kvstore.base.timestamp import TIMESTAMP_MAX
 from kvstore.errors import CorruptionError
@@ -141,7 +146,7 @@ def test_each_flipped_bit_of_the_tail_and_of_a_block_is_found() -> None:
     (part,) = a_part(blob).parts
     whole = blob.get(part.name)
     assert whole is not None
-    tail = bytes_before(whole, size=len(whole))
+    tail = tail_bytes(whole, size=len(whole))
     assert tail is not None
     first = read_trailer(whole[-tail:], size=len(whole)).blocks[0]
     pick = random.Random(3)
@@ -164,7 +169,7 @@ def test_a_part_that_is_cut_short_or_without_its_trailer_is_refused() -> None:
     (part,) = a_part(blob).parts
     whole = blob.get(part.name)
     assert whole is not None
-    tail = bytes_before(whole, size=len(whole))
+    tail = tail_bytes(whole, size=len(whole))
     assert tail is not None
     footer = footer_bytes(whole[-TAIL_BYTES:], size=len(whole)) + TAIL_BYTES
     for data in (

@@ -1,7 +1,12 @@
-"""The bytes of states and steps: round trips, golden files, and refusals."""
+"""The bytes of states and steps: round trips, golden files, and refusals.
+
+Run this file as a program to write the golden files of a new format.
+"""
 
 from __future__ import annotations
 
+import json
+import zlib
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -21,6 +26,7 @@ from kvstore.backup.shard.state.state import (
     ShardState,
 )
 from kvstore.backup.shard.state.trace import ShardBatch, ShardPart
+from kvstore.base.digest import digest
 from kvstore.base.timestamp import Timestamp
 from kvstore.errors import CorruptionError, FormatVersionError
 from tests.shard.driver import append, do
@@ -41,7 +47,13 @@ PART = ShardPart(
 )
 SMALL = ShardPart("orders/part/2-1.parquet", 1, 4, "ff", b"", b"z", 9, 9)
 
-FIRST = ShardState("orders", "versions", seqno=1, rollups={1: "orders/rollup/v1-a"})
+FIRST = ShardState(
+    "orders",
+    "versions",
+    seqno=1,
+    rollups={1: "orders/rollup/v1-a"},
+    chain="blake3:00112233445566778899aabbccddeeff",
+)
 FULL = ShardState(
     shard="orders",
     rule="versions",
@@ -61,13 +73,16 @@ FULL = ShardState(
     leased={"r-1": LeasedReader(70, 4, 1_700_000_000, 900)},
     critical={"backup": CriticalHold(4, b"\x00owner-1")},
     writers={"w-1": LastAppend("token", 9, 1_700_000_001)},
+    kept={3: ("release",)},
+    chain="blake3:ffeeddccbbaa99887766554433221100",
 )
 
 
 def test_a_state_and_its_bytes_are_golden() -> None:
     golden = (GOLDEN / "rollup-v1.bin").read_bytes()
     assert codec.encode_state(FULL) == golden
-    assert codec.decode_state(golden, where="golden") == FULL
+    found = codec.decode_state(golden, where="golden")
+    assert (found, found.chain) == (FULL, FULL.chain)
 
 
 def test_a_step_and_its_bytes_are_golden() -> None:
@@ -123,9 +138,12 @@ def test_the_steps_of_any_history_lead_to_its_states(history: list[Any]) -> None
         if after is before:
             continue
         assert after.problem() is None
-        step = codec.decode_diff(codec.encode_diff(before, after), where="step")
-        replayed = codec.apply_diffs(replayed, [step], where="step")
-        assert replayed == after
+        data = codec.encode_diff(before, after)
+        after = replace(after, chain=digest(data))
+        replayed = codec.apply_diffs(
+            replayed, [codec.decode_diff(data, where="step")], where="step"
+        )
+        assert (replayed, replayed.chain) == (after, after.chain)
         assert codec.decode_state(codec.encode_state(after), where="state") == after
         before = after
 
@@ -166,3 +184,20 @@ def test_a_step_from_another_version_does_not_fit() -> None:
     diff = codec.decode_diff(codec.encode_diff(FIRST, FULL), where="x")
     with pytest.raises(CorruptionError, match="starts at v1"):
         codec.apply_diffs(replace(FIRST, seqno=2), [diff], where="x")
+
+
+def test_a_step_of_another_history_and_a_step_without_a_link_do_not_follow() -> None:
+    data = codec.encode_diff(replace(FIRST, chain=FULL.chain), FULL)
+    with pytest.raises(CorruptionError, match="does not follow"):
+        codec.apply_diffs(FIRST, [codec.decode_diff(data, where="x")], where="x")
+    body = json.loads(data[codec.ENVELOPE.size :])
+    del body["link"]
+    changed = json.dumps(body).encode()
+    head = codec.ENVELOPE.pack(codec.DIFF, codec.FORMAT_VERSION, zlib.crc32(changed))
+    with pytest.raises(CorruptionError):
+        codec.decode_diff(head + changed, where="x")
+
+
+if __name__ == "__main__":
+    (GOLDEN / "rollup-v1.bin").write_bytes(codec.encode_state(FULL))
+    (GOLDEN / "diff-v1.bin").write_bytes(codec.encode_diff(FIRST, FULL))

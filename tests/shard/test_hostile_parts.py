@@ -12,8 +12,8 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from kvstore.backup.shard.rows.part_format import read_struct
 from kvstore.backup.shard.rows.part_reader import translated
-from kvstore.backup.shard.rows.thrift import read_struct
 from kvstore.errors import CorruptionError, DeterminateError
 from tests.harness.seeds import seed_of
 from tests.shard import hostile_parts, thrift

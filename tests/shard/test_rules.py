@@ -12,14 +12,13 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from kvstore.backup.shard.rows.batch_reader import read_batches
+from kvstore.backup.shard.rows.batch_reader import ONE_ROW, merge_sorted, read_batches
 from kvstore.backup.shard.rows.batch_writer import (
     BatchDesc,
     concat_batches,
     part_names,
     write_batch,
 )
-from kvstore.backup.shard.rows.merge import ONE_ROW, merge_sorted
 from kvstore.backup.shard.rows.rules import AsOf, Compact, View, Window
 from kvstore.backup.shard.state.trace import ShardBatch
 from kvstore.base.span import Span
@@ -270,7 +269,7 @@ def test_a_merge_of_large_values_buffers_a_bounded_number_of_bytes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for module in ("batch_reader", "batch_writer"):
-        monkeypatch.setattr(f"backup.shard.rows.{module}.ROW_GROUP_BYTES_MAX", 4 << 20)
+        monkeypatch.setattr(f"kvstore.backup.shard.rows.{module}.ROW_GROUP_BYTES_MAX", 4 << 20)
     monkeypatch.setattr("kvstore.backup.shard.rows.batch_reader.MERGE_BYTES_MAX", 32 << 20)
     blob, names = MemoryBlob(), part_names("s")
     value, batches = bytes(1 << 20), []

@@ -237,7 +237,7 @@ def test_range_tombstones_over_many_pieces_are_written_once_and_whole(tmp_path: 
 def test_tasks_finish_what_a_killed_process_began(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kvstore.backup.shard.rows.part_writer.PART_BYTES_MAX", 1 << 16)
+    monkeypatch.setattr("kvstore.backup.shard.rows.batch_writer.PART_BYTES_MAX", 1 << 16)
     monkeypatch.setattr("kvstore.backup.shard.rows.batch_writer.ROW_GROUP_ROWS_MAX", 500)
     url = str(tmp_path / "c")
     killed = RuntimeError("killed")

@@ -14,7 +14,7 @@ import pytest
 import kvstore
 from kvstore import Span, Store, Timestamp
 from kvstore.backup import Collection
-from kvstore.backup.shard.rows import batch_writer, part_writer
+from kvstore.backup.shard.rows import batch_writer
 from kvstore.errors import HistoryGoneError, NotYetWrittenError, UsageError
 from kvstore.spark import read as native
 from kvstore.spark import read_collection
@@ -70,7 +70,7 @@ def test_random_histories_read_as_the_store_reads_them(
 ) -> None:
     monkeypatch.setattr(batch_writer, "ROW_GROUP_ROWS_MAX", 5)
     if seed % 3 == 2:  # versions of a key in two parts
-        monkeypatch.setattr(part_writer, "PART_BYTES_MAX", 600)
+        monkeypatch.setattr(batch_writer, "PART_BYTES_MAX", 600)
     pick = random.Random(seed)
     path = str(tmp_path / "collection")
     with kvstore.open(tmp_path / "store", durability="async") as store:
@@ -220,7 +220,7 @@ def test_what_cannot_be_scanned_goes_to_the_source_and_says_why(
     Collection(tmp_path / "sealed", key_file=key).backup(store)
     refused("encrypted", Access(str(tmp_path / "sealed"), key_file=str(key)))
     with monkeypatch.context() as patch:
-        patch.setattr(part_writer, "PART_BYTES_MAX", 1)
+        patch.setattr(batch_writer, "PART_BYTES_MAX", 1)
         patch.setattr(batch_writer, "ROW_GROUP_ROWS_MAX", 1)
         Collection(tmp_path / "cut").backup(store)
     refused("in two parts", str(tmp_path / "cut"))

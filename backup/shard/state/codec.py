@@ -12,20 +12,18 @@ Both are an envelope around JSON, which stays readable in an editor when somethi
                   "set": {section: {key: value}}, "drop": {section: [key]}}
 
 A *section* is a flat mapping: `head` for the scalars, and one for each mapping of the state;
-batches are keyed by their lower bound. A rollup has a section `kept` only if it has entries. A diff
-names the newest rollup of the state it leads to, so a reader that knows only the head can find that
-rollup.
+batches are keyed by their lower bound. A diff names the newest rollup of the state it leads to, so
+a reader that knows only the head can find that rollup.
 
 `link` and `chain` make the diffs a chain: a diff that was changed, left out, or taken from another
-history of the same shard does not link to its neighbours. A shard whose states have no `chain`
-never gets one.
+history of the same shard does not link to its neighbours. The link of the first diff is empty.
 
 The number `version` is kept as it is read: no command changes it.
 
 Invariants
 1. decode(encode(x)) == x, and applying diff(a, b) to a gives b.
 2. A newer format, a wrong checksum and a foreign file are refused, each by an error of its own.
-3. A state with a `chain` is followed only by a diff that links to it.
+3. A state is followed only by a diff that links to its `chain`.
 """
 
 from __future__ import annotations
@@ -37,9 +35,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from dataclasses import fields as fields_of
-from typing import Any
+from typing import Any, Final
 
-from kvstore.backup.shard.remedies import PUT_BACK
 from kvstore.backup.shard.state.state import (
     EMPTY,
     STATE_VERSION,
@@ -55,6 +52,12 @@ from kvstore.errors import CorruptionError, FormatVersionError
 from kvstore.limits import STATE_BYTES_MAX
 from kvstore.storage.contract import require_name
 
+PUT_BACK: Final = (
+    "put it back from a copy of the collection; `kvstore backup verify` names all damage, "
+    "and `kvstore backup run --full`, or full=True, begins another chain"
+)
+"""The step after damage in a collection, which cannot be restored from a backup: it is one."""
+
 FORMAT_VERSION = 1
 ENVELOPE = struct.Struct(">4sHI")
 _TWO_HISTORIES = "put all of the collection back from one copy"
@@ -64,7 +67,6 @@ DIFF = b"KVSD"
 _TEXTS = ("shard", "rule", "hostname")
 _NUMBERS = ("seqno", "version", "walltime_ns", "last_gc", "tombstone_seqno", "since", "upper")
 _SCALARS = (*_TEXTS, *_NUMBERS)
-_OPTIONAL: Mapping[str, dict[str, Any]] = {"kept": {}}  # a rollup has it only with entries
 
 Sections = dict[str, dict[str, Any]]
 
@@ -78,7 +80,7 @@ class Diff:
     rollup: tuple[int, str]
     changed: Mapping[str, Mapping[str, Any]]
     dropped: Mapping[str, list[str]]
-    link: str | None
+    link: str
     digest: str
     """The digest of the diff's own bytes."""
 
@@ -88,34 +90,28 @@ def encode_state(state: ShardState) -> bytes:
     body: dict[str, Any] = {
         name: {key: _ENCODERS[name](value) for key, value in section.items()}
         for name, section in _sections(state).items()
-        if section or name not in _OPTIONAL
     }
-    if state.chain:
-        body["chain"] = state.chain
-    return _seal(ROLLUP, body)
+    return _seal(ROLLUP, body | {"chain": state.chain})
 
 
 def decode_state(data: bytes, *, where: str) -> ShardState:
     """Read a rollup. Raises `FormatVersionError` or `CorruptionError` naming `where`."""
-    body = _open(ROLLUP, data, where=where)
-    found = JsonObject({**_OPTIONAL, **body}, where=where)
+    found = _open(ROLLUP, data, where=where)
     with _strictly(where, "not a shard's rollup"):
         sections: Sections = {
             name: {key: decode(value) for key, value in found.field(name, dict).items()}
             for name, decode in _DECODERS.items()
         }
-        chain = body.text("chain") if "chain" in body else ""
-        return replace(_assemble(sections, where=where), chain=chain)
+        return replace(_assemble(sections, where=where), chain=found.text("chain"))
 
 
 def encode_diff(before: ShardState | None, after: ShardState) -> bytes:
     """The step from `before` (None: nothing) to `after`. Shared sections cost next to nothing."""
     changed: dict[str, dict[str, Any]] = {}
     dropped: dict[str, list[str]] = {}
-    seqno, previous, rollup = after.seqno, 0, list(after.rollup)
-    link: str | None = ""
+    seqno, previous, link, rollup = after.seqno, 0, "", list(after.rollup)
     if before is not None:
-        previous, link = before.seqno, before.chain or None
+        previous, link = before.seqno, before.chain
         count = len(before.batches)
         if (
             after.batches[:count] == before.batches
@@ -136,11 +132,8 @@ def encode_diff(before: ShardState | None, after: ShardState) -> bytes:
             changed[name] = entries
         if gone := sorted(old.keys() - new.keys()):
             dropped[name] = gone
-    body: dict[str, Any] = {"seqno": seqno, "previous": previous, "rollup": rollup}
-    body |= {"set": changed, "drop": dropped}
-    if link is not None:
-        body["link"] = link
-    return _seal(DIFF, body)
+    body = {"seqno": seqno, "previous": previous, "link": link, "rollup": rollup}
+    return _seal(DIFF, body | {"set": changed, "drop": dropped})
 
 
 def decode_diff(data: bytes, *, where: str) -> Diff:
@@ -159,7 +152,7 @@ def decode_diff(data: bytes, *, where: str) -> Diff:
             (_count(seqno), require_name(name)),
             changed,
             dropped,
-            body.text("link") if "link" in body else None,
+            body.text("link"),
             digest(data),
         )
 
@@ -173,7 +166,7 @@ def apply_diffs(state: ShardState, diffs: Sequence[Diff], *, where: str) -> Shar
     for diff in diffs:
         if diff.previous != at:
             raise CorruptionError(where, f"a step starts at v{diff.previous}, not v{at}", PUT_BACK)
-        if (diff.link or "") != chain:
+        if diff.link != chain:
             problem = f"the step to v{diff.seqno} does not follow this v{at}, but another"
             raise CorruptionError(where, problem, _TWO_HISTORIES)
         with _strictly(where, f"a step does not fit v{at}"):
@@ -182,8 +175,7 @@ def apply_diffs(state: ShardState, diffs: Sequence[Diff], *, where: str) -> Shar
                     del sections[name][key]
             for name, entries in diff.changed.items():
                 sections[name].update({k: _DECODERS[name](v) for k, v in entries.items()})
-        at = diff.seqno
-        chain = "" if diff.link is None else diff.digest
+        at, chain = diff.seqno, diff.digest
     with _strictly(where, f"the steps do not fit v{state.seqno}"):
         return replace(_assemble(sections, where=where), chain=chain)
 

@@ -26,8 +26,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Generic, TypeAlias, TypeVar
 
-from kvstore.backup.shard.remedies import PUT_BACK
 from kvstore.backup.shard.state import codec
+from kvstore.backup.shard.state.codec import PUT_BACK
 from kvstore.backup.shard.state.state import RULE, ShardState
 from kvstore.base.clock import WallClock
 from kvstore.base.digest import digest
@@ -249,7 +249,7 @@ class StateLog:
         new = Versioned(after.seqno, data)
         cas = self.consensus.compare_and_set(self.shard, expected=before.seqno, new=new)
         if cas is Cas.COMMITTED:
-            self._state = replace(after, chain=digest(data) if before.chain else "")
+            self._state = replace(after, chain=digest(data))
         return cas is Cas.COMMITTED
 
     def _stamped(self, state: ShardState) -> ShardState:
@@ -304,7 +304,7 @@ class StateLog:
                 if not versions or versions[0].seqno != state.seqno + 1:
                     continue  # collected between the two reads
                 state = self._after(state, versions)
-            elif state.seqno == head.seqno and state.chain not in ("", digest(head.data)):
+            elif state.seqno == head.seqno and state.chain != digest(head.data):
                 raise CorruptionError(
                     f"blob {name}", f"it is no rollup of this v{head.seqno}", PUT_BACK
                 )

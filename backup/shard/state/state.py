@@ -184,7 +184,7 @@ class ShardState:
     """Instants that stay readable when `since` passes them, each with its labels."""
     chain: str = field(default="", compare=False)
     """The digest of the step that led here. Each step names the digest of the step before, so this
-    one covers all steps. Empty in shards whose steps name no digests."""
+    one covers all steps."""
 
     def _next(self, **changes: Any) -> ShardState:
         """The following version, with `changes` made."""

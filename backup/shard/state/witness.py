@@ -39,8 +39,6 @@ def leave(log: StateLog) -> None:
     history had a state of this number: then this append went to an older copy of the shard.
     """
     state = log.state
-    if not state.chain:
-        return
     with suppress(*FAILURES):
         try:
             log.blob.put(_name(log, state.seqno), state.chain.encode(), durable=False)

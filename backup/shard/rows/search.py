@@ -1,8 +1,9 @@
-"""The versions that labels have at their times, found in the parts of a shard.
+"""Searches that merge nothing: the versions that labels have at their times, and the range
+tombstones of a window, found in the parts of a shard.
 
-The batches of a shard are disjoint in time. So the newest batch is asked first, and an older one
-only for labels that no newer row has answered. In a batch each part is asked by itself, and the
-newest row of all parts counts: nothing is merged. Of a part it reads the row groups whose keys the
+The batches of a shard are disjoint in time. So for labels the newest batch is asked first, and an
+older one only for labels that no newer row has answered. In a batch each part is asked by itself,
+and the newest row of all parts counts. Of a part the search reads the row groups whose keys the
 labels name, and values only where a label needs one.
 
 Invariants
@@ -15,7 +16,7 @@ Invariants
 from __future__ import annotations
 
 import bisect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -24,12 +25,26 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from kvstore.backup.shard.rows.beside import ahead
-from kvstore.backup.shard.rows.covers import lower_bound
-from kvstore.backup.shard.rows.part_reader import OpenedPart, may_have_ranges, translated
-from kvstore.backup.shard.rows.rules import OP_DELETE_RANGE, OP_PUT, Bools, Longs, column_numpy
+from kvstore.backup.shard.rows.part_reader import (
+    OpenedPart,
+    ahead,
+    may_have_ranges,
+    statistics_of,
+    translated,
+)
+from kvstore.backup.shard.rows.rules import (
+    OP_DELETE_RANGE,
+    OP_PUT,
+    Bools,
+    Longs,
+    Window,
+    column_numpy,
+    lower_bound,
+)
 from kvstore.backup.shard.state.trace import ShardBatch, ShardPart
+from kvstore.base.span import Span
 from kvstore.loops.matches import match
+from kvstore.mvcc import RangeTombstone
 from kvstore.mvcc.arrow import buffers_of
 from kvstore.storage.contract import Blob
 from kvstore.tables.joins import OrderedLabels
@@ -117,26 +132,6 @@ class _Group(NamedTuple):
         return values
 
 
-class _Tombstone(NamedTuple):
-    """A range tombstone. `start` is below `end`."""
-
-    start: bytes
-    end: bytes
-    timestamp: int
-
-
-def _tombstones(group: _Group, times: Longs, ops: Longs) -> list[_Tombstone]:
-    rows = np.flatnonzero(ops == OP_DELETE_RANGE)
-    starts = group.rows.column("key").take(pa.array(rows)).to_pylist()
-    ends = group.rows.column("end_key").take(pa.array(rows)).to_pylist()
-    with translated(group.part):
-        if not all(
-            end is not None and start < end for start, end in zip(starts, ends, strict=True)
-        ):
-            raise ValueError("a range delete has no end behind its start")
-    return list(map(_Tombstone, starts, ends, times[rows].tolist()))
-
-
 def _touched(keys: pa.Array, low: bytes, high: bytes | None) -> tuple[int, int]:
     """The first of the sorted keys in `[low, high]`, and the first behind them."""
     end = len(keys) if high is None else lower_bound(keys, high + b"\0")
@@ -157,8 +152,8 @@ def _groups(
     for number in range(file.num_row_groups):
         meta = file.metadata.row_group(number)
         low, end = 0, len(keys)
-        statistics = meta.column(0).statistics
-        if statistics is not None and statistics.has_min_max:
+        statistics = statistics_of(meta, "key")
+        if statistics is not None:
             low, end = _touched(keys, statistics.min, statistics.max)
             if statistics.min > keys[-1].as_py():
                 continue  # its range tombstones begin behind all keys too
@@ -179,9 +174,8 @@ def _groups(
 
 def _has_puts_alone(meta: pq.RowGroupMetaData) -> bool:
     """Whether the statistics say that all rows are puts."""
-    columns = {meta.column(at).path_in_schema: meta.column(at) for at in range(meta.num_columns)}
-    ops = columns["op"].statistics
-    return ops is not None and ops.has_min_max and ops.min == ops.max == OP_PUT
+    ops = statistics_of(meta, "op")
+    return ops is not None and ops.min == ops.max == OP_PUT
 
 
 def _sound(
@@ -216,7 +210,7 @@ class _Search:
         self._times = np.full(count, _NOTHING, np.int64)
         self._cover = np.full(count, _NOTHING, np.int64)
         self._sources = np.full(count, _NOTHING, np.int64)
-        self._tombstones: list[_Tombstone] = []
+        self._tombstones: list[RangeTombstone] = []
         self._values: list[pa.Array] = []
         self._rows = self._nbytes = 0
 
@@ -225,7 +219,8 @@ class _Search:
         times = column_numpy(group.rows, "timestamp")
         ops = group.ops()
         if "end_key" in group.rows.schema.names:
-            self._tombstones += _tombstones(group, times, ops)
+            with translated(group.part):
+                self._tombstones += _tombstones(group.rows)
         labels, rows = self._matched(group, times, ops)
         better = self._is_open[labels] & (times[rows] > self._times[labels])
         labels, rows = labels[better], rows[better]
@@ -306,3 +301,51 @@ class _Search:
         self._rows += len(values)
         self._nbytes += values.nbytes
         return self._nbytes <= self._bounds.bytes_max or len(self._times) == 1
+
+
+# --------------------------------------------------------------------------------------------------
+# The range tombstones of a window. Statistics tell which row groups have any; a part without range
+# tombstones costs nothing.
+
+_COLUMNS = ["key", "timestamp", "op", "end_key"]
+
+
+def range_tombstones(
+    batches: Iterable[ShardBatch],
+    view: Window,
+    span: Span,
+    opened: Callable[[ShardPart], OpenedPart],
+) -> Iterator[RangeTombstone]:
+    """The range tombstones of the window that reach into `span`, whole, in no order.
+
+    `opened` opens a part. Raises `MissingPartError` and `CorruptionError`. Costs a read of each row
+    group that has range tombstones and begins below the end of `span`.
+    """
+    for part in (part for batch in batches for part in batch.parts if part.ranges):
+        if part.time_max <= view.since or part.time_min > view.upto:
+            continue
+        if span.end is not None and part.key_min >= span.end:
+            continue
+        file = opened(part).file
+        for number in range(file.num_row_groups):
+            meta = file.metadata.row_group(number)
+            keys = statistics_of(meta, "key")
+            is_above = keys is not None and span.end is not None and keys.min >= span.end
+            if is_above or not may_have_ranges(meta):
+                continue
+            with translated(part):
+                found = _tombstones(_read(file, number, _COLUMNS))
+            for each in found:
+                is_inside = each.end > span.start and (span.end is None or each.start < span.end)
+                if is_inside and view.since < each.timestamp <= view.upto:
+                    yield each
+
+
+def _tombstones(rows: pa.RecordBatch) -> list[RangeTombstone]:
+    """The range tombstones among `rows`. Raises `ValueError` where one has no end."""
+    places = pa.array(np.flatnonzero(column_numpy(rows, "op") == OP_DELETE_RANGE))
+    starts, ends = (rows.column(name).take(places).to_pylist() for name in ("key", "end_key"))
+    times = rows.column("timestamp").take(places).to_pylist()
+    if not all(end is not None and start < end for start, end in zip(starts, ends, strict=True)):
+        raise ValueError("a range delete has no end behind its start")
+    return list(map(RangeTombstone, starts, ends, times))
