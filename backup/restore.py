@@ -1,6 +1,5 @@
 """Restoring: from the parts of a collection to a store at its place, in pieces and bounded memory;
-and drills that prove it.
-"""
+and drills that prove it."""
 
 from __future__ import annotations
 
@@ -89,172 +88,273 @@ from kvstore.store import Store
 from kvstore.tables.definition import name_of
 from kvstore.timeline.reserved import CATALOGUE, FIRST_ROW
 
-# --------------------------------------------------------------------------------------------------
-# The records of expiries in a backup: `kvstore.mvcc.expiry_records` has their keys.
-#
-# They are ordinary rows of a collection. A read of changes meets the records of the window by key,
-# beside the changes. A restore of a few keys reads the records of these keys from
-# where they lie, beside the rows. A restore into a live store reads the time of each key from the
-# records, because the import that it makes has records of its own.
 
-_RECORDS = Span.of_prefix(EXPIRY)
+class Restored(Timestamp):
+    """The newest instant of a restored store. The store is readable from `since` on, and has
+    `rows` versions and range deletes."""
 
+    since: Timestamp
+    rows: int
 
-def has_expiries(snapshot: ShardSnapshot, span: Span | None = None) -> bool:
-    """Whether `span`, if it holds the records of expiries, has any in a snapshot, alive or not."""
-    span = span or Span()
-    found = span.intersect(_RECORDS.start, _RECORDS.end)
-    return found is not None and _any(snapshot.view(Window(-1, snapshot.as_of), found))
+    @classmethod
+    def of(cls, newest: int, since: int, rows: int) -> Restored:
+        """The report of a restore."""
+        made = cls(newest)
+        made.since, made.rows = Timestamp(since), rows
+        return made
 
 
-def some_expire(snapshot: ShardSnapshot, span: Span) -> bool:
-    """Whether keys in `span` may expire, as of the time of a snapshot."""
-    return _any(snapshot.view(AsOf(snapshot.as_of), carried_of(span)))
+class RestoreRequest(NamedTuple):
+    """One call of `Collection.restore`. `build` is None where the pieces are built here."""
+
+    path: Path
+    as_of: int | None
+    span: Span
+    history: bool
+    resume: bool
+    workers: int | None
+    progress: OnProgress | None
+    build: Build | None
 
 
-def with_expiries(
-    build: Build, snapshot: ShardSnapshot, view: View, span: Span, tally: Tally
-) -> Callable[[Path], Iterator[Built]]:
-    """Builds the files of a restore: the rows of `span`, and the records of expiries."""
-
-    def files(directory: Path) -> Iterator[Built]:
-        yield from build(snapshot, view, span, directory, tally)
-        yield from expiries_outside(snapshot, view, span, directory, tally)
-
-    return files
-
-
-def expiries_outside(
-    snapshot: ShardSnapshot, view: View, span: Span, directory: Path, tally: Tally
-) -> Iterator[Built]:
-    """Build the files of the records of the keys in `span`, if they lie outside of it."""
-    if span.intersect(_RECORDS.start, _RECORDS.end) is not None:
-        return
-    place = directory / "expiries"
-    place.mkdir()
-    yield from built_from(tally.over(_records(snapshot, view, span)), place)
-
-
-def rows_with_expiries(snapshot: ShardSnapshot) -> Rows | None:
-    """A reader of the live rows of a snapshot with the times at which they expire. None if the
-    snapshot has no records of expiries."""
-    return partial(_with_expiries, snapshot) if has_expiries(snapshot) else None
-
-
-def _with_expiries(snapshot: ShardSnapshot, span: Span, scratch: Path) -> Iterator[pa.RecordBatch]:
-    """The live rows in `span` by key, each with its time in a column `expires` and the row with
-    which it expires in `expires_with`, null where it has none. The records are sorted in bounded
-    memory, on disk if they are many: in `scratch`."""
-    records = sorted_batches(_dues(snapshot, AsOf(snapshot.as_of), span), scratch)
-    ahead = pa.Table.from_batches([], _DUES)
-    for batch in snapshot.read(span):
-        if not batch.num_rows:
-            continue
-        last = batch.column("key")[-1].as_py()
-        while not ahead.num_rows or ahead.column("key")[-1].as_py() <= last:
-            more = next(records, None)
-            if more is None:
-                break
-            ahead = pa.concat_tables([ahead, pa.Table.from_batches([more.select(_DUES.names)])])
-        for name, column in _expires(batch, ahead).items():
-            batch = batch.append_column(name, column)
-        yield batch
-        ahead = ahead.filter(pc.greater(ahead.column("key"), pa.scalar(last, pa.binary())))
-
-
-_DUES: Final = pa.schema(
-    [
-        ("key", pa.binary()),
-        ("timestamp", pa.int64()),
-        ("due", pa.int64()),
-        ("row", pa.binary()),
-    ]
-)
-"""The `waiting` records of keys: the key, the time of the record, the due time, and the row with
-which an index entry expires."""
-
-
-def _dues(snapshot: ShardSnapshot, view: View, span: Span) -> Iterator[pa.RecordBatch]:
-    for batch in snapshot.view(view, waiting_from(0)):
-        put = batch.filter(pc.equal(batch.column("op"), OP_PUT))
-        keys, times, values = (
-            put.column(name).to_pylist() for name in ("key", "timestamp", "value")
+def restore(
+    found: CollectionPlace, chains_of: Callable[[Storage], Chains], request: RestoreRequest
+) -> Restored:
+    """Restore as `Collection.restore` says. `chains_of` opens the chains on a storage."""
+    workers = require_workers(request.workers)
+    if workers > 1 and found.address is None:
+        raise UsageError(
+            f"workers={workers}: other processes cannot open the collection",
+            "leave workers out, or open the collection by a path or URL of a lasting storage",
         )
-        found = map(decode_waiting, keys, values)
-        rows = [
-            (row.key, at, row.due.time, row.row)
-            for row, at in zip(found, times, strict=True)
-            if row.key in span
-        ]
-        if rows:
-            columns = [
-                pa.array(column, field.type)
-                for column, field in zip(zip(*rows, strict=True), _DUES, strict=True)
-            ]
-            yield pa.RecordBatch.from_arrays(columns, schema=_DUES)
+    if request.build is not None:
+        if request.resume or workers > 1:
+            raise UsageError("build= takes no resume= and no workers=", "leave them out")
+        return _restore_by(request.build, chains_of(found.storage), request)
+    with appearing(request.path, task="restore", resume=request.resume) as directory:
+        return _restore_in(directory, found, chains_of, request, workers)
 
 
-def with_dues(
-    snapshot: ShardSnapshot, changes: Iterator[Change], view: View, span: Span
-) -> Iterator[Change]:
-    """`changes` of keys in `span`, in their order, with the due times that the records of `view`
-    have. The records are sorted in bounded memory, on disk if they are many."""
-    with TemporaryDirectory(prefix="kvstore-dues-") as scratch:
-        sorted_dues = sorted_batches(_dues(snapshot, view, span), Path(scratch))
-        records = _by_key(sorted_dues)
-        key, dues = next(records, _NO_DUES)
-        for change in changes:
-            while key is not None and key < change.key:
-                key, dues = next(records, _NO_DUES)
-            due = dues.get(change.timestamp) if key == change.key and change.op == "put" else None
-            yield change if due is None else ExpiringChange.of(change, due)
+def _restore_by(build: Build, chains: Chains, request: RestoreRequest) -> Restored:
+    with chains.snapshot(request.as_of) as (shard, snapshot):
+        view, since = _view(shard, snapshot, request)
+        tally = Tally(request.progress)
+        files = with_expiries(build, snapshot, view, request.span, tally)
+        restore_store(request.path, files, since=since, as_of=snapshot.as_of)
+    return Restored.of(snapshot.as_of, since, tally.rows)
 
 
-_NO_DUES: Final[tuple[bytes | None, dict[int, int]]] = (None, {})
+def _restore_in(
+    directory: Path,
+    found: CollectionPlace,
+    chains_of: Callable[[Storage], Chains],
+    request: RestoreRequest,
+    workers: int,
+) -> Restored:
+    storage, address = found.storage, found.address
+    if request.resume and not found.is_local:
+        storage = found.fetching(directory / FETCHED)
+        address = None if address is None else address.fetching(directory / FETCHED)
+    chains = chains_of(storage)
+    span, history, at = request.span, request.history, request.as_of
+    record, old = chains.read(), read_plan(directory)
+    if record is None:
+        raise no_backup(chains.where)
+    wanted = RestorePlan.of(record.collection_id, "", at or 0, history, span)
+    if at is None and old is not None and old.is_of(wanted.at(old.as_of, old.chain)):
+        at = old.as_of  # the newest instant when the restore began
+    with chains.snapshot(at) as (shard, snapshot):
+        view, since = _view(shard, snapshot, request)
+        wanted = wanted.at(snapshot.as_of, shard.name)
+        tally = Tally(request.progress, _rows_at_most(snapshot, span))
+        tally.add(0)
+        is_begun = old is not None and old.is_of(wanted)
+        plan = old if old and is_begun else begin(directory, wanted, snapshot, workers)
+        how = PieceSource(storage.blob, address, workers, tally)
+        pieces = build_pieces(directory, plan, snapshot, view, since, how)
+        for left in ("store", "expiries"):
+            shutil.rmtree(directory / left, ignore_errors=True)
+        since = max(piece.since for piece in pieces)
+        with building(directory / "store", since=since, newest=snapshot.as_of) as builder:
+            add_pieces(directory, builder, pieces)
+            for built in expiries_outside(snapshot, view, span, directory, tally):
+                builder.add(built.files, built.tombstones)
+    return Restored.of(snapshot.as_of, since, sum(piece.rows for piece in pieces))
 
 
-def _by_key(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[bytes | None, dict[int, int]]]:
-    """Each key of sorted records, with the due times of its versions by their timestamps."""
-    rows = (
-        row
-        for batch in batches
-        for row in zip(*(batch.column(name).to_pylist() for name in _DUES.names[:3]), strict=True)
-    )
-    for key, found in groupby(rows, key=itemgetter(0)):
-        yield key, {timestamp: due for _, timestamp, due in found}
+def _rows_at_most(snapshot: ShardSnapshot, span: Span) -> int:
+    parts = (part for batch in snapshot.batches for part in batch.parts)
+    return sum(part.rows for part in parts if touches(part, span))
 
 
-def _expires(rows: pa.RecordBatch, records: pa.Table) -> dict[str, pa.Array]:
-    """The columns about the expiry of each of `rows`, from the record with its key and its
-    timestamp."""
-    found = pc.index_in(_versions(rows), value_set=_versions(records))
-    return {
-        "expires": records.column("due").combine_chunks().take(found),
-        "expires_with": records.column("row").combine_chunks().take(found),
-    }
+def _view(shard: Shard, snapshot: ShardSnapshot, request: RestoreRequest) -> tuple[View, int]:
+    """The rows to restore, and the time from which they are whole. Raises `HistoryGoneError` for a
+    time before the first row: an empty store would hide the mistake."""
+    at = snapshot.as_of
+    parts = [part for batch in shard.state.batches for part in batch.parts]
+    first = min((part.time_min for part in parts), default=0)
+    if at < first:
+        raise HistoryGoneError(
+            as_of=Timestamp(at),
+            since=Timestamp(first),
+            remedy=f"the first row of the collection is of {Timestamp(first)}: restore as of that "
+            "time or later",
+        )
+    # Below `since` there are states at kept instants, and no history between them.
+    if request.history and at >= shard.since:
+        return Window(-1, at), shard.since
+    return AsOf(at), at
 
 
-def _versions(rows: pa.RecordBatch | pa.Table) -> pa.Array:
-    """The keys of rows, each with its timestamp behind it."""
-    times = np.asarray(rows.column("timestamp")).astype(">u8")
-    data = pa.py_buffer(times.tobytes())
-    suffixes = pa.Array.from_buffers(pa.binary(8), len(times), [None, data]).cast(pa.binary())
-    keys = rows.column("key")
-    if isinstance(keys, pa.ChunkedArray):
-        keys = keys.combine_chunks()
-    return pc.binary_join_element_wise(keys, suffixes, b"")
+# --------------------------------------------------------------------------------------------------
+# Restoring: from sorted versions to a store, in bounded memory.
+#
+# Versions carry their timestamps in their keys, and rows are sorted as the keys of `data` are. So
+# rows are written to SSTs in the order in which they come, and RocksDB takes the files as they are.
+#
+# A new store is built beside its place and appears there as a whole, by a rename. Rows for a live
+# store are staged as an import, which gets its timestamp when it is added.
 
 
-def _records(snapshot: ShardSnapshot, view: View, span: Span) -> Iterator[pa.RecordBatch]:
-    yield from snapshot.view(view, carried_of(span))
-    for batch in snapshot.view(view, waiting_from(0)):
-        keys = batch.column("key").to_pylist()
-        wanted = pa.array([decode_waiting(key).key in span for key in keys], pa.bool_())
-        yield batch.filter(wanted)
+class Built(NamedTuple):
+    """Range tombstones, and SSTs of point versions that overlap no other SST of the restore, with
+    the sizes and digests of these files."""
+
+    files: Sequence[Path]
+    tombstones: Sequence[RangeTombstone]
+    written: Sequence[Written] = ()
 
 
-def _any(batches: Iterable[pa.RecordBatch]) -> bool:
-    return any(batch.num_rows for batch in batches)
+class Build(Protocol):
+    """Writes the rows of a view of a snapshot as files in `directory`; the caller moves them."""
+
+    def __call__(
+        self, snapshot: ShardSnapshot, view: View, span: Span, directory: Path, tally: Tally
+    ) -> Iterable[Built]:
+        """Build the files; `tally` counts the written rows. Raises `CorruptionError` if a part is
+        damaged."""
+        ...
+
+
+def built_from(batches: Iterable[pa.RecordBatch], directory: Path) -> Iterator[Built]:
+    """Write sorted rows as SSTs, one at a time."""
+    tombstones: list[RangeTombstone] = []
+    for file, written in version_files(directory, batches, tombstones):
+        yield Built([file], tombstones.copy(), [written])
+        tombstones.clear()
+    yield Built([], tombstones)
+
+
+def restore_store(
+    path: Path,
+    build: Callable[[Path], Iterable[Built]],
+    *,
+    since: int,
+    as_of: int,
+    replica_of: FirstCopy | None = None,
+) -> None:
+    """Build a store at `path` of versions at or below `as_of`, whole from `since` on.
+
+    `build` writes the files into the directory that it is given. With `replica_of` the new store is
+    a replica.
+
+    Raises `UsageError` if something is at `path`, `LockedError` while another process restores
+    to it.
+    """
+    with appearing(path, task="restore") as directory:
+        place = directory / "store"
+        with building(place, since=since, newest=as_of, replica_of=replica_of) as builder:
+            for built in build(directory):
+                builder.add(built.files, built.tombstones)
+
+
+class Rows(Protocol):
+    """Reads the live rows of a snapshot in a span, with the times at which they expire in a column
+    `expires`, as `bulk.PartWriter` takes it. It may write to `scratch`, which the caller
+    removes."""
+
+    def __call__(self, span: Span, scratch: Path) -> Iterator[pa.RecordBatch]: ...
+
+
+def restore_into_store(
+    store: Store, snapshot: ShardSnapshot, span: Span, tally: Tally, *, expiring: Rows | None
+) -> Timestamp:
+    """Add the live rows of a snapshot to a store as one import; returns its stamp.
+
+    `expiring` reads them if the snapshot has keys that expire. Rows of tables are added to tables
+    with the same definitions. Raises `ImportRefusedError` where the store has others, before any
+    row is read.
+    """
+    tables = tables_in(snapshot, span)
+    require_definitions(store, tables, "the backup")
+    # Definitions stay behind, and the import makes records of expiries of its own. So the rows of
+    # tables begin files of their own.
+    first = FIRST_ROW if tables or expiring is not None else RESERVED
+    wanted = [span.intersect(b"", RESERVED), span.intersect(first, None)]
+    with staging_beside(store) as directory:
+        staged = bulk.Import.create(directory)
+        for part in wanted:
+            if part is not None:
+                rows = snapshot.read(part)
+                if expiring is not None:
+                    rows = expiring(part, directory / "sorting")
+                _write_entries(staged, tally.over(rows))
+        staged.seal(tables=tables)
+        return bulk.ingest(store, directory, move=True)
+
+
+def tables_in(snapshot: ShardSnapshot, span: Span) -> list[EncodedBy]:
+    """The tables of a snapshot, if `span` may have rows of them."""
+    if span.intersect(FIRST_ROW, None) is None:
+        return []
+    return [
+        EncodedBy.of_stored(name_of(key), value)
+        for batch in snapshot.read(Span.of_prefix(CATALOGUE))
+        for key, value in zip(*(batch.column(n).to_pylist() for n in ("key", "value")), strict=True)
+    ]
+
+
+def _write_entries(staged: bulk.Import, batches: Iterable[pa.RecordBatch]) -> None:
+    writer = staged.writer()
+    for batch in batches:
+        names = {"key", "value", "expires", "expires_with"} & {*batch.schema.names}
+        writer.write(batch.select(sorted(names)))
+        if writer.size_bytes >= RESTORE_FILE_BYTES:
+            writer.finish()
+            writer = staged.writer()
+    writer.finish()
+
+
+def version_files(
+    directory: Path, batches: Iterable[pa.RecordBatch], tombstones: list[RangeTombstone]
+) -> Iterator[tuple[Path, Written]]:
+    """Write the point versions as SSTs, one by one; range tombstones are added to `tombstones`."""
+    file: SstFile | None = None
+    path = directory
+    count = 0
+    try:
+        for batch in batches:
+            tombstones.extend(RangeTombstone(*row) for row in range_rows(batch))
+            points = points_of(batch)
+            if len(points.keys):
+                if file is None:
+                    path, count = directory / f"{count:06d}.sst", count + 1
+                    file = SstFile(path)
+                file.add_rows(*points)
+            if file is not None and file.size_bytes >= RESTORE_FILE_BYTES:
+                yield path, _finished(file)
+                file = None
+        if file is not None:
+            yield path, _finished(file)
+    finally:
+        if file is not None:
+            file.abandon()
+
+
+def _finished(file: SstFile) -> Written:
+    written = file.finish()
+    assert written is not None, "a file is begun with its first row"
+    return written
 
 
 # --------------------------------------------------------------------------------------------------
@@ -735,275 +835,171 @@ def _listen(pipe: Connection, todo: queue.SimpleQueue[Any]) -> None:
 
 
 # --------------------------------------------------------------------------------------------------
-# Restoring: from sorted versions to a store, in bounded memory.
+# The records of expiries in a backup: `kvstore.mvcc.expiry_records` has their keys.
 #
-# Versions carry their timestamps in their keys, and rows are sorted as the keys of `data` are. So
-# rows are written to SSTs in the order in which they come, and RocksDB takes the files as they are.
-#
-# A new store is built beside its place and appears there as a whole, by a rename. Rows for a live
-# store are staged as an import, which gets its timestamp when it is added.
+# They are ordinary rows of a collection. A read of changes meets the records of the window by key,
+# beside the changes. A restore of a few keys reads the records of these keys from
+# where they lie, beside the rows. A restore into a live store reads the time of each key from the
+# records, because the import that it makes has records of its own.
+
+_RECORDS = Span.of_prefix(EXPIRY)
 
 
-class Built(NamedTuple):
-    """Range tombstones, and SSTs of point versions that overlap no other SST of the restore, with
-    the sizes and digests of these files."""
-
-    files: Sequence[Path]
-    tombstones: Sequence[RangeTombstone]
-    written: Sequence[Written] = ()
+def has_expiries(snapshot: ShardSnapshot, span: Span | None = None) -> bool:
+    """Whether `span`, if it holds the records of expiries, has any in a snapshot, alive or not."""
+    span = span or Span()
+    found = span.intersect(_RECORDS.start, _RECORDS.end)
+    return found is not None and _any(snapshot.view(Window(-1, snapshot.as_of), found))
 
 
-class Build(Protocol):
-    """Writes the rows of a view of a snapshot as files in `directory`; the caller moves them."""
-
-    def __call__(
-        self, snapshot: ShardSnapshot, view: View, span: Span, directory: Path, tally: Tally
-    ) -> Iterable[Built]:
-        """Build the files; `tally` counts the written rows. Raises `CorruptionError` if a part is
-        damaged."""
-        ...
+def some_expire(snapshot: ShardSnapshot, span: Span) -> bool:
+    """Whether keys in `span` may expire, as of the time of a snapshot."""
+    return _any(snapshot.view(AsOf(snapshot.as_of), carried_of(span)))
 
 
-def built_from(batches: Iterable[pa.RecordBatch], directory: Path) -> Iterator[Built]:
-    """Write sorted rows as SSTs, one at a time."""
-    tombstones: list[RangeTombstone] = []
-    for file, written in version_files(directory, batches, tombstones):
-        yield Built([file], tombstones.copy(), [written])
-        tombstones.clear()
-    yield Built([], tombstones)
+def with_expiries(
+    build: Build, snapshot: ShardSnapshot, view: View, span: Span, tally: Tally
+) -> Callable[[Path], Iterator[Built]]:
+    """Builds the files of a restore: the rows of `span`, and the records of expiries."""
+
+    def files(directory: Path) -> Iterator[Built]:
+        yield from build(snapshot, view, span, directory, tally)
+        yield from expiries_outside(snapshot, view, span, directory, tally)
+
+    return files
 
 
-def restore_store(
-    path: Path,
-    build: Callable[[Path], Iterable[Built]],
-    *,
-    since: int,
-    as_of: int,
-    replica_of: FirstCopy | None = None,
-) -> None:
-    """Build a store at `path` of versions at or below `as_of`, whole from `since` on.
-
-    `build` writes the files into the directory that it is given. With `replica_of` the new store is
-    a replica.
-
-    Raises `UsageError` if something is at `path`, `LockedError` while another process restores
-    to it.
-    """
-    with appearing(path, task="restore") as directory:
-        place = directory / "store"
-        with building(place, since=since, newest=as_of, replica_of=replica_of) as builder:
-            for built in build(directory):
-                builder.add(built.files, built.tombstones)
+def expiries_outside(
+    snapshot: ShardSnapshot, view: View, span: Span, directory: Path, tally: Tally
+) -> Iterator[Built]:
+    """Build the files of the records of the keys in `span`, if they lie outside of it."""
+    if span.intersect(_RECORDS.start, _RECORDS.end) is not None:
+        return
+    place = directory / "expiries"
+    place.mkdir()
+    yield from built_from(tally.over(_records(snapshot, view, span)), place)
 
 
-class Rows(Protocol):
-    """Reads the live rows of a snapshot in a span, with the times at which they expire in a column
-    `expires`, as `bulk.PartWriter` takes it. It may write to `scratch`, which the caller
-    removes."""
-
-    def __call__(self, span: Span, scratch: Path) -> Iterator[pa.RecordBatch]: ...
+def rows_with_expiries(snapshot: ShardSnapshot) -> Rows | None:
+    """A reader of the live rows of a snapshot with the times at which they expire. None if the
+    snapshot has no records of expiries."""
+    return partial(_with_expiries, snapshot) if has_expiries(snapshot) else None
 
 
-def restore_into_store(
-    store: Store, snapshot: ShardSnapshot, span: Span, tally: Tally, *, expiring: Rows | None
-) -> Timestamp:
-    """Add the live rows of a snapshot to a store as one import; returns its stamp.
-
-    `expiring` reads them if the snapshot has keys that expire. Rows of tables are added to tables
-    with the same definitions. Raises `ImportRefusedError` where the store has others, before any
-    row is read.
-    """
-    tables = tables_in(snapshot, span)
-    require_definitions(store, tables, "the backup")
-    # Definitions stay behind, and the import makes records of expiries of its own. So the rows of
-    # tables begin files of their own.
-    first = FIRST_ROW if tables or expiring is not None else RESERVED
-    wanted = [span.intersect(b"", RESERVED), span.intersect(first, None)]
-    with staging_beside(store) as directory:
-        staged = bulk.Import.create(directory)
-        for part in wanted:
-            if part is not None:
-                rows = snapshot.read(part)
-                if expiring is not None:
-                    rows = expiring(part, directory / "sorting")
-                _write_entries(staged, tally.over(rows))
-        staged.seal(tables=tables)
-        return bulk.ingest(store, directory, move=True)
+def _with_expiries(snapshot: ShardSnapshot, span: Span, scratch: Path) -> Iterator[pa.RecordBatch]:
+    """The live rows in `span` by key, each with its time in a column `expires` and the row with
+    which it expires in `expires_with`, null where it has none. The records are sorted in bounded
+    memory, on disk if they are many: in `scratch`."""
+    records = sorted_batches(_dues(snapshot, AsOf(snapshot.as_of), span), scratch)
+    ahead = pa.Table.from_batches([], _DUES)
+    for batch in snapshot.read(span):
+        if not batch.num_rows:
+            continue
+        last = batch.column("key")[-1].as_py()
+        while not ahead.num_rows or ahead.column("key")[-1].as_py() <= last:
+            more = next(records, None)
+            if more is None:
+                break
+            ahead = pa.concat_tables([ahead, pa.Table.from_batches([more.select(_DUES.names)])])
+        for name, column in _expires(batch, ahead).items():
+            batch = batch.append_column(name, column)
+        yield batch
+        ahead = ahead.filter(pc.greater(ahead.column("key"), pa.scalar(last, pa.binary())))
 
 
-def tables_in(snapshot: ShardSnapshot, span: Span) -> list[EncodedBy]:
-    """The tables of a snapshot, if `span` may have rows of them."""
-    if span.intersect(FIRST_ROW, None) is None:
-        return []
-    return [
-        EncodedBy.of_stored(name_of(key), value)
-        for batch in snapshot.read(Span.of_prefix(CATALOGUE))
-        for key, value in zip(*(batch.column(n).to_pylist() for n in ("key", "value")), strict=True)
+_DUES: Final = pa.schema(
+    [
+        ("key", pa.binary()),
+        ("timestamp", pa.int64()),
+        ("due", pa.int64()),
+        ("row", pa.binary()),
     ]
+)
+"""The `waiting` records of keys: the key, the time of the record, the due time, and the row with
+which an index entry expires."""
 
 
-def _write_entries(staged: bulk.Import, batches: Iterable[pa.RecordBatch]) -> None:
-    writer = staged.writer()
-    for batch in batches:
-        names = {"key", "value", "expires", "expires_with"} & {*batch.schema.names}
-        writer.write(batch.select(sorted(names)))
-        if writer.size_bytes >= RESTORE_FILE_BYTES:
-            writer.finish()
-            writer = staged.writer()
-    writer.finish()
-
-
-def version_files(
-    directory: Path, batches: Iterable[pa.RecordBatch], tombstones: list[RangeTombstone]
-) -> Iterator[tuple[Path, Written]]:
-    """Write the point versions as SSTs, one by one; range tombstones are added to `tombstones`."""
-    file: SstFile | None = None
-    path = directory
-    count = 0
-    try:
-        for batch in batches:
-            tombstones.extend(RangeTombstone(*row) for row in range_rows(batch))
-            points = points_of(batch)
-            if len(points.keys):
-                if file is None:
-                    path, count = directory / f"{count:06d}.sst", count + 1
-                    file = SstFile(path)
-                file.add_rows(*points)
-            if file is not None and file.size_bytes >= RESTORE_FILE_BYTES:
-                yield path, _finished(file)
-                file = None
-        if file is not None:
-            yield path, _finished(file)
-    finally:
-        if file is not None:
-            file.abandon()
-
-
-def _finished(file: SstFile) -> Written:
-    written = file.finish()
-    assert written is not None, "a file is begun with its first row"
-    return written
-
-
-# --------------------------------------------------------------------------------------------------
-# One restore of a collection into a new store, from its plan to the store at its place.
-
-
-class Restored(Timestamp):
-    """The newest instant of a restored store. The store is readable from `since` on, and has
-    `rows` versions and range deletes."""
-
-    since: Timestamp
-    rows: int
-
-    @classmethod
-    def of(cls, newest: int, since: int, rows: int) -> Restored:
-        """The report of a restore."""
-        made = cls(newest)
-        made.since, made.rows = Timestamp(since), rows
-        return made
-
-
-class RestoreRequest(NamedTuple):
-    """One call of `Collection.restore`. `build` is None where the pieces are built here."""
-
-    path: Path
-    as_of: int | None
-    span: Span
-    history: bool
-    resume: bool
-    workers: int | None
-    progress: OnProgress | None
-    build: Build | None
-
-
-def restore(
-    found: CollectionPlace, chains_of: Callable[[Storage], Chains], request: RestoreRequest
-) -> Restored:
-    """Restore as `Collection.restore` says. `chains_of` opens the chains on a storage."""
-    workers = require_workers(request.workers)
-    if workers > 1 and found.address is None:
-        raise UsageError(
-            f"workers={workers}: other processes cannot open the collection",
-            "leave workers out, or open the collection by a path or URL of a lasting storage",
+def _dues(snapshot: ShardSnapshot, view: View, span: Span) -> Iterator[pa.RecordBatch]:
+    for batch in snapshot.view(view, waiting_from(0)):
+        put = batch.filter(pc.equal(batch.column("op"), OP_PUT))
+        keys, times, values = (
+            put.column(name).to_pylist() for name in ("key", "timestamp", "value")
         )
-    if request.build is not None:
-        if request.resume or workers > 1:
-            raise UsageError("build= takes no resume= and no workers=", "leave them out")
-        return _restore_by(request.build, chains_of(found.storage), request)
-    with appearing(request.path, task="restore", resume=request.resume) as directory:
-        return _restore_in(directory, found, chains_of, request, workers)
+        found = map(decode_waiting, keys, values)
+        rows = [
+            (row.key, at, row.due.time, row.row)
+            for row, at in zip(found, times, strict=True)
+            if row.key in span
+        ]
+        if rows:
+            columns = [
+                pa.array(column, field.type)
+                for column, field in zip(zip(*rows, strict=True), _DUES, strict=True)
+            ]
+            yield pa.RecordBatch.from_arrays(columns, schema=_DUES)
 
 
-def _restore_by(build: Build, chains: Chains, request: RestoreRequest) -> Restored:
-    with chains.snapshot(request.as_of) as (shard, snapshot):
-        view, since = _view(shard, snapshot, request)
-        tally = Tally(request.progress)
-        files = with_expiries(build, snapshot, view, request.span, tally)
-        restore_store(request.path, files, since=since, as_of=snapshot.as_of)
-    return Restored.of(snapshot.as_of, since, tally.rows)
+def with_dues(
+    snapshot: ShardSnapshot, changes: Iterator[Change], view: View, span: Span
+) -> Iterator[Change]:
+    """`changes` of keys in `span`, in their order, with the due times that the records of `view`
+    have. The records are sorted in bounded memory, on disk if they are many."""
+    with TemporaryDirectory(prefix="kvstore-dues-") as scratch:
+        sorted_dues = sorted_batches(_dues(snapshot, view, span), Path(scratch))
+        records = _by_key(sorted_dues)
+        key, dues = next(records, _NO_DUES)
+        for change in changes:
+            while key is not None and key < change.key:
+                key, dues = next(records, _NO_DUES)
+            due = dues.get(change.timestamp) if key == change.key and change.op == "put" else None
+            yield change if due is None else ExpiringChange.of(change, due)
 
 
-def _restore_in(
-    directory: Path,
-    found: CollectionPlace,
-    chains_of: Callable[[Storage], Chains],
-    request: RestoreRequest,
-    workers: int,
-) -> Restored:
-    storage, address = found.storage, found.address
-    if request.resume and not found.is_local:
-        storage = found.fetching(directory / FETCHED)
-        address = None if address is None else address.fetching(directory / FETCHED)
-    chains = chains_of(storage)
-    span, history, at = request.span, request.history, request.as_of
-    record, old = chains.read(), read_plan(directory)
-    if record is None:
-        raise no_backup(chains.where)
-    wanted = RestorePlan.of(record.collection_id, "", at or 0, history, span)
-    if at is None and old is not None and old.is_of(wanted.at(old.as_of, old.chain)):
-        at = old.as_of  # the newest instant when the restore began
-    with chains.snapshot(at) as (shard, snapshot):
-        view, since = _view(shard, snapshot, request)
-        wanted = wanted.at(snapshot.as_of, shard.name)
-        tally = Tally(request.progress, _rows_at_most(snapshot, span))
-        tally.add(0)
-        is_begun = old is not None and old.is_of(wanted)
-        plan = old if old and is_begun else begin(directory, wanted, snapshot, workers)
-        how = PieceSource(storage.blob, address, workers, tally)
-        pieces = build_pieces(directory, plan, snapshot, view, since, how)
-        for left in ("store", "expiries"):
-            shutil.rmtree(directory / left, ignore_errors=True)
-        since = max(piece.since for piece in pieces)
-        with building(directory / "store", since=since, newest=snapshot.as_of) as builder:
-            add_pieces(directory, builder, pieces)
-            for built in expiries_outside(snapshot, view, span, directory, tally):
-                builder.add(built.files, built.tombstones)
-    return Restored.of(snapshot.as_of, since, sum(piece.rows for piece in pieces))
+_NO_DUES: Final[tuple[bytes | None, dict[int, int]]] = (None, {})
 
 
-def _rows_at_most(snapshot: ShardSnapshot, span: Span) -> int:
-    parts = (part for batch in snapshot.batches for part in batch.parts)
-    return sum(part.rows for part in parts if touches(part, span))
+def _by_key(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[bytes | None, dict[int, int]]]:
+    """Each key of sorted records, with the due times of its versions by their timestamps."""
+    rows = (
+        row
+        for batch in batches
+        for row in zip(*(batch.column(name).to_pylist() for name in _DUES.names[:3]), strict=True)
+    )
+    for key, found in groupby(rows, key=itemgetter(0)):
+        yield key, {timestamp: due for _, timestamp, due in found}
 
 
-def _view(shard: Shard, snapshot: ShardSnapshot, request: RestoreRequest) -> tuple[View, int]:
-    """The rows to restore, and the time from which they are whole. Raises `HistoryGoneError` for a
-    time before the first row: an empty store would hide the mistake."""
-    at = snapshot.as_of
-    parts = [part for batch in shard.state.batches for part in batch.parts]
-    first = min((part.time_min for part in parts), default=0)
-    if at < first:
-        raise HistoryGoneError(
-            as_of=Timestamp(at),
-            since=Timestamp(first),
-            remedy=f"the first row of the collection is of {Timestamp(first)}: restore as of that "
-            "time or later",
-        )
-    # Below `since` there are states at kept instants, and no history between them.
-    if request.history and at >= shard.since:
-        return Window(-1, at), shard.since
-    return AsOf(at), at
+def _expires(rows: pa.RecordBatch, records: pa.Table) -> dict[str, pa.Array]:
+    """The columns about the expiry of each of `rows`, from the record with its key and its
+    timestamp."""
+    found = pc.index_in(_versions(rows), value_set=_versions(records))
+    return {
+        "expires": records.column("due").combine_chunks().take(found),
+        "expires_with": records.column("row").combine_chunks().take(found),
+    }
+
+
+def _versions(rows: pa.RecordBatch | pa.Table) -> pa.Array:
+    """The keys of rows, each with its timestamp behind it."""
+    times = np.asarray(rows.column("timestamp")).astype(">u8")
+    data = pa.py_buffer(times.tobytes())
+    suffixes = pa.Array.from_buffers(pa.binary(8), len(times), [None, data]).cast(pa.binary())
+    keys = rows.column("key")
+    if isinstance(keys, pa.ChunkedArray):
+        keys = keys.combine_chunks()
+    return pc.binary_join_element_wise(keys, suffixes, b"")
+
+
+def _records(snapshot: ShardSnapshot, view: View, span: Span) -> Iterator[pa.RecordBatch]:
+    yield from snapshot.view(view, carried_of(span))
+    for batch in snapshot.view(view, waiting_from(0)):
+        keys = batch.column("key").to_pylist()
+        wanted = pa.array([decode_waiting(key).key in span for key in keys], pa.bool_())
+        yield batch.filter(wanted)
+
+
+def _any(batches: Iterable[pa.RecordBatch]) -> bool:
+    return any(batch.num_rows for batch in batches)
 
 
 # --------------------------------------------------------------------------------------------------

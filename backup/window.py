@@ -1,4 +1,13 @@
-"""Windows: one backup, step by step, in an order that survives a kill at any step."""
+"""Windows: one backup, step by step, in an order that survives a kill at any step.
+
+1. One fsync makes durable: a hold at the chain's upper, and everything that the store has.
+2. A window that a killed backup had begun to upload is finished first.
+3. The rows of the window are uploaded; nothing refers to them yet.
+4. One compare-and-append puts them in place. Before it there is no backup, and after it the whole
+   backup is there.
+5. The hold moves on. The records of the upload, and old versions of the chain's state, are
+   removed.
+"""
 
 from __future__ import annotations
 
@@ -283,15 +292,7 @@ def _json(fields: dict[str, Any]) -> bytes:
 
 
 # --------------------------------------------------------------------------------------------------
-# Windows: one backup, step by step, in an order that survives a kill at any step.
-#
-# 1. One fsync makes durable: a hold at the chain's upper, and everything that the store has.
-# 2. A window that a killed backup had begun to upload is finished first.
-# 3. The rows of the window are uploaded; nothing refers to them yet.
-# 4. One compare-and-append puts them in place. Before it there is no backup, and after it the whole
-#    backup is there.
-# 5. The hold moves on. The records of the upload, and old versions of the chain's state, are
-#    removed.
+# One backup.
 
 
 class BackupInfo(NamedTuple):

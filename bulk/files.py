@@ -1,5 +1,10 @@
 """Reads Parquet, CSV, TSV, JSON lines, Arrow and Feather files: as keys and values, as events, or
 as rows of a table.
+
+Files are read batch by batch, so a file need not fit in memory. Keys and values are binary or
+text; text becomes its UTF-8 bytes. Other types are refused, because a number has more than one
+text. Events have keys, values and times; a time may be text. Rows of a table have the types of
+its columns; a CSV file is read with these types.
 """
 
 from __future__ import annotations
@@ -25,228 +30,6 @@ from kvstore.codec.columns import decoded as decoded_column
 from kvstore.codec.columns import due_column
 from kvstore.errors import StorageError, UsageError
 from kvstore.limits import ARROW_ROWS_MAX, KEY_BYTES_MAX, TEXT_ROW_BYTES_MAX
-
-# --------------------------------------------------------------------------------------------------
-# Rows of files whose keys and values are in a notation, such as hex, as columns of bytes.
-
-
-def decoded_files(
-    sources: list[Path],
-    columns: Mapping[str, str | None],
-    notation: Encodings,
-    reads: FileReads,
-    *,
-    has_expiries: bool,
-) -> Iterator[pa.RecordBatch]:
-    """The rows of all files. A key or a value that is missing, or not in its notation, is named by
-    file and row; a header is row 1. With `has_expiries` each file may have a column `expires`."""
-    named = {name: column for name, column in columns.items() if column}
-    timed = [source for source in sources if has_expiries and _has_expiries(source, named, reads)]
-    for source in sources:
-        more = {"expires": "expires"} if source in timed else {}
-        rows = file_rows([source], reads=reads, **named, **more)
-        first = first_row(source)
-        for batch in decoded(rows, notation, str(source), first=first):
-            _require_whole(batch, str(source), first)
-            first += batch.num_rows
-            if timed and not more:  # the batches of all files have the same columns
-                yield batch.append_column("expires", pa.nulls(batch.num_rows, pa.int64()))
-            else:
-                yield batch
-
-
-def _has_expiries(source: Path, named: dict[str, str], reads: FileReads) -> bool:
-    """Whether a file has a column `expires` that serves for nothing else."""
-    return "expires" not in named.values() and "expires" in column_names(source, reads)
-
-
-def _require_whole(batch: pa.RecordBatch, where: str, first: int) -> None:
-    """Raise `UsageError` for a row without a key or with one that is too long, a row that puts no
-    value, and a row whose operation is neither put nor delete. `first` is the number of the first
-    row."""
-    keys, values = batch.columns[:2]
-    _refuse(pc.is_null(keys), where, first, "it has no key", "every row needs a key")
-    too_long = pc.greater(pc.binary_length(keys), KEY_BYTES_MAX)
-    remedy = f"keys have at most {KEY_BYTES_MAX} bytes"
-    _refuse(too_long, where, first, "its key is too long", remedy)
-    absent = pc.is_null(values)
-    if "op" in batch.schema.names:
-        ops = batch.column("op")
-        known = pc.is_in(ops, pa.array(["put", "delete"]))
-        _refuse(pc.invert(known), where, first, "its operation is unknown", "write put or delete")
-        absent = pc.and_(absent, pc.equal(ops, "put"))
-    remedy = "write a value; to delete, name a column by --op"
-    _refuse(absent, where, first, "it has no value", remedy)
-
-
-def _refuse(wrong: pa.Array, where: str, first: int, problem: str, remedy: str) -> None:
-    at = pc.index(wrong, True).as_py()
-    if at >= 0:
-        raise UsageError(f"{where}: row {first + at}: {problem}", remedy)
-
-
-def decoded(
-    rows: Iterator[pa.RecordBatch], notation: Encodings, where: str, *, first: int = 1
-) -> Iterator[pa.RecordBatch]:
-    """Decode hex or base64 in the first two columns, keys and values. Text stays as it is, and so
-    do nulls, which are refused later. `first` is the number of the first row."""
-    if notation == (Encoding.TEXT, Encoding.TEXT):
-        yield from rows
-        return
-    for batch in rows:
-        columns = [
-            pa.array(_cells(column, encoding, where, first), pa.binary())
-            for column, encoding in zip(batch.columns[:2], notation, strict=True)
-        ]
-        yield pa.RecordBatch.from_arrays([*columns, *batch.columns[2:]], schema=batch.schema)
-        first += batch.num_rows
-
-
-def _cells(column: pa.Array, encoding: Encoding, where: str, first: int) -> Iterator[bytes | None]:
-    number = first
-    try:
-        for number, raw in enumerate(column.to_pylist(), first):  # noqa: B007
-            yield None if raw is None else to_bytes(raw.decode("latin-1"), encoding)
-    except UsageError as error:
-        raise error.at(f"{where}: row {number}: ") from error
-
-
-# --------------------------------------------------------------------------------------------------
-# Reads and writes JSON lines: an object a line, with keys and values as fields.
-#
-#     {"key": "AA1", "value": "on time"}
-#     {"key": {"base64": "a/8="}, "value": null}
-#     {"key": "AA2", "value": "late", "expires": "2013-01-01T06:00:00.000000000Z"}
-#     {"op": "delete", "key": "AA3"}
-#
-# Bytes that are UTF-8 are text. Other bytes are an object `{"base64": "..."}`. `kvstore scan
-# --json` and `kvstore export` print these lines.
-#
-# Invariants
-# 1. A line that is written and read again gives the same bytes.
-# 2. A row that cannot be read is refused by file and line.
-
-_ROWS: Final = 10_000
-_BYTES: Final = 8 << 20
-
-
-def read_lines(file: BinaryIO, where: str, names: list[str]) -> Iterator[pa.RecordBatch]:
-    """Batches of binary columns: the fields `names` of each line. Raises `UsageError`.
-
-    The first names are of the key and the value. A line that has `"delete"` in a later field needs
-    no value.
-    """
-    columns: list[list[bytes | None]] = [[] for _ in names]
-    size = 0
-    for number, line in enumerate(_lines(file, where), 1):
-        if not line.strip():
-            continue
-        fields = _object(line, f"{where}:{number}")
-        for name, column in zip(names, columns, strict=True):
-            if name not in fields:
-                if name == names[1] and "delete" in map(fields.get, names[2:]):
-                    column.append(None)
-                    continue
-                raise UsageError(
-                    f"{where}:{number} has no field {name!r}", f"choose from {', '.join(fields)}"
-                )
-            column.append(_bytes(fields[name], f"{where}:{number}: field {name!r}"))
-        size += len(line)
-        if len(columns[0]) == _ROWS or size > _BYTES:
-            yield _batch(names, columns)
-            columns, size = [[] for _ in names], 0
-    yield _batch(names, columns)
-
-
-def first_fields(file: BinaryIO, where: str) -> list[str]:
-    """The names of the fields of the first line. Raises `UsageError`."""
-    for number, line in enumerate(_lines(file, where), 1):
-        if line.strip():
-            return list(_object(line, f"{where}:{number}"))
-    return []
-
-
-def line_of(fields: dict[str, bytes | None]) -> bytes:
-    """A row as a line, with its end."""
-    shown = {name: _field_text(raw) for name, raw in fields.items()}
-    return json.dumps(shown, ensure_ascii=False).encode() + b"\n"
-
-
-def _lines(file: BinaryIO, where: str) -> Iterator[bytes]:
-    number = 0
-    while line := file.readline(TEXT_ROW_BYTES_MAX + 1):
-        number += 1
-        if len(line) > TEXT_ROW_BYTES_MAX:
-            size = f"{TEXT_ROW_BYTES_MAX >> 20} MiB"
-            raise UsageError(
-                f"{where}:{number} has more than {size}", "write it as Parquet or Arrow"
-            )
-        yield line
-
-
-def _object(line: bytes, where: str) -> dict[str, Any]:
-    try:
-        found = json.loads(line, object_pairs_hook=_distinct_fields)
-    except _TwiceError as error:
-        raise UsageError(f"{where} has two fields {error.args[0]!r}", "remove one") from error
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"{where} is not JSON: {error}", "write one object a line") from error
-    if not isinstance(found, dict):
-        raise UsageError(f"{where} is no object", "write one object a line")
-    return found
-
-
-class _TwiceError(Exception):
-    """An object has two fields of one name, of which Python would take the last."""
-
-
-def _distinct_fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        raise _TwiceError(next(name for name in names if names.count(name) > 1))
-    return found
-
-
-def _bytes(field: Any, where: str) -> bytes | None:
-    if field is None:
-        return None
-    if isinstance(field, str):
-        try:
-            return field.encode()
-        except UnicodeEncodeError as error:
-            raise UsageError(f"{where} is not text: {error}", "write it as base64") from error
-    if isinstance(field, dict) and list(field) == ["base64"]:
-        try:
-            return base64.b64decode(field["base64"], validate=True)
-        except (binascii.Error, TypeError, ValueError) as error:
-            raise UsageError(f"{where} is not base64: {error}", "check the line") from error
-    kind = type(field).__name__
-    raise UsageError(f"{where} is of type {kind}", 'write text in quotes, or {"base64": "..."}')
-
-
-def _field_text(raw: bytes | None) -> str | dict[str, str] | None:
-    if raw is None:
-        return None
-    try:
-        return raw.decode()
-    except UnicodeDecodeError:
-        return {"base64": base64.b64encode(raw).decode()}
-
-
-def _batch(names: list[str], columns: list[list[bytes | None]]) -> pa.RecordBatch:
-    arrays = [pa.array(column, pa.binary()) for column in columns]
-    return pa.RecordBatch.from_arrays(arrays, names=names)
-
-
-# --------------------------------------------------------------------------------------------------
-# Reads Parquet, CSV, TSV, JSON lines, Arrow and Feather files: as keys and values, as events, or
-# as rows of a table. Text may be compressed by gzip or zstd.
-#
-# Files are read batch by batch, so a file need not fit in memory. Keys and values are binary or
-# text; text becomes its UTF-8 bytes. Other types are refused, because a number has more than one
-# text. Events have keys, values and times; a time may be text. Rows of a table have the types of
-# its columns; a CSV file is read with these types.
 
 FileFormat: TypeAlias = Literal["parquet", "csv", "tsv", "jsonl", "arrow"]
 
@@ -694,3 +477,216 @@ def _translated(path: Path) -> Iterator[None]:
         raise StorageError(f"reading {path} failed: {error}", "look at the disk") from error
     except (pa.ArrowException, IndexError, OverflowError, UnicodeError) as error:
         raise UsageError(f"{path} cannot be read: {error}", "check the file") from error
+
+
+# --------------------------------------------------------------------------------------------------
+# Rows of files whose keys and values are in a notation, such as hex, as columns of bytes.
+
+
+def decoded_files(
+    sources: list[Path],
+    columns: Mapping[str, str | None],
+    notation: Encodings,
+    reads: FileReads,
+    *,
+    has_expiries: bool,
+) -> Iterator[pa.RecordBatch]:
+    """The rows of all files. A key or a value that is missing, or not in its notation, is named by
+    file and row; a header is row 1. With `has_expiries` each file may have a column `expires`."""
+    named = {name: column for name, column in columns.items() if column}
+    timed = [source for source in sources if has_expiries and _has_expiries(source, named, reads)]
+    for source in sources:
+        more = {"expires": "expires"} if source in timed else {}
+        rows = file_rows([source], reads=reads, **named, **more)
+        first = first_row(source)
+        for batch in decoded(rows, notation, str(source), first=first):
+            _require_whole(batch, str(source), first)
+            first += batch.num_rows
+            if timed and not more:  # the batches of all files have the same columns
+                yield batch.append_column("expires", pa.nulls(batch.num_rows, pa.int64()))
+            else:
+                yield batch
+
+
+def _has_expiries(source: Path, named: dict[str, str], reads: FileReads) -> bool:
+    """Whether a file has a column `expires` that serves for nothing else."""
+    return "expires" not in named.values() and "expires" in column_names(source, reads)
+
+
+def _require_whole(batch: pa.RecordBatch, where: str, first: int) -> None:
+    """Raise `UsageError` for a row without a key or with one that is too long, a row that puts no
+    value, and a row whose operation is neither put nor delete. `first` is the number of the first
+    row."""
+    keys, values = batch.columns[:2]
+    _refuse(pc.is_null(keys), where, first, "it has no key", "every row needs a key")
+    too_long = pc.greater(pc.binary_length(keys), KEY_BYTES_MAX)
+    remedy = f"keys have at most {KEY_BYTES_MAX} bytes"
+    _refuse(too_long, where, first, "its key is too long", remedy)
+    absent = pc.is_null(values)
+    if "op" in batch.schema.names:
+        ops = batch.column("op")
+        known = pc.is_in(ops, pa.array(["put", "delete"]))
+        _refuse(pc.invert(known), where, first, "its operation is unknown", "write put or delete")
+        absent = pc.and_(absent, pc.equal(ops, "put"))
+    remedy = "write a value; to delete, name a column by --op"
+    _refuse(absent, where, first, "it has no value", remedy)
+
+
+def _refuse(wrong: pa.Array, where: str, first: int, problem: str, remedy: str) -> None:
+    at = pc.index(wrong, True).as_py()
+    if at >= 0:
+        raise UsageError(f"{where}: row {first + at}: {problem}", remedy)
+
+
+def decoded(
+    rows: Iterator[pa.RecordBatch], notation: Encodings, where: str, *, first: int = 1
+) -> Iterator[pa.RecordBatch]:
+    """Decode hex or base64 in the first two columns, keys and values. Text stays as it is, and so
+    do nulls, which are refused later. `first` is the number of the first row."""
+    if notation == (Encoding.TEXT, Encoding.TEXT):
+        yield from rows
+        return
+    for batch in rows:
+        columns = [
+            pa.array(_cells(column, encoding, where, first), pa.binary())
+            for column, encoding in zip(batch.columns[:2], notation, strict=True)
+        ]
+        yield pa.RecordBatch.from_arrays([*columns, *batch.columns[2:]], schema=batch.schema)
+        first += batch.num_rows
+
+
+def _cells(column: pa.Array, encoding: Encoding, where: str, first: int) -> Iterator[bytes | None]:
+    number = first
+    try:
+        for number, raw in enumerate(column.to_pylist(), first):  # noqa: B007
+            yield None if raw is None else to_bytes(raw.decode("latin-1"), encoding)
+    except UsageError as error:
+        raise error.at(f"{where}: row {number}: ") from error
+
+
+# --------------------------------------------------------------------------------------------------
+# Reads and writes JSON lines: an object a line, with keys and values as fields.
+#
+#     {"key": "AA1", "value": "on time"}
+#     {"key": {"base64": "a/8="}, "value": null}
+#     {"key": "AA2", "value": "late", "expires": "2013-01-01T06:00:00.000000000Z"}
+#     {"op": "delete", "key": "AA3"}
+#
+# Bytes that are UTF-8 are text. Other bytes are an object `{"base64": "..."}`. `kvstore scan
+# --json` and `kvstore export` print these lines.
+#
+# Invariants
+# 1. A line that is written and read again gives the same bytes.
+# 2. A row that cannot be read is refused by file and line.
+
+_ROWS: Final = 10_000
+_BYTES: Final = 8 << 20
+
+
+def read_lines(file: BinaryIO, where: str, names: list[str]) -> Iterator[pa.RecordBatch]:
+    """Batches of binary columns: the fields `names` of each line. Raises `UsageError`.
+
+    The first names are of the key and the value. A line that has `"delete"` in a later field needs
+    no value.
+    """
+    columns: list[list[bytes | None]] = [[] for _ in names]
+    size = 0
+    for number, line in enumerate(_lines(file, where), 1):
+        if not line.strip():
+            continue
+        fields = _object(line, f"{where}:{number}")
+        for name, column in zip(names, columns, strict=True):
+            if name not in fields:
+                if name == names[1] and "delete" in map(fields.get, names[2:]):
+                    column.append(None)
+                    continue
+                raise UsageError(
+                    f"{where}:{number} has no field {name!r}", f"choose from {', '.join(fields)}"
+                )
+            column.append(_bytes(fields[name], f"{where}:{number}: field {name!r}"))
+        size += len(line)
+        if len(columns[0]) == _ROWS or size > _BYTES:
+            yield _batch(names, columns)
+            columns, size = [[] for _ in names], 0
+    yield _batch(names, columns)
+
+
+def first_fields(file: BinaryIO, where: str) -> list[str]:
+    """The names of the fields of the first line. Raises `UsageError`."""
+    for number, line in enumerate(_lines(file, where), 1):
+        if line.strip():
+            return list(_object(line, f"{where}:{number}"))
+    return []
+
+
+def line_of(fields: dict[str, bytes | None]) -> bytes:
+    """A row as a line, with its end."""
+    shown = {name: _field_text(raw) for name, raw in fields.items()}
+    return json.dumps(shown, ensure_ascii=False).encode() + b"\n"
+
+
+def _lines(file: BinaryIO, where: str) -> Iterator[bytes]:
+    number = 0
+    while line := file.readline(TEXT_ROW_BYTES_MAX + 1):
+        number += 1
+        if len(line) > TEXT_ROW_BYTES_MAX:
+            size = f"{TEXT_ROW_BYTES_MAX >> 20} MiB"
+            raise UsageError(
+                f"{where}:{number} has more than {size}", "write it as Parquet or Arrow"
+            )
+        yield line
+
+
+def _object(line: bytes, where: str) -> dict[str, Any]:
+    try:
+        found = json.loads(line, object_pairs_hook=_distinct_fields)
+    except _TwiceError as error:
+        raise UsageError(f"{where} has two fields {error.args[0]!r}", "remove one") from error
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{where} is not JSON: {error}", "write one object a line") from error
+    if not isinstance(found, dict):
+        raise UsageError(f"{where} is no object", "write one object a line")
+    return found
+
+
+class _TwiceError(Exception):
+    """An object has two fields of one name, of which Python would take the last."""
+
+
+def _distinct_fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise _TwiceError(next(name for name in names if names.count(name) > 1))
+    return found
+
+
+def _bytes(field: Any, where: str) -> bytes | None:
+    if field is None:
+        return None
+    if isinstance(field, str):
+        try:
+            return field.encode()
+        except UnicodeEncodeError as error:
+            raise UsageError(f"{where} is not text: {error}", "write it as base64") from error
+    if isinstance(field, dict) and list(field) == ["base64"]:
+        try:
+            return base64.b64decode(field["base64"], validate=True)
+        except (binascii.Error, TypeError, ValueError) as error:
+            raise UsageError(f"{where} is not base64: {error}", "check the line") from error
+    kind = type(field).__name__
+    raise UsageError(f"{where} is of type {kind}", 'write text in quotes, or {"base64": "..."}')
+
+
+def _field_text(raw: bytes | None) -> str | dict[str, str] | None:
+    if raw is None:
+        return None
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        return {"base64": base64.b64encode(raw).decode()}
+
+
+def _batch(names: list[str], columns: list[list[bytes | None]]) -> pa.RecordBatch:
+    arrays = [pa.array(column, pa.binary()) for column in columns]
+    return pa.RecordBatch.from_arrays(arrays, names=names)

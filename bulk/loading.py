@@ -1,6 +1,5 @@
 """Rows that come in any order: as one import, as ordinary commits, or as rows of a table with their
-index entries.
-"""
+index entries."""
 
 from __future__ import annotations
 
@@ -27,9 +26,6 @@ from kvstore.remote.control import client_of
 from kvstore.store import Store
 from kvstore.tables import Table, TableCodec
 from kvstore.tables.codec import conform
-
-# --------------------------------------------------------------------------------------------------
-# Rows that come in any order, as one import of a store: sorted, staged beside its files, added.
 
 
 def import_rows(

@@ -1,4 +1,16 @@
-"""A new store of versions that carry their own times, which appears at its path as a whole."""
+"""A new store of versions that carry their own times, which appears at its path as a whole.
+
+    read      columns are checked, and rows become stored keys and values     batch by batch
+    sort      by key, and newest first: an external sort (`bulk.sort`)        runs on disk
+    write     sorted files, which RocksDB takes as they are                   one at a time
+    appear    the store gets its name by a rename
+
+Invariants
+1. History is never rewritten: the path of a seed does not exist before.
+2. A seed that fails or is killed leaves nothing that opens as a store.
+3. A key has at most one version at a time.
+4. Memory is bounded by the sort.
+"""
 
 from __future__ import annotations
 
@@ -41,124 +53,6 @@ from kvstore.limits import ARROW_ROWS_MAX, RESTORE_FILE_BYTES, SCAN_CHUNK, VALUE
 from kvstore.opening import building
 from kvstore.storage.journal import OS_FILES
 from kvstore.storage.journal.files import Lock
-
-# --------------------------------------------------------------------------------------------------
-# The place of a new store: it is built beside its path, and appears there as a whole, by a rename.
-# A file of an export appears so too.
-#
-# Invariants of a store's place
-# 1. Nothing that is at the path is touched.
-# 2. A build that was killed leaves a hidden directory, which is no store. The next call for the
-#    same path removes it.
-# 3. Two processes do not build at one path: the directory is locked.
-# 4. Work that is continued keeps its directory when it fails, and takes up the directory that its
-#    last attempt has left.
-
-_LOCK = "LOCK"
-
-
-@contextmanager
-def appearing(path: Path, *, task: str, resume: bool = False) -> Iterator[Path]:
-    """A directory for files, in which a store is to be built under the name `store`. It is moved to
-    `path` when the block ends. `task` names the work, such as "restore". With `resume` the
-    directory may have the files of an earlier attempt.
-
-    Raises `UsageError` if something is at `path`, `LockedError` while another process builds there.
-    """
-    advice = f"{task} to a path that does not exist"
-    try:
-        require_absent(path, advice=advice)
-    except UsageError:
-        _sweep(path)
-        raise
-    require_outside(path, name="path")
-    require_syncable(path)
-    with _scratch(path, task, resume=resume) as directory:
-        yield directory
-        require_absent(path, advice=advice)
-        with storage_errors(str(path)):
-            os.rename(directory / "store", path)
-            OS_FILES.sync_directory(str(path.parent))
-
-
-@contextmanager
-def appearing_file(path: Path, *, overwrite: bool) -> Iterator[Path]:
-    """A path for a file, which has the name `path` and is on disk when the block ends. After an
-    error nothing is left of it. Raises `UsageError` if something is at `path`, unless `overwrite`
-    is true; a directory is never replaced."""
-    advice = ("name another file, or pass ", Argument.of("overwrite", True))
-    if path.is_dir():
-        raise UsageError(f"{path} is a directory", "name a file in it")
-    require_parent(path)
-    require_outside(path, name="path")
-    if not overwrite:
-        require_absent(path, advice=advice)
-    passing = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
-    with storage_errors(str(path)):
-        try:
-            yield passing
-            with passing.open("rb") as file:
-                os.fsync(file.fileno())
-            if not overwrite:
-                require_absent(path, advice=advice)
-            os.replace(passing, path)
-            OS_FILES.sync_directory(str(path.parent))
-        finally:
-            passing.unlink(missing_ok=True)
-
-
-def _sweep(path: Path) -> None:
-    """Remove the directories of builds that were killed behind the rename."""
-    for left in path.parent.glob(f".{glob.escape(path.name)}.building-*"):
-        with suppress(LockedError), closing(OS_FILES.lock(str(left / _LOCK))):
-            shutil.rmtree(left, ignore_errors=True)
-
-
-@contextmanager
-def _scratch(path: Path, task: str, *, resume: bool) -> Iterator[Path]:
-    """A directory beside `path` in which the store is built; each path has one at most."""
-    building = path.with_name(f".{path.name}.building-{secrets.token_hex(4)}")
-    lock: Lock | None = None
-    try:
-        with storage_errors(str(path)):
-            for left in path.parent.glob(f".{glob.escape(path.name)}.building-*"):
-                # Left by a killed build, unless a process has its lock: then it is in use.
-                taken = OS_FILES.lock(str(left / _LOCK))
-                if resume and lock is None:
-                    building, lock = left, taken
-                    continue
-                with closing(taken):
-                    shutil.rmtree(left, ignore_errors=True)
-            if lock is None:
-                building.mkdir(parents=True)
-                lock = OS_FILES.lock(str(building / _LOCK))
-    except LockedError as error:
-        if lock is not None:
-            lock.close()
-        raise LockedError(str(path), f"another {task} to it") from error
-    with closing(lock):
-        try:
-            yield building
-        except BaseException:
-            if not resume or not any(left.name != _LOCK for left in building.iterdir()):
-                shutil.rmtree(building, ignore_errors=True)
-            raise
-        shutil.rmtree(building, ignore_errors=True)
-
-
-# --------------------------------------------------------------------------------------------------
-# A new store of versions that carry their own times: old events, from files or from a warehouse.
-#
-#     read      columns are checked, and rows become stored keys and values     batch by batch
-#     sort      by key, and newest first: an external sort (`bulk.sort`)        runs on disk
-#     write     sorted files, which RocksDB takes as they are                   one at a time
-#     appear    the store gets its name by a rename
-#
-# Invariants
-# 1. History is never rewritten: the path of a seed does not exist before.
-# 2. A seed that fails or is killed leaves nothing that opens as a store.
-# 3. A key has at most one version at a time.
-# 4. Memory is bounded by the sort.
 
 _ENTRIES: Final = pa.schema([("key", pa.binary()), ("value", pa.binary())])
 """Versions to be sorted: the stored key without its kind, and the value, null for a delete."""
@@ -393,3 +287,107 @@ def _batches_of(batches: Iterable[pa.RecordBatch] | object) -> Iterator[pa.Recor
             "pass record batches, a table, a reader, or a frame of Polars, DuckDB or pandas",
         )
     yield from batches
+
+
+# --------------------------------------------------------------------------------------------------
+# The place of a new store: it is built beside its path, and appears there as a whole, by a rename.
+# A file of an export appears so too.
+#
+# Invariants of a store's place
+# 1. Nothing that is at the path is touched.
+# 2. A build that was killed leaves a hidden directory, which is no store. The next call for the
+#    same path removes it.
+# 3. Two processes do not build at one path: the directory is locked.
+# 4. Work that is continued keeps its directory when it fails, and takes up the directory that its
+#    last attempt has left.
+
+_LOCK = "LOCK"
+
+
+@contextmanager
+def appearing(path: Path, *, task: str, resume: bool = False) -> Iterator[Path]:
+    """A directory for files, in which a store is to be built under the name `store`. It is moved to
+    `path` when the block ends. `task` names the work, such as "restore". With `resume` the
+    directory may have the files of an earlier attempt.
+
+    Raises `UsageError` if something is at `path`, `LockedError` while another process builds there.
+    """
+    advice = f"{task} to a path that does not exist"
+    try:
+        require_absent(path, advice=advice)
+    except UsageError:
+        _sweep(path)
+        raise
+    require_outside(path, name="path")
+    require_syncable(path)
+    with _scratch(path, task, resume=resume) as directory:
+        yield directory
+        require_absent(path, advice=advice)
+        with storage_errors(str(path)):
+            os.rename(directory / "store", path)
+            OS_FILES.sync_directory(str(path.parent))
+
+
+@contextmanager
+def appearing_file(path: Path, *, overwrite: bool) -> Iterator[Path]:
+    """A path for a file, which has the name `path` and is on disk when the block ends. After an
+    error nothing is left of it. Raises `UsageError` if something is at `path`, unless `overwrite`
+    is true; a directory is never replaced."""
+    advice = ("name another file, or pass ", Argument.of("overwrite", True))
+    if path.is_dir():
+        raise UsageError(f"{path} is a directory", "name a file in it")
+    require_parent(path)
+    require_outside(path, name="path")
+    if not overwrite:
+        require_absent(path, advice=advice)
+    passing = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    with storage_errors(str(path)):
+        try:
+            yield passing
+            with passing.open("rb") as file:
+                os.fsync(file.fileno())
+            if not overwrite:
+                require_absent(path, advice=advice)
+            os.replace(passing, path)
+            OS_FILES.sync_directory(str(path.parent))
+        finally:
+            passing.unlink(missing_ok=True)
+
+
+def _sweep(path: Path) -> None:
+    """Remove the directories of builds that were killed behind the rename."""
+    for left in path.parent.glob(f".{glob.escape(path.name)}.building-*"):
+        with suppress(LockedError), closing(OS_FILES.lock(str(left / _LOCK))):
+            shutil.rmtree(left, ignore_errors=True)
+
+
+@contextmanager
+def _scratch(path: Path, task: str, *, resume: bool) -> Iterator[Path]:
+    """A directory beside `path` in which the store is built; each path has one at most."""
+    building = path.with_name(f".{path.name}.building-{secrets.token_hex(4)}")
+    lock: Lock | None = None
+    try:
+        with storage_errors(str(path)):
+            for left in path.parent.glob(f".{glob.escape(path.name)}.building-*"):
+                # Left by a killed build, unless a process has its lock: then it is in use.
+                taken = OS_FILES.lock(str(left / _LOCK))
+                if resume and lock is None:
+                    building, lock = left, taken
+                    continue
+                with closing(taken):
+                    shutil.rmtree(left, ignore_errors=True)
+            if lock is None:
+                building.mkdir(parents=True)
+                lock = OS_FILES.lock(str(building / _LOCK))
+    except LockedError as error:
+        if lock is not None:
+            lock.close()
+        raise LockedError(str(path), f"another {task} to it") from error
+    with closing(lock):
+        try:
+            yield building
+        except BaseException:
+            if not resume or not any(left.name != _LOCK for left in building.iterdir()):
+                shutil.rmtree(building, ignore_errors=True)
+            raise
+        shutil.rmtree(building, ignore_errors=True)

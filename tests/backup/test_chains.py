@@ -15,8 +15,9 @@ import pytest
 import kvstore
 from kvstore import backup, bulk
 from kvstore.backup.rows import exported
-from kvstore.backup.shard import BatchDesc, OnProgress, Shard
+from kvstore.backup.shard import BatchDesc, Shard
 from kvstore.backup.window import Attempt, Uploaded, upload_here
+from kvstore.base.meters import OnProgress
 from kvstore.errors import FencedError, HistoryGoneError, UsageError
 from kvstore.limits import INLINE_VALUE_BYTES
 from tests.backup.histories import Crash, live_through, upload_and_be_killed
