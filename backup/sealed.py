@@ -335,10 +335,6 @@ class SealedBlob:
             if info.name != KEY_RECORD:
                 yield BlobInfo(info.name, _plain_size(info.size))
 
-    def restore(self, name: str) -> None:
-        """See `Blob.restore`."""
-        self._blob.restore(name)
-
     def sweep(self, *, before_ns: int) -> int:
         """See `FileBlob.sweep`."""
         return sweep(self._blob, before_ns=before_ns)

@@ -131,10 +131,6 @@ class Remote:
             self._ask("list", sum(len(each.name) + 200 for each in found[at : at + 1000]))
         yield from found
 
-    def restore(self, name: str) -> None:
-        """See `Blob.restore`."""
-        self._blob.restore(name)
-
     def _found(self, data: bytes | None) -> bytes | None:
         self._ask("get", len(data or b""))
         return data

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvstore.errors import DeterminateError, UsageError
+from kvstore.errors import UsageError
 from kvstore.storage.contract import Blob, BlobInfo
 
 
@@ -69,13 +69,6 @@ class BlobContract:
         for name in ("../x", "/x", "a//b", "", "a/../b", ".hidden", "a b"):
             with pytest.raises(UsageError):
                 blob.put(name, b"")
-
-    def test_restore_succeeds_exactly_when_the_name_exists_afterwards(self, blob: Blob) -> None:
-        blob.put("kept", b"x")
-        blob.restore("kept")
-        assert blob.get("kept") == b"x"
-        with pytest.raises(DeterminateError):
-            blob.restore("never")
 
     def test_a_large_value_is_whole(self, blob: Blob) -> None:
         data = bytes(range(256)) * 40_000

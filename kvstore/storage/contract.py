@@ -4,8 +4,8 @@ A *blob* is a byte string under a name. A shard keeps its parts and rollups in b
 holds for each key a log of versions that only grows at its head, by compare-and-set. The changes
 of a shard's state live there: the process that sets the next version has decided what happens next.
 
-Implementations: `memory`, `file_blob` and `file_consensus` (local files), `object_store` (S3, GCS,
-Azure). The suites of `backup.testing` check each implementation.
+Implementations: `memory`, `files`, `object_store` (S3, GCS, Azure). `wrapped` has the layers that
+may lie above a blob. The suites of `backup.testing` check each implementation.
 
 Rules of every blob
 1. A name is written once. `put` is atomic: a reader sees nothing or all of it. Putting the same
@@ -107,13 +107,6 @@ class Blob(Protocol):
         """Every blob whose name begins with `prefix`, ascending."""
         ...
 
-    def restore(self, name: str) -> None:
-        """Succeed if `name` exists afterwards; raises `DeterminateError` if it cannot be had.
-
-        Storages that keep deleted versions may bring one back; other storages only look.
-        """
-        ...
-
 
 class Versioned(NamedTuple):
     """One version of a key: its sequence number and its bytes."""
@@ -202,12 +195,6 @@ def put_first(blob: Blob, name: str, data: bytes) -> bool:
             raise
         return False
     return True
-
-
-def restore_existing(blob: Blob, name: str) -> None:
-    """Restore on a storage that keeps nothing deleted: succeeds if the blob exists."""
-    if blob.size(name) is None:
-        raise DeterminateError(f"restore of {name}", "it was deleted, and nothing deleted is kept")
 
 
 @runtime_checkable

@@ -39,7 +39,6 @@ from kvstore.storage.contract import (
     require_consensus_key,
     require_name,
     require_truncation,
-    restore_existing,
 )
 from kvstore.storage.journal import OS_FILES, Journal, Record, replay
 from kvstore.storage.journal.files import COMPACTING_NAME, LOCK_NAME
@@ -253,10 +252,6 @@ class FileBlob:
                         yield BlobInfo(name, (self.root / name).stat().st_size)
         except OSError as error:
             raise not_done(f"list of {self.root / folder}", error) from error
-
-    def restore(self, name: str) -> None:
-        """See `Blob.restore`: deleted files are not kept."""
-        restore_existing(self, name)
 
     def sweep(self, *, before_ns: int) -> int:
         """Remove the files of crashed puts last written before `before_ns`; returns how many."""

@@ -13,7 +13,6 @@ from kvstore.storage.contract import (
     require_cas,
     require_name,
     require_truncation,
-    restore_existing,
 )
 from kvstore.storage.patience import PATIENCE, Patience
 
@@ -54,10 +53,6 @@ class MemoryBlob:
         for name, data in sorted(self._blobs.items()):
             if name.startswith(prefix):
                 yield BlobInfo(name, len(data))
-
-    def restore(self, name: str) -> None:
-        """See `Blob.restore`: deleted bytes are not kept."""
-        restore_existing(self, name)
 
 
 class MemoryConsensus:

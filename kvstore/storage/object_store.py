@@ -48,7 +48,6 @@ from kvstore.storage.contract import (
     require_consensus_key,
     require_name,
     require_truncation,
-    restore_existing,
 )
 from kvstore.storage.files import not_done, translate_os_error
 from kvstore.storage.patience import PATIENCE, Patience
@@ -298,10 +297,6 @@ class ObjectBlob:
             name = path.removeprefix(self._prefix)
             if path.startswith(self._prefix) and name.startswith(prefix):
                 yield BlobInfo(name, size)
-
-    def restore(self, name: str) -> None:
-        """See `Blob.restore`. Buckets with versioning are restored with their own tools."""
-        restore_existing(self, name)
 
 
 class ObjectConsensus:

@@ -1,4 +1,15 @@
-"""Blobs that add one property to another blob: a path, a cache, a bound on rate or on patience."""
+"""Blobs that add one property to another blob: a path, a cache, a bound on rate or on patience.
+
+A read of a collection passes these, from its caller down; each layer but the last may be missing:
+
+    Patience.over   the caller repeats the call after a failure that may pass
+    SealedBlob      decrypts (`backup.sealed`)
+    CachedBlob      answers from bytes that were fetched before, or FetchedBlob, which keeps chunks
+    LimitedBlob     waits for its share of the rate
+    FileBlob        or ObjectBlob, MemoryBlob: reads, and sorts the failures
+
+No layer repeats a call by itself: its caller does, with the patience of the storage.
+"""
 
 from __future__ import annotations
 
@@ -18,15 +29,53 @@ from kvstore.base.arguments import COUNT
 from kvstore.base.digest import DIGEST_BYTES, short_digest
 from kvstore.errors import storage_errors
 from kvstore.limits import FETCH_CHUNK_BYTES, FOLLOW_END_S
-from kvstore.storage.contract import Blob, BlobInfo, put_file
+from kvstore.storage.contract import Blob, BlobInfo, put_file, sweep
 from kvstore.storage.patience import Patience
 
-# --------------------------------------------------------------------------------------------------
-# The blobs of another blob whose names begin with one path, under the rest of their names.
+
+class WrappedBlob:
+    """`blob`, to which every call goes on. A subclass has the calls that it changes."""
+
+    def __init__(self, blob: Blob) -> None:
+        self._blob = blob
+
+    @property
+    def patience(self) -> Patience:
+        """See `Blob.patience`."""
+        return self._blob.patience
+
+    def put(self, name: str, data: bytes, *, durable: bool = True) -> None:
+        """See `Blob.put`."""
+        self._blob.put(name, data, durable=durable)
+
+    def get(self, name: str) -> bytes | None:
+        """See `Blob.get`."""
+        return self._blob.get(name)
+
+    def get_range(self, name: str, *, start: int, length: int) -> bytes | None:
+        """See `Blob.get_range`."""
+        return self._blob.get_range(name, start=start, length=length)
+
+    def size(self, name: str) -> int | None:
+        """See `Blob.size`."""
+        return self._blob.size(name)
+
+    def delete(self, name: str) -> int | None:
+        """See `Blob.delete`."""
+        return self._blob.delete(name)
+
+    def list(self, prefix: str = "") -> Iterator[BlobInfo]:
+        """See `Blob.list`."""
+        return self._blob.list(prefix)
+
+    def sweep(self, *, before_ns: int) -> int:
+        """See `Sweeps.sweep`."""
+        return sweep(self._blob, before_ns=before_ns)
 
 
 class BlobBelow:
-    """The part of `blob` below `path`, as a blob. An empty path stands for all of it."""
+    """The blobs of `blob` whose names begin with `path`, under the rest of their names. An empty
+    path stands for all of them."""
 
     def __init__(self, blob: Blob, path: str) -> None:
         self._blob = blob
@@ -65,10 +114,6 @@ class BlobBelow:
         """See `Blob.list`."""
         for found in self._blob.list(self._prefix + prefix):
             yield BlobInfo(found.name.removeprefix(self._prefix), found.size)
-
-    def restore(self, name: str) -> None:
-        """See `Blob.restore`."""
-        self._blob.restore(self._prefix + name)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -259,17 +304,12 @@ def _note(lock: int, total: int) -> None:
 _SIZE = "size"
 
 
-class CachedBlob:
+class CachedBlob(WrappedBlob):
     """`blob`, with the bytes of its parts kept in `kept`."""
 
     def __init__(self, blob: Blob, kept: KeptBytes) -> None:
-        self.patience = blob.patience
-        self._blob = blob
+        super().__init__(blob)
         self._kept = kept
-
-    def put(self, name: str, data: bytes, *, durable: bool = True) -> None:
-        """See `Blob.put`."""
-        self._blob.put(name, data, durable=durable)
 
     def get(self, name: str) -> bytes | None:
         """See `Blob.get`."""
@@ -298,14 +338,6 @@ class CachedBlob:
         self._kept.forget(name)
         return self._blob.delete(name)
 
-    def list(self, prefix: str = "") -> Iterator[BlobInfo]:
-        """See `Blob.list`."""
-        return self._blob.list(prefix)
-
-    def restore(self, name: str) -> None:
-        """See `Blob.restore`."""
-        self._blob.restore(name)
-
     def forget(self, name: str) -> None:
         """Fetch the bytes of a part anew when they are asked for: the kept ones are damaged."""
         self._kept.forget(name)
@@ -324,7 +356,7 @@ class CachedBlob:
 # --------------------------------------------------------------------------------------------------
 # A blob whose parts are fetched once, for work that is continued after a kill.
 #
-#     <directory>/kept/         chunks of parts, see `kept_bytes`
+#     <directory>/kept/         chunks of parts, see `InDirectory`
 #     <directory>/<part>.lock   held by the process that fetches a chunk of the part
 #
 # A range is fetched as the chunks that hold it. So readers that ask for other ranges, and other
@@ -460,12 +492,11 @@ class Bandwidth:
             self._pause(begin - now)
 
 
-class LimitedBlob:
+class LimitedBlob(WrappedBlob):
     """`blob`, with its bytes at the rate of `bandwidth`."""
 
     def __init__(self, blob: Blob, bandwidth: Bandwidth) -> None:
-        self.patience = blob.patience
-        self._blob = blob
+        super().__init__(blob)
         self._bandwidth = bandwidth
 
     def put(self, name: str, data: bytes, *, durable: bool = True) -> None:
@@ -480,22 +511,6 @@ class LimitedBlob:
     def get_range(self, name: str, *, start: int, length: int) -> bytes | None:
         """See `Blob.get_range`."""
         return self._taken(self._blob.get_range(name, start=start, length=length))
-
-    def size(self, name: str) -> int | None:
-        """See `Blob.size`."""
-        return self._blob.size(name)
-
-    def delete(self, name: str) -> int | None:
-        """See `Blob.delete`."""
-        return self._blob.delete(name)
-
-    def list(self, prefix: str = "") -> Iterator[BlobInfo]:
-        """See `Blob.list`."""
-        return self._blob.list(prefix)
-
-    def restore(self, name: str) -> None:
-        """See `Blob.restore`."""
-        self._blob.restore(name)
 
     def _taken(self, data: bytes | None) -> bytes | None:
         self._bandwidth.take(len(data or b""))

@@ -57,8 +57,7 @@ def journal_work(path: Path, told: Acknowledged) -> None:
                 told[:] = said
             journal.append_many([b"x", b"y"])
             told[:] = said = [*said, b"x", b"y"]
-            assert len(list(read(path))) >= 1
-            newest, *_ = read(path, reverse=True)
+            *_, newest = read(path)
             assert newest.payload == b"y"
             journal.snapshot((0, item) for item in said)
         if journal.reopen():

@@ -160,10 +160,6 @@ class FaultyBlob:
         """See `Blob.list`."""
         yield from self._weather.read("list", lambda: list(self._blob.list(prefix)))
 
-    def restore(self, name: str) -> None:
-        """See `Blob.restore`."""
-        self._weather.write(f"restore of {name}", lambda: self._blob.restore(name))
-
 
 class FaultyConsensus:
     """A consensus under `weather`."""

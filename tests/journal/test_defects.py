@@ -87,7 +87,7 @@ def test_5_a_record_written_twice_counts_once_also_as_the_very_last(at: int) -> 
         assert fold.items == [b"one", b"two", b"three"]
         assert journal.recovery.repeated == 1
         assert journal.append(b"four") == 4
-    assert list(read(PATH, reverse=True, files=disk))[::-1] == list(read(PATH, files=disk))
+    assert [r.payload for r in read(PATH, files=disk)] == [b"one", b"two", b"three", b"four"]
 
 
 def test_5_an_ordinal_repeated_with_other_contents_is_damage() -> None:
@@ -114,10 +114,6 @@ def test_7_short_reads_and_pairs_across_pieces_lose_nothing() -> None:
     for length in range(JOURNAL_READ_BYTES - 120, JOURNAL_READ_BYTES):
         disk = written(bytes(length), b"behind")
         assert [len(record.payload) for record in read(PATH, files=disk)] == [length, 6]
-        assert [len(record.payload) for record in read(PATH, reverse=True, files=disk)] == [
-            6,
-            length,
-        ]
     data = disk.inodes[live_file(disk)].live[-200:]
     (_, lead), (at, whole) = RawRecords(cast(BinaryIO, io.BytesIO(data)))
     assert (lead, whole) == (data[:at], data[at:])

@@ -1,4 +1,4 @@
-"""Readers: forward, in reverse, from the middle, over files, beside a writer, from a pipe."""
+"""Readers: over files, from an ordinal on, beside a writer, from a pipe."""
 
 from __future__ import annotations
 
@@ -11,11 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstore.errors import RetryableError, UsageError
-from kvstore.storage.journal import Journal, Sync, read, read_part
+from kvstore.storage.journal import Journal, Sync, read
 from kvstore.storage.journal import records as raw_module
-from kvstore.storage.journal import recovery as reader_module
 from kvstore.storage.journal.records import PAIR, RawRecords
-from kvstore.storage.journal.recovery import raw_records_reversed
 from tests.harness.bounds import bounds
 from tests.harness.disk import MemoryDisk
 from tests.journal.folds import PATH, live_file, open_journal
@@ -39,9 +37,8 @@ def written(count: int = 20, **options: Any) -> MemoryDisk:
 @pytest.mark.parametrize("least", [1, 2, 7, 8, 20, 21])
 def test_reading_begins_at_an_ordinal_in_whatever_file(least: int) -> None:
     disk = written(file_records=7)
-    forward = list(read(PATH, from_ordinal=least, files=disk))
-    assert [record.ordinal for record in forward] == list(range(least, 21))
-    assert list(read(PATH, from_ordinal=least, reverse=True, files=disk)) == forward[::-1]
+    found = read(PATH, from_ordinal=least, files=disk)
+    assert [record.ordinal for record in found] == list(range(least, 21))
 
 
 def test_records_under_a_snapshot_are_gone_for_readers_and_they_are_told() -> None:
@@ -54,24 +51,12 @@ def test_records_under_a_snapshot_are_gone_for_readers_and_they_are_told() -> No
     assert [record.payload for record in read(PATH, files=disk)] == [b"six"]
 
 
-def test_parts_of_a_file_give_each_record_once_wherever_it_is_cut() -> None:
-    disk = written(8)
-    path = live_file(disk)
-    data = disk.inodes[path].live
-    whole = list(read_part(path, start=0, stop=len(data), files=disk))
-    assert len(whole) == 8
-    for cut in range(len(data) + 1):
-        first = list(read_part(path, start=0, stop=cut, files=disk))
-        assert first + list(read_part(path, start=cut, stop=len(data), files=disk)) == whole
-
-
 def test_a_reader_beside_the_writer_stops_at_the_record_being_written() -> None:
     disk = written(3)
     path = live_file(disk)
     disk.inodes[path].live = disk.inodes[path].live[:-2]
     disk.notes.clear()  # the writer was not closed
     assert [record.ordinal for record in read(PATH, files=disk)] == [1, 2]
-    assert [record.ordinal for record in read(PATH, reverse=True, files=disk)] == [2, 1]
 
 
 def test_a_reader_goes_on_with_a_file_that_was_renamed_after_listing(tmp_path: Path) -> None:
@@ -79,10 +64,8 @@ def test_a_reader_goes_on_with_a_file_that_was_renamed_after_listing(tmp_path: P
         journal.append_many([b"one", b"two"])
         records = read(tmp_path)
         assert next(records).payload == b"one"
-        listed = read(tmp_path, reverse=True)
         journal.append(b"three")
         assert [record.payload for record in records] == [b"two"]
-        assert len(list(listed)) == 3
 
 
 def test_a_reader_overtaken_by_a_snapshot_is_told_to_read_again() -> None:
@@ -108,7 +91,6 @@ def test_cutting_at_pairs_does_not_depend_on_the_pieces(parts: list[bytes], size
         at += 2 + len(raw)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(raw_module, "JOURNAL_READ_BYTES", size)
-        patch.setattr(reader_module, "JOURNAL_READ_BYTES", size)
         raws = RawRecords(cast(BinaryIO, io.BytesIO(data)))
         got: list[tuple[int, bytes]] = []
         passed = b""
@@ -122,8 +104,6 @@ def test_cutting_at_pairs_does_not_depend_on_the_pieces(parts: list[bytes], size
         assert raws.ended
         assert raws.end == len(data)
         assert got == list(zip(offsets, expected, strict=True))
-        backward = list(raw_records_reversed(cast(BinaryIO, io.BytesIO(data))))
-        assert backward == got[::-1]
 
 
 def test_a_long_record_that_comes_in_short_reads_is_read() -> None:

@@ -318,7 +318,6 @@ def test_any_history_is_found_again(
     journal.close()
     tail = [record.payload for record in read(PATH, files=disk)]
     assert tail == model.items[len(model.items) - len(tail) :]
-    assert list(read(PATH, reverse=True, files=disk)) == list(read(PATH, files=disk))[::-1]
 
 
 def test_an_interrupt_in_the_middle_of_a_write_poisons_instead_of_repeating_an_ordinal() -> None:

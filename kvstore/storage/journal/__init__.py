@@ -9,7 +9,6 @@ from kvstore.storage.journal.recovery import (
     StateMachine,
     TornTail,
     read,
-    read_part,
     replay,
 )
 from kvstore.storage.journal.repair import (
@@ -28,7 +27,6 @@ __all__ = [
     "Recovery",
     "StateMachine",
     "read",
-    "read_part",
     "replay",
     "compact",
     "CompactResult",

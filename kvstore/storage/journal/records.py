@@ -522,9 +522,9 @@ class RawRecords:
     and one record at a time, however far away the next pair is.
     """
 
-    def __init__(self, stream: BinaryIO, *, start: int = 0) -> None:
+    def __init__(self, stream: BinaryIO) -> None:
         self._stream = stream
-        self.end = start
+        self.end = 0
         self.ended = False
 
     def __iter__(self) -> Iterator[tuple[int, bytes]]:
