@@ -138,24 +138,15 @@ def file_rows(
     column, or has a column of another type.
     """
     more = [name for name in (expires, op) if name is not None]
-    names = [*_distinct(key, value), *more]
-    if len(set(names)) < len(names):
-        raise UsageError(f"columns {', '.join(names)}: one is named twice", "name each column once")
-    for path in paths:
-        opener, first = _opener(path), first_row(path)
+    for path, first, batch in _named_columns(paths, [*_distinct(key, value), *more], reads):
         with _translated(path):
-            for read in opener(path, names, _AS_BYTES, reads):
-                batch = read.select(names)
-                # Arrow trusts offsets and indices; a damaged file's lead out of its memory.
-                batch.validate(full=True)
-                columns = [_binary(batch, name, path) for name in (key, value)]
-                rows = pa.RecordBatch.from_arrays(columns, schema=_SCHEMA)
-                if expires is not None:
-                    rows = rows.append_column("expires", due_times(batch, expires, path, first))
-                if op is not None:
-                    rows = rows.append_column("op", _text(batch, op, path, first))
-                yield rows
-                first += batch.num_rows
+            columns = [_binary(batch, name, path) for name in (key, value)]
+            rows = pa.RecordBatch.from_arrays(columns, schema=_SCHEMA)
+            if expires is not None:
+                rows = rows.append_column("expires", due_times(batch, expires, path, first))
+            if op is not None:
+                rows = rows.append_column("op", _text(batch, op, path, first))
+        yield rows
 
 
 def file_events(
@@ -174,6 +165,21 @@ def file_events(
     `file_rows`, and for a column that is named for two things.
     """
     names = [key, value, at] if op is None else [key, value, at, op]
+    for path, first, batch in _named_columns(paths, names, reads):
+        with _translated(path):
+            columns = [_binary(batch, name, path) for name in (key, value)]
+            columns.append(_times(batch, at, path, first))
+            if op is not None:
+                columns.append(_text(batch, op, path, first))
+            rows = pa.RecordBatch.from_arrays(columns, names=names)
+        yield rows
+
+
+def _named_columns(
+    paths: Iterable[Path], names: list[str], reads: FileReads
+) -> Iterator[tuple[Path, int, pa.RecordBatch]]:
+    """The columns `names` of each file, batch by batch, with the file and the number of the first
+    row."""
     if len(set(names)) < len(names):
         raise UsageError(f"columns {', '.join(names)}: one is named twice", "name each column once")
     for path in paths:
@@ -181,12 +187,9 @@ def file_events(
         with _translated(path):
             for read in opener(path, names, _AS_BYTES, reads):
                 batch = read.select(names)
+                # Arrow trusts offsets and indices; a damaged file's lead out of its memory.
                 batch.validate(full=True)
-                columns = [_binary(batch, name, path) for name in (key, value)]
-                columns.append(_times(batch, at, path, first))
-                if op is not None:
-                    columns.append(_text(batch, op, path, first))
-                yield pa.RecordBatch.from_arrays(columns, names=names)
+                yield path, first, batch
                 first += batch.num_rows
 
 
