@@ -739,7 +739,8 @@ def labels_of(chains: Iterable[CoveringChain]) -> dict[str, Timestamp]:
 # --------------------------------------------------------------------------------------------------
 # The drills of a collection: restores that were tried, as its record remembers them.
 #
-# drill := {"chain": shard name, "at", "drilled_at": ns, "depth", "problem": text, "" for a proof}
+#     drill := {"chain": shard name, "at", "drilled_at": ns, "depth",
+#               "problem": text, "" for a proof}
 #
 # Invariants
 # 1. Of each chain the newest `DRILLS_KEPT` drills are kept, and its newest proof.

@@ -274,8 +274,8 @@ def _shared(directory: Path, group: Sequence[Part]) -> KeyOrderError:
 # --------------------------------------------------------------------------------------------------
 # The seconds that each stage of a load takes: where did the time go?
 #
-# compute sort write upload    building an import
-# fetch check compare add      adding it to a store; only pushes with a mode compare
+#     compute sort write upload    building an import
+#     fetch check compare add      adding it to a store; only pushes with a mode compare
 
 _Result = TypeVar("_Result")
 _Item = TypeVar("_Item")

@@ -47,9 +47,9 @@ from kvstore.timeline.frontiers import require_readable
 # --------------------------------------------------------------------------------------------------
 # The columns that a join adds to the labels.
 #
-# value binary                 null where the key had no value, or one that is too old
-# value_timestamp timestamp    the time of the version in microseconds, rounded up
-# value_version bigint         the same in nanoseconds: exact
+#     value binary                 null where the key had no value, or one that is too old
+#     value_timestamp timestamp    the time of the version in microseconds, rounded up
+#     value_version bigint         the same in nanoseconds: exact
 
 VALUE: Final = "value"
 TIMESTAMP: Final = "value_timestamp"
@@ -174,9 +174,9 @@ def _cast(table: TypedRows, array: pa.Array, field: pa.Field) -> pa.Array:
 # --------------------------------------------------------------------------------------------------
 # Labels that ask for rows of a table: their keys, and the typed columns that a join adds.
 #
-# the columns of the table     null where the label has no row, or one that is too old
-# row_timestamp timestamp      the time of the row's version in microseconds, rounded up
-# row_version bigint           the same in nanoseconds: exact
+#     the columns of the table     null where the label has no row, or one that is too old
+#     row_timestamp timestamp      the time of the row's version in microseconds, rounded up
+#     row_version bigint           the same in nanoseconds: exact
 
 TIMESTAMP_COLUMN: Final = "row_timestamp"
 VERSION_COLUMN: Final = "row_version"

@@ -223,7 +223,8 @@ def _change_types() -> pa.Array:
 #     a put of another key        insert
 #     a delete of a live key      delete (the old value)
 #     a delete of another key     no row, because nothing changed
-# a range delete              a delete of each key that was alive, at the time of the range delete
+#     a range delete              a delete of each key that was alive, at the time of the range
+#                                 delete
 #
 # The changes of a span come by key, and so does the state at the start of the window. Both are read
 # side by side, in pieces of about `PIECE_BYTES` that lie between two keys. The events of a piece
@@ -1201,8 +1202,8 @@ def _require_same_store(offset: dict[str, Any], frontiers: OriginFrontiers, path
 # that are alive at a time (`backup/shard/rows/part_format.py`), and most chains are one large batch
 # with a few small batches behind it:
 #
-# base     the files of the oldest batch that has rows, and the terms of that filter that are not
-#              true of all rows by statistics
+#     base     the files of the oldest batch that has rows, and the terms of that filter that are
+#              not true of all rows by statistics
 #     newer    the newest change of each key in the batches behind the base: read by the driver, and
 #              broadcast
 #     cover    the range deletes of all batches, as filters on the base

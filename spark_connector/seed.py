@@ -139,7 +139,7 @@ def _versions(rows: CheckedRows) -> pa.RecordBatch:
 # --------------------------------------------------------------------------------------------------
 # A new store, seeded by tasks.
 #
-# sort runs (mapInArrow) -> merge, files for each span (mapInArrow) -> the driver takes the files
+#     sort runs (mapInArrow) -> merge, files for each span (mapInArrow) -> the driver takes them
 #
 # Invariants
 # 1. The store appears by a rename, whole: see `kvstore.bulk.seed`.

@@ -89,7 +89,7 @@ def root_place(
 # --------------------------------------------------------------------------------------------------
 # The shard of a key. The rule is published, and never changes: other programs compute it.
 #
-# shard := CRC-32 of the key (IEEE 802.3, as zlib's), modulo the number of shards
+#     shard := CRC-32 of the key (IEEE 802.3, as zlib's), modulo the number of shards
 
 SHARDS_MAX: Final = 10_000
 """Shards of a push: their numbers have four digits in the names of objects."""
@@ -282,11 +282,13 @@ def _instant(built_at: TimeLike) -> Timestamp:
 # --------------------------------------------------------------------------------------------------
 # The log of a root of pushes: an object for each event, numbered from 1, each put by one process.
 #
-# {"format": 1, "kind": "push", "push": n, "job": 32 hex, "shards": k, "at": ns, "rows", "bytes",
+#     {"format": 1, "kind": "push", "push": n, "job": 32 hex, "shards": k, "at": ns,
+#      "rows", "bytes",
 #      "imports": [{"import_id": 16 hex, "checksum": 64 hex, "rows", "bytes"}, ...],
 #      "feed": {"position": hex, "batch": n, "origin": text of bulk.micro_batches}}
 #                                                   only in a push of a micro-batch
-# {"format": 1, "kind": "revert", "push": n, "of": position of the push, "job": 32 hex, "at": ns}
+#     {"format": 1, "kind": "revert", "push": n, "of": position of the push, "job": 32 hex,
+#      "at": ns}
 #     {"format": 1, "kind": "expire", "push": n, "job": 32 hex, "at": ns}
 #
 # The event of a push that does more than to add its rows has the fields of its `PushMode`.

@@ -6,9 +6,9 @@ Rows come in *windows*: sorted record batches, in key order, in which no key is 
 turns each window into the rows of one *view*:
 
     Compact(lower, since, kept)   the rows that replace the batches from `lower` on, for readers at
-                            or above `since` and at the `kept` instants below it
-    AsOf(as_of)             the state at `as_of`
-    Window(since, upto)     the changes in (since, upto]; since = -1 is from the beginning
+                                  or above `since` and at the `kept` instants below it
+    AsOf(as_of)                   the state at `as_of`
+    Window(since, upto)           the changes in (since, upto]; since = -1 is from the beginning
 
 Invariants
 1. For every as_of >= since, and for every kept one, AsOf(as_of) of the compacted rows is

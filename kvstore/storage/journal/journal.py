@@ -397,8 +397,8 @@ def _write(
 # --------------------------------------------------------------------------------------------------
 # The journal: an append-only log of records that survives crashes, for one writer.
 #
-# with Journal.open(path, restore=state.restore, apply=state.apply, snapshot=state.records) as j:
-#         ordinal = j.append(payload)
+#     with Journal.open(path, restore=s.restore, apply=s.apply, snapshot=s.records) as journal:
+#         ordinal = journal.append(payload)
 #
 # Invariants
 # 1. A record survives any crash if `append` returned its ordinal under `Sync.always()`, or if its
