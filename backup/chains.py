@@ -101,7 +101,9 @@ def find_place(
         _require_ours(Path(plain.blob.root).parent)
     if bandwidth is not None:
         if not isinstance(bandwidth, Bandwidth):
-            raise UsageError(f"bandwidth={bandwidth!r}", "pass a Bandwidth, or None for no limit")
+            raise UsageError(
+                Argument.of("bandwidth", bandwidth), "pass a Bandwidth, or None for no limit"
+            )
         plain = Storage(LimitedBlob(plain.blob, bandwidth), plain.consensus)
     given = tuple(sorted(given_options.items()))
     # A worker that starts after a change of the directory opens the same place.

@@ -33,7 +33,7 @@ from kvstore.backup.shard import OP_DELETE_RANGE, Shard, ShardSnapshot, Window
 from kvstore.base.span import Span, merge_spans
 from kvstore.base.timestamp import TIMESTAMP_MAX, Timestamp
 from kvstore.bulk.tables import outside_type, outside_values, write_parquet
-from kvstore.errors import DeterminateError, KVStoreError, LockedError, UsageError
+from kvstore.errors import Argument, DeterminateError, KVStoreError, LockedError, UsageError
 from kvstore.limits import SCAN_CHUNK
 from kvstore.storage.address import parse_address
 from kvstore.tables import TableCodec
@@ -87,7 +87,7 @@ def publish(
     commit replaces all rows.
     """
     if format not in ("parquet", "delta"):
-        raise UsageError(f"format={format!r}", "pass 'parquet' or 'delta'")
+        raise UsageError(Argument.of("format", format), "pass 'parquet' or 'delta'")
     address = parse_address(url)
     with chains.snapshot(as_of) as (shard, snapshot):
         if format == "delta":

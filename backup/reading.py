@@ -66,7 +66,7 @@ from kvstore.base.forks import own
 from kvstore.base.span import Span, require_key
 from kvstore.base.timestamp import TIMESTAMP_MAX, TimeLike, Timestamp, is_oldest
 from kvstore.changes import Change, Order, Revisions
-from kvstore.changes.windows import require_choices
+from kvstore.changes.windows import ORDER_CHOICE, REVISIONS_CHOICE
 from kvstore.errors import (
     AccessDeniedError,
     ClosedError,
@@ -274,7 +274,8 @@ class CollectionReader(Readable):
         In time order the changes of one commit come by key, range deletes first; this order takes
         memory for all changes. Raises `HistoryGoneError` unless one chain has the whole window.
         """
-        require_choices(revisions, order)
+        REVISIONS_CHOICE.check("revisions", revisions)
+        ORDER_CHOICE.check("order", order)
         high = self._at(upto)
         low = int(self._covering(high).since) if is_oldest(since) else self._time(since, "since")
         if low > high and upto is not None:

@@ -63,6 +63,7 @@ from kvstore.changes.events import ExpiringChange
 from kvstore.codec.json import JsonObject, read_object
 from kvstore.errors import (
     AccessDeniedError,
+    Argument,
     CorruptionError,
     HistoryGoneError,
     NotYetWrittenError,
@@ -1091,7 +1092,9 @@ def _drillable(
 ) -> tuple[CollectionRecord, Sequence[Shard]]:
     """The record, and the chains with a backup. Raises `UsageError` for a call that cannot be."""
     if request.depth not in DRILL_DEPTHS:
-        raise UsageError(f"depth={request.depth!r}", f"pass one of {', '.join(DRILL_DEPTHS)}")
+        raise UsageError(
+            Argument.of("depth", request.depth), f"pass one of {', '.join(DRILL_DEPTHS)}"
+        )
     require_comparison(request.depth, given=store is not None)
     record = chains.read()
     shards = chains.filled(record)

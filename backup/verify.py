@@ -81,7 +81,7 @@ def verify_chains(
 ) -> VerifyReport:
     """Check all chains; see `Collection.verify`."""
     if depth not in DEPTHS:
-        raise UsageError(f"depth={depth!r}", f"pass one of {', '.join(DEPTHS)}")
+        raise UsageError(Argument.of("depth", depth), f"pass one of {', '.join(DEPTHS)}")
     require_comparison(depth, given=store is not None)
     held: list[ShardSnapshot] = []
 

@@ -42,6 +42,7 @@ from kvstore.base.meters import OnProgress, Tally
 from kvstore.base.timestamp import Timestamp
 from kvstore.codec.json import read_object
 from kvstore.errors import (
+    Argument,
     CorruptionError,
     DeterminateError,
     FencedError,
@@ -343,7 +344,7 @@ def require_token(token: str | None) -> None:
     if token is None:
         return
     if not isinstance(token, str):
-        raise UsageError(f"token={token!r} is no text", "pass a str, or no token")
+        raise UsageError((Argument.of("token", token), " is no text"), "pass a str, or no token")
     if not token:
         raise UsageError("the token is empty", "name the backup, or pass no token")
     if len(token) > BACKUP_TOKEN_CHARS_MAX or not token.isprintable():

@@ -41,7 +41,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from typing_extensions import Self
 
-from kvstore.base.arguments import NUMBER
+from kvstore.base.arguments import NUMBER, ArgumentKind, word
 from kvstore.base.span import Span, merge_spans
 from kvstore.base.timestamp import Timestamp
 from kvstore.bulk.part import prefetch
@@ -156,7 +156,7 @@ def ingest(
     has no room for a fetch. Nothing was added then. Costs a few milliseconds, two fsyncs and the
     fetch.
     """
-    require_on_conflict(on_conflict)
+    ON_CONFLICT.check("on_conflict", on_conflict)
     tell = progress or (lambda step: None)
     how = How(on_conflict, move, thorough, check, tell, times or StageTimes(), origin=origin)
     found = staging_place(staging, options, patience)
@@ -233,12 +233,6 @@ def _ingest_fetched(
 
 CONFLICTS: Final = ("overwrite", "error")
 """What an import does with the live keys that it would cover."""
-
-
-def require_on_conflict(given: str) -> None:
-    """Raise `UsageError` on an unknown choice. Callers that build an import ask before."""
-    if given not in CONFLICTS:
-        raise UsageError(f"on_conflict={given!r}", 'pass "overwrite" or "error"')
 
 
 def _ingest(
@@ -824,6 +818,7 @@ def required_unique(
 
 NAME: Final = "ingest"
 OnConflict: TypeAlias = Literal["overwrite", "error"]
+ON_CONFLICT: Final[ArgumentKind[OnConflict]] = word(*CONFLICTS)
 
 
 class How(NamedTuple):

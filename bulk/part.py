@@ -35,7 +35,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import rocksdict as rocks
 
-from kvstore.base.arguments import require_value
+from kvstore.base.arguments import require_value, word
 from kvstore.base.clock import Clock
 from kvstore.base.digest import RunningDigest, file_digest
 from kvstore.base.forks import own
@@ -514,6 +514,8 @@ _CODECS: Final = {
     "zstd": rocks.DBCompressionType.zstd,
     "none": rocks.DBCompressionType.none,
 }
+COMPRESSION: Final = word(*_CODECS)
+"""The compression of the files of an import."""
 
 
 class OutOfOrder(Exception):  # noqa: N818  # a signal to the caller, who knows the user's keys
@@ -672,15 +674,9 @@ def fsync_and_digest(file: BinaryIO) -> str:
     return found
 
 
-def require_compression(name: str) -> None:
-    """Raise `UsageError` unless SST files can have `compression`."""
-    if name not in _CODECS:
-        raise UsageError(f"compression={name!r}", f"pass one of {', '.join(_CODECS)}")
-
-
 def writer_options(compression: str) -> rocks.Options:
-    """The options of the files of an import. Raises as `require_compression`."""
-    require_compression(compression)
+    """The options of the files of an import. Raises `UsageError`."""
+    COMPRESSION.check("compression", compression)
     options = rocks.Options(raw_mode=True)
     options.set_compression_type(_CODECS[compression]())
     options.set_block_based_table_factory(table_options())

@@ -32,7 +32,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kvstore.base.span import Span
-from kvstore.errors import CorruptionError, StorageError, UsageError, storage_errors
+from kvstore.errors import Argument, CorruptionError, StorageError, UsageError, storage_errors
 from kvstore.limits import ARROW_ROWS_MAX, RUN_BLOCK_BYTES, RUN_BYTES_MAX, SORT_BYTES_MAX
 from kvstore.mvcc.arrow import key_words
 
@@ -83,7 +83,7 @@ def sorted_batches(
     the part writer refuses them. Rows beyond the memory go to `scratch`.
     """
     if duplicates not in DUPLICATES:
-        raise UsageError(f"duplicates={duplicates!r}", 'pass "error" or "last"')
+        raise UsageError(Argument.of("duplicates", duplicates), 'pass "error" or "last"')
     bytes_max = SORT_BYTES_MAX if bytes_max is None else bytes_max
     runs: list[Run] = []
     for table, is_all in _memory_fulls(batches, bytes_max):

@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from kvstore.base.span import prefix_end, require_key
 from kvstore.base.timestamp import Timestamp
-from kvstore.errors import CorruptionError, UsageError, printable
+from kvstore.errors import Argument, CorruptionError, UsageError, printable
 
 
 class MappingCodec(NamedTuple):
@@ -95,7 +95,9 @@ class StoreMapping(MutableMapping[Any, Any]):
     def __init__(self, store: MappedStore, codec: str | MappingCodec, prefix: bytes) -> None:
         found = CODECS.get(codec) if isinstance(codec, str) else codec
         if not isinstance(found, MappingCodec):
-            raise UsageError(f"codec={codec!r}", f"pass {', '.join(CODECS)}, or a MappingCodec")
+            raise UsageError(
+                Argument.of("codec", codec), f"pass {', '.join(CODECS)}, or a MappingCodec"
+            )
         self._store, self._codec, self._prefix = store, found, require_key(prefix, name="prefix")
 
     def __getitem__(self, key: Any) -> Any:

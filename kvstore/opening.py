@@ -21,7 +21,7 @@ from kvstore.changes.epochs import Capture, open_domain, passive_domain
 from kvstore.engine import DATA, Engine, WriteBatch
 from kvstore.engine.rocks import DEFAULTS, Options, RocksEngine
 from kvstore.engine.rocks_secondary import SecondaryEngine
-from kvstore.errors import FormatVersionError, NotAStoreError, UsageError, storage_errors
+from kvstore.errors import Argument, FormatVersionError, NotAStoreError, UsageError, storage_errors
 from kvstore.feeds.replica import FirstCopy, stage_replica, stored_policy
 from kvstore.mvcc import RangeTombstone, Versions
 from kvstore.mvcc.meta import FORMAT, INDEX_FLOOR, SINCE, UPPER, Meta
@@ -30,7 +30,7 @@ from kvstore.mvcc.write_set import stage_tombstones
 from kvstore.retention.gc import GcPolicy
 from kvstore.store import Store
 from kvstore.timeline.committer import Committer
-from kvstore.timeline.durability import Durability, DurableMark, require_durability
+from kvstore.timeline.durability import DURABILITY, Durability, DurableMark
 from kvstore.timeline.frontiers import read_only_policy
 
 AnyStore = TypeVar("AnyStore", bound=Store)
@@ -67,7 +67,7 @@ def open_as(
     options: Options | None = None,
 ) -> AnyStore:
     """Open a store of the class `face`, as `kvstore.open` does."""
-    require_durability(durability)
+    DURABILITY.check("durability", durability)
     if path == ":memory:":
         raise UsageError(
             f"{path!r} would be a directory of that name",
@@ -76,9 +76,9 @@ def open_as(
     began = time.perf_counter()
     directory = None if path is None else require_path(path)
     if clock is not None and not callable(getattr(clock, "wall_ns", None)):
-        raise UsageError(f"clock={clock!r}", "pass a Clock, or an object with wall_ns()")
+        raise UsageError(Argument.of("clock", clock), "pass a Clock, or an object with wall_ns()")
     if options is not None and (not isinstance(options, Options) or engine != "rocksdb"):
-        raise UsageError(f"options={options!r}", 'pass Options, for engine="rocksdb" only')
+        raise UsageError(Argument.of("options", options), 'pass Options, for engine="rocksdb" only')
     opened = _open_engine(directory, engine, create=create, knobs=options or DEFAULTS)
     try:
         store = assemble(

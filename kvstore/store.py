@@ -48,7 +48,14 @@ from kvstore.codec.keys import span_bounds
 from kvstore.codec.tuples import desc
 from kvstore.engine import CHANGES, DATA, RANGES, Engine, FileSpan, WriteBatch
 from kvstore.engine.rocks import RocksEngine
-from kvstore.errors import ClosedError, KVStoreError, PoisonedError, UsageError, storage_errors
+from kvstore.errors import (
+    Argument,
+    ClosedError,
+    KVStoreError,
+    PoisonedError,
+    UsageError,
+    storage_errors,
+)
 from kvstore.feeds import Feed, Feeds, Position
 from kvstore.feeds.history import History
 from kvstore.feeds.replica import Replication
@@ -79,7 +86,7 @@ from kvstore.retention.gc import Collector, GcPolicy, GcReport, GcWorker
 from kvstore.snapshot import Snapshot
 from kvstore.timeline.changesets import Changesets
 from kvstore.timeline.committer import Committer
-from kvstore.timeline.durability import Durability, require_durability
+from kvstore.timeline.durability import DURABILITY, Durability
 from kvstore.timeline.expiries import Expires
 from kvstore.timeline.holds import USER, Hold, HoldRecord
 from kvstore.timeline.parts import Parts
@@ -168,7 +175,7 @@ class Upkeep:
         """
         self._collector.require_running()
         if not isinstance(policy, GcPolicy):
-            raise UsageError(f"gc={policy!r}", "pass a GcPolicy")
+            raise UsageError(Argument.of("gc", policy), "pass a GcPolicy")
         self.stop_gc()
         self._worker = GcWorker(policy, self._run, failures=self._failures, after_run=after_run)
         return self._worker
@@ -853,7 +860,7 @@ class Store(Readable):
         keys or spans that the transaction read.
         """
         if durability is not None:
-            require_durability(durability)
+            DURABILITY.check("durability", durability)
         return self._transactions.begin(durability=durability)
 
     def transact(
@@ -894,7 +901,7 @@ class Store(Readable):
         """
         self._committer.health.require()
         if durability is not None:
-            require_durability(durability)
+            DURABILITY.check("durability", durability)
         committer = self._committer
         commit = partial(committer.commit, durability=durability)
         rows = partial(_table_rows, self, self._transactions, self._parts)

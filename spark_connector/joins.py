@@ -21,7 +21,7 @@ from kvstore.base.clock import Clock
 from kvstore.base.span import Span
 from kvstore.base.timestamp import TimeLike, reached, to_timestamp
 from kvstore.bulk.tables import outside_values
-from kvstore.errors import UsageError
+from kvstore.errors import Argument, UsageError
 from kvstore.mvcc.arrow import to_microseconds
 from kvstore.mvcc.parallel_scan import split_span
 from kvstore.spark.access import Access, Address, asked, freeze_objects, plain_errors
@@ -76,7 +76,9 @@ def added_fields(
     names = OFFERED.names
     is_sound = not isinstance(asked, str) and len(set(asked)) == len(asked)
     if not is_sound or not set(asked).issubset(names):
-        raise UsageError(f"columns={columns!r}", f"pass some of {', '.join(names)}, each once")
+        raise UsageError(
+            Argument.of("columns", columns), f"pass some of {', '.join(names)}, each once"
+        )
     return fields_named([OFFERED[name] for name in asked], labels, prefix)
 
 
@@ -86,7 +88,7 @@ def fields_named(
     """The fields under names that begin with `prefix`. Raises `UsageError` for a name that the
     labels have."""
     if not isinstance(prefix, str):
-        raise UsageError(f"prefix={prefix!r}", "pass text")
+        raise UsageError(Argument.of("prefix", prefix), "pass text")
     taken = {name.lower() for name in labels.names}
     for field in fields:
         if (prefix + field.name).lower() in taken:  # Spark's names of columns ignore case
@@ -210,7 +212,7 @@ def row_fields(
         names = [c.name for c in table.codec.definition.columns if c not in asked]
         columns = [*names, TIMESTAMP_COLUMN]
     if isinstance(columns, str):
-        raise UsageError(f"columns={columns!r}", "pass a list of names")
+        raise UsageError(Argument.of("columns", columns), "pass a list of names")
     own = [name for name in columns if name in TIMES and name in table.codec.definition.by_name]
     if own:
         raise UsageError(
@@ -557,7 +559,7 @@ def _require_places(df: object, source: object) -> None:
 def _require_rules(max_age: object, on_gone: object) -> None:
     AGE.or_none.check("max_age", max_age)
     if on_gone not in ("error", "null"):
-        raise UsageError(f"on_gone={on_gone!r}", "pass 'error' or 'null'")
+        raise UsageError(Argument.of("on_gone", on_gone), "pass 'error' or 'null'")
 
 
 def _require_one_time(table: TypedRows | None, known_at: object) -> None:

@@ -46,7 +46,7 @@ from kvstore import bulk
 from kvstore.base.arguments import integer
 from kvstore.base.span import Span, require_key
 from kvstore.base.timestamp import Timestamp
-from kvstore.bulk.ingest import OnConflict, require_on_conflict
+from kvstore.bulk.ingest import ON_CONFLICT, OnConflict
 from kvstore.bulk.loading import key_text, stored_batches, stored_schema
 from kvstore.bulk.micro_batches import BatchOrigin
 from kvstore.bulk.part import Part, PartWriter
@@ -1231,7 +1231,7 @@ def run_import(
     The seconds of the report are 0 if the job ran before. `check` is as in `bulk.ingest`.
     `of_batch` is given by `batch_importer`.
     """
-    require_on_conflict(on_conflict)
+    ON_CONFLICT.check("on_conflict", on_conflict)
     with as_store(store) as into:  # a client whose files are elsewhere is refused before the build
         known = None if import_id is None else _added_before(into, import_id, of_batch)
         place = _staging_place(into, staging)

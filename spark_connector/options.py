@@ -34,7 +34,7 @@ from kvstore.base.span import Span
 from kvstore.base.timestamp import OTHER_UNITS_MAX, Timestamp, is_plain_number, to_timestamp
 from kvstore.bulk.staging import BucketUrl
 from kvstore.changes import Revisions
-from kvstore.errors import UsageError
+from kvstore.errors import Argument, UsageError
 from kvstore.limits import ARROW_BYTES_MAX, ARROW_ROWS_MAX, READER_LEASE_S_MAX
 from kvstore.spark.access import LEASE_SECONDS, Access, staging_at
 from kvstore.spark.pushdown import Filters, from_text, spans_of
@@ -375,4 +375,4 @@ def _revisions(given: Mapping[str, str]) -> Revisions:
     for known in REVISIONS:
         if text == known:
             return known
-    raise UsageError(f"revisions={text!r}", 'pass "all" or "latest"')
+    raise UsageError(Argument.of("revisions", text), 'pass "all" or "latest"')

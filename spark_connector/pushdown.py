@@ -19,7 +19,7 @@ from kvstore.base.span import Span, merge_spans, prefix_end
 from kvstore.bulk.tables import is_binary
 from kvstore.codec.keys import TERMINATOR
 from kvstore.engine import FileSpan
-from kvstore.errors import UsageError
+from kvstore.errors import Argument, UsageError
 from kvstore.limits import KEY_BYTES_MAX
 from kvstore.spark.origins import Origin
 from kvstore.tables import TableCodec
@@ -170,7 +170,9 @@ def spans_of(given: Mapping[str, str]) -> tuple[Span, ...]:
     encoding = given.get("keyencoding", "text")
     decode = _DECODERS.get(encoding.lower())
     if decode is None:
-        raise UsageError(f"keyEncoding={encoding!r}", f"pass one of {', '.join(_DECODERS)}")
+        raise UsageError(
+            Argument.of("keyEncoding", encoding), f"pass one of {', '.join(_DECODERS)}"
+        )
 
     def key(name: str, text: str) -> bytes:
         if _PYTHON_BYTES.fullmatch(text):

@@ -23,7 +23,7 @@ from kvstore.batch import Batch
 from kvstore.bulk.building import BucketPlace, BuildingPlace, DirectoryPlace, Import
 from kvstore.bulk.ingest import OnConflict
 from kvstore.bulk.micro_batches import BatchOrigin
-from kvstore.bulk.part import Part, PartWriter, require_compression
+from kvstore.bulk.part import COMPRESSION, Part, PartWriter
 from kvstore.bulk.pushes import Push, Pushes, shard_of
 from kvstore.bulk.pushes.log import MicroBatch
 from kvstore.bulk.sort import Duplicates
@@ -70,7 +70,7 @@ class StagingWriter(DataSourceArrowWriter):
 
     def __init__(self, place: Path | BucketUrl, schema: StructType, *, compression: str) -> None:
         _require_columns(schema)
-        require_compression(compression)
+        COMPRESSION.check("compression", compression)
         self._place = place
         if isinstance(place, Path):
             made = Import.create(place)

@@ -188,7 +188,7 @@ def mode_of(
     """The mode that the arguments of a caller describe. A push of a table replaces its keys: the
     rows, and the entries of its indexes. Raises `UsageError`."""
     if mode not in (ADD, REPLACE):
-        raise UsageError(f"mode={mode!r}", 'pass "add" or "replace"')
+        raise UsageError(Argument.of("mode", mode), 'pass "add" or "replace"')
     if codec is not None:
         if prefix is not None:
             raise UsageError((Argument.of("prefix", prefix), " with a table"), "leave it out")
@@ -729,7 +729,7 @@ _Known: TypeAlias = "dict[str, tuple[int, StoreStatus]]"
 def require_name(name: object) -> str:
     """`name`, if it can name a store. Raises `UsageError`."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise UsageError(f"name={name!r}", "use letters, digits, . _ and -, 100 at most")
+        raise UsageError(Argument.of("name", name), "use letters, digits, . _ and -, 100 at most")
     return name
 
 

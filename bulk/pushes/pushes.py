@@ -56,7 +56,14 @@ from kvstore.bulk.sort import Duplicates, Sorter
 from kvstore.bulk.staging import BEGUN_NAME, Bucket, EncodedBy, Manifest, Staging, scratch_directory
 from kvstore.codec.columns import due_column
 from kvstore.codec.keys import IMPORT_ID_MAX
-from kvstore.errors import BusyError, ImportRefusedError, KeyOrderError, UsageError, printable
+from kvstore.errors import (
+    Argument,
+    BusyError,
+    ImportRefusedError,
+    KeyOrderError,
+    UsageError,
+    printable,
+)
 from kvstore.limits import KEY_BYTES_MAX, ORPHAN_S, PUSH_POLL_S
 from kvstore.storage.contract import Blob
 from kvstore.storage.wrapped import BlobBelow, until_stopped
@@ -242,9 +249,9 @@ class Pushes:
         """
         seconds = None if timeout is None else SECONDS.check("timeout", timeout)
         if isinstance(names, str) or not isinstance(names, Collection):
-            raise UsageError(f"names={names!r}", "pass a list of names of stores")
+            raise UsageError(Argument.of("names", names), "pass a list of names of stores")
         if until not in ("added", "reverted"):
-            raise UsageError(f"until={until!r}", "pass 'added' or 'reverted'")
+            raise UsageError(Argument.of("until", until), "pass 'added' or 'reverted'")
         began = time.monotonic()
         push = self._found(number)
         while True:

@@ -10,9 +10,9 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 from typing_extensions import Self
 
+from kvstore.base.arguments import ArgumentKind, word
 from kvstore.base.timestamp import Timestamp
 from kvstore.changes.epochs import ChangesetId
-from kvstore.errors import UsageError
 
 # --------------------------------------------------------------------------------------------------
 # One change that a commit made to one key or one range.
@@ -80,8 +80,10 @@ class ExpiringChange(Expiring, Change):
 
 Images: TypeAlias = Literal["none", "delta", "pre", "post", "pre+post"]
 IMAGES: Final = ("none", "delta", "pre", "post", "pre+post")
+IMAGES_CHOICE: Final[ArgumentKind[Images]] = word(*IMAGES)
 Expand: TypeAlias = Literal["none", "imports", "all"]
 EXPAND: Final = ("none", "imports", "all")
+EXPAND_CHOICE: Final[ArgumentKind[Expand]] = word(*EXPAND)
 
 
 class Operation(IntEnum):
@@ -135,17 +137,3 @@ class Event(NamedTuple):
 
 class ExpiringEvent(Expiring, Event):
     """The event of a put whose value expires."""
-
-
-def require_images(images: str) -> Images:
-    """Raise `UsageError` unless `images` is a choice."""
-    if images not in IMAGES:
-        raise UsageError(f"images={images!r}", f"pass one of {', '.join(IMAGES)}")
-    return images  # type: ignore[return-value]  # just checked
-
-
-def require_expand(expand: str) -> Expand:
-    """Raise `UsageError` unless `expand` is a choice."""
-    if expand not in EXPAND:
-        raise UsageError(f"expand={expand!r}", f"pass one of {', '.join(EXPAND)}")
-    return expand  # type: ignore[return-value]  # just checked

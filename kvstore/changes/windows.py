@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import chain, groupby, islice, repeat
 from operator import itemgetter
-from typing import Literal, TypeAlias, TypeVar
+from typing import Final, Literal, TypeAlias, TypeVar
 
+from kvstore.base.arguments import ArgumentKind, word
 from kvstore.base.span import Span
 from kvstore.base.timestamp import Timestamp
 from kvstore.changes.epochs import ChangesetId
@@ -39,7 +40,7 @@ from kvstore.changes.index import (
     Select,
     placed,
 )
-from kvstore.errors import CorruptionError, UsageError
+from kvstore.errors import CorruptionError
 from kvstore.limits import (
     DUE_ROWS_MAX,
     EXPIRY_READ_BYTES,
@@ -74,18 +75,12 @@ from kvstore.mvcc.versions import Versions
 
 Revisions: TypeAlias = Literal["all", "latest"]
 Order: TypeAlias = Literal["key", "time"]
+REVISIONS_CHOICE: Final[ArgumentKind[Revisions]] = word("all", "latest")
+ORDER_CHOICE: Final[ArgumentKind[Order]] = word("key", "time")
 RowsOfImport: TypeAlias = "Callable[[bytes, Span], Iterator[tuple[bytes, bytes | None]]]"
 """The rows that an import has in a span, by key; the index stores its id in this form."""
 
 _OP, _KEY = (itemgetter(Change._fields.index(name)) for name in ("op", "key"))
-
-
-def require_choices(revisions: str, order: str) -> None:
-    """Raise `UsageError` unless both are known choices."""
-    if revisions not in ("all", "latest"):
-        raise UsageError(f"revisions={revisions!r}", 'pass "all" or "latest"')
-    if order not in ("key", "time"):
-        raise UsageError(f"order={order!r}", 'pass "key" or "time"')
 
 
 class ChangeReader:

@@ -21,18 +21,19 @@ from kvstore.base.timestamp import NOW, NS_PER_SECOND, OLDEST, TimeLike, Timesta
 from kvstore.changes.batches import from_events
 from kvstore.changes.epochs import Audit, ChangesetId, Epoch, find_anchor
 from kvstore.changes.events import (
+    EXPAND_CHOICE,
+    IMAGES_CHOICE,
     Change,
     Event,
     Expand,
     Images,
     Operation,
-    require_expand,
-    require_images,
 )
 from kvstore.changes.index import ChangeIndex
 from kvstore.changes.streams import Generation
 from kvstore.changes.windows import DueTimes, EventReader, Wanted
 from kvstore.errors import (
+    Argument,
     ClosedError,
     CorruptionError,
     HistoryGoneError,
@@ -170,7 +171,9 @@ class Share(NamedTuple):
         if streams is None:
             return cls()
         if not isinstance(streams, tuple) or [type(part) for part in streams] != [int, int]:
-            raise UsageError(f"streams={streams!r}", "pass (worker, workers), or None for all")
+            raise UsageError(
+                Argument.of("streams", streams), "pass (worker, workers), or None for all"
+            )
         share = cls(*streams)
         if not 1 <= share.workers <= STREAMS_MAX or not 0 <= share.worker < share.workers:
             raise UsageError(
@@ -372,7 +375,7 @@ class Feed:
         `HoldLostError` once the budget was exceeded, and `ClosedError` when the store closes.
         """
         if heartbeat is not None and not SECONDS.check("heartbeat", heartbeat):
-            raise UsageError(f"heartbeat={heartbeat}", "pass seconds above 0, or None")
+            raise UsageError(Argument("heartbeat", str(heartbeat)), "pass seconds above 0, or None")
         return self._tail.batches(follow=follow, heartbeat=heartbeat)
 
     def __iter__(self) -> Iterator[FeedBatch]:
@@ -461,7 +464,11 @@ class Feeds:
     ) -> Feed:
         """See `Store.feed`."""
         share = Share.of(streams)
-        wanted = Wanted(SPAN.check("span", span), require_images(images), require_expand(expand))
+        wanted = Wanted(
+            SPAN.check("span", span),
+            IMAGES_CHOICE.check("images", images),
+            EXPAND_CHOICE.check("expand", expand),
+        )
         AGE.or_none.check("max_age", max_age)
         self._committer.health.require()
         require_name(name)
@@ -495,7 +502,11 @@ class Feeds:
         position below the last ack may lack history.
         """
         share = Share.of(streams)
-        wanted = Wanted(SPAN.check("span", span), require_images(images), require_expand(expand))
+        wanted = Wanted(
+            SPAN.check("span", span),
+            IMAGES_CHOICE.check("images", images),
+            EXPAND_CHOICE.check("expand", expand),
+        )
         hold = Hold(self._holds, hold_name(require_name(name), share), token)
         _ = hold.timestamp  # raises if it is not the caller's
         self._committer.readable(position.timestamp)

@@ -19,15 +19,16 @@ from kvstore.base.arguments import SPAN
 from kvstore.base.span import Span
 from kvstore.base.timestamp import TimeLike, is_oldest
 from kvstore.changes.batches import ColumnReader, record_batch_reader
-from kvstore.changes.events import Change, Event, Expand, Images, require_expand, require_images
+from kvstore.changes.events import EXPAND_CHOICE, IMAGES_CHOICE, Change, Event, Expand, Images
 from kvstore.changes.windows import (
+    ORDER_CHOICE,
+    REVISIONS_CHOICE,
     ChangeReader,
     DueTimes,
     EventReader,
     Order,
     Revisions,
     Wanted,
-    require_choices,
 )
 from kvstore.timeline.parts import Parts
 
@@ -57,7 +58,8 @@ class History:
         with_dues: bool = False,
     ) -> Iterator[Change]:
         """See `Store.changes`. The due times of changes are read only `with_dues`."""
-        require_choices(revisions, order)
+        REVISIONS_CHOICE.check("revisions", revisions)
+        ORDER_CHOICE.check("order", order)
         reads = self._reads
         low, high = reads.window(since, upto)
         needed = high if low == 0 and revisions == "latest" else low
@@ -136,7 +138,11 @@ class History:
         """
         if is_oldest(since):
             since = max(self._reads.whole_since, self._reads.indexed_since)
-        wanted = Wanted(SPAN.check("span", span), require_images(images), require_expand(expand))
+        wanted = Wanted(
+            SPAN.check("span", span),
+            IMAGES_CHOICE.check("images", images),
+            EXPAND_CHOICE.check("expand", expand),
+        )
         wanted = self.plain(wanted)
         low, high = self._reads.window(since, upto)
         self._reads.require_kept(wanted.span, low)

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from kvstore.base.notices import notice
-from kvstore.errors import UsageError
+from kvstore.errors import Argument, UsageError
 from kvstore.limits import WARNING_EVERY_S
 
 OPERATIONS: Final = (
@@ -50,7 +50,9 @@ def warn_of_slow(store: Watchable, longer_than: timedelta) -> None:
     if hasattr(vars(store).get("put"), "is_watched"):
         raise UsageError(f"{store!r} is watched already", "watch it once")
     if longer_than < timedelta(0):
-        raise UsageError(f"longer_than={longer_than}", "pass a time that is not negative")
+        raise UsageError(
+            Argument("longer_than", str(longer_than)), "pass a time that is not negative"
+        )
     where = str(store.path or "in memory")
     for name in OPERATIONS:
         watched = _watched(getattr(store, name), name, where, longer_than.total_seconds())

@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable
 from typing import Final, NamedTuple, NoReturn, TypeVar
 
-from kvstore.errors import DeterminateError, IndeterminateError, UsageError
+from kvstore.errors import Argument, DeterminateError, IndeterminateError, UsageError
 from kvstore.limits import RETRY_S, RETRY_TOLD_S
 
 LOG: Final = logging.getLogger("kvstore.backup")
@@ -62,9 +62,14 @@ class Patience:
         """
         if seconds is not None:
             if isinstance(seconds, bool) or not isinstance(seconds, int | float):
-                raise UsageError(f"patience={seconds!r} is no number", "pass seconds")
+                raise UsageError(
+                    (Argument.of("patience", seconds), " is no number"), "pass seconds"
+                )
             if not 0 <= seconds < math.inf:
-                raise UsageError(f"patience={seconds!r} is out of range", "pass seconds, 0 or more")
+                raise UsageError(
+                    (Argument.of("patience", seconds), " is out of range"),
+                    "pass seconds, 0 or more",
+                )
         self._seconds = seconds
         self.tell = tell
         self.pause = pause

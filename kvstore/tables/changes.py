@@ -11,11 +11,12 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 import pyarrow as pa
 
+from kvstore.base.arguments import ArgumentKind, word
 from kvstore.base.span import Span
 from kvstore.base.timestamp import TimeLike, Timestamp
 from kvstore.changes import Change
 from kvstore.changes.events import Event
-from kvstore.errors import CorruptionError, UsageError
+from kvstore.errors import CorruptionError
 from kvstore.feeds import Feed, FeedBatch, Position
 from kvstore.limits import SCAN_CHUNK
 from kvstore.mvcc.arrow import to_microseconds
@@ -36,6 +37,7 @@ from kvstore.tables.sources import StoreRows
 # of such a row raises, and names it, or it is handed over as its stored bytes (`OnUnreadable`).
 
 RowImages: TypeAlias = Literal["pre+post", "post", "pre"]
+ROW_IMAGES: Final[ArgumentKind[RowImages]] = word("pre+post", "post", "pre")
 CHANGE_FIELDS: Final = [
     pa.field("_change_type", pa.string(), nullable=False),
     pa.field("_commit_version", pa.int64(), nullable=False),
@@ -72,12 +74,6 @@ def change_schema(codec: TableCodec, columns: Sequence[str] | None) -> pa.Schema
         if field.name in chosen.names:
             raise two_named(codec.definition, field.name)
     return pa.schema([*chosen, *CHANGE_FIELDS])
-
-
-def require_images(images: object) -> None:
-    """Raise `UsageError` for an unknown choice."""
-    if images not in ("pre+post", "post", "pre"):
-        raise UsageError(f"images={images!r}", "pass 'pre+post', 'post' or 'pre'")
 
 
 def changed_batches(
@@ -296,7 +292,7 @@ def open_feed(
     batch_bytes: int | None = None,
 ) -> TableFeed:
     """See `Table.feed`."""
-    require_images(images)
+    ROW_IMAGES.check("images", images)
     codec = rows.codec(table)
     codec.schema_of(columns)  # refuses unknown ones before a hold is taken
     feed = rows.store.feed(

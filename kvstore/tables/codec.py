@@ -28,7 +28,7 @@ from kvstore.codec.tuples import (
     encode_double,
     flip,
 )
-from kvstore.errors import CorruptionError, FormatVersionError, UsageError
+from kvstore.errors import Argument, CorruptionError, FormatVersionError, UsageError
 from kvstore.limits import KEY_BYTES_MAX
 from kvstore.loops import contract
 from kvstore.loops.contract import ROW_FORMAT, Made
@@ -849,10 +849,12 @@ class TableCodec:
         if names is None:
             return list(self.definition.columns)
         if isinstance(names, str | bytes) or not isinstance(names, Sequence):
-            raise UsageError(f"columns={names!r}", "pass a list of names")
+            raise UsageError(Argument.of("columns", names), "pass a list of names")
         found = [self.definition.column(name) for name in names]
         if len(set(names)) < len(found):
-            raise UsageError(f"columns={names!r} names one twice", "name each column once")
+            raise UsageError(
+                (Argument.of("columns", names), " names one twice"), "name each column once"
+            )
         return found
 
     def _row_codec(self, number: int) -> RowCodec:

@@ -30,7 +30,7 @@ from kvstore.base.timestamp import (
     microseconds_of,
 )
 from kvstore.codec.columns import key_column, require_bytes_type, require_time_type, time_column
-from kvstore.errors import HistoryGoneError, NotYetWrittenError, UsageError, printable
+from kvstore.errors import Argument, HistoryGoneError, NotYetWrittenError, UsageError, printable
 from kvstore.limits import (
     JOIN_LABEL_BYTES_MAX,
     JOIN_ROWS_FIRST,
@@ -695,7 +695,7 @@ def require_column_name(given: object, name: str) -> str:
 def require_prefix(prefix: object) -> None:
     """Raise `UsageError` unless a prefix of names is a text."""
     if not isinstance(prefix, str):
-        raise UsageError(f"prefix={prefix!r}", "pass text to stand before the names")
+        raise UsageError(Argument.of("prefix", prefix), "pass text to stand before the names")
 
 
 class Pieces:
@@ -922,7 +922,7 @@ def join(
     are as in `Store.join`; a name that two sources add is refused.
     """
     if on_gone not in ("error", "null"):
-        raise UsageError(f"on_gone={on_gone!r}", "pass 'error' or 'null'")
+        raise UsageError(Argument.of("on_gone", on_gone), "pass 'error' or 'null'")
     if not isinstance(joins, Sequence) or not joins:
         raise UsageError("there is no source to join", "pass a list of stores or of kvstore.Join")
     parts = [_part(each, key, on_gone == "null") for each in joins]
@@ -979,7 +979,9 @@ def _names(join: Join, chosen: Sequence[str] | None, fields: list[str]) -> tuple
         or not all(isinstance(name, str) for name in names)
         or len(set(names)) < len(names)
     ):
-        raise UsageError(f"columns={names!r}", "pass two names: of the value and of its timestamp")
+        raise UsageError(
+            Argument.of("columns", names), "pass two names: of the value and of its timestamp"
+        )
     return tuple(join.prefix + name for name in names)
 
 

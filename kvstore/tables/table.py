@@ -29,6 +29,7 @@ from kvstore.tables.catalogue import (
     require_name,
 )
 from kvstore.tables.changes import (
+    ROW_IMAGES,
     OnUnreadable,
     RowImages,
     TableFeed,
@@ -36,7 +37,6 @@ from kvstore.tables.changes import (
     changed_batches,
     hand_over,
     open_feed,
-    require_images,
 )
 from kvstore.tables.codec import (
     TableCodec,
@@ -406,7 +406,7 @@ class Table:
         A row that its columns do not hold, which an older release took, raises `CorruptionError`
         behind the rows before it. With `on_unreadable` such a row is handed over as it is stored,
         and left out."""
-        require_images(images)
+        ROW_IMAGES.check("images", images)
         rows = self._kept_rows("asked for its changes")
         upto = rows.time(upto, "upto")
         codec = rows.codec(self.name, upto)

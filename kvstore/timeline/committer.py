@@ -44,12 +44,12 @@ from kvstore.mvcc.meta import SINCE, UPPER, Meta, Publish, Records, nothing
 from kvstore.mvcc.versions import Versions, stored_tombstones
 from kvstore.mvcc.write_set import WriteSet, stage
 from kvstore.timeline.durability import (
+    DURABILITY,
     Durability,
     DurableMark,
     GroupSync,
     Health,
     Mend,
-    require_durability,
 )
 from kvstore.timeline.expiries import NEVER, Expiries
 from kvstore.timeline.frontiers import OPEN, Frontiers, Policy, require_readable
@@ -100,7 +100,7 @@ class Committer:
         self._timeline = timeline
         self.capture = capture
         self._meta = Meta(self._engine)
-        self.durability = require_durability(durability)
+        self.durability = DURABILITY.check("durability", durability)
         self.policy = policy
         self.lock = threading.RLock()
         self.recent = RecentCommits(versions.newest, upper)
@@ -135,7 +135,7 @@ class Committer:
         `token` names the request that the commit carries out: a repetition of the request raises
         `RepeatedError` before the check, and the commit has a note of it.
         """
-        how = self.durability if durability is None else require_durability(durability)
+        how = self.durability if durability is None else DURABILITY.check("durability", durability)
         writes.seal()
         if self.expiries.next_at != NEVER:
             self.catch_up()

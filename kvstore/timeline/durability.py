@@ -15,6 +15,7 @@ from copy import copy
 from pathlib import Path
 from typing import Final, Literal, TypeAlias
 
+from kvstore.base.arguments import ArgumentKind, word
 from kvstore.base.meters import Meters
 from kvstore.engine.api import Engine
 from kvstore.errors import (
@@ -22,7 +23,6 @@ from kvstore.errors import (
     KVStoreError,
     OutOfSpaceError,
     PoisonedError,
-    UsageError,
     storage_errors,
 )
 from kvstore.limits import FSYNC_WARNED_S, GROUP_COMMIT_WAIT_S_MAX
@@ -110,14 +110,8 @@ def read_durable_mark(directory: Path) -> int:
 # 6. Later calls report the first failure, and no thread waits for a store that has ended.
 
 Durability: TypeAlias = Literal["sync", "group", "async"]
-DURABILITIES = ("sync", "group", "async")
-
-
-def require_durability(durability: str) -> Durability:
-    """Raise `UsageError` on an unknown one."""
-    if durability not in DURABILITIES:
-        raise UsageError(f"durability={durability!r}", f"pass one of {', '.join(DURABILITIES)}")
-    return durability  # type: ignore[return-value]  # just checked
+DURABILITIES: Final = ("sync", "group", "async")
+DURABILITY: Final[ArgumentKind[Durability]] = word(*DURABILITIES)
 
 
 Mend: TypeAlias = "Callable[[], bool]"

@@ -19,7 +19,7 @@ from kvstore.base.forks import own
 from kvstore.base.timestamp import NS_PER_SECOND, TIMESTAMP_MAX, TimeLike, Timestamp
 from kvstore.codec.json import JsonObject
 from kvstore.engine.api import WriteBatch
-from kvstore.errors import FencedError, HoldLostError, NotFoundError, UsageError
+from kvstore.errors import Argument, FencedError, HoldLostError, NotFoundError, UsageError
 from kvstore.limits import HOLD_TEXT_CHARS_MAX
 from kvstore.mvcc.meta import KeptRecords, Meta, optional_timestamp_of, timestamp_of
 from kvstore.timeline.committer import Committer
@@ -397,7 +397,7 @@ class Holds:
         for name in (*wanted, kind):
             _require_name(name)
         if not isinstance(address, str):
-            raise UsageError(f"address={address!r}", "pass a text")
+            raise UsageError(Argument.of("address", address), "pass a text")
         max_age_ns = None
         if max_age is not None:  # the record has no room for more, and no store is so old
             max_age_ns = min(int(max_age.total_seconds() * NS_PER_SECOND), TIMESTAMP_MAX)

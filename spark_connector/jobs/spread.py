@@ -21,6 +21,7 @@ from kvstore.backup.shard import ShardSnapshot
 from kvstore.base.background import Failures
 from kvstore.base.clock import Clock
 from kvstore.errors import (
+    Argument,
     CorruptionError,
     HistoryGoneError,
     KVStoreError,
@@ -54,7 +55,7 @@ def task_count(spark: SparkSession, size_bytes: int, wanted: int | None = None) 
     session of Spark Connect only a small job needs no `wanted`."""
     if wanted is not None:
         if wanted < 1:
-            raise UsageError(f"tasks={wanted}", "pass at least one, or leave it out")
+            raise UsageError(Argument("tasks", str(wanted)), "pass at least one, or leave it out")
         return wanted
     if size_bytes < BYTES_WORTH_SHARING:
         return 1

@@ -147,7 +147,7 @@ def test_times_and_stores_that_cannot_be_drilled_are_refused_and_not_recorded(
     collection.backup(store)
     with pytest.raises(NotYetWrittenError):
         collection.drill(store.put(b"a", b"3"))
-    with pytest.raises(UsageError, match="pass store="):
+    with pytest.raises(UsageError, match="pass store"):
         collection.drill(depth="contents")
     with pytest.raises(UsageError, match="pass one of open, contents"):
         collection.drill(depth="files")  # type: ignore[arg-type]

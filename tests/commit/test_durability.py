@@ -12,7 +12,7 @@ import pytest
 from kvstore.base.meters import Meters
 from kvstore.base.timestamp import Timestamp
 from kvstore.errors import PoisonedError, StorageError, UsageError
-from kvstore.timeline.durability import GroupSync, Health, require_durability
+from kvstore.timeline.durability import DURABILITY, GroupSync, Health
 from kvstore.timeline.frontiers import Frontiers
 
 
@@ -96,4 +96,4 @@ def test_a_leader_that_is_interrupted_lets_the_next_one_lead(rig: Rig) -> None:
 @pytest.mark.parametrize("durability", ["", "fsync", "Sync"])
 def test_an_unknown_durability_is_refused(durability: str) -> None:
     with pytest.raises(UsageError, match="sync, group, async"):
-        require_durability(durability)
+        DURABILITY.check("durability", durability)

@@ -39,7 +39,7 @@ from kvstore.changes.index import OP_DELETE, OP_DELETE_RANGE, OP_PUT
 from kvstore.changes.streams import Generation, generation
 from kvstore.codec.json import JsonObject
 from kvstore.codec.tuples import desc
-from kvstore.errors import ClosedError, HistoryGoneError, KVStoreError, UsageError
+from kvstore.errors import Argument, ClosedError, HistoryGoneError, KVStoreError, UsageError
 from kvstore.feeds import STARTS, FeedBatch, Position, Share
 from kvstore.limits import (
     CLIENT_PATIENCE_S,
@@ -400,7 +400,7 @@ class ClientFeed:
     ) -> Iterator[FeedBatch]:
         """See `Feed.batches`. Each batch is a round trip; following waits at the server."""
         if heartbeat is not None and not SECONDS.check("heartbeat", heartbeat):
-            raise UsageError(f"heartbeat={heartbeat}", "pass seconds above 0, or None")
+            raise UsageError(Argument("heartbeat", str(heartbeat)), "pass seconds above 0, or None")
         wait = min(heartbeat or self._pool.poll_s, self._pool.poll_s) if follow else 0.0
         while True:
             batch = self._fetch(wait)

@@ -52,7 +52,7 @@ from kvstore.tables.catalogue import (
     define,
     require_name,
 )
-from kvstore.tables.changes import OnUnreadable, RowImages, require_images
+from kvstore.tables.changes import ROW_IMAGES, OnUnreadable, RowImages
 from kvstore.tables.codec import TableCodec, dicts
 from kvstore.tables.definition import Definition, definition_key
 from kvstore.tables.indexes import index_span
@@ -495,7 +495,7 @@ class ClientTable(Table):
     ) -> pa.RecordBatchReader:
         """See `Table.changes`. Raises `UsageError` for `on_unreadable`: the server decodes the
         rows."""
-        require_images(images)
+        ROW_IMAGES.check("images", images)
         if on_unreadable is not None:
             raise UsageError(
                 "on_unreadable of a client's table", "ask in the process of the store, or beside it"

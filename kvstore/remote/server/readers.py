@@ -29,7 +29,7 @@ from typing import IO, Any, Final
 from kvstore.base.background import Failures
 from kvstore.base.clock import Clock
 from kvstore.base.forks import own, undivided
-from kvstore.errors import StorageError, UsageError
+from kvstore.errors import Argument, StorageError, UsageError
 from kvstore.limits import (
     SERVER_READER_GRACE_S,
     SERVER_READER_PAUSE_S,
@@ -125,7 +125,7 @@ class Readers:
         """`listener` is the socket that callers reach, `tls_files` the certificate and its key.
         Raises `UsageError` for a store that processes cannot follow."""
         if not 1 <= count <= SERVER_READERS_MAX:
-            raise UsageError(f"readers={count}", f"pass 0 to {SERVER_READERS_MAX}")
+            raise UsageError(Argument("readers", str(count)), f"pass 0 to {SERVER_READERS_MAX}")
         store = app.service.store
         if store.path is None or engine_at(store.path) != "rocksdb":
             raise UsageError("readers of a store in memory", "serve a store of the engine rocksdb")

@@ -10,7 +10,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import BinaryIO, Final, Literal
 
-from kvstore.errors import LockedError, NotAStoreError, UsageError, storage_errors
+from kvstore.errors import Argument, LockedError, NotAStoreError, UsageError, storage_errors
 from kvstore.storage.journal.files import (
     JOURNAL,
     LOCK_NAME,
@@ -215,7 +215,9 @@ def salvage(
     release wrote the source.
     """
     if keep not in ("prefix", "all"):
-        raise UsageError(f"keep={keep!r} is neither 'prefix' nor 'all'", "pass one of the two")
+        raise UsageError(
+            (Argument.of("keep", keep), " is neither 'prefix' nor 'all'"), "pass one of the two"
+        )
     target = os.path.realpath(os.fspath(destination))
     found = inspect(os.path.abspath(os.fspath(source)), files=files)
     if not found.files and not found.missing:
