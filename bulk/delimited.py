@@ -265,9 +265,10 @@ class DelimitedFile:
             column = self._converted(name, column, kind)
         if pa.types.is_decimal(kind):
             self._require(name, column, kind, _over_precision(column))
-            if told.has_long:
+            digits = _digits_surely_exact(kind)
+            if digits < _DIGITS_SEEN or told.has_long:
                 texts = self._arrow(told.block, {name: pa.string()}).column(name)
-                self._require(name, texts, kind, _altered_decimals(texts, column))
+                self._require(name, texts, kind, _altered_decimals(texts, column, digits))
         elif pa.types.is_integer(kind) or pa.types.is_duration(kind):
             if told.has_hex:  # 0xFF would be -1 in an int8
                 texts = self._arrow(told.block, {name: pa.string()}).column(name)
@@ -328,8 +329,8 @@ class _Told:
 
     @cached_property
     def has_long(self) -> bool:
-        """Whether a number may be written with an exponent or with more than 38 digits. Among so
-        many, two words of eight bytes lie side by side that are all digits."""
+        """Whether a number may be written with an exponent or with `_DIGITS_SEEN` digits in a row.
+        Among so many, two words of eight bytes lie side by side that are all digits."""
         data = np.frombuffer(self.block, np.uint8)
         places = np.flatnonzero(data[1:-1] | 0x20 == ord("e")) + 1
         if np.any(_NUMERAL[data[places - 1]] & _NUMERAL[data[places + 1]]):
@@ -339,6 +340,7 @@ class _Told:
         return bool(np.any(digits[:-1] & digits[1:]))
 
 
+_DIGITS_SEEN: Final = 23
 _NUMERAL: Final = np.isin(np.arange(256), np.frombuffer(b"0123456789.+-", np.uint8))
 
 
@@ -386,12 +388,19 @@ def _over_precision(column: pa.Array) -> list[int]:
     return []
 
 
-def _altered_decimals(texts: pa.Array, column: pa.Array) -> list[int]:
-    """The first row whose decimal is not the number of its text. Arrow makes 0.00 out of 2E-41, and
-    of some other numbers with more digits than it has powers of ten. It refuses what needs more
-    digits in a shorter text."""
+def _digits_surely_exact(kind: pa.DataType) -> int:
+    """Digits in a row, without an exponent, that a column of decimals holds or refuses. Arrow
+    shifts a number by powers of ten up to 38, and has no look at what leaves its bits."""
+    most = 38 if kind.byte_width == 16 else 76
+    return max(min(37 + min(kind.scale, 0), most - kind.scale), 0)
+
+
+def _altered_decimals(texts: pa.Array, column: pa.Array, digits: int) -> list[int]:
+    """The first row whose decimal is not the number of its text, where a text has an exponent or
+    more than so many digits in a row: Arrow makes 0.00 out of 2E-41, and 706.53 out of 30000000 in
+    a decimal128(38, 35)."""
     words = pc.utf8_trim(texts, " \t")
-    is_long = pc.match_substring_regex(words, "[eE]|.{38}")
+    is_long = pc.match_substring_regex(words, f"[eE]|[0-9]{{{digits + 1}}}")
     for at in np.flatnonzero(pc.and_(is_long, column.is_valid()).to_numpy(zero_copy_only=False)):
         if Decimal(words[int(at)].as_py()) != column[int(at)].as_py():
             return [int(at)]

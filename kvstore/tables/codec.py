@@ -48,7 +48,16 @@ from kvstore.tables.definition import (
     kind_of,
     rows_prefix,
 )
-from kvstore.tables.exact import as_python, is_held, plain, require_held, same_values, shown, unheld
+from kvstore.tables.exact import (
+    as_python,
+    decimals,
+    is_held,
+    plain,
+    require_held,
+    same_values,
+    shown,
+    unheld,
+)
 
 # --------------------------------------------------------------------------------------------------
 # Keys of rows and entries of indexes: some columns as bytes that sort as the columns do.
@@ -375,13 +384,11 @@ def _key_array(column: Column, buffers: contract.Made, count: int, where: str) -
 
 
 def _decimals(kind: Kind, cells: pa.Array) -> pa.Array:
-    """The decimals of elements of keys. Arrow is given their integers: it makes 0.00 out of 2E-41,
-    and of some other numbers with more digits than it has powers of ten."""
+    """The decimals of elements of keys."""
     stored = [
         None if cell is None else kind.stored(decode_decimal(cell)) for cell in cells.to_pylist()
     ]
-    found = pa.array(stored, pa.binary(kind.width))
-    return pa.Array.from_buffers(kind.type, len(found), found.buffers())
+    return decimals(stored, kind.type)
 
 
 def _typed(column: Column, value: Any) -> Any:

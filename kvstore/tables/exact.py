@@ -42,8 +42,7 @@ Invariants
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from decimal import Decimal
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -172,6 +171,13 @@ def as_bytes(array: pa.Array) -> pa.Array:
     return array.view(pa.large_binary() if pa.types.is_large_string(array.type) else pa.binary())
 
 
+def decimals(stored: Sequence[bytes | None], type_: pa.DataType) -> pa.Array:
+    """The decimals of Arrow's integers. Arrow itself makes 0.00 out of 2E-41, and of some other
+    numbers with more digits than it has powers of ten."""
+    found = pa.array(stored, pa.binary(type_.byte_width))
+    return pa.Array.from_buffers(type_, len(found), found.buffers())
+
+
 # -- inside -------------------------------------------------------------------------------------
 
 
@@ -242,7 +248,9 @@ def _by_arrow(array: pa.Array, type_: pa.DataType) -> pa.Array | None:
             array = array.cast(pa.time64("us"))  # Arrow multiplies within 32 bits, unchecked
         found = array.cast(type_)
         is_narrower = pa.types.is_floating(array.type) and type_.bit_width < array.type.bit_width
-        if is_narrower and not _are_same(found.cast(array.type), array):
+        # Arrow shifts decimals by powers of ten without a look at what leaves their bits.
+        is_shifted = pa.types.is_decimal(array.type)
+        if (is_narrower or is_shifted) and not _are_same(found.cast(array.type), array):
             return None
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
         return None
@@ -250,22 +258,23 @@ def _by_arrow(array: pa.Array, type_: pa.DataType) -> pa.Array | None:
 
 
 def _are_same(one: pa.Array, other: pa.Array) -> bool:
-    equal = pc.or_(pc.equal(one, other), pc.and_(pc.is_nan(one), pc.is_nan(other)))
+    equal = pc.equal(one, other)
+    if pa.types.is_floating(one.type):
+        equal = pc.or_(equal, pc.and_(pc.is_nan(one), pc.is_nan(other)))
     return bool(pc.all(equal, min_count=0).as_py())
 
 
 def _one_by_one(array: pa.Array, type_: pa.DataType, where: str, first: int) -> pa.Array:
     """Integers and decimals in another type, as `put` takes them. Costs 1 us a value."""
-    kind, values = kind_of(type_), array.to_pylist()
+    kind, values, stored = kind_of(type_), array.to_pylist(), []
     for row, value in enumerate(values):
         try:
-            if value is not None:
-                kind.stored(value)
+            stored.append(None if value is None else kind.stored(value))
         except ValueError as error:  # noqa: PERF203  # Arrow has refused the array
             raise _refusal(array, row, type_, where, first) from error
-    make: Callable[[Any], Any] = Decimal
-    if not pa.types.is_decimal(type_):
-        make = float if pa.types.is_floating(type_) else int
+    if pa.types.is_decimal(type_):
+        return decimals(stored, type_)
+    make = float if pa.types.is_floating(type_) else int
     return pa.array([None if value is None else make(value) for value in values], type_)
 
 

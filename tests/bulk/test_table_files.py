@@ -84,7 +84,8 @@ def _is_text(kind: pa.DataType) -> bool:
 NUMBERS: Final = [
     *(pa.int8(), pa.uint32(), pa.int64(), pa.uint64(), pa.float32(), pa.float64()),
     *(pa.decimal128(9, 2), pa.decimal128(38, 0), pa.decimal128(20, 19), pa.decimal128(3, -2)),
-    *(pa.decimal256(40, 3), pa.decimal256(76, 60)),
+    *(pa.decimal128(38, 35), pa.decimal128(38, 29), pa.decimal128(38, 18)),
+    *(pa.decimal256(40, 3), pa.decimal256(76, 60), pa.decimal256(76, 73)),
 ]
 _digits = st.one_of(
     st.text("0123456789", min_size=1, max_size=45),

@@ -3,7 +3,7 @@ is refused by column and row before anything is written; and what a door took ca
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -28,7 +28,7 @@ from kvstore.tables import TableCodec
 from kvstore.tables.catalogue import define
 from kvstore.tables.codec import conform
 from kvstore.tables.definition import Definition
-from kvstore.tables.exact import as_python
+from kvstore.tables.exact import as_python, decimals, same_values
 from tests.tables import arrays
 
 FIRST = 1000
@@ -189,6 +189,72 @@ def test_a_time_that_arrow_multiplies_into_another_one_is_refused(seconds: int) 
             conform(definition, batch, FIRST)
         found = conform(definition, batch.slice(0, 1), FIRST)
         assert arrays.meanings(found.column("x")) == [86_399 * 10**9]
+
+
+DECIMALS: Final = {
+    9: pa.decimal32,
+    18: pa.decimal64,
+    38: pa.decimal128,
+    76: pa.decimal256,
+}
+
+
+@st.composite
+def decimal_types(draw: st.DrawFn, widths: Sequence[int]) -> pa.DataType:
+    most = draw(st.sampled_from(widths))
+    precision = draw(st.integers(1, most))
+    scale = draw(st.integers(0, precision) | st.integers(-5, most))
+    return DECIMALS[most](precision, scale)
+
+
+def check_decimals(data: st.DataObject) -> None:
+    """Numbers of any type of decimals or integers, in a column of any other one."""
+    exact = [*arrays.INTEGERS, pa.float64()]
+    column = data.draw(decimal_types([38, 76]) | st.sampled_from(exact))
+    source = data.draw(decimal_types([9, 18, 38, 76]) | st.sampled_from(arrays.INTEGERS))
+    array = data.draw(arrays.flat(source))
+    expected, error = outcome(column, array)
+    if expected is None:
+        with pytest.raises(UsageError, match=error):
+            same_values(array, column, "column 'x'", FIRST)
+    else:
+        found = same_values(array, column, "column 'x'", FIRST)
+        assert found.type == column
+        assert arrays.meanings(found) == expected
+
+
+@given(st.data())
+@settings(max_examples=400)
+def test_a_decimal_is_the_same_number_or_refused(data: st.DataObject) -> None:
+    check_decimals(data)
+
+
+@pytest.mark.soak
+@given(st.data())
+@settings(max_examples=20_000)
+def test_many_decimals_are_the_same_numbers_or_refused(data: st.DataObject) -> None:
+    check_decimals(data)
+
+
+@pytest.mark.parametrize(
+    ("source", "number", "column"),
+    [
+        (pa.decimal128(25, 1), 9 * 10**18, pa.decimal128(37, 32)),
+        (pa.decimal32(1, -1), -6, pa.decimal256(76, 76)),
+        (pa.decimal128(28, 36), 203761810436037933111467023, pa.decimal128(28, -3)),
+        (pa.int64(), 9 * 10**17, pa.decimal128(38, 38)),
+    ],
+    ids=str,
+)
+def test_a_decimal_that_arrow_shifts_out_of_its_bits_is_refused(
+    source: pa.DataType, number: int, column: pa.DataType
+) -> None:
+    """Arrow's cast wraps around at 128 or 256 bits, and gave another number."""
+    given = pa.array([number], pa.int64()) if source == pa.int64() else None
+    if given is None:
+        given = decimals([number.to_bytes(source.byte_width, "little", signed=True)], source)
+    with pytest.raises(UsageError, match=rf"does not hold .* of row {FIRST}; "):
+        conform(definition_of(column, is_key=False), pa.record_batch({"n": [1], "x": given}), FIRST)
 
 
 @pytest.mark.parametrize("foreign", arrays.FOREIGN, ids=str)
