@@ -391,8 +391,8 @@ def _over_precision(column: pa.Array) -> list[int]:
 def _digits_surely_exact(kind: pa.DataType) -> int:
     """Digits in a row, without an exponent, that a column of decimals holds or refuses. Arrow
     shifts a number by powers of ten up to 38, and has no look at what leaves its bits."""
-    most = 38 if kind.byte_width == 16 else 76
-    return max(min(37 + min(kind.scale, 0), most - kind.scale), 0)
+    most, scale = 38 if kind.byte_width == 16 else 76, int(kind.scale)
+    return max(min(37 + min(scale, 0), most - scale), 0)
 
 
 def _altered_decimals(texts: pa.Array, column: pa.Array, digits: int) -> list[int]:
