@@ -1,6 +1,6 @@
 """Spark reads and loads stores: sessions, bulk loads, reads of state and changes, streams."""
 
-import kvstore.spark.session  # noqa: F401  # refuses an older PySpark before it is used
+import kvstore.spark.releases  # noqa: F401  # refuses an older PySpark before it is used
 from kvstore.spark.joins import lookup_join, point_in_time_join
 from kvstore.spark.load import (
     ImportReport,
@@ -14,7 +14,7 @@ from kvstore.spark.load import (
 from kvstore.spark.push import PushReport, push, shard_of
 from kvstore.spark.read import history, read_collection, read_where
 from kvstore.spark.seed import seed
-from kvstore.spark.session import session
+from kvstore.spark.sessions import session
 from kvstore.spark.source import register
 from kvstore.spark.streaming import apply_changes, batch_importer
 

@@ -29,7 +29,7 @@ from kvstore.backup.sealed import Secret
 from kvstore.backup.shard import Storage
 from kvstore.bulk.staging import BucketUrl, staging_place
 from kvstore.errors import KVStoreError, UsageError
-from kvstore.spark.session import CONNECT, require
+from kvstore.spark.releases import CONNECT, require
 from kvstore.storage.address import file_path, require_address
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from pyspark.sql.types import BinaryType, StructType
 
-from kvstore.spark.session import ARROW_FUNCTIONS, LIMITS, SOURCES, has, require
+from kvstore.spark.releases import ARROW_FUNCTIONS, LIMITS, SOURCES, has, require
 
 if TYPE_CHECKING or has(SOURCES):
     from pyspark.sql.datasource import (

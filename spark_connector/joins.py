@@ -38,7 +38,7 @@ from kvstore.spark.load import (
 from kvstore.spark.options import require_nanoseconds
 from kvstore.spark.origins import Origin, Place, find, open_origin
 from kvstore.spark.read import TypedRows, arrow_schema, table_at
-from kvstore.spark.session import REBALANCE, has
+from kvstore.spark.releases import REBALANCE, has
 from kvstore.tables.codec import KeyCodec
 from kvstore.tables.exact import same_values
 from kvstore.tables.joins import ROW_TIMESTAMP, OnGone

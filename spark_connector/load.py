@@ -84,7 +84,7 @@ from kvstore.spark.access import (
     staging_at,
 )
 from kvstore.spark.interfaces import arrow_function, utc_schema
-from kvstore.spark.session import NUMBERED_PARTITIONS, require
+from kvstore.spark.releases import NUMBERED_PARTITIONS, require
 from kvstore.storage.address import public_address
 from kvstore.store import Store
 from kvstore.tables import Table, TableCodec

@@ -86,7 +86,7 @@ from kvstore.spark.pushdown import (
     row_spans,
     to_text,
 )
-from kvstore.spark.session import SOURCES, has, require
+from kvstore.spark.releases import SOURCES, has, require
 from kvstore.tables import TableCodec
 from kvstore.tables.definition import Definition, definition_key, name_of
 from kvstore.timeline.frontiers import require_readable

@@ -33,7 +33,7 @@ from kvstore.spark.options import (
     staging_of,
 )
 from kvstore.spark.read import QueryReader, offered, require_known, require_same, table_schema
-from kvstore.spark.session import LIMITS, SOURCES, require
+from kvstore.spark.releases import LIMITS, SOURCES, require
 
 FORMAT: Final = "kvstore"
 

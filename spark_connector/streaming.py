@@ -34,7 +34,7 @@ from kvstore.remote.control import StoreOrClient, as_store
 from kvstore.spark.access import freeze_objects, plain_errors, require_seen
 from kvstore.spark.interfaces import DataSourceArrowWriter, WriterCommitMessage
 from kvstore.spark.load import PLAN_DIGITS, Columns, OfBatch, load, planned_origin, sent_part
-from kvstore.spark.session import SOURCES, require
+from kvstore.spark.releases import SOURCES, require
 from kvstore.tables import Table
 
 # --------------------------------------------------------------------------------------------------

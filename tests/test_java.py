@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from kvstore.errors import UsageError
-from kvstore.spark.session import VECTOR_MODULE, java_for_spark, launcher_home, probe
+from kvstore.spark.java import VECTOR_MODULE, java_for_spark, launcher_home, probe
 
 ROOT = Path(__file__).parent.parent
 
@@ -118,7 +118,7 @@ def test_processes_that_race_for_the_launcher_all_get_one_that_runs(tmp_path: Pa
     _java(tmp_path / "small", vector=False)
     code = (
         "import sys\n"
-        "from kvstore.spark.session import java_for_spark, probe\n"
+        "from kvstore.spark.java import java_for_spark, probe\n"
         "sys.stdin.readline()\n"  # all processes start at once
         "home = java_for_spark().home\n"
         "assert probe(home / 'bin' / 'java') is not None\n"

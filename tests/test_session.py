@@ -13,7 +13,7 @@ import pytest
 
 from kvstore.errors import UsageError
 from kvstore.spark import session
-from kvstore.spark.session import default_settings
+from kvstore.spark.sessions import default_settings
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -18,7 +18,7 @@ from pyspark.sql import SparkSession
 
 from kvstore.errors import KVStoreError
 from kvstore.spark.access import Access, local
-from kvstore.spark.session import session
+from kvstore.spark.sessions import session
 
 _P = ParamSpec("_P")
 

@@ -38,7 +38,7 @@ from kvstore.spark.access import Access, Address
 from kvstore.spark.jobs.command import access_of, job_session, parser_of, reporting_errors
 from kvstore.spark.jobs.spread import kept, run_tasks, task_count
 from kvstore.spark.load import ImportReport, ImportRows, run_import
-from kvstore.spark.session import SOURCES, require
+from kvstore.spark.releases import SOURCES, require
 from kvstore.spark.source import FORMAT
 
 

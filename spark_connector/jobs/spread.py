@@ -29,7 +29,7 @@ from kvstore.errors import (
     UsageError,
 )
 from kvstore.spark.access import cores_of, freeze_objects, is_remote, require_seen, running_tasks
-from kvstore.spark.session import NUMBERED_PARTITIONS, has
+from kvstore.spark.releases import NUMBERED_PARTITIONS, has
 
 BYTES_PER_TASK: Final = 64 << 20
 """Bytes in files per task: some parts, whose work is long against the tens of ms of a task."""

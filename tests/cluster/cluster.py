@@ -37,7 +37,7 @@ from typing import Final
 
 import pyspark
 
-from kvstore.spark.session import java_for_spark
+from kvstore.spark.java import java_for_spark
 from tests.harness.wheels import ROOT, build, source_copy
 
 WAIT_S: Final = 180.0

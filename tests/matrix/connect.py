@@ -14,7 +14,8 @@ from contextlib import contextmanager
 
 from pyspark.sql import SparkSession
 
-from kvstore.spark.session import WORKER_START_SECONDS, java_for_spark
+from kvstore.spark.java import java_for_spark
+from kvstore.spark.sessions import WORKER_START_SECONDS
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 It runs in the environment of that release, in a directory of its own, and prints what it did. With
 `connect` the session is one of Spark Connect, whose server is a process of its own.
 
-A call whose feature the release lacks, by `kvstore.spark.session`, must be refused in one line.
+A call whose feature the release lacks, by `kvstore.spark.releases`, must be refused in one line.
 All other calls must work.
 """
 
@@ -45,7 +45,7 @@ from kvstore.spark.jobs.backup import backup
 from kvstore.spark.jobs.compact import compact
 from kvstore.spark.jobs.restore import restore
 from kvstore.spark.jobs.verify import verify
-from kvstore.spark.session import (
+from kvstore.spark.releases import (
     ARROW_FUNCTIONS,
     LIMITS,
     NUMBERED_PARTITIONS,

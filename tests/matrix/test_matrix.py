@@ -6,13 +6,12 @@ the older release lacks, or refuse in one line. `make spark-matrix` runs the rel
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-import kvstore.spark.session  # noqa: F401  # the function `session` has its name
+from kvstore.spark import releases
 from tests.harness.soak import soaked
 from tests.matrix.scenario import keys, loads, reads
 
@@ -25,7 +24,7 @@ def test_calls_work_or_are_refused_as_their_release_has_the_feature(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, release: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys.modules["kvstore.spark.session"], "RELEASE", release)
+    monkeypatch.setattr(releases, "RELEASE", release)
     loads(spark, is_remote=False)
     keys(spark)
     reads(spark)

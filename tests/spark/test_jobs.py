@@ -219,7 +219,7 @@ def test_a_job_runs_under_spark_submit(tmp_path: Path) -> None:
     """spark-submit decides where the job runs, and the job does not choose a master."""
     import pyspark
 
-    from kvstore.spark.session import java_for_spark
+    from kvstore.spark.java import java_for_spark
 
     with kvstore.open(tmp_path / "s") as store:
         write(store, 0)

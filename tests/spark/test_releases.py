@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from kvstore.errors import UsageError
-from kvstore.spark import session
-from kvstore.spark.session import (
+from kvstore.spark import releases
+from kvstore.spark.releases import (
     ARROW_FUNCTIONS,
     CONNECT,
     LIMITS,
@@ -48,7 +48,7 @@ def test_a_feature_of_a_newer_release_is_refused_by_its_release() -> None:
         "4.2.1": set(),
     }.items():
         names = ("SOURCES", "CONNECT", "ARROW_FUNCTIONS", "NUMBERED_PARTITIONS", "LIMITS")
-        features = {name: getattr(session, name) for name in names}
+        features = {name: getattr(releases, name) for name in names}
         assert {name for name, each in features.items() if not has(each, version)} == lacking
         for name in lacking:
             with pytest.raises(UsageError) as refusal:

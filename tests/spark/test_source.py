@@ -17,7 +17,7 @@ from kvstore import Timestamp, bulk
 from kvstore.backup import Collection
 from kvstore.base.timestamp import microseconds_of
 from kvstore.spark import bulk_import, read_where, sorted_rows
-from kvstore.spark.session import java_for_spark
+from kvstore.spark.java import java_for_spark
 from tests.cluster.cluster import make_environment
 from tests.harness.wheels import PACKAGES, ROOT
 
