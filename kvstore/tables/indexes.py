@@ -39,7 +39,7 @@ from kvstore.timeline.parts import Parts
 # An entry leads to the row of its key at the same time. The row is found only if its own entry has
 # the same bytes. So entries that were left behind find nothing at any time.
 
-_FIRST_ENTRIES: Final = 128
+FIRST_ENTRIES: Final = 128
 """Entries of the first piece: many look-ups by an index find fewer rows."""
 
 _FIRST_ROWS: Final = 16
@@ -118,7 +118,7 @@ def found_dicts(
     wanted = None if columns is None else tuple(dict.fromkeys((*columns, *indexed)))
     extra = () if columns is None else [name for name in indexed if name not in columns]
     entries = (key for key, _ in reader.pairs(span, reverse=reverse))
-    count = _FIRST_ENTRIES
+    count = FIRST_ENTRIES
     while limit != 0 and (
         found := list(islice(entries, count if limit is None else min(count, limit)))
     ):

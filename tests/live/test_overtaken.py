@@ -270,7 +270,7 @@ def test_a_find_that_is_overtaken_gives_the_rows_of_one_time(
 def test_a_find_that_gave_rows_says_that_it_was_overtaken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(indexes, "_FIRST_ENTRIES", 1)
+    monkeypatch.setattr(indexes, "FIRST_ENTRIES", 1)
     s = Overtaken(tmp_path)
     try:
         rows = s.rows.find("by_value")

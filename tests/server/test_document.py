@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import random
 import re
 from collections.abc import Iterator
 from datetime import datetime, timezone
@@ -25,6 +24,7 @@ from kvstore.remote.server import Token
 from kvstore.remote.server.app import App, app
 from kvstore.remote.server.http import TOKEN_PATTERN
 from kvstore.timeline.import_records import ImportRecord, import_fields
+from tests.harness.seeds import seed_of
 
 SECRET = "s" * 32
 HEADERS = {"Authorization": f"Bearer {SECRET}"}
@@ -200,6 +200,6 @@ def test_the_server_answers_as_its_document_says_for_long(
     served: App, phases: list[str], examples: int, least: int
 ) -> None:
     """The seed is another one each time: a failure prints it."""
-    seed = random.SystemRandom().getrandbits(32)
+    seed = seed_of()
     found = _disagreements(served, examples=examples, phases=phases, least=least, seed=seed)
     assert not found, found
