@@ -69,7 +69,7 @@ class RowJoin(NamedTuple):
     on: list[str]
     at: str | None
     known_at: str | int
-    age_max: int
+    age_max: int | None
     columns: list[str]
     search: Search
 
@@ -94,10 +94,10 @@ def join_rows(
     age = AGE.or_none.check("max_age", max_age)
     reader, names, chosen, schema = asked_rows(codec, labels, on, at, known_at, columns, prefix)
     known = _known(source, reader.schema, known_at)
-    age_max = TIMESTAMP_MAX
-    if age is not None:
-        age_max = min(age // timedelta(microseconds=1) * 1000, TIMESTAMP_MAX)
-    version_age_max = TIMESTAMP_MAX if codec.definition.has_event_time else age_max
+    age_max = None if age is None else age // timedelta(microseconds=1) * 1000
+    version_age_max = TIMESTAMP_MAX  # event times may lie further apart than versions do
+    if age_max is not None and not codec.definition.has_event_time:
+        version_age_max = min(age_max, TIMESTAMP_MAX)
     search = Search(version_age_max, False, bytes_max or JOIN_VALUE_BYTES_MAX)
     plan = RowJoin(names, at, known, age_max, chosen, search)
     batches = _joined(source, codec, reader, plan, schema, first)
@@ -409,13 +409,14 @@ def _event_times(
     return _Events(inside, rest, is_before, beyond, unit)
 
 
-def _within(codec: TableCodec, found: RowsFound, asked: _Events, age: int) -> RowsFound:
-    """The rows whose event time is at most `age` nanoseconds before the label's."""
-    if age >= TIMESTAMP_MAX and not asked.is_before.any():
+def _within(codec: TableCodec, found: RowsFound, asked: _Events, age: int | None) -> RowsFound:
+    """The rows whose event time is at most `age` nanoseconds before the label's; of any age
+    if it is None."""
+    if age is None and not asked.is_before.any():
         return found
     is_there = found.values.is_valid().to_numpy(zero_copy_only=False) & ~asked.is_before
     there = np.flatnonzero(is_there)
-    if age < TIMESTAMP_MAX and len(there):
+    if age is not None and len(there):
         events = codec.key.arrays(found.keys.take(pa.array(there)))[-1]
         numbers = events
         if pa.types.is_temporal(events.type):

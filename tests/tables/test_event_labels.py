@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import date, timedelta
 
 import pyarrow as pa
 from hypothesis import given, settings
@@ -42,6 +42,19 @@ def compare(event: pa.DataType, label: pa.DataType) -> bool:
     if pa.types.is_timestamp(label) and label.tz is None:
         return getattr(event, "tz", None) is None
     return True
+
+
+def test_an_age_of_centuries_is_a_bound() -> None:
+    """The bound of versions, 292 years, was taken for no bound of events."""
+    with kvstore.open(None, engine="memory") as store:
+        schema = pa.schema([("k", pa.int64()), ("e", pa.date32()), ("n", pa.int64())])
+        table = store.table("t", schema, key=["k"], event_time="e")
+        table.put({"k": 1, "e": date(1970, 1, 1), "n": 1})
+        at = pa.array([9_223_372_800_000, 9_223_372_800_001], pa.timestamp("ms"))
+        labels = pa.table({"k": [1, 1], "at": at})
+        age = timedelta(days=106_752)
+        found = table.join(labels, "k", "at", max_age=age, columns=["n"]).read_all()
+    assert found.column("n").to_pylist() == [1, None]
 
 
 @given(st.data())
