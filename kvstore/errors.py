@@ -116,8 +116,9 @@ def printable(key: bytes) -> str:
 
 
 class Argument(NamedTuple):
-    """An argument of a call, where a message names it. Each door writes it in its own words: the
-    call `limit=-1`, the shell `--limit -1`."""
+    """An argument of a call, or a call to make, where a message names it. Each door writes it in
+    its own words: Python `limit=-1` and `store.holds.all()`, the shell `--limit -1` and
+    `kvstore holds list`."""
 
     name: str
     shown: str = ""

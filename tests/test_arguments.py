@@ -24,7 +24,6 @@ from kvstore.base.arguments import (
     WAIT,
     ArgumentKind,
     integer,
-    text,
     word,
 )
 from kvstore.base.span import Span
@@ -55,7 +54,6 @@ AGED = timedelta(seconds=1)
         (SPAN, None, Span()),
         (COLUMNS, ["a", "b"], ("a", "b")),
         (COLOURS, "red", "red"),
-        (text("[a-z]+", "pass letters"), "abc", "abc"),
     ],
 )
 def test_a_kind_takes_its_values(kind: ArgumentKind[Any], given: object, found: object) -> None:
@@ -87,7 +85,6 @@ def test_a_kind_takes_its_values(kind: ArgumentKind[Any], given: object, found: 
         (COLUMNS, "ab"),
         (COLOURS, "green"),
         (COLOURS, ["red"]),
-        (text("[a-z]+", "pass letters"), "abc\n"),
     ],
 )
 def test_a_kind_refuses_other_values_by_name(kind: ArgumentKind[Any], given: object) -> None:

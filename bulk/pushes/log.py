@@ -589,7 +589,10 @@ def back_to(newest: Iterator[PushEvent], number: int) -> list[PushEvent]:
         if event.push is not None and event.number <= number:
             break
     if not found or found[-1].push is None or found[-1].number != number:
-        raise UsageError(f"there is no push {number!r}", "`kvstore push list` names all pushes")
+        raise UsageError(
+            f"there is no push {number!r}",
+            (Argument("pushes.list()"), " names all pushes"),
+        )
     return found
 
 

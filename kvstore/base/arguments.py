@@ -85,21 +85,6 @@ def word(*words: _Word, hint: str = "") -> ArgumentKind[_Word]:
     return ArgumentKind(read, hint or f"pass one of {', '.join(words)}")
 
 
-def text(pattern: str, hint: str) -> ArgumentKind[str]:
-    """A text that matches `pattern` from end to end."""
-    match = re.compile(pattern).fullmatch
-
-    def read(given: object) -> str | Refused:
-        return given if isinstance(given, str) and match(given) is not None else REFUSED
-
-    return ArgumentKind(read, hint)
-
-
-def instance(*kinds: type[_Value], hint: str) -> ArgumentKind[_Value]:
-    """An object of one of the classes."""
-    return ArgumentKind(lambda given: given if isinstance(given, kinds) else REFUSED, hint)
-
-
 def _read_integer(given: object) -> int | Refused:
     found = plain_integer(given)
     return REFUSED if found is None else found

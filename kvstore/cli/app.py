@@ -149,23 +149,30 @@ SUMMARIES: Final[Mapping[str, str]] = {
 # has options.
 #
 # Invariants
-# 1. An argument for which the command has an option is told as that option. Everything else of a
-#    message is told as it is.
+# 1. An argument for which the command has an option is told as that option, and a call of `CALLS`
+#    as its command. Everything else of a message is told as it is.
 
 _PLAIN: Final = re.compile(r"'([\w.:+-]+)'")
 """A text that needs no quotes in a shell."""
 
+CALLS: Final = {
+    "store.holds.all()": "`kvstore holds list`",
+    "store.holds.drop()": "`kvstore holds drop`",
+    "store.imports.all()": "`kvstore imports list`",
+    "pushes.list()": "`kvstore push list`",
+}
+"""The commands in the place of calls that messages advise."""
+
 
 def in_options(command: Any) -> Callable[[Argument], str]:
     """How an argument is written in messages of `command`: `--limit 5`, `--full`, `no --full`."""
-    options: dict[str, str] = {
-        each.name: next(word for word in (*each.opts, "") if word[:2] in ("--", ""))
-        for each in command.params
-        if each.param_type_name == "option"
-    }
+    words: dict[str, str] = dict(CALLS)
+    for each in command.params:
+        if each.param_type_name == "option":
+            words[each.name] = next(word for word in (*each.opts, "") if word[:2] in ("--", ""))
 
     def spell(argument: Argument) -> str:
-        option, shown = options.get(argument.name, ""), argument.shown
+        option, shown = words.get(argument.name, ""), argument.shown
         if not option:
             return str(argument)
         if shown in ("", "True"):

@@ -570,7 +570,10 @@ class Feeds:
         with self._committer.lock:
             known = self._known(name)
             if not known:
-                raise NotFoundError(f"no feed {name!r}", "`kvstore holds list` names all feeds")
+                raise NotFoundError(
+                    f"no feed {name!r}",
+                    (Argument("store.holds.all()"), " names all feeds"),
+                )
             self._holds.take_all({}, max_age=None, dropping=list(known))
 
     def quiescent_points(self, since: TimeLike = 0) -> QuiescentReader:

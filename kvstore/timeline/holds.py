@@ -370,8 +370,11 @@ class Holds:
         if name.startswith((FEED_HOLDS, READER_HOLDS)):
             raise UsageError(
                 f"hold name {name!r} is one of a feed or of a reader, which it would fence",
-                f"choose a name that begins with neither {FEED_HOLDS} nor {READER_HOLDS}; "
-                "`kvstore holds drop` removes a hold that was abandoned",
+                (
+                    f"choose a name that begins with neither {FEED_HOLDS} nor {READER_HOLDS}; ",
+                    Argument("store.holds.drop()"),
+                    " removes a hold that was abandoned",
+                ),
             )
         when = None if at is None else self._committer.to_time(at, name="at")
         if max_age is not None:
@@ -483,7 +486,10 @@ class Holds:
         with self._committer.lock:
             record = self._records.get(name) if isinstance(name, str) else None
             if record is None:
-                raise NotFoundError(f"no hold {name!r}", "`kvstore holds list` names all holds")
+                raise NotFoundError(
+                    f"no hold {name!r}",
+                    (Argument("store.holds.all()"), " names all holds"),
+                )
             self._write((), [name])
         self._committer.persist()
         return record

@@ -24,6 +24,7 @@ from kvstore.base.timestamp import Timestamp
 from kvstore.changes.index import OP_IMPORT, OP_REVERT, ChangeIndex
 from kvstore.engine.api import WriteBatch
 from kvstore.errors import (
+    Argument,
     CorruptionError,
     HistoryGoneError,
     ImportRefusedError,
@@ -301,8 +302,11 @@ class Imports:
             if record is None or record.added is None:
                 raise NotFoundError(
                     f"no import {import_id:016x} was added here",
-                    "`kvstore imports list` names all imports; one that was added long ago is "
-                    "forgotten: delete its keys instead",
+                    (
+                        Argument("store.imports.all()"),
+                        " names all imports; one that was added long ago is forgotten: delete its "
+                        "keys instead",
+                    ),
                 )
             if record.reverted is not None:
                 return record.reverted

@@ -104,8 +104,14 @@ def test_a_refusal_names_options_and_no_arguments_of_python(run: Run, tmp_path: 
             "pass --mode replace and",
         ),
         (("push", "make", pushes, tmp_path / "f.csv", "--keep-newer"), "--built-at is the time"),
-        (("imports", "revert", store, "ab"), "no import 00000000000000ab was added here; `kvstore"),
-        (("holds", "drop", store, "h"), "no hold 'h'; `kvstore holds list` names all holds"),
+        (
+            ("imports", "revert", store, "ab"),
+            "no import 00000000000000ab was added here; `kvstore",
+        ),
+        (
+            ("holds", "drop", store, "h"),
+            "no hold 'h'; `kvstore holds list` names all holds",
+        ),
         (("checkpoint", store, tmp_path / "no" / "copy"), "there is no directory"),
         (("get", store, "a", "--as-of", "1700000000"), "--as-of 1700000000 is 1970-01-01"),
         (("follow", store, "--poll", "nan"), "--poll nan; pass seconds"),

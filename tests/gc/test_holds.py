@@ -164,7 +164,7 @@ def test_a_hold_that_was_abandoned_can_be_dropped(store: Store) -> None:
     assert store.holds.all() == []
     with pytest.raises(FencedError):
         hold.move(store.upper - 1)
-    with pytest.raises(UsageError, match="kvstore holds list"):
+    with pytest.raises(UsageError, match=r"store\.holds\.all\(\) names all holds"):
         store.drop_hold("backup-1")
     with pytest.raises(UsageError):
         store.drop_hold(7)  # type: ignore[arg-type]
