@@ -27,6 +27,7 @@ from kvstore.base.arguments import (
     SECONDS,
     SPAN,
     WAIT,
+    instance,
     integer,
     is_many,
     key_list,
@@ -49,11 +50,9 @@ from kvstore.codec.tuples import desc
 from kvstore.engine import CHANGES, DATA, RANGES, Engine, FileSpan, WriteBatch
 from kvstore.engine.rocks import RocksEngine
 from kvstore.errors import (
-    Argument,
     ClosedError,
     KVStoreError,
     PoisonedError,
-    UsageError,
     storage_errors,
 )
 from kvstore.feeds import Feed, Feeds, Position
@@ -174,8 +173,7 @@ class Upkeep:
         by `Store.stats`; the worker continues.
         """
         self._collector.require_running()
-        if not isinstance(policy, GcPolicy):
-            raise UsageError(Argument.of("gc", policy), "pass a GcPolicy")
+        instance(GcPolicy, hint="pass a GcPolicy").check("gc", policy)
         self.stop_gc()
         self._worker = GcWorker(policy, self._run, failures=self._failures, after_run=after_run)
         return self._worker

@@ -21,7 +21,16 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, TypeVar, overload
 
 from kvstore.base import forks
-from kvstore.base.arguments import COUNT, INTEGER, LIMIT, key_list
+from kvstore.base.arguments import (
+    COUNT,
+    INTEGER,
+    LIMIT,
+    REFUSED,
+    ArgumentKind,
+    Refused,
+    function,
+    key_list,
+)
 from kvstore.base.span import RESERVED, BytesLike, Span, merge_spans, require_key
 from kvstore.base.timestamp import Timestamp
 from kvstore.changes import Change
@@ -492,7 +501,7 @@ class Transaction:
         self, key: bytes, change: Updating, *, expires: Expires | None = None
     ) -> bytes | None:
         """Set `key` to `change(value)`, and return that; None deletes it. See `Store.update`."""
-        new = require_change(change)(self.get(key))
+        new = CHANGE.check("change", change)(self.get(key))
         if new is None:
             self._writes.delete(key)
         else:
@@ -685,8 +694,7 @@ def transact(
     `body` may run several times, so it should change nothing but the transaction. `wait` takes
     seconds, and `draw` returns a number in 0..1. Raises the last `ConflictError` after `attempts`.
     """
-    if not callable(body):
-        raise UsageError(f"{body!r} is no function", "pass one that takes the transaction")
+    function("pass a function that takes the transaction").check("body", body)
     attempts = TRANSACT_ATTEMPTS if attempts is None else attempts
     COUNT.check("attempts", attempts)
     for attempt in range(attempts - 1):
@@ -721,6 +729,16 @@ class Unchecked(Enum):
 UNCHECKED: Final = Unchecked.UNCHECKED
 
 
+def _read_expected(given: object) -> bytes | Unchecked | Refused | None:
+    if isinstance(given, bytearray | memoryview):
+        return bytes(given)
+    return given if given is None or isinstance(given, bytes | Unchecked) else REFUSED
+
+
+_EXPECTED: Final = ArgumentKind(_read_expected, "pass bytes, or None for an absent key")
+"""A text would never equal a value."""
+
+
 class _CalledOffError(Exception):
     """Stops a commit that has nothing to write."""
 
@@ -748,7 +766,7 @@ class Conditional:
         Raises `PreconditionError` if the condition does not hold, `HistoryGoneError` if history
         that would decide it is gone.
         """
-        key, expected = require_key(key), _require_expected(expected)
+        key, expected = require_key(key), _EXPECTED.check("expected", expected)
         if expected is UNCHECKED and unchanged_since is None:
             raise UsageError(
                 "a conditional write without a condition", "pass expected or unchanged_since"
@@ -847,18 +865,6 @@ class Conditional:
             )
 
 
-def _require_expected(expected: BytesLike | Unchecked | None) -> bytes | Unchecked | None:
-    """`expected` as bytes, if it is a buffer. Raises `UsageError` for another type: a text would
-    never equal a value."""
-    if isinstance(expected, bytearray | memoryview):
-        return bytes(expected)
-    if expected is not None and not isinstance(expected, bytes | Unchecked):
-        raise UsageError(
-            f"expected must be bytes or None, not {type(expected).__name__}", "encode it first"
-        )
-    return expected
-
-
 # --------------------------------------------------------------------------------------------------
 # Updates in place: the value of a key is read and written in one commit.
 #
@@ -875,6 +881,7 @@ def _require_expected(expected: BytesLike | Unchecked | None) -> bytes | Uncheck
 
 Updating: TypeAlias = "Callable[[bytes | None], bytes | None]"
 """From the value of a key, None where it is absent, to its new value; None deletes the key."""
+CHANGE: Final = function("pass a function that takes the value")
 
 COUNTER_MAX: Final = (1 << 63) - 1
 _DIGITS_MAX: Final = 19
@@ -900,7 +907,7 @@ class Updates:
         token: RequestToken | None = None,
     ) -> bytes | None:
         """See `Store.update`. The new value expires at `due`."""
-        key, change = require_key(key), require_change(change)
+        key, change = require_key(key), CHANGE.check("change", change)
         writes = WriteSet()
         if key >= RESERVED:
             writes.delete(key)  # refuses a key that no put could have
@@ -948,13 +955,6 @@ class Updates:
         found = self.update(key, adding(key, by), due=due, durability=durability, token=token)
         assert found is not None, "a counter is never deleted"
         return int(found)
-
-
-def require_change(change: Updating) -> Updating:
-    """`change`, if it is a function."""
-    if not callable(change):
-        raise UsageError(f"{change!r} is no function", "pass one that takes the value")
-    return change
 
 
 def adding(key: bytes, by: int) -> Updating:

@@ -41,7 +41,7 @@ from kvstore.spark.read import TypedRows, arrow_schema, table_at
 from kvstore.spark.releases import REBALANCE, has
 from kvstore.tables.codec import KeyCodec
 from kvstore.tables.exact import same_values
-from kvstore.tables.joins import ROW_TIMESTAMP, OnGone
+from kvstore.tables.joins import ON_GONE, PREFIX, ROW_TIMESTAMP, OnGone
 from kvstore.timeline.frontiers import require_readable
 
 # --------------------------------------------------------------------------------------------------
@@ -87,8 +87,7 @@ def fields_named(
 ) -> list[StructField]:
     """The fields under names that begin with `prefix`. Raises `UsageError` for a name that the
     labels have."""
-    if not isinstance(prefix, str):
-        raise UsageError(Argument.of("prefix", prefix), "pass text")
+    PREFIX.check("prefix", prefix)
     taken = {name.lower() for name in labels.names}
     for field in fields:
         if (prefix + field.name).lower() in taken:  # Spark's names of columns ignore case
@@ -486,7 +485,8 @@ def point_in_time_join(
     newest instant of the source, and `UsageError` for a null key or time. Costs a sort of labels.
     """
     _require_places(df, source)
-    _require_rules(max_age, on_gone)
+    AGE.or_none.check("max_age", max_age)
+    ON_GONE.check("on_gone", on_gone)
     time = column_of(df, at, _WHAT)
     if table is None:
         _require_one_time(None, known_at)
@@ -554,12 +554,6 @@ def _require_places(df: object, source: object) -> None:
             f"the source is a {type(source).__name__}",
             "pass a path, a URL or an Access: Spark's workers open it themselves",
         )
-
-
-def _require_rules(max_age: object, on_gone: object) -> None:
-    AGE.or_none.check("max_age", max_age)
-    if on_gone not in ("error", "null"):
-        raise UsageError(Argument.of("on_gone", on_gone), "pass 'error' or 'null'")
 
 
 def _require_one_time(table: TypedRows | None, known_at: object) -> None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import Enum
 from pathlib import Path
-from typing import Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from typing_extensions import TypeIs
 
@@ -85,6 +85,27 @@ def word(*words: _Word, hint: str = "") -> ArgumentKind[_Word]:
     return ArgumentKind(read, hint or f"pass one of {', '.join(words)}")
 
 
+def printable(hint: str, *, but: str = "") -> ArgumentKind[str]:
+    """A text of printable characters, one at the least, and none that is in `but`."""
+
+    def read(given: object) -> str | Refused:
+        if not isinstance(given, str) or not given or not given.isprintable():
+            return REFUSED
+        return given if set(but).isdisjoint(given) else REFUSED
+
+    return ArgumentKind(read, hint)
+
+
+def instance(*kinds: type[_Value], hint: str) -> ArgumentKind[_Value]:
+    """An object of one of the classes."""
+    return ArgumentKind(lambda given: given if isinstance(given, kinds) else REFUSED, hint)
+
+
+def function(hint: str) -> ArgumentKind[Callable[..., Any]]:
+    """Something that can be called."""
+    return ArgumentKind(lambda given: given if callable(given) else REFUSED, hint)
+
+
 def _read_integer(given: object) -> int | Refused:
     found = plain_integer(given)
     return REFUSED if found is None else found
@@ -136,6 +157,7 @@ longest wait of the system becomes that wait."""
 AGE: Final = ArgumentKind(_read_age, "pass a timedelta that is not negative")
 SPAN: Final = ArgumentKind(_read_span, "pass Span(start, end)")
 """None is every key."""
+COLUMN: Final = instance(str, hint="pass the name of a column")
 COLUMNS: Final = ArgumentKind(_read_columns, "pass a list of names").or_none
 """Names of columns, None for all. A text would be its letters."""
 

@@ -1,6 +1,7 @@
 """Who is told of changes: reads of history, feeds with durable positions, JSON lines, replicas."""
 
 from kvstore.feeds.feed import (
+    FEED_NAME,
     STARTS,
     Feed,
     FeedBatch,
@@ -9,7 +10,6 @@ from kvstore.feeds.feed import (
     QuiescentPoint,
     QuiescentReader,
     Share,
-    require_name,
 )
 from kvstore.feeds.lines import changes_json_lines, debezium_lines
 
@@ -24,5 +24,5 @@ __all__ = [
     "Share",
     "changes_json_lines",
     "debezium_lines",
-    "require_name",
+    "FEED_NAME",
 ]

@@ -15,7 +15,7 @@ from itertools import islice, takewhile
 from operator import itemgetter
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from kvstore.base.arguments import AGE, COUNT, NUMBER, SECONDS, SPAN
+from kvstore.base.arguments import AGE, COUNT, NUMBER, SECONDS, SPAN, printable
 from kvstore.base.span import Span, require_key
 from kvstore.base.timestamp import NOW, NS_PER_SECOND, OLDEST, TimeLike, Timestamp, is_oldest
 from kvstore.changes.batches import from_events
@@ -433,6 +433,7 @@ class Feed:
 # least of their positions. Changes between the old positions are then delivered again, and none is
 # left out.
 
+FEED_NAME: Final = printable("pass a printable name without a slash for the feed", but="/")
 STATE: Final = "state"
 STARTS: Final = (NOW, OLDEST, STATE)
 """The words that a feed can start at, apart from a time."""
@@ -471,8 +472,13 @@ class Feeds:
         )
         AGE.or_none.check("max_age", max_age)
         self._committer.health.require()
-        require_name(name)
-        self._require_share(share)
+        FEED_NAME.check("name", name)
+        count = len(self._index.generations.current.streams)
+        if share.workers > count:
+            raise UsageError(
+                f"{share.workers} workers for {count} stream{'s' if count > 1 else ''}",
+                f"use at most {count}, or store.reshard(streams={share.workers}) first",
+            )
         if start == STATE:
             self._committer.sync()  # the state holds nothing that a crash can take back
         with self._committer.lock:
@@ -507,7 +513,7 @@ class Feeds:
             IMAGES_CHOICE.check("images", images),
             EXPAND_CHOICE.check("expand", expand),
         )
-        hold = Hold(self._holds, hold_name(require_name(name), share), token)
+        hold = Hold(self._holds, hold_name(FEED_NAME.check("name", name), share), token)
         _ = hold.timestamp  # raises if it is not the caller's
         self._committer.readable(position.timestamp)
         return self._feed(name, share, hold, position, wanted, batch_rows, batch_bytes)
@@ -566,7 +572,7 @@ class Feeds:
         Raises `UsageError` for an unknown feed.
         """
         self._committer.health.require()
-        require_name(name)
+        FEED_NAME.check("name", name)
         with self._committer.lock:
             known = self._known(name)
             if not known:
@@ -703,27 +709,12 @@ class Feeds:
             dropping=sorted(known.keys() - set(layout)),
         )[mine]
 
-    def _require_share(self, share: Share) -> None:
-        streams = len(self._index.generations.current.streams)
-        if share.workers > streams:
-            raise UsageError(
-                f"{share.workers} workers for {streams} stream{'s' if streams > 1 else ''}",
-                f"use at most {streams}, or store.reshard(streams={share.workers}) first",
-            )
-
 
 def hold_name(name: str, share: Share) -> str:
     """The name of the hold of one worker of a feed."""
     if share.workers == 1:
         return FEED_HOLDS + name
     return f"{FEED_HOLDS}{name}/{share.worker}of{share.workers}"
-
-
-def require_name(name: object) -> str:
-    """Raise `UsageError` unless `name` can name a feed."""
-    if not isinstance(name, str) or not name or not name.isprintable() or "/" in name:
-        raise UsageError(f"feed name {name!r}", "pass a printable name without a slash")
-    return name
 
 
 # --------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kvstore.base.arguments import AGE, COLUMNS
+from kvstore.base.arguments import AGE, COLUMN, COLUMNS
 from kvstore.base.span import Span, prefix_end
 from kvstore.base.timestamp import TIMESTAMP_MAX, TimeLike, Timestamp, to_timestamp
 from kvstore.codec.columns import require_nanoseconds, require_time_type
@@ -24,6 +24,7 @@ from kvstore.tables.codec import KeyCodec, TableCodec, key_values
 from kvstore.tables.definition import Column
 from kvstore.tables.exact import plain
 from kvstore.tables.joins import (
+    PREFIX,
     ROW_TIMESTAMP,
     TIME_TYPE,
     Asked,
@@ -36,8 +37,6 @@ from kvstore.tables.joins import (
     Search,
     column_names,
     label_reader,
-    require_column_name,
-    require_prefix,
     rows_at,
     times_of_labels,
 )
@@ -128,8 +127,8 @@ def asked_rows(
     needs, and no column that is added."""
     on = list(column_names("on", key))
     if at is not None:
-        require_column_name(at, "at")
-    require_prefix(prefix)
+        COLUMN.check("at", at)
+    PREFIX.check("prefix", prefix)
     asked = COLUMNS.check("columns", columns)
     reader = label_reader(given)
     labels = reader.schema

@@ -20,7 +20,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kvstore.base.arguments import AGE, is_many
+from kvstore.base.arguments import AGE, COLUMN, ArgumentKind, instance, is_many, word
 from kvstore.base.span import Span, require_key
 from kvstore.base.timestamp import (
     OTHER_UNITS_MAX,
@@ -679,23 +679,8 @@ def require_columns(
 def column_names(name: str, given: object) -> tuple[str, ...]:
     """The names of columns that the argument `name` has: one, or several."""
     if not isinstance(given, tuple | list):
-        return (require_column_name(given, name),)
-    return tuple(require_column_name(each, name) for each in given)
-
-
-def require_column_name(given: object, name: str) -> str:
-    """The argument `name`, if it is a text."""
-    if not isinstance(given, str):
-        raise UsageError(
-            f"{name} must be a column's name, not {type(given).__name__}", "pass a text"
-        )
-    return given
-
-
-def require_prefix(prefix: object) -> None:
-    """Raise `UsageError` unless a prefix of names is a text."""
-    if not isinstance(prefix, str):
-        raise UsageError(Argument.of("prefix", prefix), "pass text to stand before the names")
+        return (COLUMN.check(name, given),)
+    return tuple(COLUMN.check(name, each) for each in given)
 
 
 class Pieces:
@@ -881,6 +866,8 @@ class TableAnswers:
 # 4. Memory is bounded by the limits of a piece. A piece whose values are too large is halved.
 
 OnGone: TypeAlias = Literal["error", "null"]
+ON_GONE: Final[ArgumentKind[OnGone]] = word("error", "null", hint="pass 'error' or 'null'")
+PREFIX: Final = instance(str, hint="pass text to stand before the names")
 
 
 class _Part(NamedTuple):
@@ -921,13 +908,12 @@ def join(
     table. Arguments, columns, errors and memory
     are as in `Store.join`; a name that two sources add is refused.
     """
-    if on_gone not in ("error", "null"):
-        raise UsageError(Argument.of("on_gone", on_gone), "pass 'error' or 'null'")
+    ON_GONE.check("on_gone", on_gone)
     if not isinstance(joins, Sequence) or not joins:
         raise UsageError("there is no source to join", "pass a list of stores or of kvstore.Join")
     parts = [_part(each, key, on_gone == "null") for each in joins]
     if at is not None:
-        require_column_name(at, "at")
+        COLUMN.check("at", at)
     reader = label_reader(labels)
     schema = reader.schema
     for part in parts:
@@ -972,7 +958,7 @@ def _part(given: Join, key: str, is_gone_null: bool) -> _Part:
 def _names(join: Join, chosen: Sequence[str] | None, fields: list[str]) -> tuple[str, ...]:
     """The names that the columns `fields` of a source have in the result."""
     names = fields if chosen is None else chosen
-    require_prefix(join.prefix)
+    PREFIX.check("prefix", join.prefix)
     if (
         not isinstance(names, tuple | list)
         or len(names) != len(fields)

@@ -14,7 +14,7 @@ from datetime import timedelta
 from operator import attrgetter
 from typing import Any, Final, TypeAlias
 
-from kvstore.base.arguments import AGE
+from kvstore.base.arguments import AGE, instance, printable
 from kvstore.base.forks import own
 from kvstore.base.timestamp import NS_PER_SECOND, TIMESTAMP_MAX, TimeLike, Timestamp
 from kvstore.codec.json import JsonObject
@@ -47,6 +47,8 @@ REPLICA: Final = "replica"
 READER: Final = "reader"
 FEED_HOLDS: Final = "feed/"
 READER_HOLDS: Final = "reader/"
+_HOLD_NAME: Final = printable("pass a printable name for the hold")
+_ADDRESS: Final = instance(str, hint="pass a text")
 """The holds of feeds and of leases have names that begin so. No other caller takes such a name: it
 would fence the feed."""
 
@@ -366,7 +368,7 @@ class Holds:
         unless `at` is given. Raises `HistoryGoneError` if `at` is below `since`, and `UsageError`
         for a name of a feed's hold or of a lease.
         """
-        _require_name(name)
+        _HOLD_NAME.check("name", name)
         if name.startswith((FEED_HOLDS, READER_HOLDS)):
             raise UsageError(
                 f"hold name {name!r} is one of a feed or of a reader, which it would fence",
@@ -397,10 +399,10 @@ class Holds:
         dropping: Sequence[str] = (),
     ) -> dict[str, Hold]:
         """Take each name at its time, and drop others. One write does all of it, or nothing."""
-        for name in (*wanted, kind):
-            _require_name(name)
-        if not isinstance(address, str):
-            raise UsageError(Argument.of("address", address), "pass a text")
+        for name in wanted:
+            _HOLD_NAME.check("name", name)
+        printable("pass a printable text").check("kind", kind)
+        _ADDRESS.check("address", address)
         max_age_ns = None
         if max_age is not None:  # the record has no room for more, and no store is so old
             max_age_ns = min(int(max_age.total_seconds() * NS_PER_SECOND), TIMESTAMP_MAX)
@@ -570,8 +572,3 @@ class Holds:
 
         mend = self._committer.mend_by(self.reload)
         self._committer.write_meta(stage, show, durable=False, mend=mend)
-
-
-def _require_name(name: object) -> None:
-    if not isinstance(name, str) or not name or not name.isprintable():
-        raise UsageError(f"hold name {name!r}", "pass a printable name")

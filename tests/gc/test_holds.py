@@ -77,7 +77,7 @@ def test_texts_of_a_hold_are_one_bounded_line(store: Store) -> None:
     with pytest.raises(UsageError):
         store.hold("h", kind="two\nlines")
     for name in ("", "two\nlines", 5, ["h"]):
-        with pytest.raises(UsageError, match="hold name"):
+        with pytest.raises(UsageError, match="for the hold"):
             store.hold(name)  # type: ignore[arg-type]
 
 

@@ -236,7 +236,11 @@ WRONG: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
         "two names",
     ),
     "one name": ({"id": [b"a"], "ts": pa.array([1], NS)}, {"columns": "vt"}, "two names"),
-    "key is no name": ({"id": [b"a"], "ts": pa.array([1], NS)}, {"key": 1}, "key must be"),
+    "key is no name": (
+        {"id": [b"a"], "ts": pa.array([1], NS)},
+        {"key": 1},
+        "key=1; pass the name of a column",
+    ),
     "on_gone": ({"id": [b"a"], "ts": pa.array([1], NS)}, {"on_gone": "drop"}, "on_gone"),
 }
 

@@ -110,7 +110,7 @@ def test_buffers_are_keys_and_values_of_a_client(client: Client, kind: type) -> 
             client.put(b"k", wrong)  # type: ignore[arg-type]
         with pytest.raises(UsageError, match="value must be bytes"):
             client.put_if(b"k", wrong, expected=None)  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="is no function"):
+    with pytest.raises(UsageError, match="change=b'v'; pass a function"):
         client.update(b"k", b"v")  # type: ignore[arg-type]
 
 

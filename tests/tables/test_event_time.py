@@ -188,8 +188,8 @@ def test_a_table_without_event_time_joins_what_was_known(store: kvstore.Store) -
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "an unknown column": ({"on": "id"}, "labels have no column 'id'; they have device, at"),
     "too many columns": ({"on": ["device", "at"]}, "for a key of 1"),
-    "a key that is no name": ({"on": 7}, "on must be a column's name, not int"),
-    "a time that is no name": ({"at": 7}, "at must be a column's name, not int"),
+    "a key that is no name": ({"on": 7}, "on=7; pass the name of a column"),
+    "a time that is no name": ({"at": 7}, "at=7; pass the name of a column"),
     "a prefix that is no text": ({"prefix": 5}, "prefix=5; pass text"),
     "a text for columns": ({"columns": "value"}, "columns='value'; pass a list of names"),
     "no times": ({"at": None}, "name the labels' column: at="),

@@ -112,7 +112,7 @@ def test_what_a_table_cannot_answer_is_refused(store: kvstore.Store) -> None:
         ([events], "event time.*Table.join"),
         ([Join(users, key=["user", "name"])], "name the labels' columns of user"),
         ([Join(users, key="nobody")], "no column 'nobody'"),
-        ([Join(users, key=[7])], "column's name, not int"),
+        ([Join(users, key=[7])], "key=7; pass the name of a column"),
         ([Join(users, columns=["nothing"])], "no column 'nothing'"),
         ([users, users], "two sources add a column 'plan'"),
         ([Join(users, key="name")], "the key of column 'name' is int64, not string"),

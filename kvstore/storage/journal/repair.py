@@ -10,7 +10,8 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import BinaryIO, Final, Literal
 
-from kvstore.errors import Argument, LockedError, NotAStoreError, UsageError, storage_errors
+from kvstore.base.arguments import ArgumentKind, word
+from kvstore.errors import LockedError, NotAStoreError, UsageError, storage_errors
 from kvstore.storage.journal.files import (
     JOURNAL,
     LOCK_NAME,
@@ -176,6 +177,7 @@ def scan_of(stream: BinaryIO, directory: str, name: FileName, note: Note | None 
 #                 had, for records that do not depend on each other.
 
 Keep = Literal["prefix", "all"]
+_KEEP: Final[ArgumentKind[Keep]] = word("prefix", "all")
 _UNFINISHED: Final = ".unfinished"
 
 
@@ -214,10 +216,7 @@ def salvage(
     `destination` is not empty or the content is unknown, and `FormatVersionError` if a newer
     release wrote the source.
     """
-    if keep not in ("prefix", "all"):
-        raise UsageError(
-            (Argument.of("keep", keep), " is neither 'prefix' nor 'all'"), "pass one of the two"
-        )
+    _KEEP.check("keep", keep)
     target = os.path.realpath(os.fspath(destination))
     found = inspect(os.path.abspath(os.fspath(source)), files=files)
     if not found.files and not found.missing:

@@ -19,8 +19,7 @@ import pyarrow as pa
 from kvstore.base.span import Span
 from kvstore.changes.batches import changes_schema
 from kvstore.errors import HistoryGoneError
-from kvstore.feeds import Feed, FeedBatch, Position
-from kvstore.feeds import require_name as require_feed_name
+from kvstore.feeds import FEED_NAME, Feed, FeedBatch, Position
 from kvstore.limits import FEED_BATCH_BYTES, FEED_BATCH_ROWS, FEED_POLL_S_MAX
 from kvstore.remote import verbs
 from kvstore.remote.protocol import POSITION_NAME, quoted, to_json
@@ -111,4 +110,4 @@ def _feed_name(call: Invocation) -> str:
     """The name of a feed in the store. The feeds of a token with a prefix have it in their names,
     so the token takes over no other consumer. A percent-encoded prefix has no colon."""
     name, prefix = call["name"], call.access.prefix
-    return f"{quoted(prefix)}:{require_feed_name(name)}" if prefix else name
+    return f"{quoted(prefix)}:{FEED_NAME.check('name', name)}" if prefix else name
