@@ -125,7 +125,7 @@ _CHANGE_TYPES: Final = (
     *("delete", "put", "delete_range"),
     *("insert", "update_preimage", "update_postimage"),
 )
-"""Names of the codes in the column `op`, of backup/rows.py and of images.py."""
+"""Names of the codes in the column `op`, of `backup.rows` and of `kvstore.changes.events`."""
 
 _NULLS: Final = ("end_key", "value")
 """Columns of changes that have nulls. No other column has any."""

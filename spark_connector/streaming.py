@@ -239,7 +239,7 @@ def import_id_of(name: str, batch_id: int) -> int:
 #     stream.writeStream.foreachBatch(
 # lambda batch, number: apply_changes(batch, store, position=b"feed/orders", batch_id=number))
 #
-# A change feed has one row for each change (`reading/schema.py`). Its rows are one commit in the
+# A change feed has one row for each change (`read.py`). Its rows are one commit in the
 # store that takes them: this process collects them, puts them in the order in which they took
 # effect, and writes them as one batch. Or they are one push (`bulk.pushes`), which each store takes
 # as one commit.

@@ -139,7 +139,7 @@ class Shard:
         *,
         on_full: OnFull | None = None,
     ) -> ShardBatch:
-        """Upload sorted record batches, to be appended; see `batch.write_batch`."""
+        """Upload sorted record batches, to be appended; see `batch_writer.write_batch`."""
         return write_batch(
             self.blob,
             desc,

@@ -155,7 +155,8 @@ class ShardSnapshot:
         bytes_max: int,
         opened: Callable[[ShardPart], OpenedPart] | None = None,
     ) -> Found | None:
-        """The version that each label has at its own time, at most `as_of`. See `rows.found`.
+        """The version that each label has at its own time, at most `as_of`. See
+        `search.find_versions`.
 
         Raises `LeaseExpiredError` if the lease was lost and parts are gone.
         """
@@ -170,7 +171,7 @@ class ShardSnapshot:
     def range_tombstones(
         self, view: Window, span: Span, *, opened: Callable[[ShardPart], OpenedPart] | None = None
     ) -> Iterator[RangeTombstone]:
-        """The range tombstones of a window that reach into `span`. See `rows.ranges`.
+        """The range tombstones of a window that reach into `span`. See `search.range_tombstones`.
 
         Raises `LeaseExpiredError` if the lease was lost and parts are gone.
         """

@@ -155,7 +155,8 @@ class Engine(Protocol):
     """Handle of each family, to be passed to a `WriteBatch`."""
 
     def batch(self) -> WriteBatch:
-        """A new, empty batch."""
+        """A new, empty batch. It may block, under the lock of commits, while the engine takes no
+        writes."""
         ...
 
     def write(

@@ -379,7 +379,7 @@ SetThreads = Callable[[int, int], None]
 
 
 class Threads:
-    """The state of RocksDB's threads in this process: one object, in `engine.rocks_opening`."""
+    """The state of RocksDB's threads in this process: `THREADS`, below."""
 
     def __init__(self, set_threads: SetThreads) -> None:
         self._set_threads = set_threads

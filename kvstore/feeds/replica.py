@@ -103,7 +103,7 @@ class Replica:
         with self._committer.lock:
             self._require_window([timestamp for timestamp, _ in commits], upper)
             self._committer.apply(commits, upper)
-            if not self._reserve.is_in_use:  # the window may bring the first one
+            if not self._reserve.knows_all:  # the window may bring the first one
                 self._reserve.look()
 
     def ingest(
@@ -145,7 +145,7 @@ class Replica:
                     lambda batch: self._meta.stage_delete(batch, _REPLICA),
                     partial(committer.adopt, OPEN),
                 )
-                committer.persist()
+                committer.sync_all()
             return committer.upper
 
     # -- inside -----------------------------------------------------------------------------
@@ -186,7 +186,7 @@ class Replica:
                 self._reserve.look()
                 committer.recent.add(upto, {}, [(b"", None)])  # any key may be in the files
             committer.adopt(replica_policy(self._committer.where, source))
-            committer.persist()
+            committer.sync_all()
 
     def _require_window(self, timestamps: list[int], upper: int) -> str:
         """The id of the source, if a window of these commits may come next."""

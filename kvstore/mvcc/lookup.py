@@ -50,7 +50,8 @@ def rest_of(as_of: int) -> bytes:
 
 def value_below(engine: Engine, key: bytes, as_of: int, fragments: Fragments) -> bytes | None:
     """The value of `key` at `as_of` in a store without imports. Called where the stretch was empty,
-    perhaps because of a tombstone newer than `as_of`. One search; a seek where there is such."""
+    perhaps because of a tombstone newer than `as_of`. One search in memory, and one seek if there
+    is such a tombstone."""
     newest = fragments.newest(key, as_of)
     if fragments.stack(key)[:1] == (newest,):
         return None

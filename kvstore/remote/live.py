@@ -86,7 +86,7 @@ class LiveRecords:
         if is_reopened:
             self._require_same()
             self._opened = self._engine.opened
-        if not self._parts.reserve.is_in_use:  # the writer may have made the first one
+        if not self._parts.reserve.knows_all:  # the writer may have made the first one
             self._parts.reserve.look()
         newest = self._parts.index.last()
         upper = max(self._stored_upper, newest + 1, self._parts.committer.since + 1)

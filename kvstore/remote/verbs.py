@@ -9,6 +9,8 @@ To add a verb:
    `Invocation`. Its docstring is the text of the document. A verb without work stops the import.
 3. If users call it, add a method to `Client`: `return self.pool.call(verbs.NAME, key=key)`, and
    `name = awaited(Client.name)` to `AsyncClient`.
+4. If a reader process can answer it from the files of the store, set `from_files`.
+5. List it in `docs/reference/protocol.md`.
 
 The client sends and the server checks the arguments by the declaration, the client reads the answer
 by it, and `/v1/openapi.json` describes it.
@@ -129,6 +131,8 @@ class Verb(Generic[T_co]):
     is_repeatable: bool = False
     """Whether it changes nothing when it comes again."""
 
+    from_files: bool = False
+    """Whether a reader process answers it, which has the files of the store and nothing else."""
     is_short: bool = False
     """Whether it is done on the event loop of the server if its request is small."""
     waits: bool = False
@@ -227,6 +231,7 @@ GET: Final = Verb(
     one("value", or_null(BYTES), found=results.FLAG),
     errors=_AT_A_TIME,
     is_read=True,
+    from_files=True,
     key_method="GET",
 )
 GET_MANY: Final = Verb(
@@ -237,6 +242,7 @@ GET_MANY: Final = Verb(
     READ_SCHEMA,
     errors=_AT_A_TIME,
     is_read=True,
+    from_files=True,
 )
 FLOOR: Final = Verb(
     "floor",
@@ -246,6 +252,7 @@ FLOOR: Final = Verb(
     READ_SCHEMA,
     errors=_AT_A_TIME,
     is_read=True,
+    from_files=True,
 )
 SCAN: Final[Verb[Any]] = Verb(
     "scan",
@@ -253,6 +260,7 @@ SCAN: Final[Verb[Any]] = Verb(
     {**_SPAN_AT, "reverse": FLAG, "limit": count(), "batch_rows": count(1)},
     errors=_AT_A_TIME,
     is_read=True,
+    from_files=True,
     apart=_SPAN_APART,
 )
 KEYS: Final[Verb[Any]] = Verb(
@@ -261,6 +269,7 @@ KEYS: Final[Verb[Any]] = Verb(
     {**_SPAN_AT, "reverse": FLAG, "limit": count()},
     errors=_AT_A_TIME,
     is_read=True,
+    from_files=True,
     apart=_SPAN_APART,
 )
 COUNT_KEYS: Final = Verb(
@@ -270,6 +279,7 @@ COUNT_KEYS: Final = Verb(
     one("count", COUNT),
     errors=_AT_A_TIME,
     is_read=True,
+    from_files=True,
     apart=_SPAN_APART,
 )
 TTL: Final = Verb(
@@ -285,9 +295,10 @@ HISTORY: Final = Verb(
     _KEY,
     one("versions", items(fields(timestamp=TIMESTAMP, value=or_null(BYTES)))),
     is_read=True,
+    from_files=True,
 )
 CHANGES: Final[Verb[Any]] = Verb(
-    "changes", READ, _CHANGES, errors=_AT_A_TIME, is_read=True, apart=_SPAN_APART
+    "changes", READ, _CHANGES, errors=_AT_A_TIME, is_read=True, from_files=True, apart=_SPAN_APART
 )
 SPLITS: Final = Verb(
     "splits",
@@ -374,6 +385,7 @@ VERSIONS: Final[Verb[Any]] = Verb(
     },
     errors=_AT_A_TIME,
     is_read=True,
+    from_files=True,
     apart=_SPAN_APART,
 )
 JOIN: Final[Verb[Any]] = Verb(
@@ -383,6 +395,7 @@ JOIN: Final[Verb[Any]] = Verb(
     rows=LABELS_SCHEMA,
     errors=_AT_A_TIME,
     is_read=True,
+    from_files=True,
 )
 
 # -- writes ----------------------------------------------------------------------------------------
@@ -685,7 +698,7 @@ _GENERATION: Final = fields(
 )
 
 EVENTS: Final[Verb[Any]] = Verb(
-    "events", READ, _CHANGES, errors=_AT_A_TIME, is_read=True, apart=_SPAN_APART
+    "events", READ, _CHANGES, errors=_AT_A_TIME, is_read=True, from_files=True, apart=_SPAN_APART
 )
 WAIT_BEYOND: Final = Verb(
     "wait_beyond",

@@ -853,7 +853,7 @@ class Collector:
             tally.began, lost, held_by = self._advance(target)
             since = self._committer.since
             if since > previous:
-                self._committer.persist()
+                self._committer.sync_all()
             self._remove_history(since, tally)
             self.require_running()
             tally.imports += self.leftovers.abort_stale(STALE_IMPORT_S)

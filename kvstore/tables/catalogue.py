@@ -233,8 +233,8 @@ def _named(definition: Definition, parts: Sequence[KeyPart]) -> list[str]:
 ADDED_NAMES: Final = frozenset(
     ["_change_type", "_commit_version", "_commit_timestamp", "row_timestamp", "row_version"]
 )
-"""The columns that changes, feeds and joins put beside the columns of a table: `changing.py`,
-`side.py` and Spark's readers. Names that begin with `kvstore_` stand in their plans."""
+"""The columns that changes, feeds and joins put beside the columns of a table: `changes.py`,
+`joins.py` and Spark's readers. Names that begin with `kvstore_` stand in their plans."""
 
 
 def two_named(definition: Definition, name: str) -> UsageError:

@@ -665,8 +665,8 @@ _PATTERNS: Final[tuple[tuple[re.Pattern[str], Callable[..., pa.DataType]], ...]]
 # --------------------------------------------------------------------------------------------------
 # The definition of a table: its columns, its key, its indexes, and the layouts of its rows.
 #
-# It is stored as JSON under a key of the store (`space.py`), so it has versions as rows do, and
-# comes with backups, restores and replicas.
+# It is stored as JSON under a key of the store (`kvstore.timeline.reserved`), so it has versions as
+# rows do, and comes with backups, restores and replicas.
 #
 #     v              1
 #     number         of the table, in its keys

@@ -1,9 +1,9 @@
 """What a column of a table may hold: one rule for every door through which values come.
 
     door                                                       how it asks
-    put_batch, loads of files, pushes, Spark, and the rows     `conform.conform`: a batch of any
+    put_batch, loads of files, pushes, Spark, and the rows     `codec.conform`: a batch of any
       that a client sent                                         schema becomes one of the table
-    labels of a join                                           `conform.key_values`, `same_values`
+    labels of a join                                           `codec.key_values`, `same_values`
     TableCodec.encode and entries, behind each of these        `require_held`
     put, update, lists of dicts, defaults, words of a shell    `Kind.stored`, value by value
 

@@ -461,7 +461,7 @@ def _batch(keys: list[bytes], values: list[bytes]) -> pa.RecordBatch:
 # --------------------------------------------------------------------------------------------------
 # Changes of rows: keys and values that are set, entries of indexes that are set and deleted.
 #
-# An entry of an index is a hint, and the row decides (`finding.py`). So a write need not find every
+# An entry of an index is a hint, and the row decides (`indexes.py`). So a write need not find every
 # older entry of a row: it deletes the entry of the row that it replaces, as far as it knows it, and
 # GC of tables deletes the others.
 #

@@ -64,7 +64,7 @@ After: TypeAlias = "Callable[[Timestamp], WriteSet]"
 """Makes the writes that follow an event. It is called under the commit lock, with the time of the
 event."""
 
-Count: TypeAlias = "tuple[Begun, int, int]"
+BegunCommit: TypeAlias = "tuple[Begun, int, int]"
 """A commit that was begun, the events it adds to the change index, and the `upper` above it."""
 
 
@@ -264,7 +264,7 @@ class Committer:
         self,
         batch: WriteBatch,
         upper: Timestamp,
-        counts: Iterable[Count] = (),
+        counts: Iterable[BegunCommit] = (),
         mend: Mend | None = None,
     ) -> Iterator[None]:
         """Write the staged commits of `batch`; then the block shows them to readers; then move
@@ -285,10 +285,10 @@ class Committer:
 
     def _stage_commits(
         self, batch: WriteBatch, commits: Sequence[tuple[int, WriteSet]]
-    ) -> tuple[list[Count], list[FullEntry]]:
+    ) -> tuple[list[BegunCommit], list[FullEntry]]:
         """Add commits to a batch. Returns their counts, and the full forms of their entries in the
         change index, which are written after the batch."""
-        counts: list[Count] = []
+        counts: list[BegunCommit] = []
         full: list[FullEntry] = []
         for timestamp, writes in commits:
             writes.seal()
@@ -325,7 +325,7 @@ class Committer:
         self,
         reload: Callable[[], None] | None = None,
         *,
-        counts: Sequence[Count] = (),
+        counts: Sequence[BegunCommit] = (),
         is_commit: bool = True,
     ) -> bool:
         """Bring memory to what is stored, after an interrupt of commits that may be there or not,
@@ -357,7 +357,7 @@ class Committer:
             self.lock.release()
 
     def _settle(
-        self, reload: Callable[[], None] | None, counts: Sequence[Count], is_commit: bool
+        self, reload: Callable[[], None] | None, counts: Sequence[BegunCommit], is_commit: bool
     ) -> bool:
         """See `_mend`."""
         if not self._engine.look_again():
@@ -523,7 +523,7 @@ class Committer:
                 with self.health.poisoning(self._mend):
                     self.write_meta(self.capture.stage, durable=False, mend=self._mend)
         if upper == before:  # no time has passed: records beside the timeline may still wait
-            self.persist()
+            self.sync_all()
         self.syncs.wait(upper)
         return upper
 
@@ -625,7 +625,7 @@ class Committer:
 
     # -- durability and health --------------------------------------------------------------
 
-    def persist(self) -> None:
+    def sync_all(self) -> None:
         """Wait until everything written is on disk, records beside the timeline included. One
         fsync, outside the lock: commits continue."""
         self.health.require()

@@ -195,9 +195,9 @@ class Health:
             raise
 
     def interrupted(self, error: BaseException, mend: Mend | None = None) -> None:
-        """Poison the store after `error`: for hot paths that save the object of `poisoning`. With
-        `mend` the store looks what is stored, and goes on: now, or at the next call if another
-        interrupt comes. An error of the engine leaves nothing to be mended."""
+        """Poison the store after `error`. Hot paths call this instead of `poisoning`, which makes
+        an object. With `mend` the store reads what is stored, and goes on: now, or at the next call
+        if another interrupt comes. An error of the engine leaves nothing to be mended."""
         if self._is_finished:
             return
         if mend is not None and not self.poison:

@@ -1,6 +1,4 @@
-"""Frontiers and policies: the times between which a store is read, waiting for them, and which
-writes a store takes.
-"""
+"""Frontiers: between which times a store is read. Policies: which writes it takes."""
 
 from __future__ import annotations
 

@@ -430,7 +430,7 @@ class Holds:
                 holds[name] = Hold(self, name, record.token, is_new=former is None)
             self._write(taken, dropping)
         if durable:
-            self._committer.persist()
+            self._committer.sync_all()
         return holds
 
     def _time(self, former: HoldRecord | None, at: int | None) -> Timestamp:
@@ -459,14 +459,14 @@ class Holds:
             moved = replace(record, timestamp=at, moved_at=now, reached=noted, state_from=None)
             self._write([moved])
         if durable:
-            self._committer.persist()
+            self._committer.sync_all()
 
     def note_state(self, name: str, token: str, state_from: bytes) -> None:
         """Record how far the owner has processed the state that its feed begins with, durably."""
         with self._committer.lock:
             record = self.require_owned(name, token)
             self._write([replace(record, moved_at=self._committer.now(), state_from=state_from)])
-        self._committer.persist()
+        self._committer.sync_all()
 
     def note_proof(self, address: str, at: Timestamp) -> None:
         """Have the metrics tell that a drill at `at` has proved the backup at `address`."""
@@ -477,7 +477,7 @@ class Holds:
         with self._committer.lock:
             self.require_owned(name, token)
             self._write((), [name])
-        self._committer.persist()
+        self._committer.sync_all()
 
     def drop(self, name: str) -> HoldRecord:
         """Remove a hold whoever owns it: an operator's remedy for one that was abandoned.
@@ -493,7 +493,7 @@ class Holds:
                     (Argument("store.holds.all()"), " names all holds"),
                 )
             self._write((), [name])
-        self._committer.persist()
+        self._committer.sync_all()
         return record
 
     def require_owned(self, name: str, token: str) -> HoldRecord:
@@ -549,7 +549,7 @@ class Holds:
             ]
             if overdue:
                 self._write([replace(record, lost=True) for record in overdue])
-                self._committer.persist()
+                self._committer.sync_all()
             return overdue
 
     # -- inside -----------------------------------------------------------------------------

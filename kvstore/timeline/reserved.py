@@ -79,9 +79,9 @@ class Reserve:
         self.has_expiries = True
 
     @property
-    def is_in_use(self) -> bool:
-        """Whether there are tables and expiries already."""
-        return self.has_tables and self.has_expiries
+    def knows_all(self) -> bool:
+        """Whether tables, positions and expiries are there already: nothing is left to notice."""
+        return self.has_tables and self.has_positions and self.has_expiries
 
     def _first(self, prefix: bytes) -> bytes:
         """The first stored key at or above `prefix`, empty where there is none."""
@@ -89,7 +89,8 @@ class Reserve:
         return keys[0] if keys else b""
 
     def narrow(self, span: Span) -> Span:
-        """The span without the keys of tables and expiries, unless it begins among them."""
+        """The span without the keys of tables, positions and expiries, unless it begins among
+        them."""
         is_used = self.has_tables or self.has_expiries or self.has_positions
         return span.plain() if is_used else span
 

@@ -15,6 +15,7 @@ from kvstore.remote.client.tables import ClientTable
 from kvstore.snapshot import Snapshot
 from kvstore.store import Store
 from kvstore.tables.table import Table
+from kvstore.transaction import Transaction
 
 _PART = "a part of the owner's process; the client has calls for its work"
 _ITS_OWN = "the client has this beside the names of `Store`"
@@ -108,6 +109,14 @@ def test_a_method_of_a_client_takes_the_parameters_of_the_method_of_a_store() ->
         both = (getattr(Snapshot, name), getattr(ClientSnapshot, name))
         found |= left_out(f"snapshot_{name}", *both)
     assert found == set(PARAMETERS_LEFT_OUT)
+
+
+def test_a_scan_takes_the_same_options_wherever_it_reads() -> None:
+    of_a_store = set(parameters(Store.scan)) - {"as_of"}
+    for kind in (Snapshot, ClientSnapshot, Transaction):
+        assert set(parameters(kind.scan)) == of_a_store, kind
+    for kind in (Client, ClientSnapshot):  # the asynchronous `scan` hands its options on
+        assert set(parameters(kind.scan)) <= set(parameters(kind.scan_batches)), kind
 
 
 @pytest.mark.parametrize(

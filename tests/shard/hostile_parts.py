@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 
 from kvstore.backup.shard.rows.batch_reader import read_batches
 from kvstore.backup.shard.rows.batch_writer import BatchDesc, part_names, write_batch
+from kvstore.backup.shard.rows.part_format import PART_SCHEMA
 from kvstore.backup.shard.rows.part_reader import open_part, require_part, translated
 from kvstore.backup.shard.rows.rules import OP_DELETE_RANGE, OP_PUT, VERSIONS_SCHEMA, Window
 from kvstore.backup.shard.rows.search import FindBounds, find_versions
@@ -140,27 +141,32 @@ def with_lie(data: bytes, rng: random.Random) -> bytes:
     return with_footer(fields, before)
 
 
+DICTIONARY_BOMB = "one value of 80 kB for each row"
+
+
 def bombs() -> Iterator[tuple[str, bytes, ShardPart]]:
     """Small parts that ask for much memory."""
     data, part = written(50)
     count = 65_536
     value = pa.DictionaryArray.from_arrays(pa.array([0] * count, pa.int32()), [bytes(80 << 10)])
     keys = pa.DictionaryArray.from_arrays(pa.array([0] * count, pa.int32()), [b"k"])
-    table = pa.table(
-        [
-            keys,
-            pa.array([1] * count),
-            pa.array([1] * count, pa.uint8()),
-            value,
-            pa.nulls(count, pa.binary()),
-            pa.nulls(count, pa.int64()),
-        ],
-        names=[*VERSIONS_SCHEMA.names, "until"],
+    columns = [
+        keys,
+        pa.array([1] * count),
+        pa.array([1] * count, pa.uint8()),
+        value,
+        pa.nulls(count, pa.binary()),
+        pa.nulls(count, pa.int64()),
+    ]
+    schema = pa.schema(
+        field.with_type(column.type) for field, column in zip(PART_SCHEMA, columns, strict=True)
     )
-    metadata = pq.read_schema(io.BytesIO(data)).metadata
     sink = io.BytesIO()
-    pq.write_table(table.replace_schema_metadata(metadata), sink, compression="zstd")
-    yield "one value of 80 kB for each row", sink.getvalue(), replace(part, rows=count)
+    how = {"compression": "zstd", "store_schema": False, "write_page_checksum": True}
+    with pq.ParquetWriter(sink, schema, **how) as writer:
+        writer.write_table(pa.table(columns, schema=schema))
+        writer.add_key_value_metadata(PART_SCHEMA.metadata)
+    yield DICTIONARY_BOMB, sink.getvalue(), replace(part, rows=count)
     for path in ((3, 6), (3, 7), (3, 5)):
         fields, before = footer(data)
         for column in thrift.get(fields, 4, 0, 1).items:

@@ -20,6 +20,7 @@ import pytest
 from kvstore.backup.shard.rows import batch_writer
 from kvstore.backup.shard.rows.batch_reader import read_batches
 from kvstore.backup.shard.rows.batch_writer import BatchDesc, delete_batch, part_names, write_batch
+from kvstore.backup.shard.rows.part_format import PART_FORMAT
 from kvstore.backup.shard.rows.part_reader import MissingPartError, open_part, read_part
 from kvstore.backup.shard.rows.rules import AsOf, Window
 from kvstore.backup.shard.state.trace import ShardBatch, ShardPart
@@ -42,7 +43,8 @@ from tests.shard.rows import (
     versions,
 )
 
-GOLDEN = Path(__file__).parent / "golden" / "part-v1.parquet"
+GOLDEN = Path(__file__).parent / "golden"
+"""Has a part of each format, `part-vN.parquet`, with these rows."""
 GOLDEN_ROWS = [
     put(b"a", 9, b"newest"),
     delete(b"a", 5),
@@ -367,7 +369,7 @@ def read_all(blob: MemoryBlob, batch: ShardBatch) -> None:
 def test_a_foreign_parquet_file_and_a_newer_format_are_refused() -> None:
     for metadata, error in (
         (None, FormatVersionError),
-        ({"kvstore.part": "2"}, FormatVersionError),
+        ({"kvstore.part": str(int(PART_FORMAT) + 1)}, FormatVersionError),
     ):
         sink = io.BytesIO()
         table = pa.Table.from_batches(versions([put(b"a", 1)])).replace_schema_metadata(metadata)
@@ -384,8 +386,9 @@ def test_a_foreign_parquet_file_and_a_newer_format_are_refused() -> None:
 # -- reads by other programs ----------------------------------------------------------------------
 
 
-def test_the_golden_part_still_reads() -> None:
-    data = GOLDEN.read_bytes()
+@pytest.mark.parametrize("path", sorted(GOLDEN.glob("part-v*.parquet")), ids=lambda path: path.stem)
+def test_golden_parts_still_read(path: Path) -> None:
+    data = path.read_bytes()
     part = ShardPart("g", 5, len(data), digest(data), b"", None, 0, 9, ranges=1)
     blob = MemoryBlob()
     blob.put("g", data)
@@ -408,7 +411,8 @@ def test_duckdb_and_pandas_read_a_part_without_this_project(tmp_path: Path) -> N
 def write_golden() -> None:
     blob = MemoryBlob()
     (part,) = write(blob, GOLDEN_ROWS, upper=10).parts
-    GOLDEN.write_bytes(blob.get(part.name) or b"")
+    with (GOLDEN / f"part-v{PART_FORMAT.decode()}.parquet").open("xb") as file:  # one is made once
+        file.write(blob.get(part.name) or b"")
 
 
 if __name__ == "__main__":

@@ -39,6 +39,13 @@ def test_many_hostile_parts_are_refused_in_bounded_memory() -> None:
         attack(seed_of(), 10_000)
 
 
+def test_a_bomb_of_a_dictionary_is_refused_for_its_dictionary() -> None:
+    """It was refused for its columns, and the check of dictionaries was never asked."""
+    (bomb,) = (each for each in hostile_parts.bombs() if each[0] == hostile_parts.DICTIONARY_BOMB)
+    with pytest.raises(CorruptionError, match="dictionary"):
+        hostile_parts.read(bomb[1], bomb[2])
+
+
 def test_bounds_narrower_than_the_rows_are_found_by_reading_all(tmp_path: Path) -> None:
     data, part = hostile_parts.written(50)
     for lie in (

@@ -247,7 +247,7 @@ class LentChangesets:
 class Invocation:
     """The arguments of one call."""
 
-    __slots__ = ("_given", "access", "changesets", "store", "table", "token", "waits")
+    __slots__ = ("_given", "access", "awaits_disk", "changesets", "store", "table", "token")
 
     def __init__(
         self,
@@ -260,7 +260,7 @@ class Invocation:
     ) -> None:
         self.store, self.changesets, self.access, self._given = store, changesets, access, given
         self.table, self.token = table, token
-        self.waits: bool | None = None
+        self.awaits_disk: bool | None = None
         """Whether the caller waits for the disk; None if the verb does. Set by `durability`."""
 
     # -- keys -------------------------------------------------------------------------------

@@ -33,7 +33,7 @@ from kvstore.limits import (
     SERVER_IDLE_S_MAX,
     SERVER_READER_STALENESS_S,
 )
-from kvstore.remote import control_socket, verbs
+from kvstore.remote import control_socket
 from kvstore.remote.client.calls import ReplyHead, read_head
 from kvstore.remote.live import LiveReader, follow
 from kvstore.remote.protocol import KEYS_PATH, VERBS_PATH
@@ -51,6 +51,7 @@ from kvstore.remote.server.http import (
     within_time,
 )
 from kvstore.remote.server.running import SharingServer, server_config, server_tls
+from kvstore.remote.verbs import VERBS
 
 # --------------------------------------------------------------------------------------------------
 # Requests that a reader process hands to the owner of the store, and the owner's answers.
@@ -220,10 +221,7 @@ async def _chunk(reader: asyncio.StreamReader) -> bytes:
 
 _KEYS: Final = KEYS_PATH.encode()
 _VERBS: Final = VERBS_PATH.encode()
-_BY_KEY: Final = (verbs.GET, verbs.GET_MANY, verbs.FLOOR, verbs.HISTORY, verbs.JOIN)
-_BY_SPAN: Final = (verbs.SCAN, verbs.KEYS, verbs.COUNT_KEYS)
-_BY_WINDOW: Final = (verbs.CHANGES, verbs.EVENTS, verbs.VERSIONS)
-READS: Final = frozenset(_VERBS + each.name.encode() for each in (*_BY_KEY, *_BY_SPAN, *_BY_WINDOW))
+READS: Final = frozenset(_VERBS + name.encode() for name, verb in VERBS.items() if verb.from_files)
 """The paths of the verbs that a reader answers. Others write, or tell of the owner."""
 
 _MENDED_BY_OWNER: Final = (NotYetWrittenError, RetryableError, StorageError)

@@ -78,12 +78,12 @@ class Service:
         call = self._call(verb, access, fields, table, token)
         if call.token is not None and call.token.writer in self._writers:
             return None
-        call.waits = False
+        call.awaits_disk = False
         with self.store.requests.unless_busy() as is_ours:
             if not is_ours:
                 return None
             answer = self._answer(verb, call, changeset)
-            return answer, self.store.upper if call.waits else 0
+            return answer, self.store.upper if call.awaits_disk else 0
 
     @contextmanager
     def _turn_of(self, writer: str) -> Iterator[None]:

@@ -1,6 +1,4 @@
-"""The verbs that read: each is the method of `Store` with its name. Answers to many keys come in
-pieces.
-"""
+"""The verbs that read. Answers to many keys come in pieces."""
 
 from __future__ import annotations
 
@@ -63,7 +61,7 @@ def in_pieces(
 
 
 # --------------------------------------------------------------------------------------------------
-# The verbs that read: each is the method of `Store` with its name.
+# The verbs.
 
 _FLOORS_SCHEMA: Final = pa.schema([("key", pa.binary()), ("value", pa.binary())])
 _Times: TypeAlias = "TimeLike | list[TimeLike] | None"

@@ -128,7 +128,7 @@ def _row(done: int, **ending: str) -> pa.RecordBatch:
 # Claims on history, the records of imports, and the work that only the owner can do. Each is the
 # method of `Store`, or of one of its parts, with that name.
 #
-# A verb of long work answers with rows of progress: see `kvstore.remote.server.verbs.upkeep`.
+# A verb of long work answers with rows of progress.
 
 TASK_FIELDS: Final = ("id", "version", "queue", "available_at", "created_at", "changed_at")
 

@@ -214,11 +214,12 @@ def sync(call: Invocation) -> Answer:
 
 
 def durability(call: Invocation) -> Durability | None:
-    """The durability of the commit: the argument, unless the server waits for the disk itself."""
+    """The durability of the commit: the argument. Where the server waits for the disk itself, it is
+    `async`, and `call.awaits_disk` notes whether the caller must wait."""
     found: Durability | None = call.word("durability", "") or None
-    if call.waits is None:
+    if call.awaits_disk is None:
         return found
-    call.waits = (found or call.store.requests.durability) != "async"
+    call.awaits_disk = (found or call.store.requests.durability) != "async"
     return "async"
 
 
