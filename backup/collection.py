@@ -45,18 +45,19 @@ from kvstore.backup.shard import Merge, merge_here
 from kvstore.backup.shard.scrub import ScrubReport
 from kvstore.backup.verify import Depth, VerifyReport, verify_collection
 from kvstore.backup.window import BackupInfo, Request, Upload, back_up, require_token, upload_here
-from kvstore.base.arguments import AGE, FLAG, VALUE_COLUMNS, require_absolute, require_path
+from kvstore.base.arguments import AGE, FLAG, require_absolute, require_path
 from kvstore.base.meters import OnProgress, Tally
 from kvstore.base.span import Span
 from kvstore.base.timestamp import TimeLike, Timestamp, to_timestamp
+from kvstore.readable import Joined
 from kvstore.remote.control import StoreOrClient, as_store
 from kvstore.store import Store
-from kvstore.tables.joins import Join, OnGone, Side, join
+from kvstore.tables.joins import Side
 
 _LOG: Final = logging.getLogger("kvstore.backup")
 
 
-class Collection(CollectionContents):
+class Collection(CollectionContents, Joined):
     """Backups of one store at `url`: a path, `file://`, `s3://`, `gs://`, `az://` or `memory://`.
 
     Nothing is written before the first backup. A `passphrase` or a `key_file` (32 bytes, or 64 hex
@@ -319,29 +320,14 @@ class Collection(CollectionContents):
         at = None if as_of is None else Timestamp(self._time(as_of))
         return publish(self._chains, table, url, format, at, **options)
 
-    def join(
-        self,
-        labels: object,
-        key: str = "id",
-        at: str | None = "ts",
-        max_age: timedelta | None = None,
-        *,
-        columns: tuple[str, str] = VALUE_COLUMNS,
-        on_gone: OnGone = "error",
-    ) -> pa.RecordBatchReader:
-        """The labels, each with the value that its key had at its time, as `Store.join` gives them.
+    def join_side(self) -> Side:
+        """The side of this collection in a join of several sources: see `kvstore.join`.
 
         Nothing is restored: only parts that have keys of the labels are read. Each label may have
         any time that a chain covers; without a column `at`, all labels ask for the newest instant.
-        The call fixes the backups to be read, and keeps them until the result is read to its end or
-        dropped. Arguments and errors are as in `Store.join`. Memory is bounded. Costs, for each
-        million labels, a read of the row groups that they touch.
+        The join fixes the backups to be read, and keeps them until the result is read to its end or
+        dropped. Costs, for each million labels, a read of the row groups that they touch.
         """
-        source = Join(self, max_age=max_age, columns=columns)
-        return join(labels, [source], key=key, at=at, on_gone=on_gone)
-
-    def join_side(self) -> Side:
-        """The side of this collection in a join of several sources: see `kvstore.join`."""
         return Side(partial(collection_answers, self._chains))
 
     # -- upkeep -----------------------------------------------------------------------------

@@ -310,7 +310,7 @@ class CollectionReader(Readable):
         snapshot = ReaderSnapshot(self, Timestamp(self._at(as_of)))
         rows = PastRows(self, snapshot, Catalogue(self))
         rows.codec(name)
-        return Table(name, rows, None)
+        return Table(name, rows)
 
     # -- inside -----------------------------------------------------------------------------
 

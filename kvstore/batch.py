@@ -13,7 +13,7 @@ from kvstore.mvcc.write_set import WriteSet
 from kvstore.timeline.expiries import Expires
 
 if TYPE_CHECKING:
-    from kvstore.tables.sources import WritesRows
+    from kvstore.tables.sources import RowSource
     from kvstore.tables.table import Table
 
 
@@ -28,7 +28,7 @@ class Batch:
         commit: Callable[..., Timestamp],
         writes: type[WriteSet] = WriteSet,
         *,
-        rows: Callable[[], WritesRows],
+        rows: Callable[[], RowSource],
         due: Callable[[Expires], int],
     ) -> None:
         self._rows, self._due = rows, due
@@ -78,7 +78,7 @@ class Batch:
         self._writes.require_open()
         rows = self._rows()
         rows.codec(name)
-        return Table(name, None, BatchRows(self, rows))
+        return Table(name, BatchRows(self, rows))
 
     def put_rows(
         self,

@@ -74,7 +74,7 @@ class Snapshot(ReadableAt):
         self._open()
         rows = self._rows(self)
         rows.codec(name)
-        return Table(name, rows, None)
+        return Table(name, rows)
 
     def close(self) -> None:
         """End the claim on history. Repeatable."""

@@ -247,7 +247,7 @@ def table_of(transaction: Any, catalogue: Catalogue, name: str) -> Table:
 
     rows = TransactionRows(transaction, catalogue)
     rows.codec(name)
-    return Table(name, rows, rows)
+    return Table(name, rows)
 
 
 # --------------------------------------------------------------------------------------------------

@@ -41,7 +41,7 @@ from kvstore.remote.client import Client
 from kvstore.remote.client.client import hold_record
 from kvstore.retention.gc import GcReport
 from kvstore.store import Store
-from kvstore.tables.sources import StoreRows
+from kvstore.tables.sources import MakeChange, StoreRows
 from kvstore.tables.table import Table
 from kvstore.tasks import Tasks
 from kvstore.timeline.committer import After, Committer
@@ -111,7 +111,7 @@ class StoreBeside(Store):
         tables, alters them and takes rows."""
         if new or made:
             return self.owner.table(name, *new, **made)
-        rows = StoreRows(self, self._transactions.catalogue, self._parts)
+        rows = RowsBeside(self, self._transactions.catalogue, self._parts)
         rows.codec(name)
         return TableBeside(name, rows, self.owner)
 
@@ -139,11 +139,20 @@ class StoreBeside(Store):
         return self.owner.gc(before, keep, compact=compact, progress=progress)
 
 
+class RowsBeside(StoreRows):
+    """Rows that are read at one moment. The owner of their store takes new ones."""
+
+    store: StoreBeside
+
+    def write(self, name: str, make: MakeChange, *, is_checked: bool) -> Timestamp | None:
+        return self.store.owner.table_rows().write(name, make, is_checked=is_checked)
+
+
 class TableBeside(Table):
     """A table at one moment. The owner of its store takes rows, alters it and builds indexes."""
 
     def __init__(self, name: str, rows: StoreRows, owner: Client) -> None:
-        super().__init__(name, rows, owner.table_rows())
+        super().__init__(name, rows)
         self._owner = owner
 
     def alter(self, *args: Any, **alteration: Any) -> None:

@@ -24,7 +24,7 @@ from kvstore.tables.definition import Definition, Index, table_prefix
 from kvstore.tables.exact import as_python
 from kvstore.tables.sources import (
     RowChange,
-    RowReader,
+    RowSource,
     StoreRows,
     TransactionRows,
     not_unique,
@@ -71,7 +71,7 @@ def index_span(codec: TableCodec, index: Index, values: Sequence[Any]) -> Span:
 
 def found_batches(
     codec: TableCodec,
-    reader: RowReader,
+    reader: RowSource,
     index: Index,
     span: Span,
     *,
@@ -105,7 +105,7 @@ def found_batches(
 
 def found_dicts(
     codec: TableCodec,
-    reader: RowReader,
+    reader: RowSource,
     index: Index,
     span: Span,
     *,
@@ -206,8 +206,8 @@ def build_index(
         return None
     note = _PROGRESS + name.encode() + b"\x00" + bytes([index.number])
     while not _build(rows, name, index_name, note, progress):
-        rows.write(name, lambda *_: RowChange(gone=[note]), is_checked=False)
-        rows.write(name, lambda *_: RowChange([note], [b""]), is_checked=False)
+        rows.write_blind(name, lambda *_: RowChange(gone=[note]))
+        rows.write_blind(name, lambda *_: RowChange([note], [b""]))
     return _finish(rows, name, index_name, note)
 
 
@@ -251,7 +251,7 @@ def _begun_at(rows: StoreRows, note: bytes) -> int:
 
 
 def _chunk(
-    rows: StoreRows, held: RowReader, name: str, index_name: str, note: bytes, after: bytes
+    rows: StoreRows, held: RowSource, name: str, index_name: str, note: bytes, after: bytes
 ) -> tuple[int, bytes]:
     """Make the entries of the next rows; returns their number, and the key of the last."""
     codec = rows.codec(name)
@@ -269,11 +269,11 @@ def _chunk(
     after = keys[-1] + b"\x00"
     change = RowChange([*entries, note], [b""] * len(entries) + [after])
 
-    def make(newest: TableCodec, _: RowReader) -> RowChange:
+    def make(newest: TableCodec, _: RowSource) -> RowChange:
         newest.definition.index(index_name)  # raises if it was dropped meanwhile
         return change
 
-    rows.write(name, make, is_checked=False)
+    rows.write_blind(name, make)
     return len(keys), after
 
 
@@ -299,7 +299,7 @@ def _cover_reverts(
             ]
 
             def make(
-                newest: TableCodec, _: RowReader, covered: list[tuple[bytes, bytes]] = covered
+                newest: TableCodec, _: RowSource, covered: list[tuple[bytes, bytes]] = covered
             ) -> RowChange:
                 index = newest.definition.index(index_name)  # raises if it was dropped meanwhile
                 at = newest.definition.indexes.index(index)
@@ -307,7 +307,7 @@ def _cover_reverts(
                 entries = [entry for each in found for entry in each]
                 return RowChange(entries, [b""] * len(entries))
 
-            rows.write(name, make, is_checked=False)
+            rows.write_blind(name, make)
 
 
 def _finish(rows: StoreRows, name: str, index_name: str, note: bytes) -> Timestamp | None:
@@ -332,10 +332,10 @@ def _finish(rows: StoreRows, name: str, index_name: str, note: bytes) -> Timesta
             rows.alter(name, whole)
         except TableAlteredError:
             continue
-        return rows.write(name, lambda *_: RowChange(gone=[note]), is_checked=False)
+        return rows.write_blind(name, lambda *_: RowChange(gone=[note]))
 
 
-def require_distinct(codec: TableCodec, held: RowReader, index: Index) -> None:
+def require_distinct(codec: TableCodec, held: RowSource, index: Index) -> None:
     """Raise `NotUniqueError` if two rows have the same values in an index. One pass over it."""
     columns = codec.definition.parts_named(index.parts)
     span = Span.of_prefix(codec.index_codec(index).prefix)

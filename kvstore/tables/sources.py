@@ -5,10 +5,11 @@ for; what a client has sent.
 from __future__ import annotations
 
 import hashlib
+from abc import ABCMeta, abstractmethod
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, NoReturn
 
 import pyarrow as pa
 from typing_extensions import Self
@@ -69,57 +70,66 @@ class RowChange:
         return leading
 
 
-MakeChange = Callable[[TableCodec, "RowReader"], RowChange]
+MakeChange = Callable[[TableCodec, "RowSource"], RowChange]
 """Makes a change by the newest definition. It may be called again."""
 
 
-class RowReader(Protocol):
-    """Reads keys and values of tables."""
+class RowSource(metaclass=ABCMeta):
+    """What a table stands on: keys and values, and the definitions by which they are rows. It reads
+    `source`, which has the reads of `kvstore.readable`. Where nothing is written, `write` refuses.
+    """
 
+    def __init__(self, source: Any, catalogue: Catalogue) -> None:
+        self.source, self.catalogue = source, catalogue
+
+    @abstractmethod
     def codec(self, name: str, as_of: TimeLike | None = None) -> TableCodec:
         """The definition of a table as of a time."""
-        ...
 
     def get(self, key: bytes, as_of: TimeLike | None = None) -> bytes | None:
         """The value of a key."""
-        ...
+        found: bytes | None = self.source.get(key, **self._when(as_of))
+        return found
 
     def get_many(
         self, keys: Sequence[bytes], as_of: TimeLike | None = None
     ) -> Sequence[bytes | None]:
         """The values of keys."""
-        ...
+        found: Sequence[bytes | None] = self.source.get_many(keys, **self._when(as_of))
+        return found
 
     def batches(
         self, span: Span, as_of: TimeLike | None, *, reverse: bool, limit: int | None
     ) -> Iterable[pa.RecordBatch]:
         """Keys and values of a span."""
-        ...
+        found: Iterable[pa.RecordBatch] = self.source.scan_batches(
+            span.start, span.end, reverse=reverse, limit=limit, **self._when(as_of)
+        )
+        return found
 
     def pairs(self, span: Span, *, reverse: bool) -> Iterator[tuple[bytes, bytes]]:
-        """Keys and values of a span, one by one, at the time of a held reader."""
-        ...
+        """Keys and values of a span, one by one."""
+        found: Iterator[tuple[bytes, bytes]] = self.source.scan(
+            span.start, span.end, reverse=reverse
+        )
+        return found
 
-    def history(self, key: bytes) -> Sequence[Version]:
-        """All kept versions of a key, newest first."""
-        ...
-
-    def held(self, as_of: TimeLike | None) -> HeldReader:
-        """Reads at one time, which stays readable until the block ends."""
-        ...
-
-
-class HeldReader(RowReader, AbstractContextManager["HeldReader"], Protocol):
-    """Reads at one time."""
-
-
-class RowWriter(Protocol):
-    """Writes keys and values of tables."""
+    def held(self, as_of: TimeLike | None) -> RowsAtOneTime:
+        """Reads at one time, which stays readable until the block of the result ends."""
+        return HeldRows(self.source.snapshot(as_of), self.catalogue)
 
     def write(self, name: str, make: MakeChange, *, is_checked: bool) -> Timestamp | None:
-        """Commit a change, or add it to what will be committed. With `is_checked` the reads of the
-        change must still be true then."""
-        ...
+        """Commit a change, or add it to what will be committed. With `is_checked`, and in a table
+        with a unique index, the reads of the change must still be true then."""
+        raise UsageError(f"table {name!r} cannot be written here", "write to the store")
+
+    def checked(self, name: str, codec: TableCodec) -> Callable[[], None]:
+        """A check for the commit of a batch: the definition is still the newest one."""
+        raise UsageError(f"table {name!r} cannot be written here", "write to the store")
+
+    def _when(self, as_of: TimeLike | None) -> dict[str, Any]:
+        """The time of a read, as an argument of the source."""
+        return {"as_of": as_of}
 
 
 class ImportTarget(NamedTuple):
@@ -131,40 +141,22 @@ class ImportTarget(NamedTuple):
     check: Callable[[], None]
 
 
-class StoreRows:
+class StoreRows(RowSource):
     """The rows of a store, which a table reads and writes."""
 
     def __init__(self, store: Any, catalogue: Catalogue, parts: Parts) -> None:
-        self.store, self.catalogue = store, catalogue
-        self.parts = parts
+        super().__init__(store, catalogue)
+        self.store, self.parts = store, parts
         self._versions, self._committer = parts.versions, parts.committer
-        self.get = store.get  # hot: the store's shortcut, if it has one
+        # Hot: the store's own look-up, or its shortcut.
+        self.get = store.get  # type: ignore[method-assign]
 
     def codec(self, name: str, as_of: TimeLike | None = None) -> TableCodec:
         at = None if as_of is None else self._committer.to_time(as_of, name="as_of")
         return self.catalogue.codec(name, at)
 
-    def get_many(
-        self, keys: Sequence[bytes], as_of: TimeLike | None = None
-    ) -> Sequence[bytes | None]:
-        found: Sequence[bytes | None] = self.store.get_many(keys, as_of)
-        return found
-
-    def batches(
-        self, span: Span, as_of: TimeLike | None, *, reverse: bool, limit: int | None
-    ) -> Iterable[pa.RecordBatch]:
-        reader: Iterable[pa.RecordBatch] = self.store.scan_batches(
-            span.start, span.end, as_of=as_of, reverse=reverse, limit=limit
-        )
-        return reader
-
-    def pairs(self, span: Span, *, reverse: bool) -> Iterator[tuple[bytes, bytes]]:
-        found: Iterator[tuple[bytes, bytes]] = self.store.scan(
-            span.start, span.end, reverse=reverse
-        )
-        return found
-
     def history(self, key: bytes) -> Sequence[Version]:
+        """All kept versions of a key, newest first."""
         found: Sequence[Version] = self.store.history(key)
         return found
 
@@ -178,29 +170,40 @@ class StoreRows:
         held."""
         return stored_answers(self.parts)
 
-    def held(self, as_of: TimeLike | None) -> HeldRows:
-        return HeldRows(self.store.snapshot(as_of), self.catalogue)
-
     def write(self, name: str, make: MakeChange, *, is_checked: bool) -> Timestamp | None:
+        while not is_checked:
+            codec = self.codec(name)
+            if any(index.is_unique for index in codec.definition.indexes):
+                break
+            with suppress(TableAlteredError):
+                return self._commit(name, codec, make)
+            self.catalogue.forget(name)
+
         def body(transaction: Any) -> Any:
             TransactionRows(transaction, self.catalogue).write(name, make, is_checked=True)
             return transaction
 
-        if is_checked:
-            transaction = self.store.transact(body)
-            return transaction.timestamp  # type: ignore[no-any-return]  # of the store
+        timestamp: Timestamp | None = self.store.transact(body).timestamp
+        return timestamp
+
+    def write_blind(self, name: str, make: MakeChange) -> Timestamp | None:
+        """Commit a change that has read nothing, whatever indexes the table has."""
         while True:
-            codec = self.codec(name)
-            made = make(codec, self)
-            writes = WriteSet("the rows", BATCH_BYTES_MAX)
-            writes.delete_rows(made.gone)
-            dues = self._committer.expiries
-            due = None if made.expires is None else dues.due(made.expires)
-            writes.put_rows(made.keys, made.values, due, made.rows(codec))
             with suppress(TableAlteredError):
-                check = self.checked(name, codec)
-                return self._committer.commit(writes, check=check) if writes else None
+                return self._commit(name, self.codec(name), make)
             self.catalogue.forget(name)
+
+    def _commit(self, name: str, codec: TableCodec, make: MakeChange) -> Timestamp | None:
+        """Commit a change. Raises `TableAlteredError` unless `codec` belongs to the newest
+        definition."""
+        made = make(codec, self)
+        writes = WriteSet("the rows", BATCH_BYTES_MAX)
+        writes.delete_rows(made.gone)
+        dues = self._committer.expiries
+        due = None if made.expires is None else dues.due(made.expires)
+        writes.put_rows(made.keys, made.values, due, made.rows(codec))
+        check = self.checked(name, codec)
+        return self._committer.commit(writes, check=check) if writes else None
 
     def alter(self, name: str, alteration: Alteration | Callable[[Definition], Definition]) -> None:
         """Alter a table whose definition is known."""
@@ -230,62 +233,28 @@ class StoreRows:
         return check
 
 
-class SnapshotRows:
-    """The rows of a snapshot, all at its time."""
+class RowsAtOneTime(RowSource):
+    """The rows of something that has one time."""
 
-    def __init__(self, snapshot: Any, catalogue: Catalogue) -> None:
-        self._snapshot, self._catalogue = snapshot, catalogue
-
-    def codec(self, name: str, as_of: TimeLike | None = None) -> TableCodec:
-        self._refuse(as_of)
-        return self._catalogue.codec(name, self._snapshot.as_of)
-
-    def get(self, key: bytes, as_of: TimeLike | None = None) -> bytes | None:
-        self._refuse(as_of)
-        found: bytes | None = self._snapshot.get(key)
-        return found
-
-    def get_many(
-        self, keys: Sequence[bytes], as_of: TimeLike | None = None
-    ) -> Sequence[bytes | None]:
-        self._refuse(as_of)
-        found: Sequence[bytes | None] = self._snapshot.get_many(keys)
-        return found
-
-    def batches(
-        self, span: Span, as_of: TimeLike | None, *, reverse: bool, limit: int | None
-    ) -> Iterable[pa.RecordBatch]:
-        self._refuse(as_of)
-        reader: Iterable[pa.RecordBatch] = self._snapshot.scan_batches(
-            span.start, span.end, reverse=reverse, limit=limit
-        )
-        return reader
-
-    def pairs(self, span: Span, *, reverse: bool) -> Iterator[tuple[bytes, bytes]]:
-        found: Iterator[tuple[bytes, bytes]] = self._snapshot.scan(
-            span.start, span.end, reverse=reverse
-        )
-        return found
-
-    def history(self, key: bytes) -> Sequence[Version]:
-        raise UsageError("a snapshot has one time", "ask the store for the history of a row")
+    kind: ClassVar = "a snapshot"
 
     def held(self, as_of: TimeLike | None) -> Self:
-        self._refuse(as_of)
+        self._when(as_of)
         return self
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """The caller ends it."""
+        """Whoever made the source ends it."""
 
-    def _refuse(self, as_of: TimeLike | None) -> None:
+    def _when(self, as_of: TimeLike | None) -> dict[str, Any]:
         if as_of is not None:
-            raise UsageError("a snapshot has one time", "leave out as_of, or read the store")
+            raise UsageError(f"{self.kind} has one time", "leave out as_of, or read the store")
+        return {}
 
 
-class PastRows(SnapshotRows):
+class PastRows(RowsAtOneTime):
     """The rows of a snapshot, and their history up to its time. Beside the snapshot its store, or
     its collection, has older times, which `history`, `changes`, `latest` and `join` ask for. No
     answer tells of a commit above the time of the snapshot."""
@@ -297,8 +266,7 @@ class PastRows(SnapshotRows):
         self._as_of = Timestamp(snapshot.as_of)
 
     def codec(self, name: str, as_of: TimeLike | None = None) -> TableCodec:
-        """See `RowReader.codec`."""
-        return self._catalogue.codec(name, self.time(as_of, "as_of"))
+        return self.catalogue.codec(name, self.time(as_of, "as_of"))
 
     def history(self, key: bytes) -> Sequence[Version]:
         """The kept versions of a key up to the time of the table."""
@@ -307,7 +275,7 @@ class PastRows(SnapshotRows):
     def time(self, time: TimeLike | None, name: str) -> Timestamp:
         """A time that the caller gave, by default the time of the table. An age counts from it.
         Raises `ClosedError` if the snapshot is closed."""
-        self._snapshot.join_side()
+        self.source.join_side()
         if time is None:
             return self._as_of
         at = reached(to_timestamp(time, name=name, now=lambda: self._as_of), self._as_of)
@@ -317,103 +285,63 @@ class PastRows(SnapshotRows):
 
     def answers(self) -> AbstractContextManager[RowAnswers]:
         """The rows that labels ask for, up to the time of the snapshot, with history held."""
-        found: AbstractContextManager[RowAnswers] = self._snapshot.join_side().opened()
+        found: AbstractContextManager[RowAnswers] = self.source.join_side().opened()
         return found
 
 
-class HeldRows(SnapshotRows):
-    """A snapshot that ends with the block."""
-
-    def __exit__(self, *_: object) -> None:
-        self._snapshot.close()
-
-
-class TransactionRows:
-    """The rows of a transaction, its own writes included. Reads count as reads of it."""
-
-    def __init__(self, transaction: Any, catalogue: Catalogue) -> None:
-        self._transaction, self._catalogue = transaction, catalogue
+class HeldRows(RowsAtOneTime):
+    """The rows of a snapshot that ends with the block."""
 
     def codec(self, name: str, as_of: TimeLike | None = None) -> TableCodec:
-        self._refuse(as_of)
-        codec = self._catalogue.codec(name, self._transaction.read_at)
-        if self._transaction.get(definition_key(name)) != codec.stored:
-            self._catalogue.forget(name)
-            codec = self._catalogue.codec(name, self._transaction.read_at)
+        self._when(as_of)
+        return self.catalogue.codec(name, self.source.as_of)
+
+    def __exit__(self, *_: object) -> None:
+        self.source.close()
+
+
+class TransactionRows(RowsAtOneTime):
+    """The rows of a transaction, its own writes included. Reads count as reads of it."""
+
+    kind = "a transaction"
+
+    def codec(self, name: str, as_of: TimeLike | None = None) -> TableCodec:
+        self._when(as_of)
+        codec = self.catalogue.codec(name, self.source.read_at)
+        if self.source.get(definition_key(name)) != codec.stored:
+            self.catalogue.forget(name)
+            codec = self.catalogue.codec(name, self.source.read_at)
         return codec
-
-    def get(self, key: bytes, as_of: TimeLike | None = None) -> bytes | None:
-        self._refuse(as_of)
-        return self._value(key)
-
-    def get_many(
-        self, keys: Sequence[bytes], as_of: TimeLike | None = None
-    ) -> Sequence[bytes | None]:
-        self._refuse(as_of)
-        return [self._value(key) for key in keys]
 
     def batches(
         self, span: Span, as_of: TimeLike | None, *, reverse: bool, limit: int | None
     ) -> Iterable[pa.RecordBatch]:
-        self._refuse(as_of)
-        rows = self._transaction.scan(span.start, span.end, reverse=reverse, limit=limit)
-        return _gathered(rows)
-
-    def pairs(self, span: Span, *, reverse: bool) -> Iterator[tuple[bytes, bytes]]:
-        found: Iterator[tuple[bytes, bytes]] = self._transaction.scan(
-            span.start, span.end, reverse=reverse
-        )
-        return found
-
-    def history(self, key: bytes) -> Sequence[Version]:
-        raise UsageError("a transaction has one time", "ask the store for the history of a row")
-
-    def held(self, as_of: TimeLike | None) -> Self:
-        self._refuse(as_of)
-        return self
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """The caller ends it."""
+        self._when(as_of)
+        return _gathered(self.source.scan(span.start, span.end, reverse=reverse, limit=limit))
 
     def write(self, name: str, make: MakeChange, *, is_checked: bool) -> None:
         codec = self.codec(name)
         made = make(codec, self)
-        self._transaction.delete_rows(made.gone)
-        self._transaction.put_rows(made.keys, made.values, made.expires, made.rows(codec))
-
-    def _value(self, key: bytes) -> bytes | None:
-        found = self._transaction.get(key)
-        # The transaction marks its own put with an expiry by a subclass of `bytes`. The compiled
-        # loops take plain bytes only.
-        return found if found is None else bytes(found)
-
-    def _refuse(self, as_of: TimeLike | None) -> None:
-        if as_of is not None:
-            raise UsageError("a transaction has one time", "leave out as_of, or read the store")
+        self.source.delete_rows(made.gone)
+        self.source.put_rows(made.keys, made.values, made.expires, made.rows(codec))
 
 
-class WritesRows(Protocol):
-    """The rows of the store of a batch."""
+class BatchRows(RowSource):
+    """The rows that a batch writes. A table cannot read them: each of its reads begins with `codec`
+    or `held`. A change reads the older rows of the store, whose entries it deletes."""
 
-    catalogue: Catalogue
-
-    def codec(self, name: str, as_of: TimeLike | None = None) -> TableCodec:
-        """The definition that encodes rows."""
-        ...
-
-    def checked(self, name: str, codec: TableCodec) -> Callable[[], None]:
-        """A check for the commit: the definition is still the newest one."""
-        ...
-
-
-class BatchRows:
-    """The rows that a batch writes. It reads older rows of the store, to find their entries."""
-
-    def __init__(self, batch: Any, rows: WritesRows) -> None:
+    def __init__(self, batch: Any, rows: RowSource) -> None:
+        """`rows` are those of the store of the batch."""
+        super().__init__(rows.source, rows.catalogue)
         self._batch, self._rows = batch, rows
+
+    def codec(self, name: str, as_of: TimeLike | None = None) -> NoReturn:
+        raise UsageError(
+            f"table {name!r} cannot be read in a batch", "read the store, or use a transaction"
+        )
+
+    def held(self, as_of: TimeLike | None) -> NoReturn:
+        raise UsageError("rows cannot be read in a batch", "read the store, or use a transaction")
 
     def write(self, name: str, make: MakeChange, *, is_checked: bool) -> None:
         codec = self._rows.codec(name)
@@ -428,15 +356,14 @@ class BatchRows:
 
     def _made(self, name: str, codec: TableCodec, make: MakeChange) -> RowChange:
         """The change by a definition that is known; by the newest one where the rows do not fit."""
-        rows: Any = self._rows  # without indexes nothing is read
         try:
-            return make(codec, rows)
+            return make(codec, self._rows)
         except UsageError:
-            rows.catalogue.forget(name)
-            newest = rows.codec(name)
+            self.catalogue.forget(name)
+            newest = self._rows.codec(name)
             if newest.stored == codec.stored:
                 raise
-            return make(newest, rows)
+            return make(newest, self._rows)
 
 
 def _gathered(rows: Iterator[tuple[bytes, bytes]]) -> Iterator[pa.RecordBatch]:
@@ -474,7 +401,7 @@ def _batch(keys: list[bytes], values: list[bytes]) -> pa.RecordBatch:
 #    so are 0.0 and -0.0.
 
 
-def put_row(codec: TableCodec, reader: RowReader, row: Mapping[str, Any]) -> RowChange:
+def put_row(codec: TableCodec, reader: RowSource, row: Mapping[str, Any]) -> RowChange:
     """Set one row."""
     key, value = codec.row(row)
     change = RowChange([key], [value])
@@ -484,7 +411,7 @@ def put_row(codec: TableCodec, reader: RowReader, row: Mapping[str, Any]) -> Row
     return change
 
 
-def delete_row(codec: TableCodec, reader: RowReader, key: bytes) -> RowChange:
+def delete_row(codec: TableCodec, reader: RowSource, key: bytes) -> RowChange:
     """Delete one row."""
     change = RowChange(gone=[key])
     if codec.definition.indexes and (old := reader.get(key)) is not None:
@@ -493,7 +420,7 @@ def delete_row(codec: TableCodec, reader: RowReader, key: bytes) -> RowChange:
 
 
 def _replace(
-    codec: TableCodec, reader: RowReader, change: RowChange, key: bytes, row: dict[str, Any]
+    codec: TableCodec, reader: RowSource, change: RowChange, key: bytes, row: dict[str, Any]
 ) -> None:
     """Add the entries of a row that is set, and delete the entries of the row that it replaces."""
     old = reader.get(key)
@@ -509,7 +436,7 @@ def _replace(
 
 def put_batches(
     codec: TableCodec,
-    reader: RowReader,
+    reader: RowSource,
     batches: Iterable[pa.RecordBatch],
     replaced: Container[bytes] = (),
 ) -> RowChange:
@@ -534,7 +461,7 @@ def put_batches(
     return change
 
 
-def put_rows(codec: TableCodec, reader: RowReader, rows: Iterable[Mapping[str, Any]]) -> RowChange:
+def put_rows(codec: TableCodec, reader: RowSource, rows: Iterable[Mapping[str, Any]]) -> RowChange:
     """Set rows. The last row of a key wins. An error names a row by its place, from 0 on."""
     change = RowChange()
     seen: dict[bytes, bytes] = {}
@@ -578,7 +505,7 @@ def _pieces(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def _stale(
-    codec: TableCodec, reader: RowReader, keys: list[bytes], entries: list[list[bytes]]
+    codec: TableCodec, reader: RowSource, keys: list[bytes], entries: list[list[bytes]]
 ) -> list[bytes]:
     """The entries of the rows that are replaced."""
     pairs = [
@@ -606,7 +533,7 @@ def _stale(
 
 def _require_unique(
     codec: TableCodec,
-    reader: RowReader,
+    reader: RowSource,
     index: Index,
     row: Mapping[str, Any],
     key: bytes,
@@ -624,7 +551,7 @@ def _require_unique(
 
 def other_row(
     codec: TableCodec,
-    reader: RowReader,
+    reader: RowSource,
     index: Index,
     values: bytes,
     key: bytes,
@@ -659,7 +586,7 @@ def not_unique(
 
 def _require_unique_batch(
     codec: TableCodec,
-    reader: RowReader,
+    reader: RowSource,
     index: Index,
     batch: pa.RecordBatch,
     keys: list[bytes],
@@ -742,7 +669,7 @@ def _alteration(before: Definition, after: Definition) -> Alteration:
 
 def sent_change(
     codec: TableCodec,
-    reader: RowReader,
+    reader: RowSource,
     rows: Mapping[bytes, bytes | None],
     due: int | None,
     replaced: Container[bytes],

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
 from itertools import chain
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
@@ -57,12 +57,11 @@ from kvstore.tables.indexes import (
 from kvstore.tables.joining import join_rows, latest_span
 from kvstore.tables.joins import Side, TableSide
 from kvstore.tables.sources import (
-    HeldReader,
     ImportTarget,
     PastRows,
     RowChange,
-    RowReader,
-    RowWriter,
+    RowsAtOneTime,
+    RowSource,
     StoreRows,
     delete_row,
     put_batches,
@@ -156,14 +155,13 @@ class Table:
     def __init__(
         self,
         name: str,
-        reader: RowReader | None,
-        writer: RowWriter | None,
+        rows: RowSource,
         model: type | None = None,
     ) -> None:
         """Whole rows are instances of `model`, if one is given, and dicts otherwise."""
         self.name = name
         self._model = model
-        self._rows, self._writer = reader, writer
+        self._rows = rows
 
     # -- what it is -------------------------------------------------------------------------
 
@@ -206,7 +204,7 @@ class Table:
         self, *key: Any, as_of: TimeLike | None = None, columns: Sequence[str] | None = None
     ) -> Any:
         """The row of a key; None if there is none. One look-up."""
-        rows = self._reader()
+        rows = self._rows
         codec = rows.codec(self.name, as_of)
         stored_key = codec.key.whole_key(key)
         value = rows.get(stored_key, as_of)
@@ -229,7 +227,7 @@ class Table:
         columns: Sequence[str] | None = None,
     ) -> list[Any]:
         """The rows of keys, each a tuple, in their order; None for an absent one."""
-        rows = self._reader()
+        rows = self._rows
         codec = rows.codec(self.name, as_of)
         stored = codec.key.whole_keys(keys)
         names = COLUMNS.check("columns", columns)
@@ -252,7 +250,7 @@ class Table:
         that are not asked for are not decoded. Memory is bounded. Raises `CorruptionError` that
         names the first row that cannot be read, behind the rows before it."""
         LIMIT.check("limit", limit)
-        rows = self._reader()
+        rows = self._rows
         span = Span.of_prefix(rows.codec(self.name, as_of).key.key(key))
         batches = rows.batches(span, as_of, reverse=reverse, limit=limit)
         codec = rows.codec(self.name, as_of)  # of the time that the scan has picked, or later
@@ -289,11 +287,11 @@ class Table:
         raises `HistoryGoneError`.
         """
         LIMIT.check("limit", limit)
-        reader = self._reader()
-        begins_again = as_of is None and isinstance(reader, StoreRows)
+        source = self._rows
+        begins_again = as_of is None and isinstance(source, StoreRows)
 
-        def begun() -> tuple[HeldReader, TableCodec, Index, Span]:
-            held = reader.held(as_of)
+        def begun() -> tuple[RowsAtOneTime, TableCodec, Index, Span]:
+            held = source.held(as_of)
             codec = held.codec(self.name)
             found = whole_index(codec, index)
             return held, codec, found, index_span(codec, found, values)
@@ -325,7 +323,7 @@ class Table:
         that its columns do not hold raises `CorruptionError`. With `on_unreadable` such a version
         is handed over as it is stored, and left out. The key may be of a row that cannot be read:
         see `delete`."""
-        rows = self._reader()
+        rows = self._kept_rows("asked for its history")
         stored_key = rows.codec(self.name).key.stored_key(key)
         codec = partial(rows.codec, self.name)
         return row_versions(codec, stored_key, rows.history(stored_key), on_unreadable)
@@ -449,7 +447,7 @@ class Table:
         if isinstance(given, pa.RecordBatchReader):
             given = given.read_all()  # the commit may have to begin again
 
-        def make(codec: TableCodec, reader: RowReader) -> RowChange:
+        def make(codec: TableCodec, reader: RowSource) -> RowChange:
             return put_batches(codec, reader, batches_of(codec.definition, given))
 
         return self._write(make, expires=expires)
@@ -472,7 +470,7 @@ class Table:
         if not columns:
             raise UsageError("update of no column", "pass column=value")
 
-        def make(codec: TableCodec, rows: RowReader) -> RowChange:
+        def make(codec: TableCodec, rows: RowSource) -> RowChange:
             stored_key = codec.key.whole_key(key)
             value = rows.get(stored_key)
             if value is None:
@@ -541,12 +539,7 @@ class Table:
     # -- inside -----------------------------------------------------------------------------
 
     def _codec(self, as_of: TimeLike | None = None) -> TableCodec:
-        return self._reader().codec(self.name, as_of)
-
-    def _reader(self) -> RowReader:
-        if self._rows is None:
-            self._refuse("read in a batch", "read the store, or use a transaction")
-        return self._rows
+        return self._rows.codec(self.name, as_of)
 
     def _made(self, row: dict[str, Any]) -> Any:
         return row if self._model is None else self._model(**row)
@@ -557,30 +550,20 @@ class Table:
 
     def _store_rows(self, what: str) -> StoreRows:
         if not isinstance(self._rows, StoreRows):
-            self._refuse(f"{what} here", "use the table of the store")
+            raise UsageError(
+                f"table {self.name!r} cannot be {what} here", "use the table of the store"
+            )
         return self._rows
 
     def _write(
         self, make: Any, *, is_checked: bool = False, expires: Expires | None = None
     ) -> Timestamp | None:
-        if self._writer is None:
-            self._refuse("written here", "write to the store")
-
-        def once(codec: TableCodec, rows: RowReader) -> RowChange:
+        def once(codec: TableCodec, rows: RowSource) -> RowChange:
             change: RowChange = make(codec, rows)
             change.expires = expires
             return change
 
-        return self._writer.write(self.name, once, is_checked=is_checked or self._is_checked())
-
-    def _is_checked(self) -> bool:
-        """Whether the reads of each change must still be true at its commit."""
-        if self._rows is None:
-            return False
-        return any(index.is_unique for index in self._codec().definition.indexes)
-
-    def _refuse(self, what: str, remedy: str) -> NoReturn:
-        raise UsageError(f"table {self.name!r} cannot be {what}", remedy)
+        return self._rows.write(self.name, once, is_checked=is_checked)
 
     def __repr__(self) -> str:
         return f"<kvstore.Table {self.name!r}>"
@@ -639,11 +622,11 @@ def open_table(
     made = arguments_given(name, schema, key, indexes, event_time)
     if made is None:
         catalogue.codec(name)
-        return Table(name, rows, rows)
+        return Table(name, rows)
     if parts.committer.policy.commits is None:
         # Plain reads leave tables out before the first one shows.
         parts.reserve.has_tables = True
     with catalogue.changing(name):
         number_free = catalogue.number_free
         store.transact(lambda txn: make(txn, name, *made.arguments, number_free=number_free))
-    return Table(name, rows, rows, made.model)
+    return Table(name, rows, made.model)

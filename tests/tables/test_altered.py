@@ -220,6 +220,35 @@ def test_rows_that_meet_an_alteration_are_encoded_anew(tmp_path: Path) -> None:
         assert [row["id"] for row in table.find("by_zone", "a")] == [1]
 
 
+class Overtaken(Meeting):
+    """Rows in two batches. The first has been checked against a new unique index when another row
+    takes one of its values."""
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        self.readings += 1
+        if self.readings == 1:
+            self._table.alter(add_index={"by_zone": unique("zone")})
+            self._table.build_index("by_zone")
+        return pa.RecordBatchReader.from_batches(SCHEMA, self._batches()).__arrow_c_stream__()
+
+    def _batches(self) -> Iterator[pa.RecordBatch]:
+        first, second = self._rows.to_batches(max_chunksize=1)
+        yield first
+        if self.readings == 2:
+            self._table.put({"id": 99, "zone": "a"})
+        yield second
+
+
+def test_rows_that_meet_a_unique_index_are_checked_at_their_commit(tmp_path: Path) -> None:
+    with kvstore.open(tmp_path / "store", durability="async") as store:
+        table = store.table("t", SCHEMA, "id")
+        rows = Overtaken(table, pa.table({"id": [1, 2], "zone": ["a", "b"]}, SCHEMA))
+        with pytest.raises(NotUniqueError):
+            table.put_batch(rows)
+        assert rows.readings == 3
+        assert [row["id"] for row in table.rows()] == [99]
+
+
 def test_a_batch_that_meets_an_alteration_writes_nothing(tmp_path: Path) -> None:
     with kvstore.open(tmp_path / "store", durability="async") as store:
         table = store.table("t", SCHEMA, "id")

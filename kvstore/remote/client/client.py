@@ -1074,7 +1074,7 @@ class Client(ServedUpkeep, Readable):
 
     def table_rows(self) -> ClientRows:
         """The writer of rows of tables, for a handle that reads them elsewhere."""
-        return ClientRows(self.pool, self._catalogue, self.transact)
+        return ClientRows(self, self._catalogue)
 
     # -- inside -----------------------------------------------------------------------------
 

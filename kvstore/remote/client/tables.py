@@ -67,7 +67,7 @@ from kvstore.tables.joins import (
     TableSide,
     within,
 )
-from kvstore.tables.sources import MakeChange, RowChange, TransactionRows, digest_of
+from kvstore.tables.sources import MakeChange, RowSource, TransactionRows, digest_of
 from kvstore.tables.table import FoundRows, RowVersion, Table, arguments_given, row_versions
 from kvstore.timeline.durability import Durability
 from kvstore.timeline.expiries import sent_expiry
@@ -277,8 +277,6 @@ def _side_by_side(
 # 1. A row is committed only if its definition was the newest one: otherwise it is encoded again.
 # 2. A row that is read has the columns of its time.
 
-Transact = Callable[[Callable[[Transaction], Transaction]], Transaction]
-
 
 class ClientDefinitions:
     """The definitions in the store of a client."""
@@ -296,21 +294,23 @@ class ClientDefinitions:
             yield from zip(batch.column(0).to_pylist(), batch.column(1).to_pylist(), strict=True)
 
 
-class ClientRows:
-    """The rows of a client's store: they are written here, and read by `ClientTable`."""
+class ClientRows(RowSource):
+    """The rows of a client's store, which are written here. `ClientTable` asks the server for rows
+    that it has decoded."""
 
-    def __init__(self, pool: Pool, catalogue: Catalogue, transact: Transact) -> None:
-        self.pool, self.catalogue = pool, catalogue
-        self._transact = transact
+    def __init__(self, client: Any, catalogue: Catalogue) -> None:
+        super().__init__(client, catalogue)
+        self.pool: Pool = client.pool
         self.made_by: dict[str, str] = {}
         """The digests of the definitions that encoded the rows of a batch."""
 
     def codec(self, name: str, as_of: TimeLike | None = None) -> TableCodec:
         """The definition that encodes rows. It has no indexes: the server makes their entries."""
-        return _encoder(name, self.catalogue.codec(name).stored)
+        at = None if as_of is None else self.pool.call(verbs.RESOLVE, as_of=as_of)
+        return _encoder(name, self.catalogue.codec(name, at).stored)
 
     def write(self, name: str, make: MakeChange, *, is_checked: bool) -> Timestamp | None:
-        """See `RowWriter.write`. One round trip; with `is_checked` a transaction."""
+        """See `RowSource.write`. One round trip; with `is_checked` a transaction."""
         if is_checked:
 
             def body(transaction: Transaction) -> Transaction:
@@ -318,7 +318,8 @@ class ClientRows:
                 rows.write(name, make, is_checked=True)
                 return transaction
 
-            return self._transact(body).timestamp
+            timestamp: Timestamp | None = self.source.transact(body).timestamp
+            return timestamp
         for _ in range(TABLE_ATTEMPTS - 1):
             known = self.catalogue.codec(name).stored
             try:
@@ -332,7 +333,7 @@ class ClientRows:
 
     def _send(self, name: str, make: MakeChange) -> Timestamp | None:
         codec = self.codec(name)
-        made: RowChange = make(codec, self)  # type: ignore[arg-type]  # reads nothing
+        made = make(codec, self)
         writes = SentWriteSet("the rows")
         writes.delete_rows(made.gone)
         due = None if made.expires is None else sent_expiry(made.expires)
@@ -384,7 +385,7 @@ class ClientTable(Table):
     to build its indexes takes the right `admin`."""
 
     def __init__(self, name: str, rows: ClientRows, model: type | None = None) -> None:
-        super().__init__(name, None, rows, model)
+        super().__init__(name, rows, model)
         self._pool, self._catalogue = rows.pool, rows.catalogue
 
     def codec(self, as_of: TimeLike | None = None) -> TableCodec:
@@ -552,9 +553,6 @@ class ClientTable(Table):
 
     def _codec(self, as_of: TimeLike | None = None) -> TableCodec:
         return self.codec(as_of)
-
-    def _is_checked(self) -> bool:
-        return False  # the server checks unique indexes
 
     def _rows_of(
         self,

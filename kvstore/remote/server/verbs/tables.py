@@ -29,7 +29,7 @@ from kvstore.tables.definition import Definition
 from kvstore.tables.indexes import found_batches, whole_index
 from kvstore.tables.joining import join_rows
 from kvstore.tables.sources import (
-    HeldRows,
+    RowsAtOneTime,
     StoreRows,
     TransactionRows,
     altered_as,
@@ -63,7 +63,7 @@ class SentRows:
         self._catalogue: Catalogue = self._transactions.catalogue
         self._reader = StoreRows(store, self._catalogue, self._parts)
 
-    def held(self, as_of: TimeLike | None) -> HeldRows:
+    def held(self, as_of: TimeLike | None) -> RowsAtOneTime:
         """The rows at one time, which stays readable until the block ends."""
         return self._reader.held(as_of)
 
