@@ -37,7 +37,7 @@ from kvstore.backup.shard import (
 from kvstore.backup.shard.rows.part_reader import fault_of, open_part
 from kvstore.backup.shard.state import witness
 from kvstore.backup.shard.state.log import MissingShardError, StateLog
-from kvstore.base.arguments import AGE, integer, require_outside
+from kvstore.base.arguments import AGE, REFUSED, ArgumentKind, Refused, integer, require_outside
 from kvstore.base.clock import Clock, WallClock
 from kvstore.base.forks import own
 from kvstore.base.timestamp import (
@@ -651,6 +651,19 @@ _TIMES: Final = (NOW, OLDEST, "today", "yesterday")
 """Words that are times here or on the command line: a label would hide behind them."""
 
 
+def _read_label(given: object) -> str | Refused:
+    if not isinstance(given, str) or _LABEL.fullmatch(given) is None:
+        return REFUSED
+    return given if len(given) <= LABEL_CHARS_MAX and given.lower() not in _TIMES else REFUSED
+
+
+LABEL: Final = ArgumentKind(
+    _read_label,
+    f"begin a label with a letter; letters, digits, '.', '_' and '-' may follow, "
+    f"{LABEL_CHARS_MAX} characters at most; {', '.join(_TIMES)} are times",
+)
+
+
 class CoveringChain(Protocol):
     """A chain, readable in `[since, upper)` and at the instants that it keeps."""
 
@@ -691,18 +704,6 @@ def gone(chains: Iterable[CoveringChain], as_of: int) -> HistoryGoneError:
     later = min((time for time in instants if time > as_of), default=None)
     nearest = tuple(Timestamp(time) for time in (earlier, later) if time is not None)
     return HistoryGoneError(as_of=Timestamp(as_of), since=Timestamp(since), nearest=nearest)
-
-
-def require_label(label: str) -> str:
-    """Return `label` if it can name an instant. Raises `UsageError` for any other text."""
-    is_text = isinstance(label, str) and _LABEL.fullmatch(label) is not None
-    if not is_text or label.lower() in _TIMES or len(label) > LABEL_CHARS_MAX:
-        raise UsageError(
-            f"label {label!r}",
-            "begin with a letter; letters, digits, '.', '_' and '-' may follow, "
-            f"{LABEL_CHARS_MAX} characters at most; {', '.join(_TIMES)} are times",
-        )
-    return label
 
 
 def time_or_label(

@@ -30,10 +30,11 @@ import pyarrow.compute as pc
 
 from kvstore.backup.chains import Chains
 from kvstore.backup.shard import OP_DELETE_RANGE, Shard, ShardSnapshot, Window
+from kvstore.base.arguments import word
 from kvstore.base.span import Span, merge_spans
 from kvstore.base.timestamp import TIMESTAMP_MAX, Timestamp
 from kvstore.bulk.tables import outside_type, outside_values, write_parquet
-from kvstore.errors import Argument, DeterminateError, KVStoreError, LockedError, UsageError
+from kvstore.errors import DeterminateError, KVStoreError, LockedError, UsageError
 from kvstore.limits import SCAN_CHUNK
 from kvstore.storage.address import parse_address
 from kvstore.tables import TableCodec
@@ -86,8 +87,7 @@ def publish(
     for the table's definition in each batch of the collection. After an alteration of the table a
     commit replaces all rows.
     """
-    if format not in ("parquet", "delta"):
-        raise UsageError(Argument.of("format", format), "pass 'parquet' or 'delta'")
+    word("parquet", "delta").check("format", format)
     address = parse_address(url)
     with chains.snapshot(as_of) as (shard, snapshot):
         if format == "delta":

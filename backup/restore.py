@@ -47,7 +47,7 @@ from kvstore.backup.shard.rows.part_reader import touches
 from kvstore.backup.shard.rows.rules import OP_PUT, AsOf, View, Window
 from kvstore.backup.shard.snapshot import ShardSnapshot
 from kvstore.backup.verify import Compared, fingerprint, require_comparison, require_equal
-from kvstore.base.arguments import integer
+from kvstore.base.arguments import integer, word
 from kvstore.base.clock import WallClock
 from kvstore.base.meters import OnProgress, Tally
 from kvstore.base.span import RESERVED, Span
@@ -63,7 +63,6 @@ from kvstore.changes.events import ExpiringChange
 from kvstore.codec.json import JsonObject, read_object
 from kvstore.errors import (
     AccessDeniedError,
-    Argument,
     CorruptionError,
     HistoryGoneError,
     NotYetWrittenError,
@@ -122,7 +121,7 @@ def restore(
     found: CollectionPlace, chains_of: Callable[[Storage], Chains], request: RestoreRequest
 ) -> Restored:
     """Restore as `Collection.restore` says. `chains_of` opens the chains on a storage."""
-    workers = require_workers(request.workers)
+    workers = _WORKERS.check("workers", request.workers) or 1
     if workers > 1 and found.address is None:
         raise UsageError(
             f"workers={workers}: other processes cannot open the collection",
@@ -717,14 +716,6 @@ class _Done(NamedTuple):
     result: Any
 
 
-def require_workers(workers: int | None) -> int:
-    """The number of processes to use; one by default. Raises `UsageError` for another number."""
-    if workers is None:
-        return 1
-    integer(1, WORKERS_MAX).check("workers", workers)
-    return workers
-
-
 def shared(
     work: Callable[[_Piece, TellRows], _Result],
     pieces: Sequence[_Piece],
@@ -1022,6 +1013,8 @@ _PICK: Final = random.SystemRandom()
 _Range: TypeAlias = tuple[int, int, int]
 """The instants from the first to below the second number, and a weight."""
 DRILL_DEPTHS: Final[tuple[DrillDepth, ...]] = ("open", "contents")
+_DRILL_DEPTH: Final = word(*DRILL_DEPTHS)
+_WORKERS: Final = integer(1, WORKERS_MAX).or_none
 
 
 class DrillReport(NamedTuple):
@@ -1091,10 +1084,7 @@ def _drillable(
     chains: Chains, request: DrillRequest, store: Store | None
 ) -> tuple[CollectionRecord, Sequence[Shard]]:
     """The record, and the chains with a backup. Raises `UsageError` for a call that cannot be."""
-    if request.depth not in DRILL_DEPTHS:
-        raise UsageError(
-            Argument.of("depth", request.depth), f"pass one of {', '.join(DRILL_DEPTHS)}"
-        )
+    _DRILL_DEPTH.check("depth", request.depth)
     require_comparison(request.depth, given=store is not None)
     record = chains.read()
     shards = chains.filled(record)

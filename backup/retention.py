@@ -15,13 +15,13 @@ from datetime import timedelta
 from typing import NamedTuple
 
 from kvstore.backup.chains import (
+    LABEL,
     RETENTION,
     Chains,
     CollectionRecord,
     Thinning,
     gone,
     labels_of,
-    require_label,
 )
 from kvstore.backup.shard import EMPTY, Shard
 from kvstore.backup.shard.scrub import ScrubReport
@@ -136,7 +136,7 @@ def _is_destroyed(chains: Chains, name: str) -> bool:
 
 def require_free(chains: Chains, name: str, *, is_repeated: bool) -> None:
     """Raise `UsageError` if no new instant can get a label. A repeated backup may have given it."""
-    require_label(name)
+    LABEL.check("label", name)
     other = labels_of(chains.filled()).get(name)
     if other is not None and not is_repeated:
         raise _taken(chains, name, other)
@@ -151,7 +151,7 @@ def _taken(chains: Chains, name: str, other: int) -> UsageError:
 
 def label(chains: Chains, name: str, at: int | None) -> Timestamp:
     """See `Collection.label`."""
-    require_label(name)
+    LABEL.check("name", name)
     known = labels_of(chains.filled())
     with chains.snapshot(at) as (shard, snapshot):
         instant = Timestamp(snapshot.as_of)

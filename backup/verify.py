@@ -18,6 +18,7 @@ import pyarrow as pa
 from kvstore.backup.chains import Chains, no_backup
 from kvstore.backup.rows import row_batches
 from kvstore.backup.shard import EMPTY, Shard, ShardSnapshot, Window
+from kvstore.base.arguments import word
 from kvstore.base.meters import OnProgress, Tally
 from kvstore.errors import Argument, CorruptionError, HistoryGoneError, UsageError
 from kvstore.store import Store
@@ -25,6 +26,7 @@ from kvstore.store import Store
 Depth: TypeAlias = Literal["files", "checksums", "contents"]
 Fingerprint: TypeAlias = "tuple[int, int]"
 DEPTHS: Final[tuple[Depth, ...]] = ("files", "checksums", "contents")
+_DEPTH: Final = word(*DEPTHS)
 
 _NUMBERS = struct.Struct("<qBIi")
 _MODULUS = 1 << 64
@@ -80,8 +82,7 @@ def verify_chains(
     progress: OnProgress | None = None,
 ) -> VerifyReport:
     """Check all chains; see `Collection.verify`."""
-    if depth not in DEPTHS:
-        raise UsageError(Argument.of("depth", depth), f"pass one of {', '.join(DEPTHS)}")
+    _DEPTH.check("depth", depth)
     require_comparison(depth, given=store is not None)
     held: list[ShardSnapshot] = []
 

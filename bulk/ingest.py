@@ -498,14 +498,8 @@ def _replaced(directory: Path, name: str) -> ImportRefusedError:
 def require_no_live_keys(store: Store, files: Sequence[Path]) -> None:
     """Raise `KeyConflictError` if a key of the staged files is alive."""
     with LooseFiles(files) as loose:
-        _require_dead(
-            store,
-            (unframe(entry[:-TAIL_BYTES]) for entries, _ in loose.rows() for entry in entries),
-        )
-
-
-def _require_dead(store: Store, keys: Iterable[bytes]) -> None:
-    alive = list(islice((key for key in keys if store.get(key) is not None), KEYS_NAMED_MAX))
+        keys = (unframe(entry[:-TAIL_BYTES]) for entries, _ in loose.rows() for entry in entries)
+        alive = list(islice((key for key in keys if store.get(key) is not None), KEYS_NAMED_MAX))
     if alive:
         raise KeyConflictError(alive)
 

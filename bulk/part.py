@@ -284,7 +284,12 @@ def _columns(batch: pa.RecordBatch) -> tuple[pa.Array, pa.Array, bytes | None]:
         raise UsageError(
             f"a key has {longest} bytes, at most {KEY_BYTES_MAX} are allowed", "shorten it"
         )
-    _require_value_bytes(pc.max(pc.binary_length(values)).as_py() or 0)
+    largest = pc.max(pc.binary_length(values)).as_py() or 0
+    if largest > VALUE_BYTES_MAX:
+        raise UsageError(
+            f"a value has {largest} bytes, at most {VALUE_BYTES_MAX} are stored",
+            "split it over several keys",
+        )
     if "op" not in names:
         if values.null_count:
             raise UsageError("column value has nulls", "to delete, pass a column op")
@@ -334,14 +339,6 @@ def _text(batch: pa.RecordBatch, name: str) -> pa.Array:
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         raise UsageError(f"column {name} is {column.type}, not text", "convert it first") from error
     return column
-
-
-def _require_value_bytes(size: int) -> None:
-    if size > VALUE_BYTES_MAX:
-        raise UsageError(
-            f"a value has {size} bytes, at most {VALUE_BYTES_MAX} are stored",
-            "split it over several keys",
-        )
 
 
 def _at(keys: list[bytes] | pa.Array, index: int) -> bytes:

@@ -31,8 +31,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from kvstore.base.arguments import word
 from kvstore.base.span import Span
-from kvstore.errors import Argument, CorruptionError, StorageError, UsageError, storage_errors
+from kvstore.errors import CorruptionError, StorageError, UsageError, storage_errors
 from kvstore.limits import ARROW_ROWS_MAX, RUN_BLOCK_BYTES, RUN_BYTES_MAX, SORT_BYTES_MAX
 from kvstore.mvcc.arrow import key_words
 
@@ -82,8 +83,7 @@ def sorted_batches(
     `duplicates="last"` keeps the last row of each key; with `"error"` they stay side by side, and
     the part writer refuses them. Rows beyond the memory go to `scratch`.
     """
-    if duplicates not in DUPLICATES:
-        raise UsageError(Argument.of("duplicates", duplicates), 'pass "error" or "last"')
+    word(*DUPLICATES).check("duplicates", duplicates)
     bytes_max = SORT_BYTES_MAX if bytes_max is None else bytes_max
     runs: list[Run] = []
     for table, is_all in _memory_fulls(batches, bytes_max):

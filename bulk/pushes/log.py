@@ -18,7 +18,16 @@ from zlib import crc32
 
 import pyarrow as pa
 
-from kvstore.base.arguments import INTEGER, integer, require_outside, require_parent, require_path
+from kvstore.base.arguments import (
+    INTEGER,
+    ArgumentKind,
+    integer,
+    require_outside,
+    require_parent,
+    require_path,
+    text,
+    word,
+)
 from kvstore.base.clock import Clock
 from kvstore.base.span import RESERVED, Span, merge_spans, require_key
 from kvstore.base.timestamp import TimeLike, Timestamp, to_timestamp
@@ -125,6 +134,7 @@ def shard_column(keys: pa.Array, shards: int) -> pa.Array:
 ModeName: TypeAlias = Literal["add", "replace"]
 ADD: Final = "add"
 REPLACE: Final = "replace"
+MODE: Final[ArgumentKind[ModeName]] = word(ADD, REPLACE)
 CHANGE: Final = "change"
 SPANS_MAX: Final = 1_000
 """Spans of one push: the entry of the log stays small, and each span is a scan on each store."""
@@ -187,8 +197,7 @@ def mode_of(
 ) -> PushMode:
     """The mode that the arguments of a caller describe. A push of a table replaces its keys: the
     rows, and the entries of its indexes. Raises `UsageError`."""
-    if mode not in (ADD, REPLACE):
-        raise UsageError(Argument.of("mode", mode), 'pass "add" or "replace"')
+    MODE.check("mode", mode)
     if codec is not None:
         if prefix is not None:
             raise UsageError((Argument.of("prefix", prefix), " with a table"), "leave it out")
@@ -690,8 +699,9 @@ def _import(found: JsonObject) -> PushImport:
 ERROR_CHARS_MAX: Final = 500
 """Characters of an error in a status: a whole status stays small."""
 
-_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-_NUMBERED: Final = re.compile(r"status/([^/]+)/([0-9]{20,})\.json")
+_NAME: Final = r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}"
+STORE_NAME: Final = text(_NAME, "use letters, digits, . _ and -, 100 at most")
+_NUMBERED: Final = re.compile(rf"status/({_NAME})/([0-9]{{20,}})\.json")
 _BYTES_MAX: Final = 1 << 20
 _FORMAT: Final = 1
 _GETS_AT_ONCE: Final = 8
@@ -729,13 +739,6 @@ _Known: TypeAlias = "dict[str, tuple[int, StoreStatus]]"
 """The last report that was read of each store: its number, and the state of one push."""
 
 
-def require_name(name: object) -> str:
-    """`name`, if it can name a store. Raises `UsageError`."""
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise UsageError(Argument.of("name", name), "use letters, digits, . _ and -, 100 at most")
-    return name
-
-
 class Statuses:
     """The statuses below one root.
 
@@ -766,7 +769,7 @@ class Statuses:
     def _numbers(self, prefix: str) -> dict[str, int]:
         found: dict[str, int] = {}
         for each in self._blob.patience.over(lambda: [*self._blob.list(prefix)]):
-            if (named := _NUMBERED.fullmatch(each.name)) and _NAME.fullmatch(named[1]):
+            if named := _NUMBERED.fullmatch(each.name):
                 found[named[1]] = max(found.get(named[1], 0), int(named[2]))
         return found
 

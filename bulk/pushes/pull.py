@@ -35,7 +35,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
-from kvstore.base.arguments import NUMBER, SECONDS, WAIT
+from kvstore.base.arguments import NUMBER, SECONDS, WAIT, ArgumentKind, word
 from kvstore.base.background import Failures
 from kvstore.base.clock import Clock
 from kvstore.base.forks import own
@@ -48,12 +48,12 @@ from kvstore.bulk.pushes.log import (
     ERROR_CHARS_MAX,
     PUSH,
     REVERT,
+    STORE_NAME,
     Ahead,
     Push,
     PushEvent,
     PushLog,
     PushMode,
-    require_name,
 )
 from kvstore.bulk.pushes.pushes import Pushes, import_id_of, pushes_until
 from kvstore.bulk.staging import (
@@ -92,6 +92,7 @@ from kvstore.timeline.import_records import Amend, FoundKeys, ImportRecord, RowC
 from kvstore.timeline.reserved import FIRST_ROW
 
 OnRefusal: TypeAlias = Literal["pass", "wait"]
+ON_REFUSAL: Final[ArgumentKind[OnRefusal]] = word("pass", "wait")
 _ENDS: Final = (ClosedError, ForkedError)
 _TAKEN_NAME: Final = "give each store a name of its own"
 _IN_THE_PARENT: Final = "the process that opened the store pulls; begin a puller after the fork"
@@ -145,14 +146,13 @@ class Puller:
         every: float | None = None,
         on_refusal: OnRefusal = "pass",
     ) -> None:
-        if on_refusal not in ("pass", "wait"):
-            raise UsageError(f"on_refusal={on_refusal!r}", "pass 'pass' or 'wait'")
+        ON_REFUSAL.check("on_refusal", on_refusal)
         if not isinstance(store, Store):
             raise UsageError(
                 f"a Store pulls, not {type(store).__name__}", "pull in the process that has it open"
             )
         self._waits = on_refusal == "wait"
-        self.name = require_name(name)
+        self.name = STORE_NAME.check("name", name)
         self.shard = NUMBER.check("shard", shard)
         self._every = PULL_EVERY_S if every is None else SECONDS.check("every", every)
         self._stop = threading.Event()

@@ -19,7 +19,7 @@ from typing import Any, Final, Literal, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kvstore.base.arguments import AGE, NUMBER, SECONDS, integer
+from kvstore.base.arguments import AGE, NUMBER, SECONDS, integer, word
 from kvstore.base.clock import Clock
 from kvstore.base.timestamp import NS_PER_SECOND, TimeLike
 from kvstore.bulk.building import Import
@@ -250,8 +250,7 @@ class Pushes:
         seconds = None if timeout is None else SECONDS.check("timeout", timeout)
         if isinstance(names, str) or not isinstance(names, Collection):
             raise UsageError(Argument.of("names", names), "pass a list of names of stores")
-        if until not in ("added", "reverted"):
-            raise UsageError(Argument.of("until", until), "pass 'added' or 'reverted'")
+        word("added", "reverted").check("until", until)
         began = time.monotonic()
         push = self._found(number)
         while True:

@@ -85,6 +85,16 @@ def word(*words: _Word, hint: str = "") -> ArgumentKind[_Word]:
     return ArgumentKind(read, hint or f"pass one of {', '.join(words)}")
 
 
+def text(pattern: str, hint: str) -> ArgumentKind[str]:
+    """A text that matches `pattern` from end to end."""
+    match = re.compile(pattern).fullmatch
+
+    def read(given: object) -> str | Refused:
+        return given if isinstance(given, str) and match(given) is not None else REFUSED
+
+    return ArgumentKind(read, hint)
+
+
 def printable(hint: str, *, but: str = "") -> ArgumentKind[str]:
     """A text of printable characters, one at the least, and none that is in `but`."""
 
