@@ -87,7 +87,7 @@ def publish(
     for the table's definition in each batch of the collection. After an alteration of the table a
     commit replaces all rows.
     """
-    word("parquet", "delta").check("format", format)
+    word("parquet", "delta", hint="pass 'parquet' or 'delta'").check("format", format)
     address = parse_address(url)
     with chains.snapshot(as_of) as (shard, snapshot):
         if format == "delta":
