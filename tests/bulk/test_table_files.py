@@ -121,8 +121,12 @@ def check_numerals(texts: list[str], kind: pa.DataType, place: Path) -> None:
         if not pa.types.is_floating(kind):
             assert number == wanted, (text, number)
             continue
-        nearest = np.float32(text) if kind == pa.float32() else float(text)
-        assert number == nearest, text
+        width = (
+            np.float32 if kind == pa.float32() else np.float64
+        )  # both make doubles of text first
+        beside = [float(np.nextafter(width(number), width(side))) for side in (-np.inf, np.inf)]
+        error = abs(Decimal(number) - wanted)
+        assert all(error <= abs(Decimal(each) - wanted) for each in beside), text
         assert np.isfinite(number), text
         assert (number == 0) is (wanted == 0), text
         if "e" not in text.lower() and wanted == wanted.to_integral_value():

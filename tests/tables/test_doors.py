@@ -310,13 +310,25 @@ def by_transaction(stores: Stores, table: kvstore.Table, rows: pa.Table) -> None
         transaction.table(table.name).put_batch(rows)
 
 
+def require_whole(rows: pa.Table) -> None:
+    """A file with more digits than its own type has is refused as damaged."""
+    column = rows["x"].combine_chunks()
+    if pa.types.is_decimal(inner(column.type)):
+        try:
+            column.validate(full=True)
+        except pa.ArrowInvalid as error:
+            raise NotToldError from error
+
+
 def by_arrow_file(stores: Stores, table: kvstore.Table, rows: pa.Table) -> None:
+    require_whole(rows)
     with pa.ipc.new_file(stores.place / "rows.arrow", rows.schema) as writer:
         writer.write_table(rows)
     import_files(table, [stores.place / "rows.arrow"], "overwrite", "last")
 
 
 def by_parquet(stores: Stores, table: kvstore.Table, rows: pa.Table) -> None:
+    require_whole(rows)
     if inner(rows.schema.field("x").type) == pa.date64():
         raise NotToldError  # Arrow rounds it to days
     path = stores.place / "rows.parquet"
