@@ -7,6 +7,7 @@ import csv
 import re
 from datetime import date
 from decimal import Decimal
+from fractions import Fraction
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
@@ -121,13 +122,12 @@ def check_numerals(texts: list[str], kind: pa.DataType, place: Path) -> None:
         if not pa.types.is_floating(kind):
             assert number == wanted, (text, number)
             continue
-        width = (
-            np.float32 if kind == pa.float32() else np.float64
-        )  # both make doubles of text first
-        beside = [float(np.nextafter(width(number), width(side))) for side in (-np.inf, np.inf)]
-        error = abs(Decimal(number) - wanted)
-        assert all(error <= abs(Decimal(each) - wanted) for each in beside), text
         assert np.isfinite(number), text
+        # Of the floats beside it none is nearer. Numpy makes a double of a text first.
+        width = np.float32 if kind == pa.float32() else np.float64
+        beside = [float(np.nextafter(width(number), width(side))) for side in (-np.inf, np.inf)]
+        away = [abs(Fraction(each) - Fraction(text)) for each in beside if np.isfinite(each)]
+        assert abs(Fraction(number) - Fraction(text)) <= min(away), text
         assert (number == 0) is (wanted == 0), text
         if "e" not in text.lower() and wanted == wanted.to_integral_value():
             assert Decimal(number) == wanted, (text, number)
