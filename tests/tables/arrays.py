@@ -18,6 +18,7 @@ DAY_NS: Final = 86_400 * 10**9
 FIRST_NS, LAST_NS = -719_162 * DAY_NS, 2_932_897 * DAY_NS
 """Of the years 1 and 9999; the last one is not in them."""
 LONGEST_NS: Final = 10**9 * DAY_NS
+"""Python's durations lie below it, and not below minus so much but a day."""
 
 INTEGERS: Final = [
     *(pa.int8(), pa.int16(), pa.int32(), pa.int64()),
@@ -188,7 +189,7 @@ def near(mark: int) -> tuple[int, int, int]:
 def near_bounds(type_: pa.DataType) -> st.SearchStrategy[int]:
     """Numbers at the ends of what a column takes, as far as the type has them."""
     unit = unit_of(type_)
-    marks = [FIRST_NS, LAST_NS, DAY_NS, LONGEST_NS, -LONGEST_NS, 0]
+    marks = [FIRST_NS, LAST_NS, DAY_NS, LONGEST_NS, DAY_NS - LONGEST_NS, 0]
     bits = type_.bit_width
     every = [each for mark in marks for each in near(mark // unit)]
     return st.sampled_from([each for each in every if -(1 << bits - 1) <= each < 1 << bits - 1])
@@ -305,7 +306,7 @@ def holds(column: pa.DataType, source: pa.DataType, value: Any) -> bool:
     if wanted == "time":
         return bool(0 <= value < DAY_NS)
     if wanted == "duration":
-        return bool(-LONGEST_NS < value < LONGEST_NS)
+        return bool(DAY_NS - LONGEST_NS <= value < LONGEST_NS)
     return bool(FIRST_NS <= value < LAST_NS)
 
 

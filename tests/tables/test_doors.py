@@ -311,9 +311,10 @@ def by_transaction(stores: Stores, table: kvstore.Table, rows: pa.Table) -> None
 
 
 def require_whole(rows: pa.Table) -> None:
-    """A file with more digits than its own type has is refused as damaged."""
+    """A file whose values are not of its own types is refused as damaged, also where a dictionary
+    has one that no row asks for."""
     column = rows["x"].combine_chunks()
-    if pa.types.is_decimal(inner(column.type)):
+    if pa.types.is_decimal(inner(column.type)) or pa.types.is_dictionary(column.type):
         try:
             column.validate(full=True)
         except pa.ArrowInvalid as error:
