@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from kvstore.base.span import Span
 from kvstore.base.timestamp import Timestamp
 from kvstore.codec.json import JsonObject
 from kvstore.engine import META
@@ -29,7 +30,7 @@ def engine() -> MemoryEngine:
 
 
 def record(import_id: int) -> ImportRecord:
-    return ImportRecord(import_id, "d", 2, 9, (), added=Timestamp(5))
+    return ImportRecord(import_id, "d", 2, 9, (Span(b"\x00", b"d"),), added=Timestamp(5))
 
 
 def test_key_lists_are_stored_as_released(engine: MemoryEngine) -> None:
@@ -42,7 +43,10 @@ def test_key_lists_are_stored_as_released(engine: MemoryEngine) -> None:
     assert lists.of(8) is None
 
 
-@pytest.mark.parametrize("found", [[b"a", b"a"], [b"a", b"a", b"b"], [b"a"], [b"a", b"b", b"c"]])
+@pytest.mark.parametrize(
+    "found",
+    [[b"a", b"a"], [b"a", b"a", b"b"], [b"a"], [b"a", b"b", b"c"], [b"a", b"d"], [b"", b"a"]],
+)
 def test_keys_that_are_not_those_of_the_record_are_not_listed(
     engine: MemoryEngine, found: list[bytes]
 ) -> None:
