@@ -29,14 +29,17 @@ def engine() -> MemoryEngine:
     return MemoryEngine(None)
 
 
-def record(import_id: int) -> ImportRecord:
-    return ImportRecord(import_id, "d", 2, 9, (Span(b"\x00", b"d"),), added=Timestamp(5))
+def record(import_id: int, spans: tuple[Span, ...] = ()) -> ImportRecord:
+    return ImportRecord(import_id, "d", 2, 9, spans, added=Timestamp(5))
+
+
+SPANS = (Span(b"\x00", b"d"),)
 
 
 def test_key_lists_are_stored_as_released(engine: MemoryEngine) -> None:
     lists = KeyLists(Meta(engine))
     batch = engine.batch()
-    lists.stage(batch, record(7), {b"ab", b"\x00"})
+    lists.stage(batch, record(7, SPANS), {b"ab", b"\x00"})
     engine.write(batch)
     assert engine.get(META, b"import-keys/0000000000000007") == KEYS
     assert lists.of(7) == [b"\x00", b"ab"]
@@ -52,7 +55,7 @@ def test_keys_that_are_not_those_of_the_record_are_not_listed(
 ) -> None:
     lists = KeyLists(Meta(engine))
     batch = engine.batch()
-    lists.stage(batch, record(7), found)
+    lists.stage(batch, record(7, SPANS), found)
     engine.write(batch)
     assert lists.of(7) is None
 
