@@ -121,7 +121,7 @@ def restore(
     found: CollectionPlace, chains_of: Callable[[Storage], Chains], request: RestoreRequest
 ) -> Restored:
     """Restore as `Collection.restore` says. `chains_of` opens the chains on a storage."""
-    workers = _WORKERS.check("workers", request.workers) or 1
+    workers = integer(1, WORKERS_MAX).or_none.check("workers", request.workers) or 1
     if workers > 1 and found.address is None:
         raise UsageError(
             f"workers={workers}: other processes cannot open the collection",
@@ -1014,7 +1014,6 @@ _Range: TypeAlias = tuple[int, int, int]
 """The instants from the first to below the second number, and a weight."""
 DRILL_DEPTHS: Final[tuple[DrillDepth, ...]] = ("open", "contents")
 _DRILL_DEPTH: Final = word(*DRILL_DEPTHS)
-_WORKERS: Final = integer(1, WORKERS_MAX).or_none
 
 
 class DrillReport(NamedTuple):

@@ -24,6 +24,7 @@ ROOT = Path(kvstore.__file__).parent.parent
 LIMITS = [name for name in vars(limits) if name.isupper()]
 SHOWN = (
     "backup/cli.py: RETRY_S",
+    "backup/chains.py: LABEL_CHARS_MAX",
     "backup/collection.py: RETRY_S",
     "remote/parameters.py: KEY_BYTES_MAX",
     *("remote/verbs.py: READER_LEASE_S_MAX", "remote/verbs.py: SCAN_PIECES_MAX"),
