@@ -18,11 +18,12 @@ unexport PYTHONDONTWRITEBYTECODE
 # The time for which `make soak` fuzzes each format by coverage, where atheris installs.
 FUZZ_SECONDS := 60
 
-.PHONY: help setup test check lint types docs format demo demo-joins demo-tables bench bench-quick bench-growth year soak cluster spark-matrix sanitize browser azure clean
+.PHONY: help setup test quick check lint types docs format demo demo-joins demo-tables bench bench-quick bench-growth year soak cluster spark-matrix sanitize browser azure clean
 
 help:
 	@echo 'make setup        create $(VENV) with the pinned versions'
 	@echo 'make test         run the tests'
+	@echo 'make quick        run those that find most, in some two minutes'
 	@echo 'make check        lint, formatting, types, documents'
 	@echo 'make docs         build the site in docs/_build'
 	@echo 'make format       format, and apply the fixes of the linter'
@@ -74,6 +75,13 @@ $(READY): pyproject.toml setup.py constraints.txt $(wildcard kvstore/loops/*.pyx
 
 test: $(READY)
 	$(PYTEST) -n 2 --dist loadgroup
+
+# The rules of versions and commits, random histories against the model, faces and layers.
+QUICK := $(addprefix tests/,codec commit loops mvcc stateful store txn verify server/test_faces.py \
+  test_arguments.py test_errors.py test_layers.py test_names.py)
+
+quick: $(READY)
+	$(PYTEST) -n 2 $(QUICK)
 
 check: lint types docs
 
