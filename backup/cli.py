@@ -27,6 +27,7 @@ from kvstore.backup.replica import replicate as replicate_history
 from kvstore.backup.restore import DRILL_DEPTHS, DrillReport, Restored
 from kvstore.backup.verify import DEPTHS
 from kvstore.backup.window import BackupInfo
+from kvstore.base.arguments import word
 from kvstore.base.timestamp import Timestamp
 from kvstore.changes import Change
 from kvstore.cli.app import NOT_FOUND
@@ -39,7 +40,6 @@ from kvstore.cli.options import (
     ListLimitOption,
     PrefixOption,
     StartOption,
-    one_of,
     open_here,
     open_to_write,
     reach,
@@ -281,7 +281,7 @@ def drill(
       kvstore backup drill /backups/flights --depth contents --store flights.db
       kvstore backup drill /backups/flights --at 2013-06-01T00:00Z --scratch /mnt/scratch
     """
-    wanted = one_of("--depth", depth, DRILL_DEPTHS)
+    wanted = word(*DRILL_DEPTHS).check("depth", depth)
     with ExitStack() as stack:
         progress = stack.enter_context(working(f"restoring {collection}", quiet=as_json))
         opened = None if store is None else stack.enter_context(open_read_only(store))
@@ -938,7 +938,7 @@ def verify(
       kvstore backup verify /backups/flights
       kvstore backup verify /backups/flights --depth contents --store flights.db
     """
-    wanted = one_of("--depth", depth, DEPTHS)
+    wanted = word(*DEPTHS).check("depth", depth)
     with ExitStack() as stack:
         progress = stack.enter_context(working(f"reading {collection}", quiet=as_json))
         opened = None if store is None else stack.enter_context(open_read_only(store))

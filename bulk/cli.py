@@ -14,7 +14,7 @@ from typing import Annotated, Final
 import pyarrow as pa
 import typer
 
-from kvstore.base.arguments import is_url
+from kvstore.base.arguments import is_url, word
 from kvstore.base.clock import Clock
 from kvstore.base.span import Span
 from kvstore.base.timestamp import Timestamp, to_timestamp
@@ -44,7 +44,6 @@ from kvstore.cli.options import (
     StartOption,
     StoreArgument,
     ValueEncodingOption,
-    one_of,
     open_or_create,
     to_span,
     to_text,
@@ -182,9 +181,9 @@ def import_(
     as_json: JsonOption = False,
 ) -> None:
     """Take the options, and import by the way that they name."""
-    conflict = one_of("--on-conflict", on_conflict, ON_CONFLICT)
-    twice = one_of("--duplicates", duplicates, DUPLICATES)
-    quotes = one_of("--quoting", quoting, QUOTINGS)
+    conflict = word(*ON_CONFLICT).check("on_conflict", on_conflict)
+    twice = word(*DUPLICATES).check("duplicates", duplicates)
+    quotes = word(*QUOTINGS).check("quoting", quoting)
     notation = Encodings.of(encoding, key_encoding, value_encoding)
     span = to_span(notation.key, start=start, end=end, prefix=prefix)
     staged = len(sources) == 1 and (is_url(sources[0]) or Path(sources[0]).is_dir())
@@ -365,10 +364,10 @@ def seed_(
       kvstore seed fleet.db events.parquet --key id --value state --at seen
       kvstore seed fleet.db 2026-*.csv --op op --since 2026-01-01T00:00:00Z
     """
-    twice = one_of("--duplicates", duplicates, DUPLICATES)
+    twice = word(*DUPLICATES).check("duplicates", duplicates)
     for source in sources:
         format_of(source)
-    quotes = one_of("--quoting", quoting, QUOTINGS)
+    quotes = word(*QUOTINGS).check("quoting", quoting)
     require_quoting(sources, quotes)
     rows = 0
     columns = SeedColumns(key, value, at, op)

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Final
 import pyarrow as pa
 import typer
 
+from kvstore.base.arguments import word
 from kvstore.base.timestamp import Timestamp
 from kvstore.bulk.cli import (
     ON_CONFLICT,
@@ -39,7 +40,6 @@ from kvstore.cli.options import (
     StartOption,
     StoreArgument,
     ValueEncodingOption,
-    one_of,
     open_to_write,
     to_span,
 )
@@ -175,11 +175,11 @@ def import_(
       kvstore table import city.db trips rows.csv --duplicates last
       kvstore table import city.db sessions rows.csv --expires until
     """
-    conflict = one_of("--on-conflict", on_conflict, ON_CONFLICT)
-    twice = one_of("--duplicates", duplicates, DUPLICATES)
+    conflict = word(*ON_CONFLICT).check("on_conflict", on_conflict)
+    twice = word(*DUPLICATES).check("duplicates", duplicates)
     for source in sources:
         format_of(source)
-    quotes = one_of("--quoting", quoting, QUOTINGS)
+    quotes = word(*QUOTINGS).check("quoting", quoting)
     require_quoting(sources, quotes)
     with (
         open_to_write(store) as opened,

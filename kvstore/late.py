@@ -1,10 +1,8 @@
 """Names of `kvstore` that are imported at their first use.
 
 `import kvstore` takes a few milliseconds then: a script that opens no store, and a command that
-answers `--help`, do not wait for RocksDB's and Arrow's bindings. A first use costs the import.
-
-import kvstore
-kvstore.server.app(store)
+answers `--help`, do not wait for RocksDB's and Arrow's bindings. A first use costs the import. So
+`kvstore.server.app(store)` needs no import of `kvstore.server`.
 
 Many verbs of an open store import their module late, too. A process that has no file descriptor
 left cannot read a module: `OwnModules` makes this an error of the project, for all late imports.
@@ -18,7 +16,6 @@ from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from types import ModuleType
 from typing import Any, Final, NoReturn
 
-_OURS: Final = ("kvstore", "bulk", "backup", "spark_connector")
 _NO_DESCRIPTORS: Final = (errno.EMFILE, errno.ENFILE)
 
 
@@ -33,14 +30,13 @@ class _Loader(SourceFileLoader):
 
 
 class OwnModules:
-    """Finds the modules below our packages as Python does, and translates the error of a process
+    """Finds the modules below `kvstore` as Python does, and translates the error of a process
     that has no file descriptor left to read one. Such an import can be repeated."""
 
     @staticmethod
     def find_spec(name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         """See `importlib.abc.MetaPathFinder`."""
-        package, dot, _ = name.partition(".")
-        if not dot or package not in _OURS:
+        if not name.startswith("kvstore."):
             return None
         try:
             spec = PathFinder.find_spec(name, path, target)

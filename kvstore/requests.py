@@ -1,4 +1,5 @@
-"""Requests: writes of other processes, each done once, however often it arrives.
+"""Requests: what a server asks of a store. Writes are done once, however often they arrive, and
+reads are bounded.
 
 `kvstore.timeline.request_notes` has the notes by which a repetition is known.
 

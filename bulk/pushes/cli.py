@@ -13,10 +13,11 @@ from typing import Annotated, Final
 
 import typer
 
+from kvstore.base.arguments import word
 from kvstore.bulk.delimited import QUOTINGS
 from kvstore.bulk.files import FileReads, decoded_files, format_of, require_quoting
-from kvstore.bulk.pushes.log import ADD, REPLACE, ModeName
-from kvstore.bulk.pushes.pull import OnRefusal, Puller
+from kvstore.bulk.pushes.log import ADD, MODE
+from kvstore.bulk.pushes.pull import ON_REFUSAL, Puller
 from kvstore.bulk.pushes.pushes import Pushes, send_rows
 from kvstore.bulk.sort import DUPLICATES
 from kvstore.bulk.staging import Reading
@@ -26,7 +27,6 @@ from kvstore.cli.options import (
     JsonOption,
     ListLimitOption,
     StoreArgument,
-    one_of,
     open_or_create,
     to_bytes,
 )
@@ -103,7 +103,6 @@ EncodingOption = Annotated[
 NumberArgument = Annotated[
     int, typer.Argument(metavar="PUSH", help="The number of a push.", show_default=False)
 ]
-MODES: Final[tuple[ModeName, ...]] = (ADD, REPLACE)
 _LISTED = ["push", "at", "mode", "state", "shards", "rows", "bytes"]
 _STATUS = ["name", "shard", "state", "at", "error"]
 
@@ -136,7 +135,7 @@ def pull_(
     pause, pushes = to_duration(every).total_seconds(), Pushes(url)
     pushes.place.require_parent()
     with open_or_create(store, "rocksdb", create=create) as opened:
-        how = one_of("--on-refusal", on_refusal, _ON_REFUSAL)
+        how = ON_REFUSAL.check("on_refusal", on_refusal)
         puller = Puller(opened, pushes, name=name, shard=shard, every=pause, on_refusal=how)
         _note_empty(pushes)
         if once:
@@ -155,7 +154,6 @@ def pull_(
     print_figures({"events": position["log"], **figures}, as_json=as_json)
 
 
-_ON_REFUSAL: Final[tuple[OnRefusal, ...]] = ("pass", "wait")
 _MAKE_HELP: Final = """\
 Push the rows of files to all stores that pull from a URL. The formats are the formats of
 kvstore import; a column expires has the times at which keys expire.
@@ -189,12 +187,12 @@ def make_(
     """Take the options, and push."""
     for source in sources:
         format_of(source)
-    quotes = one_of("--quoting", quoting, QUOTINGS)
+    quotes = word(*QUOTINGS).check("quoting", quoting)
     require_quoting(sources, quotes)
-    twice = one_of("--duplicates", duplicates, DUPLICATES)
+    twice = word(*DUPLICATES).check("duplicates", duplicates)
     building = Pushes(url).begin(
         shards,
-        mode=one_of("--mode", mode, MODES),
+        mode=MODE.check("mode", mode),
         prefix=None if prefix is None else to_bytes(prefix, encoding),
         keep_newer=keep_newer,
         built_at=built_at,

@@ -14,6 +14,7 @@ from typing import Annotated, Final, NoReturn
 
 import typer
 
+from kvstore.base.arguments import word
 from kvstore.base.span import Span
 from kvstore.base.timestamp import NS_PER_SECOND, TimeLike, Timestamp, is_oldest
 from kvstore.changes.events import Images
@@ -32,7 +33,6 @@ from kvstore.cli.options import (
     StoreArgument,
     ValueEncodingOption,
     names_of,
-    one_of,
     open_to_write,
     to_json,
     to_span,
@@ -119,7 +119,7 @@ def changes(
       kvstore changes flights.db --since 2013-06-01T00:00Z --follow | jq .key
     """
     span = to_span(encoding, start=start, end=end, prefix=prefix)
-    wanted = one_of("--images", images, IMAGES)
+    wanted = word(*IMAGES).check("images", images)
     if follow:
         if upto is not None or limit is not None:
             raise UsageError("--follow has no end", "pass no --upto and no --limit with it")
@@ -162,7 +162,7 @@ def follow(
         store,
         "now" if since is None else since,
         span,
-        one_of("--images", images, IMAGES),
+        word(*IMAGES).check("images", images),
         max_staleness,
     )
 
@@ -413,7 +413,7 @@ def tail(
       kvstore feeds tail flights.db audit
       kvstore feeds tail flights.db audit --follow | jq .key
     """
-    wanted = one_of("--images", images, IMAGES)
+    wanted = word(*IMAGES).check("images", images)
     if follow and limit is not None:
         raise UsageError("--follow has no end", "pass no --limit with it")
     with open_read_only(store) as opened:

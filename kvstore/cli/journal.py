@@ -12,8 +12,9 @@ from typing import Annotated, Final
 import typer
 
 from kvstore import tasks
+from kvstore.base.arguments import word
 from kvstore.cli.app import NOT_FOUND
-from kvstore.cli.options import JsonOption, one_of
+from kvstore.cli.options import JsonOption
 from kvstore.cli.output import print_figures, print_json, print_line, print_table, working
 from kvstore.engine import memory
 from kvstore.errors import UsageError
@@ -120,7 +121,7 @@ def salvage(
       kvstore journal salvage sessions.db rescued.db
       kvstore journal salvage queue rescued --keep all
     """
-    kept = one_of("--keep", keep, _KEEPS)
+    kept = word(*_KEEPS).check("keep", keep)
     _require_directory(source)
     with working(f"copying {source}", quiet=as_json):
         report = journal.salvage(source, destination, keep=kept, content=content)

@@ -7,7 +7,7 @@ from __future__ import annotations
 import base64
 import binascii
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from enum import Enum
 from functools import partial
@@ -16,6 +16,7 @@ from typing import Annotated, Any, Final, NamedTuple, TypeVar
 
 import typer
 
+from kvstore.base.arguments import word
 from kvstore.base.span import Span
 from kvstore.cli.process import uninterrupted
 from kvstore.errors import KVStoreError, NotAStoreError, UsageError
@@ -173,14 +174,6 @@ def to_span(
     return Span.of(*bounds)
 
 
-def one_of(option: str, text: str, known: Sequence[T]) -> T:
-    """`text` as one of the `known` words of an option. Raises `UsageError`."""
-    for word in known:
-        if word == text:
-            return word
-    raise UsageError(f"{option} {text}", f"pass one of {', '.join(map(str, known))}")
-
-
 # --------------------------------------------------------------------------------------------------
 # How commands open stores: to write, beside the owner of a store, or as its owner.
 
@@ -200,7 +193,7 @@ def reach(path: Path) -> AbstractContextManager[StoreOrClient]:
 def open_or_create(path: Path, engine: str, *, create: bool) -> AbstractContextManager[Store]:
     """Open a store as `open_to_write`. Where nothing is, make one of `engine` if `create`."""
     if create and engine_at(path) is None:
-        made_of = one_of("--engine", engine, ENGINES)
+        made_of = word(*ENGINES).check("engine", engine)
         return _created(path, partial(open_store, path, made_of))
     _require_store(path, create=create)
     return open_to_write(path)
@@ -212,7 +205,7 @@ def open_to_own(path: Path, engine: str, *, create: bool) -> AbstractContextMana
 
     _require_store(path, create=create)
     made_by = engine_at(path)
-    named = made_by or one_of("--engine", engine, ENGINES)
+    named = made_by or word(*ENGINES).check("engine", engine)
     listening = partial(open_control, path, named, create=create, control=True)
     return listening() if made_by is not None else _created(path, listening)
 
