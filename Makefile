@@ -77,7 +77,7 @@ test: $(READY)
 	$(PYTEST) -n 2 --dist loadgroup
 
 # The rules of versions and commits, random histories against the model, faces and layers.
-QUICK := $(addprefix tests/,codec commit loops mvcc stateful store txn verify server/test_faces.py \
+QUICK := $(addprefix tests/,codec commit loops mvcc stateful store tables txn verify server/test_faces.py \
   test_arguments.py test_errors.py test_layers.py test_names.py)
 
 quick: $(READY)
