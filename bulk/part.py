@@ -40,13 +40,7 @@ from kvstore.base.clock import Clock
 from kvstore.base.digest import RunningDigest, file_digest
 from kvstore.base.forks import own
 from kvstore.base.span import require_key
-from kvstore.base.timestamp import (
-    TIMESTAMP_MAX,
-    TimeLike,
-    is_no_due_time,
-    is_plain_number,
-    to_instant,
-)
+from kvstore.base.timestamp import TIMESTAMP_MAX, TimeLike, is_no_due_time, to_instant
 from kvstore.bulk.sort import Sorter
 from kvstore.codec.columns import expiry_column
 from kvstore.codec.keys import (
@@ -123,8 +117,7 @@ class PartWriter:
         """
         key, value = require_key(key), require_value(value)
         due = None if expires is None else to_instant(expires, name="expires", now=_now)
-        is_number = type(expires) is int or is_plain_number(expires)  # a `Timestamp` has its unit
-        if due is not None and is_number and is_no_due_time(due, _now()):
+        if due is not None and is_no_due_time(due, _now()):
             raise UsageError(
                 f"expires={expires!r} is {due} in nanoseconds, before 1979: it counts another unit",
                 "pass an aware datetime, or nanoseconds",
