@@ -146,7 +146,18 @@ class PartWriter:
         if kinds is not None:
             self._require_once(keys)
         add_rows = self._file.add_rows  # raises in a forked child and changes nothing
-        self._add(keys, partial(_add_pieces, add_rows, keys, values, self._reference, kinds))
+        self._require_usable()
+        if not len(keys):
+            return
+        self._begin(keys[0].as_py())
+        try:
+            _add_pieces(add_rows, keys, values, self._reference, kinds)
+        except OutOfOrder as error:
+            self._broken = error.index > 0
+            previous = keys[error.index - 1].as_py() if error.index else self._largest
+            key = keys[error.index].as_py()
+            raise KeyOrderError(str(self._staging), previous=previous, key=key) from None
+        self._added(keys[0].as_py(), keys[-1].as_py(), len(keys))
         if expiring is not None:
             self._broken = True  # until the records are added
             self._expiries().add(*expiring)
@@ -195,31 +206,33 @@ class PartWriter:
             self.finish()
 
     def _add_one(self, key: bytes, kind: bytes, value: bytes) -> None:
-        stored = frame(key) + self._reference + kind
-        self._add([key], partial(self._file.add, [stored], [value]))
+        add = self._file.add_one  # raises in a forked child and changes nothing
+        self._require_usable()
+        self._begin(key)
+        try:
+            add(frame(key) + self._reference + kind, value)
+        except OutOfOrder:
+            self._broken = False
+            raise KeyOrderError(str(self._staging), previous=self._largest, key=key) from None
+        self._added(key, key, 1)
 
-    def _add(self, keys: list[bytes] | pa.Array, add: Callable[[], None]) -> None:
-        """Add the rows of `keys` by `add`."""
+    def _require_usable(self) -> None:
         if self._closed:
             raise ClosedError("the part writer")
         if self._broken:
             raise self._refusal()
-        if not len(keys):
-            return
-        if self._rows and _at(keys, 0) == self._largest:
-            raise KeyOrderError(str(self._staging), previous=self._largest, key=self._largest)
-        self._broken = True  # until all rows of the call are added
-        try:
-            add()
-        except OutOfOrder as error:
-            self._broken = error.index > 0
-            previous = _at(keys, error.index - 1) if error.index else self._largest
-            key = _at(keys, error.index)
-            raise KeyOrderError(str(self._staging), previous=previous, key=key) from None
+
+    def _begin(self, key: bytes) -> None:
+        """Begin to add rows, of which `key` is the first. The part is broken until `_added`."""
+        if self._rows and key == self._largest:
+            raise KeyOrderError(str(self._staging), previous=key, key=key)
+        self._broken = True
+
+    def _added(self, first: bytes, last: bytes, rows: int) -> None:
         if not self._rows:
-            self._smallest = _at(keys, 0)
-        self._largest = _at(keys, len(keys) - 1)
-        self._rows += len(keys)
+            self._smallest = first
+        self._largest = last
+        self._rows += rows
         self._broken = False
 
     def _expiries(self) -> ExpiryRows[Part]:
@@ -339,11 +352,6 @@ def _text(batch: pa.RecordBatch, name: str) -> pa.Array:
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         raise UsageError(f"column {name} is {column.type}, not text", "convert it first") from error
     return column
-
-
-def _at(keys: list[bytes] | pa.Array, index: int) -> bytes:
-    found = keys[index]
-    return found if isinstance(found, bytes) else found.as_py()
 
 
 # --------------------------------------------------------------------------------------------------
@@ -506,6 +514,9 @@ _PIECE_BYTES: Final = 1 << 20
 _READ_BYTES: Final = 128 << 10
 """Bytes that the digest takes at once: they stay in the processor's caches in between."""
 
+_WRITTEN_AT_ONCE_BYTES: Final = 1 << 20
+"""Bytes that RocksDB's writer keeps before it writes them."""
+
 _CODECS: Final = {
     "lz4": rocks.DBCompressionType.lz4,
     "zstd": rocks.DBCompressionType.zstd,
@@ -540,6 +551,7 @@ class SstFile:
         self._unfinished = path.with_name(path.name + UNFINISHED_SUFFIX)
         self._options = writer_options(compression)
         self._opened: _Opened | None = None
+        self._ahead = 0  # bytes of single rows, which may not be in the file yet
         # In a forked child the destructor would write its buffer into the parent's file.
         own(self, str(path), endings=("abandon",))
 
@@ -553,6 +565,18 @@ class SstFile:
         except Exception as error:
             raise self._refused(error, len(keys) - length_hint(left) - 1) from error
         opened.followed.follow()
+
+    def add_one(self, key: bytes, value: bytes) -> None:
+        """Add an encoded row. Raises as `add`."""
+        opened = self._opened or self._open()
+        try:
+            opened.writer[key] = value
+        except Exception as error:
+            raise self._refused(error, 0) from error
+        self._ahead += len(key) + len(value)
+        if self._ahead >= _WRITTEN_AT_ONCE_BYTES:
+            self._ahead = 0
+            opened.followed.follow()
 
     def add_rows(
         self, keys: pa.Array, values: pa.Array, suffixes: bytes, kinds: bytes | None
