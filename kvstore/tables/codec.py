@@ -139,10 +139,15 @@ class KeyCodec:
 
     def whole_keys(self, keys: Iterable[Any]) -> list[bytes]:
         """The keys of many tuples, or of the values of a key of one column."""
-        return [
-            self.whole_key(key if isinstance(key, tuple | list) else self._single(key))
-            for key in key_list(keys)
-        ]
+        return [self.whole_key(key) for key in self._tuples(keys)]
+
+    def stored_keys(self, keys: Iterable[Any]) -> list[bytes]:
+        """As `whole_keys`, each as `stored_key`."""
+        return [self.stored_key(key) for key in self._tuples(keys)]
+
+    def _tuples(self, keys: Iterable[Any]) -> Iterator[Sequence[Any]]:
+        for key in key_list(keys):
+            yield key if isinstance(key, tuple | list) else self._single(key)
 
     def _single(self, value: Any) -> tuple[Any]:
         if len(self.columns) > 1:

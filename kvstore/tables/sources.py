@@ -107,6 +107,10 @@ class RowSource(metaclass=ABCMeta):
         )
         return found
 
+    def count(self, span: Span, as_of: TimeLike | None) -> int:
+        """The number of keys of a span."""
+        return sum(batch.num_rows for batch in self.batches(span, as_of, reverse=False, limit=None))
+
     def pairs(self, span: Span, *, reverse: bool) -> Iterator[tuple[bytes, bytes]]:
         """Keys and values of a span, one by one."""
         found: Iterator[tuple[bytes, bytes]] = self.source.scan(
@@ -154,6 +158,10 @@ class StoreRows(RowSource):
     def codec(self, name: str, as_of: TimeLike | None = None) -> TableCodec:
         at = None if as_of is None else self._committer.to_time(as_of, name="as_of")
         return self.catalogue.codec(name, at)
+
+    def count(self, span: Span, as_of: TimeLike | None) -> int:
+        found: int = self.store.count(span.start, span.end, as_of=as_of)
+        return found
 
     def history(self, key: bytes) -> Sequence[Version]:
         """All kept versions of a key, newest first."""
@@ -411,11 +419,21 @@ def put_row(codec: TableCodec, reader: RowSource, row: Mapping[str, Any]) -> Row
     return change
 
 
-def delete_row(codec: TableCodec, reader: RowSource, key: bytes) -> RowChange:
-    """Delete one row."""
-    change = RowChange(gone=[key])
-    if codec.definition.indexes and (old := reader.get(key)) is not None:
-        change.gone += codec.entries_of(key, old)
+def insert_row(codec: TableCodec, reader: RowSource, row: Mapping[str, Any]) -> RowChange:
+    """Set a row that must be new. Raises `NotUniqueError` if there is a row of its key."""
+    key, _ = codec.row(row)
+    if reader.get(key) is not None:
+        raise NotUniqueError(codec.definition.where, values="the key", other=codec.key.named(key))
+    return put_row(codec, reader, row)
+
+
+def delete_rows(codec: TableCodec, reader: RowSource, keys: Sequence[bytes]) -> RowChange:
+    """Delete rows, whether or not they exist."""
+    change = RowChange(gone=[*keys])
+    if codec.definition.indexes:
+        for key, old in zip(keys, reader.get_many(keys), strict=True):
+            if old is not None:
+                change.gone += codec.entries_of(key, old)
     return change
 
 
@@ -691,7 +709,7 @@ def sent_change(
         for key, value in rows.items():
             if value is None:
                 codec.key.require([key])
-                change.gone += delete_row(codec, reader, key).gone
+                change.gone += delete_rows(codec, reader, [key]).gone
     except UnknownLayoutError:
         raise TableAlteredError(codec.definition.name) from None
     except CorruptionError as error:

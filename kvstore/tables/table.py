@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from kvstore.base.arguments import COLUMNS, LIMIT
+from kvstore.base.arguments import COLUMNS, LIMIT, key_list
 from kvstore.base.span import Span
 from kvstore.base.timestamp import TimeLike, Timestamp
 from kvstore.codec.tuples import desc
@@ -63,7 +63,8 @@ from kvstore.tables.sources import (
     RowsAtOneTime,
     RowSource,
     StoreRows,
-    delete_row,
+    delete_rows,
+    insert_row,
     put_batches,
     put_row,
     put_rows,
@@ -270,6 +271,12 @@ class Table:
         found = chain.from_iterable(map(each_dict, reader))
         return found if columns is not None or self._model is None else map(self._made, found)
 
+    def count(self, *key: Any, as_of: TimeLike | None = None) -> int:
+        """The number of rows whose key begins with the values `key`. Costs a pass over their keys,
+        as `Store.count`, and in a snapshot or a transaction over their values too."""
+        rows = self._rows
+        return rows.count(Span.of_prefix(rows.codec(self.name, as_of).key.key(key)), as_of)
+
     def find(
         self,
         index: str,
@@ -437,6 +444,15 @@ class Table:
         values = row_of(row)
         return self._write(lambda codec, rows: put_row(codec, rows, values), expires=expires)
 
+    def insert(self, row: Any, *, expires: Expires | None = None) -> Timestamp | None:
+        """Set a row as `put` does, where its key has no row. Raises `NotUniqueError` if it has one,
+        and writes nothing then. Of two calls at once for one key one succeeds. Costs a transaction;
+        a batch cannot do it."""
+        values = row_of(row)
+        return self._write(
+            lambda codec, rows: insert_row(codec, rows, values), is_checked=True, expires=expires
+        )
+
     def put_batch(self, rows: object, *, expires: Expires | None = None) -> Timestamp | None:
         """Set the rows of an Arrow table, of batches, or of a frame of Polars, DuckDB or pandas;
         or of a list of dicts. One commit. `expires` is as in `put`, for all rows."""
@@ -491,7 +507,17 @@ class Table:
 
         A row of an older release may have a key that no value of Python is: bytes stand for a text
         that is no UTF-8, a number of days or units for a time, as errors name them."""
-        return self._write(lambda codec, rows: delete_row(codec, rows, codec.key.stored_key(key)))
+        return self.delete_many([key])
+
+    def delete_many(self, keys: Iterable[Any]) -> Timestamp | None:
+        """Delete the rows of keys, each a tuple, or the value of a key of one column, as `delete`.
+        One commit; None if there are no keys."""
+        given = key_list(keys)
+
+        def make(codec: TableCodec, rows: RowSource) -> RowChange:
+            return delete_rows(codec, rows, codec.key.stored_keys(given))
+
+        return self._write(make)
 
     def alter(
         self,

@@ -69,6 +69,12 @@ def person(number: int, **columns: Any) -> dict[str, Any]:
     return row | {"seen": seen} | columns
 
 
+KINDS_OF_WRITES = (
+    *("put", "put_batch", "arrow", "update", "insert"),
+    *("delete", "delete_many", "alter"),
+)
+
+
 def test_each_read_and_write_is_that_of_the_store(client: Client, store: kvstore.Store) -> None:
     """Both write at random. After each write, every read gives the same by the client and by the
     store."""
@@ -79,7 +85,7 @@ def test_each_read_and_write_is_that_of_the_store(client: Client, store: kvstore
     for _ in range(25):
         table = rng.choice(tables)
         row = person(rng.randrange(8), name=rng.choice(["x", "y", None]))
-        what = rng.choice(["put", "put_batch", "arrow", "update", "delete", "alter"])
+        what = rng.choice(KINDS_OF_WRITES)
         if what == "put":
             times.append(table.put(row))
         elif what == "put_batch":
@@ -91,6 +97,14 @@ def test_each_read_and_write_is_that_of_the_store(client: Client, store: kvstore
             times.append(table.update(row["zone"], row["id"], name="z"))
         elif what == "delete":
             times.append(table.delete(row["zone"], row["id"]))
+        elif what == "delete_many":
+            times.append(table.delete_many([(row["zone"], row["id"]), ("b", 9)]))
+        elif what == "insert" and its.get(row["zone"], row["id"]) is None:
+            times.append(table.insert(row))
+        elif what == "insert":
+            for each in tables:
+                with pytest.raises(NotUniqueError, match=f"the key is taken by .*id={row['id']}"):
+                    each.insert(row)
         elif what == "alter" and "extra" in its.schema.names:
             its.alter(drop=["extra"])
         elif what == "alter":
@@ -110,6 +124,7 @@ def test_each_read_and_write_is_that_of_the_store(client: Client, store: kvstore
             lambda table, how=how, n=limit, r=reverse: list(
                 table.find("by_name", "x", limit=n, reverse=r, **how)
             ),
+            lambda table, as_of=as_of: (table.count(as_of=as_of), table.count("a", as_of=as_of)),
             lambda table: table.changes(0).read_all(),
             lambda table: (table.schema, table.key, table.indexes, table.event_time),
         ]

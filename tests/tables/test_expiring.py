@@ -84,8 +84,11 @@ def test_a_value_of_a_unique_index_is_free_once_its_row_expired(
     users.put(row(1, "a@x"), expires=timedelta(seconds=5))
     with pytest.raises(NotUniqueError):
         users.put(row(2, "a@x"))
+    with pytest.raises(NotUniqueError, match="the key is taken"):
+        users.insert(row(1, "b@x"))
     clock.advance(5 * SECOND)
     users.put(row(2, "a@x"))
+    users.insert(row(1, "b@x"))
     assert users.ttl(2) is None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
@@ -88,6 +89,53 @@ def test_scans_take_prefixes_of_the_key_both_ways(trips: kvstore.Table) -> None:
         {"fare": 12.5, "vendor": "A"}
     ]
     assert trips.scan(columns=[]).read_all().num_rows == len(rows)
+
+
+def test_of_many_that_insert_a_row_at_once_one_succeeds(
+    store: kvstore.Store, trips: kvstore.Table
+) -> None:
+    """A row that was deleted is in nobody's way."""
+    rows = [trip(fare=float(number)) for number in range(8)]
+
+    def inserted(row: dict[str, Any]) -> bool:
+        try:
+            return trips.insert(row) is not None
+        except NotUniqueError:
+            return False
+
+    with ThreadPoolExecutor(8) as threads:
+        for _ in range(5):
+            done = list(threads.map(inserted, rows))
+            assert done.count(True) == 1
+            assert trips.get("A", 7) == rows[done.index(True)]
+            trips.delete("A", 7)
+    trips.insert(rows[1])
+    with store.transaction() as transaction, pytest.raises(NotUniqueError):
+        transaction.table("trips").insert(rows[2])
+    with store.batch() as batch, pytest.raises(UsageError, match="use a transaction"):
+        batch.table("trips").insert(trip(number=8))
+    assert list(trips.rows()) == [rows[1]]
+
+
+def test_rows_are_counted_and_deleted_by_their_keys(
+    store: kvstore.Store, trips: kvstore.Table
+) -> None:
+    before = trips.put_batch([trip(v, n) for v in "ABC" for n in range(5)])
+    keys = [("A", 1), ["B", 2], ("C", 99)]
+    gone = trips.delete_many(key for key in keys)
+    assert trips.delete_many([]) is None
+    assert (trips.count(), trips.count("A"), trips.count("A", 1)) == (13, 4, 0)
+    assert trips.count("A", as_of=before) == 5
+    assert len(list(trips.find("by_zone", "JFK"))) == 13
+    assert store.history(trips.codec().key.whole_key(("A", 1)))[0].timestamp == gone
+    with pytest.raises(UsageError, match="no key"):
+        trips.delete_many(["A"])
+    with store.snapshot(before) as snapshot:
+        assert snapshot.table("trips").count("B") == 5
+    with store.transaction() as transaction:
+        transaction.table("trips").delete_many([("B", n) for n in range(5)])
+        assert transaction.table("trips").count("B") == 0
+    assert (trips.count(), trips.count("B")) == (9, 0)
 
 
 def test_a_table_is_found_again_and_no_other_is_made_in_its_place(

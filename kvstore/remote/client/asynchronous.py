@@ -290,11 +290,14 @@ class AsyncTable(AsyncFace[ClientTable]):
     history = awaited(ClientTable.history)
     latest = awaited(ClientTable.latest)
     ttl = awaited(ClientTable.ttl)
+    count = awaited(ClientTable.count)
 
     put = awaited(ClientTable.put)
+    insert = awaited(ClientTable.insert)
     put_batch = awaited(ClientTable.put_batch)
     update = awaited(ClientTable.update)
     delete = awaited(ClientTable.delete)
+    delete_many = awaited(ClientTable.delete_many)
 
     alter = awaited(ClientTable.alter)
     build_index = awaited(ClientTable.build_index)

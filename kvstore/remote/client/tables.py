@@ -309,6 +309,10 @@ class ClientRows(RowSource):
         at = None if as_of is None else self.pool.call(verbs.RESOLVE, as_of=as_of)
         return _encoder(name, self.catalogue.codec(name, at).stored)
 
+    def count(self, span: Span, as_of: TimeLike | None) -> int:
+        found: int = self.source.count(span.start, span.end, as_of=as_of)
+        return found
+
     def write(self, name: str, make: MakeChange, *, is_checked: bool) -> Timestamp | None:
         """See `RowSource.write`. One round trip; with `is_checked` a transaction."""
         if is_checked:
