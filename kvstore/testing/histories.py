@@ -42,7 +42,7 @@ from kvstore.store import Store
 from kvstore.testing.model import Model, Row, order, state_after
 from kvstore.testing.strategies import KEYS, bounds, keys, ops, spans, values
 
-START_NS = 1_000_000
+START_NS = 1_700_000_000 * 10**9  # a writer of parts refuses due times before 1979
 
 
 class StoreMachine(RuleBasedStateMachine):
