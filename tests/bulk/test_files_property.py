@@ -126,7 +126,7 @@ def check_identity(
     assert read == [row for part in cut for row in part]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=250, deadline=None)
 @given(cases)
 def test_an_import_of_an_export_has_its_rows(case: Any) -> None:
     check_identity(case)
