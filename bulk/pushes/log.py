@@ -700,7 +700,7 @@ ERROR_CHARS_MAX: Final = 500
 """Characters of an error in a status: a whole status stays small."""
 
 _NAME: Final = r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}"
-STORE_NAME: Final = text(_NAME, "use letters, digits, . _ and -, 100 at most")
+STORE_NAME: Final = text(pattern=_NAME, hint="use letters, digits, . _ and -, 100 at most")
 _NUMBERED: Final = re.compile(rf"status/({_NAME})/([0-9]{{20,}})\.json")
 _BYTES_MAX: Final = 1 << 20
 _FORMAT: Final = 1

@@ -9,13 +9,12 @@ import re
 import stat
 import sys
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from enum import Enum
 from pathlib import Path
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar, final
 
 from typing_extensions import TypeIs
 
@@ -36,12 +35,15 @@ class ArgumentKind(Generic[_Value]):
 
     read: Callable[[object], _Value | Refused]
     hint: str
+    schema: Mapping[str, Any] = field(default_factory=dict)
+    """The JSON Schema of the values, for kinds that the server declares too; else empty."""
 
     def check(self, name: str, given: object) -> _Value:
         """The value of the argument `name`. Raises `UsageError`."""
         found = self.read(given)
-        if found is REFUSED:
-            raise UsageError(Argument.of(name, given), self.hint)
+        if type(found) is Refused:
+            argument = Argument.of(name, given) if found.shows_value else Argument(name)
+            raise UsageError((argument, found.why), found.hint or self.hint)
         return found
 
     @property
@@ -53,13 +55,19 @@ class ArgumentKind(Generic[_Value]):
         )
 
 
-class Refused(Enum):
-    """What a kind reads from a value that it does not take."""
+@final
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """What a kind reads from a value that it does not take. The message is the argument with its
+    value, or its name alone, and `why`."""
 
-    REFUSED = 0
+    why: str = ""
+    hint: str = ""
+    """What to pass, where the kind's hint does not say it."""
+    shows_value: bool = True
 
 
-REFUSED: Final = Refused.REFUSED
+REFUSED: Final = Refused()
 
 
 def integer(least: int, most: int | None = None, *, hint: str = "") -> ArgumentKind[int]:
@@ -72,7 +80,10 @@ def integer(least: int, most: int | None = None, *, hint: str = "") -> ArgumentK
         return found
 
     bounds = f"at least {least}" if most is None else f"{least} to {most}"
-    return ArgumentKind(read, hint or f"pass {bounds}")
+    schema = {"type": "integer", "minimum": least}
+    return ArgumentKind(
+        read, hint or f"pass {bounds}", schema if most is None else {**schema, "maximum": most}
+    )
 
 
 def word(*words: _Word, hint: str = "") -> ArgumentKind[_Word]:
@@ -82,17 +93,60 @@ def word(*words: _Word, hint: str = "") -> ArgumentKind[_Word]:
     def read(given: object) -> _Word | Refused:
         return known.get(given, REFUSED) if isinstance(given, str) else REFUSED
 
-    return ArgumentKind(read, hint or f"pass one of {', '.join(words)}")
+    schema = {"type": "string", "enum": list(words)}
+    return ArgumentKind(read, hint or f"pass one of {', '.join(words)}", schema)
 
 
-def text(pattern: str, hint: str) -> ArgumentKind[str]:
-    """A text that matches `pattern` from end to end."""
-    match = re.compile(pattern).fullmatch
+def text(
+    least: int = 0, most: int | None = None, *, pattern: str = "", hint: str = ""
+) -> ArgumentKind[str]:
+    """A text of `least` to `most` whole characters, that matches `pattern` from end to end."""
+    schema: dict[str, Any] = {"type": "string"}
+    if least:
+        schema["minLength"] = least
+    if most is not None:
+        schema["maxLength"] = most
+    if pattern:
+        schema["pattern"] = f"^({pattern})$"
+    match = re.compile(pattern).fullmatch if pattern else None
 
     def read(given: object) -> str | Refused:
-        return given if isinstance(given, str) and match(given) is not None else REFUSED
+        if not isinstance(given, str):
+            return Refused(f" must be a text, not {type(given).__name__}", shows_value=False)
+        if len(given) < least or (most is not None and len(given) > most):
+            why = f" {given[:_TEXT_SHOWN_MAX]!r} has {len(given)} characters"
+            return Refused(why, shows_value=False)
+        if match is not None and match(given) is None:
+            return Refused(f" {given[:_TEXT_SHOWN_MAX]!r}", shows_value=False)
+        try:
+            given.encode()
+        except UnicodeEncodeError as error:
+            return Refused(f" is no text: {error}", "pass whole characters", shows_value=False)
+        return given
 
-    return ArgumentKind(read, hint)
+    bounds = "a text" if most is None else f"a text of {least} to {most} characters"
+    return ArgumentKind(read, hint or f"pass {bounds}", schema)
+
+
+_TEXT_SHOWN_MAX: Final = 100
+"""The characters that a message shows of a text that may be a whole document."""
+
+
+def seconds(most: float, *, above: float | None = None) -> ArgumentKind[float]:
+    """A duration in seconds, from 0 to `most`, and above `above` if it is given."""
+    hint = f"pass at most {most:g} seconds"
+    if above is None:
+        bound: dict[str, float] = {"minimum": 0}
+    else:
+        bound, hint = {"exclusiveMinimum": above}, f"{hint}, and more than {above:g}"
+
+    def read(given: object) -> float | Refused:
+        found = _read_seconds(given)
+        if isinstance(found, Refused) or found > most or (above is not None and found <= above):
+            return Refused(" seconds")
+        return float(found)
+
+    return ArgumentKind(read, hint, {"type": "number", **bound, "maximum": most})
 
 
 def printable(hint: str, *, but: str = "") -> ArgumentKind[str]:
@@ -158,7 +212,7 @@ INTEGER: Final = ArgumentKind(_read_integer, "pass an integer")
 COUNT: Final = integer(1)
 NUMBER: Final = integer(0)
 LIMIT: Final = ArgumentKind(integer(0, sys.maxsize).or_none.read, "pass a count, or None for all")
-FLAG: Final = ArgumentKind(_read_flag, "pass True or False")
+FLAG: Final = ArgumentKind(_read_flag, "pass True or False", {"type": "boolean"})
 """A text such as "no" would count as True."""
 SECONDS: Final = ArgumentKind(_read_seconds, "pass seconds")
 WAIT: Final = ArgumentKind(_read_wait, "pass seconds").or_none

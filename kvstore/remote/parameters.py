@@ -21,7 +21,8 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, Final
 
-from kvstore.base.arguments import AGE, INTEGER, SECONDS, require_value
+from kvstore.base import arguments
+from kvstore.base.arguments import AGE, INTEGER, SECONDS, ArgumentKind, require_value
 from kvstore.base.span import require_key
 from kvstore.base.timestamp import (
     ACCEPTED,
@@ -167,42 +168,23 @@ SPAN: Final[Mapping[str, Parameter]] = {"start": BOUND, "end": BOUND, "prefix": 
 out."""
 
 
+def _of_texts(kind: ArgumentKind[Any]) -> Parameter:
+    """A kind whose values travel as text."""
+
+    def of_json(found: Any, name: str) -> Any:
+        return kind.check(name, found)
+
+    def of_query(found: bytes, name: str) -> Any:
+        return kind.check(name, _decoded(found, name))
+
+    return Parameter(kind.schema, of_json, of_query, kind.hint)
+
+
 def text(
     least: int = 0, most: int | None = None, *, pattern: str = "", hint: str = ""
 ) -> Parameter:
     """A text of `least` to `most` characters, that matches `pattern` from end to end."""
-    schema: dict[str, Any] = {"type": "string"}
-    if least:
-        schema["minLength"] = least
-    if most is not None:
-        schema["maxLength"] = most
-    if pattern:
-        schema["pattern"] = f"^({pattern})$"
-    match = re.compile(pattern).fullmatch if pattern else None
-    bounds = f"a text of {least} to {most} characters" if most is not None else "a text"
-    hint = hint or f"pass {bounds}"
-
-    def of_json(found: Any, name: str) -> str:
-        if type(found) is not str:
-            raise UsageError((Argument(name), f" must be a text, not {type(found).__name__}"), hint)
-        if len(found) < least or (most is not None and len(found) > most):
-            raise UsageError(
-                (Argument(name), f" {found[:100]!r} has {len(found)} characters"), hint
-            )
-        if match is not None and match(found) is None:
-            raise UsageError((Argument(name), f" {found[:100]!r}"), hint)
-        if not found.isascii():
-            try:
-                found.encode()
-            except UnicodeEncodeError as error:
-                raise UsageError(
-                    (Argument(name), f" is no text: {error}"), "pass whole characters"
-                ) from error
-        return found
-
-    return Parameter(
-        schema, of_json, lambda found, name: of_json(_decoded(found, name), name), hint
-    )
+    return _of_texts(arguments.text(least, most, pattern=pattern, hint=hint))
 
 
 TEXT: Final = text()
@@ -211,53 +193,51 @@ NAME: Final = text(1, hint="pass a name")
 
 def word(words: Sequence[str]) -> Parameter:
     """One of the words."""
-    hint = f"pass one of {', '.join(words)}"
+    return _of_texts(arguments.word(*words))
 
-    def of_json(found: Any, name: str) -> str:
-        if type(found) is not str or found not in words:
-            raise UsageError(Argument.of(name, found), hint)
-        return found
 
-    def of_query(found: bytes, name: str) -> str:
-        return of_json(_decoded(found, name), name)
-
-    return Parameter({"type": "string", "enum": list(words)}, of_json, of_query, hint)
+_FLAG: Final = replace(arguments.FLAG, hint="pass true or false")
 
 
 def _flag(found: Any, name: str) -> bool:
-    if found is not True and found is not False:
-        raise UsageError(Argument.of(name, found), "pass true or false")
-    return found
+    return _FLAG.check(name, found)
 
 
 def _flag_of_query(found: bytes, name: str) -> bool:
     return _flag({b"true": True, b"false": False}.get(found, found), name)
 
 
-FLAG: Final = Parameter({"type": "boolean"}, _flag, _flag_of_query, "pass true or false")
+FLAG: Final = Parameter(_FLAG.schema, _flag, _flag_of_query, _FLAG.hint)
 
 # -- numbers -----------------------------------------------------------------------------------
+
+
+def _of_numbers(
+    kind: ArgumentKind[Any],
+    of_caller: ArgumentKind[Any],
+    written: re.Pattern[bytes],
+    number: Callable[[bytes], float],
+) -> Parameter:
+    """A kind of numbers. In a query, those are `written` in digits. `of_caller` is what a caller
+    of a client may pass in general: another value is refused in its words."""
+
+    def of_json(found: Any, name: str) -> Any:
+        return kind.check(name, _whole(found))
+
+    def of_query(found: bytes, name: str) -> Any:
+        is_number = written.fullmatch(found) is not None
+        return kind.check(name, number(found) if is_number else found[:100])
+
+    def sent(found: Any, name: str) -> Any:
+        return kind.check(name, of_caller.check(name, found))
+
+    return Parameter(kind.schema, of_json, of_query, kind.hint, of_caller=sent)
 
 
 def integer(least: int, most: int, *, hint: str = "") -> Parameter:
     """An integer from `least` to `most`."""
     hint = hint or f"pass an integer from {least} to {most}"
-
-    def of_json(found: Any, name: str) -> int:
-        found = _whole(found)
-        if type(found) is not int or not least <= found <= most:
-            raise UsageError(Argument.of(name, found), hint)
-        return found
-
-    def of_query(found: bytes, name: str) -> int:
-        is_number = _INTEGER.fullmatch(found) is not None
-        return of_json(int(found) if is_number else found[:100], name)
-
-    def of_caller(found: Any, name: str) -> int:
-        return of_json(INTEGER.check(name, found), name)
-
-    schema = {"type": "integer", "minimum": least, "maximum": most}
-    return Parameter(schema, of_json, of_query, hint, of_caller=of_caller)
+    return _of_numbers(arguments.integer(least, most, hint=hint), INTEGER, _INTEGER, int)
 
 
 def count(least: int = 0, most: int = sys.maxsize) -> Parameter:
@@ -267,29 +247,7 @@ def count(least: int = 0, most: int = sys.maxsize) -> Parameter:
 
 def seconds(most: float = _SECONDS_MAX, *, above: float | None = None) -> Parameter:
     """A duration in seconds, at most `most`, and above `above` if it is given."""
-    hint = f"pass at most {most:g} seconds"
-    if above is None:
-        bound: dict[str, float] = {"minimum": 0}
-    else:
-        bound, hint = {"exclusiveMinimum": above}, f"{hint}, and more than {above:g}"
-
-    def of_json(found: Any, name: str) -> float:
-        is_number = type(found) in (int, float) and 0 <= found <= most
-        if not is_number or (above is not None and found <= above):
-            raise UsageError((Argument.of(name, found), " seconds"), hint)
-        return float(found)
-
-    def of_query(found: bytes, name: str) -> float:
-        is_number = _NUMBER.fullmatch(found) is not None
-        return of_json(float(found) if is_number else found[:100], name)
-
-    return Parameter(
-        {"type": "number", **bound, "maximum": most},
-        of_json,
-        of_query,
-        hint,
-        of_caller=lambda found, name: SECONDS.check(name, found),
-    )
+    return _of_numbers(arguments.seconds(most, above=above), SECONDS, _NUMBER, float)
 
 
 def age() -> Parameter:
