@@ -28,6 +28,7 @@ from kvstore.errors import UsageError, printable, storage_errors
 from kvstore.limits import TEXT_ROW_BYTES_MAX
 from kvstore.snapshot import Snapshot
 from kvstore.store import Store
+from kvstore.transaction import Expiry
 
 _ROWS: Final = pa.schema([("key", pa.binary()), ("value", pa.binary())])
 _EXPIRES: Final = pa.field("expires", pa.timestamp("ns", "UTC"))
@@ -54,7 +55,7 @@ class SpanRows(NamedTuple):
 def live_rows(store: Store, snapshot: Snapshot, span: Span) -> SpanRows:
     """The rows of a span at the time of a snapshot, with their due times if keys may expire."""
     batches = iter(snapshot.scan_batches(span.start, span.end))
-    expiry = store.requests.expiry
+    expiry = Expiry(store.requests.parts)
     if not expiry.may_be_in(span):
         return SpanRows(_ROWS, (batch.cast(_ROWS) for batch in batches))
     schema = _ROWS.append(_EXPIRES)

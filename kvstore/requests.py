@@ -46,12 +46,18 @@ class _TooManyBytesError(Exception):
 class Requests:
     """Writes for the callers of a server. Without a token a write is an ordinary one."""
 
-    def __init__(self, parts: Parts, conditional: Conditional, transactions: Transactions) -> None:
+    def __init__(
+        self,
+        parts: Parts,
+        conditional: Conditional,
+        transactions: Transactions,
+        updates: Updates,
+        expiry: Expiry,
+    ) -> None:
         self.parts, self.transactions = parts, transactions
         self._committer, self._reads, self._versions = parts.committer, parts.reads, parts.versions
         self._reserve = parts.reserve
-        self._conditional = conditional
-        self.updates, self.expiry = Updates(parts), Expiry(parts)
+        self._conditional, self._updates, self._expiry = conditional, updates, expiry
 
     def count(self, *, failed: bool = False) -> None:
         """Count a request that was answered, or that `failed` by an error, for the metrics."""
@@ -119,7 +125,11 @@ class Requests:
         self, key: bytes, token: RequestToken | None, durability: Durability | None
     ) -> Timestamp | None:
         """See `Store.persist`."""
-        return self._once(partial(self.expiry.persist, key, durability=durability), token, None)
+        return self._once(partial(self._expiry.persist, key, durability=durability), token, None)
+
+    def due_of(self, key: bytes) -> int | None:
+        """The time at which `key` expires; None if it does not, or is absent."""
+        return self._expiry.due(key)
 
     def is_done(self, token: RequestToken) -> bool:
         """Whether the store has the note of this request: it was done."""
@@ -155,7 +165,7 @@ class Requests:
     ) -> int:
         """See `Store.increment`. A repetition looks up the sum that the first one has made."""
         due = None if expires is None else self.due(expires, token)
-        add = partial(self.updates.increment, key, by, due=due, durability=durability)
+        add = partial(self._updates.increment, key, by, due=due, durability=durability)
         found = self._once(add, token, None)
         return self.summed(key, found) if isinstance(found, Timestamp) else found
 

@@ -93,9 +93,11 @@ from kvstore.timeline.reserved import Positions, Reserve
 from kvstore.transaction import (
     UNCHECKED,
     Conditional,
+    Expiry,
     Transaction,
     Transactions,
     Unchecked,
+    Updates,
     revert_range,
     transact,
 )
@@ -362,7 +364,10 @@ class Store(Readable):
         self.replication = Replication(parts, self._history)
         self.layout = Layout(engine, parts.reserve)
         self.browsing = Browsing(parts)
-        self.requests = Requests(parts, self._conditional, self._transactions)
+        self._updates, self._expiry = Updates(parts), Expiry(parts)
+        self.requests = Requests(
+            parts, self._conditional, self._transactions, self._updates, self._expiry
+        )
         self.upkeep = Upkeep(engine, committer, self._collector, clock)
         self._endings = ExitStack()
         first = (engine.close, self._scanners.close, self._changesets.wake)
@@ -802,7 +807,7 @@ class Store(Readable):
             assert store.update(b"seats/UA/1545", book) == b"179"
         """
         due = None if expires is None else self._committer.expiries.due(expires)
-        return self.requests.updates.update(key, change, due=due, durability=durability)
+        return self._updates.update(key, change, due=due, durability=durability)
 
     def increment(
         self,
@@ -820,17 +825,17 @@ class Store(Readable):
         and for a sum of more than 64 bits.
         """
         due = None if expires is None else self._committer.expiries.due(expires)
-        return self.requests.updates.increment(key, by, due=due, durability=durability)
+        return self._updates.increment(key, by, due=due, durability=durability)
 
     def ttl(self, key: bytes) -> timedelta | None:
         """How long until `key` expires; None if it does not, or is absent. Two look-ups."""
-        due = self.requests.expiry.due(key)
+        due = self._expiry.due(key)
         return None if due is None else timedelta(microseconds=(due - self.now()) // 1000)
 
     def persist(self, key: bytes, *, durability: Durability | None = None) -> Timestamp | None:
         """Cancel the expiry of `key`, whose value and version stay; returns the timestamp of the
         commit, None with nothing written if the key does not expire."""
-        return self.requests.expiry.persist(key, durability=durability)
+        return self._expiry.persist(key, durability=durability)
 
     def put_many(
         self,

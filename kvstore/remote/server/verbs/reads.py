@@ -153,7 +153,7 @@ def count(call: Invocation) -> Answer:
 def ttl(call: Invocation) -> Answer:
     """How long until a key expires, in seconds, and the time at which it does; both are null if it
     does not expire, or is absent."""
-    due = call.store.requests.expiry.due(call.key())
+    due = call.store.requests.due_of(call.key())
     left_s = None if due is None else (due - call.store.now()) / NS_PER_SECOND
     return {"seconds": left_s, "expires": due}
 
