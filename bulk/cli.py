@@ -22,11 +22,13 @@ from kvstore.bulk.delimited import QUOTINGS
 from kvstore.bulk.exports import export_rows, live_rows, packed, write_rows
 from kvstore.bulk.files import (
     FileReads,
+    compression_of,
     decoded,
     decoded_files,
     file_events,
     first_row,
     format_of,
+    has_format,
     require_quoting,
 )
 from kvstore.bulk.ingest import OnConflict, ingest
@@ -52,6 +54,7 @@ from kvstore.cli.output import counting, print_figures, working
 from kvstore.cli.times import iso, to_duration
 from kvstore.errors import UsageError
 from kvstore.opening import open_read_only
+from kvstore.storage.address import fetch_file
 
 ON_CONFLICT: Final[tuple[OnConflict, ...]] = ("overwrite", "error")
 
@@ -67,8 +70,8 @@ SourcesArgument = Annotated[
     list[str],
     typer.Argument(
         metavar="SOURCE",
-        help="One staging directory or URL, or files: .parquet, .csv, .tsv, .jsonl, .arrow, "
-        ".feather; text also with .gz or .zst. - is stdin.",
+        help="One staging directory or its URL, or files or their URLs: .parquet, .csv, .tsv, "
+        ".jsonl, .arrow, .feather; text also with .gz or .zst. - is stdin.",
         show_default=False,
     ),
 ]
@@ -92,7 +95,7 @@ OpOption = Annotated[
         show_default=False,
     ),
 ]
-STDIN: Final = Path("-")
+STDIN: Final = "-"
 SinceOption = Annotated[
     str, typer.Option(metavar="TIME", help="The time from which the rows are complete.")
 ]
@@ -137,8 +140,9 @@ _IMPORT_HELP: Final = """\
 Load many rows at once. All rows become visible at one time, which is printed.
 
 Rows are sorted first, in about 1 GB of memory; larger inputs are sorted on the
-store's disk. Importing a staging directory twice adds it once. Files of a URL are
-fetched first; a command that was stopped fetches the rest when it runs again.
+store's disk. Importing a staging directory twice adds it once. What a URL names is
+fetched first: a staging, of which a command that was stopped fetches the rest when it
+runs again, or a file, where the name has the ending of one.
 
 With --sync a span (--prefix, or --start and --end; by default all keys) has exactly the
 rows of the files afterwards: new and other values are put, missing keys deleted, and
@@ -150,6 +154,7 @@ Examples:
   kvstore import flights.db staged/
   kvstore import flights.db s3://bucket/staging/run-42
   kvstore import flights.db 2013-*.parquet --key flight --value row
+  kvstore import flights.db s3://bucket/2013.parquet --key flight --value row
   kvstore import new.db rows.csv --create --on-conflict error
   zcat rows.jsonl.gz | kvstore import new.db - --format jsonl --create
   kvstore import codes.db codes.csv --expires until
@@ -186,13 +191,15 @@ def import_(
     quotes = word(*QUOTINGS).check("quoting", quoting)
     notation = Encodings.of(encoding, key_encoding, value_encoding)
     span = to_span(notation.key, start=start, end=end, prefix=prefix)
-    staged = len(sources) == 1 and (is_url(sources[0]) or Path(sources[0]).is_dir())
+    staged = len(sources) == 1 and (
+        Path(sources[0]).is_dir() or (is_url(sources[0]) and not has_format(Path(sources[0])))
+    )
     columns = {"key": key, "value": value, "expires": expires, "op": op}
     if staged:
         _require_plain(columns, notation, sync=sync)
     _require_agreeing(columns, conflict, span, sync=sync)
     with ExitStack() as stack:
-        files = [] if staged else stack.enter_context(_files(list(map(Path, sources)), format_))
+        files = [] if staged else stack.enter_context(local_files(sources, format_))
         require_quoting(files, quotes)
         progress = stack.enter_context(working(f"importing into {store}", quiet=as_json))
         opened = stack.enter_context(open_or_create(store, "rocksdb", create=create))
@@ -241,32 +248,49 @@ def _require_agreeing(
 
 
 @contextmanager
-def _files(sources: list[Path], format_: str | None) -> Iterator[list[Path]]:
-    """The files to read. Stdin becomes a file of a temporary directory for the time of the block:
-    rows are read twice, for the names of their columns first."""
+def local_files(sources: list[str], format_: str | None = None) -> Iterator[list[Path]]:
+    """The files to read. Stdin, and the files of URLs, become files of a temporary directory for
+    the time of the block: rows are read twice, for the names of their columns first."""
     known = [source for source in sources if source != STDIN]
     for source in known:
-        format_of(source)
+        format_of(Path(source))
     if len(known) == len(sources):
         if format_ is not None:
             raise UsageError("--format is for stdin", "files have it in their names")
-        yield sources
-        return
-    if format_ is None:
+    elif format_ is None:
         raise UsageError("stdin has no name that tells its format", "pass --format jsonl")
-    if sys.stdin is None:
+    elif sys.stdin is None:
         raise UsageError("stdin is closed", "pipe the rows, or name a file")
-    with TemporaryDirectory(prefix="kvstore-import-") as directory:
-        copy = Path(directory) / f"stdin.{format_.lstrip('.')}"
-        format_of(copy)
-        with copy.open("wb") as file:
-            shutil.copyfileobj(sys.stdin.buffer, file, 1 << 20)
+    with ExitStack() as stack:
+        files: list[Path] = []
+        copies: dict[str, str] = {}
+        for source in sources:
+            if source != STDIN and not is_url(source):
+                files.append(Path(source))
+                continue
+            place = Path(stack.enter_context(TemporaryDirectory(prefix="kvstore-import-")))
+            suffixes = f".{(format_ or '').lstrip('.')}" if source == STDIN else _endings(source)
+            files.append(place / f"copy{suffixes}")
+            format_of(files[-1])
+            with files[-1].open("wb") as file:
+                if source == STDIN:
+                    shutil.copyfileobj(sys.stdin.buffer, file, 1 << 20)
+                else:
+                    fetch_file(source, file)
+            copies[str(files[-1])] = "stdin" if source == STDIN else source
         try:
-            yield [copy if source == STDIN else source for source in sources]
+            yield files
         except UsageError as error:
-            if str(copy) not in error.what:
+            copy = next((copy for copy in copies if copy in error.what), None)
+            if copy is None:
                 raise
-            raise UsageError(error.what.replace(str(copy), "stdin"), error.remedy) from error
+            raise UsageError(error.what.replace(copy, copies[copy]), error.remedy) from error
+
+
+def _endings(source: str) -> str:
+    """The endings of a name that tell its format: `.csv`, or `.csv.gz`."""
+    path = Path(source)
+    return path.suffix if compression_of(path) is None else "".join(path.suffixes[-2:])
 
 
 def export_keys(
@@ -282,7 +306,7 @@ def export_keys(
 ) -> None:
     """Write keys and values to a file, or to stdout where `path` is `-`."""
     write = None if notation == (Encoding.TEXT, Encoding.TEXT) else _in_notation(notation)
-    if path == STDIN:
+    if str(path) == STDIN:
         name = Path(f"stdout.{(format_ or 'jsonl').lstrip('.')}")
         kind = format_of(name)
         with (

@@ -75,6 +75,12 @@ def format_of(path: Path) -> FileFormat:
     return found
 
 
+def has_format(path: Path) -> bool:
+    """Whether the name of a file tells a format."""
+    inner = path if compression_of(path) is None else path.with_suffix("")
+    return inner.suffix.lower() in _SUFFIXES
+
+
 def compression_of(path: Path) -> str | None:
     """The compression, by the last ending of the file's name."""
     return COMPRESSIONS.get(path.suffix.lower())

@@ -20,9 +20,10 @@ from kvstore.bulk.cli import (
     OverwriteOption,
     QuotingOption,
     export_keys,
+    local_files,
 )
 from kvstore.bulk.delimited import QUOTINGS
-from kvstore.bulk.files import FileReads, format_of, require_quoting
+from kvstore.bulk.files import FileReads, require_quoting
 from kvstore.bulk.loading import TimedRows, import_files
 from kvstore.bulk.sort import DUPLICATES
 from kvstore.bulk.staging import Manifest, Reading
@@ -153,9 +154,11 @@ def import_(
     store: StoreArgument,
     name: NameArgument,
     sources: Annotated[
-        list[Path],
+        list[str],
         typer.Argument(
-            metavar="FILE...", help="Files: .parquet, .csv, .arrow, .feather.", show_default=False
+            metavar="FILE...",
+            help="Files, also by URL: .parquet, .csv, .arrow, .feather.",
+            show_default=False,
         ),
     ],
     expires: ExpiresOption = None,
@@ -177,15 +180,14 @@ def import_(
     """
     conflict = word(*ON_CONFLICT).check("on_conflict", on_conflict)
     twice = word(*DUPLICATES).check("duplicates", duplicates)
-    for source in sources:
-        format_of(source)
     quotes = word(*QUOTINGS).check("quoting", quoting)
-    require_quoting(sources, quotes)
     with (
+        local_files(sources) as files,
         open_to_write(store) as opened,
         working(f"importing into {store}", quiet=as_json) as progress,
     ):
-        read, reading = 0, Reading(sources)
+        require_quoting(files, quotes)
+        read, reading = 0, Reading(files)
 
         def counted(rows: Iterator[TimedRows]) -> Iterator[TimedRows]:
             nonlocal read
@@ -196,7 +198,7 @@ def import_(
         table = opened.table(name)
         reads = FileReads(reading, quotes)
         manifest, stamp = import_files(
-            table, sources, conflict, twice, expires=expires, progress=counted, reads=reads
+            table, files, conflict, twice, expires=expires, progress=counted, reads=reads
         )
     print_figures(_imported(manifest, stamp, read), as_json=as_json)
 

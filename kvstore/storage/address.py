@@ -19,12 +19,13 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 from collections.abc import Mapping
-from typing import Any, Final, NamedTuple
+from typing import Any, BinaryIO, Final, NamedTuple
 from urllib.parse import quote, unquote
 
 from kvstore.base.arguments import is_url
-from kvstore.errors import KVStoreError, UsageError
+from kvstore.errors import KVStoreError, UsageError, storage_errors
 from kvstore.storage.contract import Blob, Storage
 from kvstore.storage.files import FileBlob, FileConsensus
 from kvstore.storage.memory import MemoryBlob, MemoryConsensus
@@ -209,6 +210,25 @@ def open_blob(
     from kvstore.storage.object_store import open_object_blob
 
     return open_object_blob(address.url, patience=patience, **options)
+
+
+def fetch_file(url: str, file: BinaryIO) -> None:
+    """Write the bytes of the file or the object at `url` to `file`.
+
+    Raises `UsageError` for an address that is not understood, in the memory of a process, or where
+    nothing is; else as the storage does.
+    """
+    address = parse_address(url)
+    if address.is_file:
+        with storage_errors(address.path), open(address.path, "rb") as source:
+            shutil.copyfileobj(source, file, 1 << 20)
+    elif address.scheme == "memory":
+        raise UsageError(f"{url} lies in the memory of a process", "pass a file, or another URL")
+    else:
+        from kvstore.storage.object_store import fetch_object
+
+        below, _, name = address.path.rpartition("/")
+        fetch_object(address._replace(path=below).url, name, file)
 
 
 def require_address(url: str | os.PathLike[str]) -> str:

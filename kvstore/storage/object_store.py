@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, BinaryIO, Final, TypeVar
 
 import obstore
 import obstore.store
@@ -18,6 +19,7 @@ from obstore.exceptions import (
     AlreadyExistsError,
     BaseError,
     PermissionDeniedError,
+    PreconditionError,
     UnauthenticatedError,
 )
 from obstore.store import ObjectStore, from_url
@@ -447,6 +449,35 @@ def _create(store: ObjectStore, path: str, data: bytes) -> bool:
         obstore.put(store, path, data, mode="create", use_multipart=False)
         return True
     return False
+
+
+def fetch_object(url: str, name: str, file: BinaryIO) -> None:
+    """Write the bytes of the object `name` below `url` to `file`, in pieces of
+    `OBJECT_PIECE_BYTES`, each asked for again after failures that may pass. All are of one version
+    of the object. A name may have any characters.
+
+    Raises `UsageError` if it is not there, `StorageError` if it is replaced meanwhile.
+    """
+    store = _opened(url, PATIENCE, {})
+    found = PATIENCE.over(lambda: _read(name, lambda: obstore.head(store, name)))
+    if found is None:
+        raise UsageError(f"{url}/{name} is not there", "check the URL")
+    size, tag = found["size"], found["e_tag"]
+    for start in range(0, size, OBJECT_PIECE_BYTES):
+        options: dict[str, Any] = {"range": (start, min(start + OBJECT_PIECE_BYTES, size))}
+        if tag is not None:
+            options["if_match"] = tag
+        try:
+            piece = PATIENCE.over(partial(_get, store, name, options))
+        except StorageError as error:
+            if not isinstance(error.__cause__, PreconditionError):
+                raise
+            piece = None
+        if piece is None:
+            raise StorageError(
+                f"{url}/{name} was replaced or deleted while it was read", "run the command again"
+            )
+        file.write(piece)
 
 
 def _get(store: ObjectStore, path: str, options: Any = None) -> bytes | None:
