@@ -22,7 +22,6 @@ from kvstore.bulk.delimited import QUOTINGS
 from kvstore.bulk.exports import export_rows, live_rows, packed, write_rows
 from kvstore.bulk.files import (
     FileReads,
-    compression_of,
     decoded,
     decoded_files,
     file_events,
@@ -35,7 +34,13 @@ from kvstore.bulk.ingest import OnConflict, ingest
 from kvstore.bulk.loading import RowsApplied, apply_rows, import_rows, sync_rows
 from kvstore.bulk.seed import SeedColumns, SeedRows, seed
 from kvstore.bulk.sort import DUPLICATES
-from kvstore.bulk.staging import Manifest, Reading, expire_stagings, staged_manifest
+from kvstore.bulk.staging import (
+    Manifest,
+    Reading,
+    expire_stagings,
+    has_manifest,
+    staged_manifest,
+)
 from kvstore.cli.options import (
     Encoding,
     Encodings,
@@ -52,9 +57,9 @@ from kvstore.cli.options import (
 )
 from kvstore.cli.output import counting, print_figures, working
 from kvstore.cli.times import iso, to_duration
-from kvstore.errors import UsageError
+from kvstore.errors import UsageError, storage_errors
 from kvstore.opening import open_read_only
-from kvstore.storage.address import fetch_file
+from kvstore.storage.address import fetch_object, parse_address
 
 ON_CONFLICT: Final[tuple[OnConflict, ...]] = ("overwrite", "error")
 
@@ -140,9 +145,10 @@ _IMPORT_HELP: Final = """\
 Load many rows at once. All rows become visible at one time, which is printed.
 
 Rows are sorted first, in about 1 GB of memory; larger inputs are sorted on the
-store's disk. Importing a staging directory twice adds it once. What a URL names is
-fetched first: a staging, of which a command that was stopped fetches the rest when it
-runs again, or a file, where the name has the ending of one.
+store's disk. Importing a staging directory twice adds it once. The files of a staging
+in a bucket are fetched to the store's disk first; a command that was stopped fetches
+the rest when it runs again. A file in a bucket is fetched to the directory for
+temporary files (TMPDIR).
 
 With --sync a span (--prefix, or --start and --end; by default all keys) has exactly the
 rows of the files afterwards: new and other values are put, missing keys deleted, and
@@ -191,17 +197,15 @@ def import_(
     quotes = word(*QUOTINGS).check("quoting", quoting)
     notation = Encodings.of(encoding, key_encoding, value_encoding)
     span = to_span(notation.key, start=start, end=end, prefix=prefix)
-    staged = len(sources) == 1 and (
-        Path(sources[0]).is_dir() or (is_url(sources[0]) and not has_format(Path(sources[0])))
-    )
+    staged = len(sources) == 1 and _is_staging(sources[0])
     columns = {"key": key, "value": value, "expires": expires, "op": op}
     if staged:
         _require_plain(columns, notation, sync=sync)
     _require_agreeing(columns, conflict, span, sync=sync)
     with ExitStack() as stack:
-        files = [] if staged else stack.enter_context(local_files(sources, format_))
-        require_quoting(files, quotes)
         progress = stack.enter_context(working(f"importing into {store}", quiet=as_json))
+        files = [] if staged else stack.enter_context(local_files(sources, progress, format_))
+        require_quoting(files, quotes)
         opened = stack.enter_context(open_or_create(store, "rocksdb", create=create))
         if staged:
             manifest = staged_manifest(sources[0])
@@ -247,50 +251,60 @@ def _require_agreeing(
         raise UsageError("--sync decides itself between put and delete", "leave --op out")
 
 
+def _is_staging(source: str) -> bool:
+    """Whether a source is an import that was built elsewhere, and not a file of rows. A staging may
+    have the name of a file: Spark writes directories that are called `run.parquet`."""
+    if not is_url(source):
+        return Path(source).is_dir()
+    address = parse_address(source)
+    if address.is_file:
+        return Path(address.path).is_dir() or not has_format(Path(address.path))
+    return not has_format(Path(address.path)) or has_manifest(source)
+
+
 @contextmanager
-def local_files(sources: list[str], format_: str | None = None) -> Iterator[list[Path]]:
-    """The files to read. Stdin, and the files of URLs, become files of a temporary directory for
-    the time of the block: rows are read twice, for the names of their columns first."""
-    known = [source for source in sources if source != STDIN]
-    for source in known:
-        format_of(Path(source))
-    if len(known) == len(sources):
+def local_files(
+    sources: list[str], progress: Callable[[str], None], format_: str | None = None
+) -> Iterator[list[Path]]:
+    """The files to read. Stdin, and what object stores have, become files of a temporary directory
+    for the time of the block: rows are read twice, for the names of their columns first."""
+    paths = [Path(parse_address(each).path if is_url(each) else each) for each in sources]
+    has_stdin = STDIN in sources
+    for source, path in zip(sources, paths, strict=True):
+        if source != STDIN:
+            format_of(path)
+    if not has_stdin:
         if format_ is not None:
             raise UsageError("--format is for stdin", "files have it in their names")
     elif format_ is None:
         raise UsageError("stdin has no name that tells its format", "pass --format jsonl")
     elif sys.stdin is None:
         raise UsageError("stdin is closed", "pipe the rows, or name a file")
-    with ExitStack() as stack:
+    with TemporaryDirectory(prefix="kvstore-import-") as directory:
         files: list[Path] = []
         copies: dict[str, str] = {}
-        for source in sources:
-            if source != STDIN and not is_url(source):
-                files.append(Path(source))
+        for number, (source, path) in enumerate(zip(sources, paths, strict=True)):
+            if source != STDIN and (not is_url(source) or parse_address(source).is_file):
+                files.append(path)
                 continue
-            place = Path(stack.enter_context(TemporaryDirectory(prefix="kvstore-import-")))
-            suffixes = f".{(format_ or '').lstrip('.')}" if source == STDIN else _endings(source)
-            files.append(place / f"copy{suffixes}")
-            format_of(files[-1])
-            with files[-1].open("wb") as file:
+            named = f"stdin.{(format_ or '').lstrip('.')}" if source == STDIN else path.name
+            copy = Path(directory) / f"{number}{''.join(Path(named).suffixes[-2:])}"
+            format_of(copy)
+            with storage_errors(str(copy)), copy.open("wb") as file:
                 if source == STDIN:
                     shutil.copyfileobj(sys.stdin.buffer, file, 1 << 20)
                 else:
-                    fetch_file(source, file)
-            copies[str(files[-1])] = "stdin" if source == STDIN else source
+                    fetch_object(source, file, counting(progress, f"bytes of {source}"))
+            files.append(copy)
+            copies[str(copy)] = "stdin" if source == STDIN else source
         try:
             yield files
         except UsageError as error:
-            copy = next((copy for copy in copies if copy in error.what), None)
-            if copy is None:
+            copy_named = next((copy for copy in copies if copy in error.what), None)
+            if copy_named is None:
                 raise
-            raise UsageError(error.what.replace(copy, copies[copy]), error.remedy) from error
-
-
-def _endings(source: str) -> str:
-    """The endings of a name that tell its format: `.csv`, or `.csv.gz`."""
-    path = Path(source)
-    return path.suffix if compression_of(path) is None else "".join(path.suffixes[-2:])
+            what = error.what.replace(copy_named, copies[copy_named])
+            raise UsageError(what, error.remedy) from error
 
 
 def export_keys(

@@ -1202,6 +1202,12 @@ def staged_manifest(staging: Staging, options: Mapping[str, Any] | None = None) 
     return read_manifest(place) if isinstance(place, Path) else place.open().manifest()
 
 
+def has_manifest(url: str) -> bool:
+    """Whether a sealed import lies at `url`, in an object store or in memory. One request."""
+    blob = open_blob(url)
+    return blob.patience.over(lambda: blob.size(MANIFEST_NAME)) is not None
+
+
 def expire_stagings(
     url: str,
     *,

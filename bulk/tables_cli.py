@@ -182,9 +182,9 @@ def import_(
     twice = word(*DUPLICATES).check("duplicates", duplicates)
     quotes = word(*QUOTINGS).check("quoting", quoting)
     with (
-        local_files(sources) as files,
-        open_to_write(store) as opened,
         working(f"importing into {store}", quiet=as_json) as progress,
+        local_files(sources, progress) as files,
+        open_to_write(store) as opened,
     ):
         require_quoting(files, quotes)
         read, reading = 0, Reading(files)

@@ -19,13 +19,13 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 from collections.abc import Mapping
 from typing import Any, BinaryIO, Final, NamedTuple
 from urllib.parse import quote, unquote
 
 from kvstore.base.arguments import is_url
-from kvstore.errors import KVStoreError, UsageError, storage_errors
+from kvstore.base.meters import OnProgress
+from kvstore.errors import KVStoreError, UsageError
 from kvstore.storage.contract import Blob, Storage
 from kvstore.storage.files import FileBlob, FileConsensus
 from kvstore.storage.memory import MemoryBlob, MemoryConsensus
@@ -212,23 +212,20 @@ def open_blob(
     return open_object_blob(address.url, patience=patience, **options)
 
 
-def fetch_file(url: str, file: BinaryIO) -> None:
-    """Write the bytes of the file or the object at `url` to `file`.
+def fetch_object(url: str, file: BinaryIO, progress: OnProgress) -> None:
+    """Write the bytes of the object at `url` to `file`, all of one version of the object.
+    `progress` is called with the bytes so far, as a `WorkCount`.
 
     Raises `UsageError` for an address that is not understood, in the memory of a process, or where
-    nothing is; else as the storage does.
+    nothing is; `StorageError` if the object is replaced meanwhile; else as the storage does.
     """
     address = parse_address(url)
-    if address.is_file:
-        with storage_errors(address.path), open(address.path, "rb") as source:
-            shutil.copyfileobj(source, file, 1 << 20)
-    elif address.scheme == "memory":
+    if address.scheme == "memory":
         raise UsageError(f"{url} lies in the memory of a process", "pass a file, or another URL")
-    else:
-        from kvstore.storage.object_store import fetch_object
+    from kvstore.storage.object_store import write_object
 
-        below, _, name = address.path.rpartition("/")
-        fetch_object(address._replace(path=below).url, name, file)
+    below, _, name = address.path.rpartition("/")
+    write_object(address._replace(path=below).url, name, address.url, file, progress)
 
 
 def require_address(url: str | os.PathLike[str]) -> str:

@@ -25,6 +25,7 @@ from obstore.exceptions import (
 from obstore.store import ObjectStore, from_url
 
 from kvstore.base.forks import own
+from kvstore.base.meters import OnProgress, WorkCount
 from kvstore.errors import (
     AccessDeniedError,
     CorruptionError,
@@ -451,19 +452,17 @@ def _create(store: ObjectStore, path: str, data: bytes) -> bool:
     return False
 
 
-def fetch_object(url: str, name: str, file: BinaryIO) -> None:
-    """Write the bytes of the object `name` below `url` to `file`, in pieces of
-    `OBJECT_PIECE_BYTES`, each asked for again after failures that may pass. All are of one version
-    of the object. A name may have any characters.
-
-    Raises `UsageError` if it is not there, `StorageError` if it is replaced meanwhile.
-    """
-    store = _opened(url, PATIENCE, {})
-    found = PATIENCE.over(lambda: _read(name, lambda: obstore.head(store, name)))
+def write_object(below: str, name: str, where: str, file: BinaryIO, progress: OnProgress) -> None:
+    """See `kvstore.storage.address.fetch_object`. The object is `name` below the URL `below`, and
+    errors call it `where`. Its name may have any characters. It is read in pieces, each of which is
+    asked for again after failures that may pass."""
+    store = _opened(below, PATIENCE, {})
+    found = PATIENCE.over(lambda: _read(where, lambda: obstore.head(store, name)))
     if found is None:
-        raise UsageError(f"{url}/{name} is not there", "check the URL")
+        raise UsageError(f"{where} is not there", "check the URL")
     size, tag = found["size"], found["e_tag"]
     for start in range(0, size, OBJECT_PIECE_BYTES):
+        progress(WorkCount.of(start, size))
         options: dict[str, Any] = {"range": (start, min(start + OBJECT_PIECE_BYTES, size))}
         if tag is not None:
             options["if_match"] = tag
@@ -475,7 +474,7 @@ def fetch_object(url: str, name: str, file: BinaryIO) -> None:
             piece = None
         if piece is None:
             raise StorageError(
-                f"{url}/{name} was replaced or deleted while it was read", "run the command again"
+                f"{where} was replaced or deleted while it was read", "run the command again"
             )
         file.write(piece)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 from obstore.store import ObjectStore
 
 import kvstore
+import kvstore.bulk
 from tests.cli.installed import Run
 from tests.harness.proxy import Answer, Proxy, Request
 from tests.shard.conftest import s3_bucket, s3_server
@@ -53,6 +55,7 @@ def rows_of(path: Path) -> list[tuple[bytes, bytes]]:
         ("rows.csv.gz", "rows.csv.gz"),
         ("rows.parquet", "rows.parquet"),
         ("a folder/täglich #1.csv", "a%20folder/t%C3%A4glich%20%231.csv"),
+        ("rows.csv", "rows%2Ecsv"),
     ],
 )
 def test_a_file_of_a_bucket_is_read_as_a_file_of_the_disk(
@@ -60,7 +63,7 @@ def test_a_file_of_a_bucket_is_read_as_a_file_of_the_disk(
 ) -> None:
     local = tmp_path / f"rows{''.join(Path(name).suffixes[-2:])}"
     if local.suffix == ".parquet":
-        pq.write_table(pa.Table.from_pydict(dict(zip(("key", "value"), zip(*ROWS)))), local)  # noqa: B905
+        pq.write_table(pa.table(list(map(list, zip(*ROWS, strict=True))), ["key", "value"]), local)
     else:
         local.write_bytes(gzip.compress(CSV.encode()) if local.suffix == ".gz" else CSV.encode())
     obstore.put(bucket, name, local)
@@ -85,6 +88,35 @@ def test_a_table_takes_files_of_a_bucket(run: Run, tmp_path: Path, bucket: Objec
     assert f"{wrong}: row 2" in run("table", "import", tmp_path / "s", "t", wrong, code=2).stderr
 
 
+def test_a_staging_may_have_the_name_of_a_file(
+    run: Run, tmp_path: Path, bucket: ObjectStore
+) -> None:
+    for number, place in enumerate([url_of(bucket, "run.parquet"), tmp_path / "run.csv"]):
+        made = kvstore.bulk.Import.create(place)
+        with made.writer() as writer:
+            for key, value in ROWS:
+                writer.put(key, value)
+        made.seal()
+        named = place.as_uri() if isinstance(place, Path) else place
+        run("import", tmp_path / f"{number}", named, "--create")
+        assert rows_of(tmp_path / f"{number}") == ROWS
+
+
+def test_a_disk_that_is_full_while_a_file_is_fetched_is_told(
+    run: Run, tmp_path: Path, bucket: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    obstore.put(bucket, "rows.csv", CSV.encode())
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("kvstore.bulk.cli.fetch_object", full)
+    said = run("import", tmp_path / "s", url_of(bucket, "rows.csv"), "--create", code=5).stderr
+    assert "kvstore-import-" in said
+    assert "space" in said
+    assert not (tmp_path / "s").exists()
+
+
 def test_a_file_that_cannot_be_fetched_leaves_no_store(
     run: Run, tmp_path: Path, bucket: ObjectStore
 ) -> None:
@@ -92,7 +124,8 @@ def test_a_file_that_cannot_be_fetched_leaves_no_store(
     cases = [
         (missing, 2, f"{missing} is not there; check the URL"),
         ("s3://there-is-no-such-bucket/a.csv", 2, "is not there; check the URL"),
-        ((tmp_path / "missing.csv").as_uri(), 5, "missing.csv"),
+        ((tmp_path / "missing.csv").as_uri(), 2, "missing.csv is not there; check the path"),
+        (f"{missing}.gz", 2, "missing.csv.gz is not there; check the URL"),
         ("memory://x/rows.csv", 2, "memory of a process"),
         (url_of(bucket, "a.csv?x=1.csv"), 2, "has a # or a ?"),
     ]
