@@ -428,10 +428,12 @@ def insert_row(codec: TableCodec, reader: RowSource, row: Mapping[str, Any]) -> 
 
 
 def delete_rows(codec: TableCodec, reader: RowSource, keys: Sequence[bytes]) -> RowChange:
-    """Delete rows, whether or not they exist."""
+    """Delete rows, whether or not they exist. Where the table has indexes, at most `SCAN_CHUNK` old
+    rows are in memory."""
     change = RowChange(gone=[*keys])
-    if codec.definition.indexes:
-        for key, old in zip(keys, reader.get_many(keys), strict=True):
+    for first in range(0, len(keys) if codec.definition.indexes else 0, SCAN_CHUNK):
+        piece = keys[first : first + SCAN_CHUNK]
+        for key, old in zip(piece, reader.get_many(piece), strict=True):
             if old is not None:
                 change.gone += codec.entries_of(key, old)
     return change
