@@ -69,6 +69,7 @@ def with_lie(record: bytes, lie: dict[str, Any]) -> bytes:
     return json.dumps(json.loads(record) | lie).encode()
 
 
+@pytest.mark.traces_memory
 @pytest.mark.parametrize("lie", KEY_LIES, ids=str)
 def test_a_key_record_that_lies_is_damage_and_costs_nothing(lie: dict[str, Any]) -> None:
     record = Secret(passphrase="p").make_record(bytes(32))

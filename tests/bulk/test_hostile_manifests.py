@@ -209,6 +209,7 @@ def test_bytes_before_a_good_manifest_are_refused(
     refused(attacked, staging)
 
 
+@pytest.mark.traces_memory
 def test_a_manifest_of_any_size_is_refused_in_bounded_memory(staging: Path) -> None:
     with (staging / MANIFEST_NAME).open("ab") as file:
         file.truncate(20 * JSON_BYTES_MAX)

@@ -66,6 +66,7 @@ def test_brackets_in_strings_and_side_by_side_are_no_depth() -> None:
         read_object(b" " * (3 << 20) + b'{"a":' + deepest + b"}", where="the record")
 
 
+@pytest.mark.traces_memory
 def test_size_is_refused_before_parsing() -> None:
     data = b'{"a": [' + b"[]," * 1_000_000 + b"[]]}"
     tracemalloc.start()

@@ -326,6 +326,7 @@ BOMBS: dict[str, Callable[[], Forged]] = {
 """Made when they are needed: some have many MB."""
 
 
+@pytest.mark.traces_memory
 @pytest.mark.parametrize("name", BOMBS)
 def test_a_forged_file_costs_no_memory_and_no_time(tmp_path: Path, name: str) -> None:
     with_one_row = sst(tmp_path / "1.sst", {b"a": b"1"}).read_bytes()
@@ -345,6 +346,7 @@ def test_a_forged_file_costs_no_memory_and_no_time(tmp_path: Path, name: str) ->
     assert peak < 64 << 20
 
 
+@pytest.mark.traces_memory
 def test_an_index_of_many_entries_costs_no_memory(tmp_path: Path) -> None:
     """Each of its entries names the one block of data."""
     with_one_row = sst(tmp_path / "1.sst", {b"a": b"1"}).read_bytes()

@@ -208,6 +208,7 @@ def test_large_values_make_small_row_groups() -> None:
     assert largest < 40 << 20
 
 
+@pytest.mark.traces_memory
 def test_a_pass_over_a_large_part_keeps_the_bytes_of_few_row_groups() -> None:
     blob = MemoryBlob()
     pick = random.Random(7)

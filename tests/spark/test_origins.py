@@ -262,6 +262,7 @@ def test_images_are_what_keys_were_and_have_become(
                     assert sorted(rows, key=_image_order) == sorted(wanted, key=_image_order)
 
 
+@pytest.mark.traces_memory
 @pytest.mark.parametrize("keys", [1, 48])
 def test_changes_with_images_and_states_are_read_in_bounded_memory(
     tmp_path: Path, keys: int, monkeypatch: pytest.MonkeyPatch

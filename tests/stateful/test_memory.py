@@ -62,6 +62,7 @@ PASSES: dict[str, Callable[[Store], object]] = {
 }
 
 
+@pytest.mark.traces_memory
 @pytest.mark.parametrize("read", PASSES.values(), ids=PASSES.keys())
 def test_a_pass_over_large_values_holds_few_of_them(
     store: Store, monkeypatch: pytest.MonkeyPatch, read: Callable[[Store], object]
