@@ -18,25 +18,29 @@ unexport PYTHONDONTWRITEBYTECODE
 # The time for which `make soak` fuzzes each format by coverage, where atheris installs.
 FUZZ_SECONDS := 60
 
-.PHONY: help setup test quick check lint types docs format demo demo-joins demo-tables bench bench-quick bench-growth year soak cluster spark-matrix sanitize browser azure clean
+.PHONY: help setup test quick check lint types docs format examples demo demo-joins demo-tables bench bench-history bench-quick bench-growth year soak cluster spark-matrix conformance wheel-test sanitize browser azure clean
 
 help:
 	@echo 'make setup        create $(VENV) with the pinned versions'
 	@echo 'make test         run the tests'
 	@echo 'make quick        run those that find most, in some two minutes'
 	@echo 'make check        lint, formatting, types, documents'
-	@echo 'make docs         build the site in docs/_build'
+	@echo 'make docs         build the site in build/site'
 	@echo 'make format       format, and apply the fixes of the linter'
+	@echo 'make examples     run the small project of examples/service: owner, API, Spark, backups'
 	@echo 'make demo         Spark in, incremental backup out, on real data: under four minutes'
 	@echo 'make demo-joins   what was known an hour before departure: joins on real data, in a minute'
 	@echo 'make demo-tables  releases of real data as commits, restated, joined on two axes: in three minutes'
 	@echo 'make bench        measure and write BENCHMARKS.md: some 40 minutes on a quiet machine'
 	@echo 'make bench-quick  print the tables for 150,000 rows; bench-growth: for up to 10,000,000'
+	@echo 'make bench-history add the last run to the history of the rows that matter, and judge it'
 	@echo 'make year         play a year of service and write its page: under an hour'
 	@echo 'make soak         the long random tests, the fuzzers and the sanitizers: hours'
 	@echo 'make cluster      Spark on a master and two workers, with kills: some minutes'
 	@echo 'make spark-matrix run each release of PySpark in its own environment, by Spark Connect too'
-	@echo 'make browser      the page of a store in Chromium (Debian: chromium and chromium-driver)'
+	@echo 'make browser      the page in Chromium (Debian: chromium, chromium-driver), by the rules of axe (npm)'
+	@echo 'make conformance  the suites of other projects, each in its own environment: half an hour'
+	@echo 'make wheel-test   build wheel and source archive, and test the wheel in an empty environment'
 	@echo 'make sanitize     run the compiled loops under the sanitizers of the C compiler'
 	@echo 'make azure        the tests that need an emulator of Azure, which npm fetches'
 	@echo 'make clean        remove everything that these targets made'
@@ -44,7 +48,7 @@ help:
 setup: $(READY)
 
 # A new top-level package must be installed as well: the editable install lists them by name.
-$(READY): pyproject.toml setup.py constraints.txt $(wildcard kvstore/loops/*.pyx kvstore/loops/*.pxi) $(wildcard */__init__.py)
+$(READY): pyproject.toml setup.py constraints.txt $(wildcard kvstore/loops/*.pyx kvstore/loops/*.pxi kvstore/loops/*.h) $(wildcard */__init__.py)
 	@set -e; \
 	if ! $(PY) -m pip --version >/dev/null 2>&1; then \
 	  python=; \
@@ -69,7 +73,8 @@ $(READY): pyproject.toml setup.py constraints.txt $(wildcard kvstore/loops/*.pyx
 	$(PY) -m pip install -q --disable-pip-version-check -c constraints.txt pip setuptools; \
 	$(PY) -W ignore setup.py -q compiler; \
 	PYTHONWARNINGS=ignore $(PY) -m pip install -q --disable-pip-version-check \
-	  --build-constraint constraints.txt -c constraints.txt -e '.[spark,server,dev,docs]'; \
+	  --build-constraint constraints.txt -c constraints.txt --group dev --group docs \
+	  -e '.[spark,server,testing,delta,metrics]'; \
 	$(PY) -m compileall -q kvstore bulk backup spark_connector pyspark_kvstore; \
 	touch $(READY)
 
@@ -95,7 +100,7 @@ types: $(READY)
 # A warning is an error: a broken link, an unknown name, a page that no list names.
 docs: $(READY)
 	@if $(PY) -c 'import sphinx' >/dev/null 2>&1; then \
-	  $(PY) -m sphinx -q -W --keep-going -b html docs docs/_build; \
+	  $(PY) -m sphinx -q -W --keep-going -b html docs build/site; \
 	else \
 	  echo 'docs: Sphinx 9 needs Python 3.11 or newer; the site is not built here'; \
 	fi
@@ -106,6 +111,10 @@ format: $(READY)
 
 demo: $(READY)
 	$(PY) -m examples.demo
+
+# The project of examples/service: its processes, a load by Spark, backups, a killed owner.
+examples: $(READY)
+	$(PYTEST) examples/service
 
 demo-joins: $(READY)
 	$(PY) -m examples.demo.known
@@ -126,6 +135,10 @@ $(PEERS): $(READY)
 
 bench: $(PEERS)
 	$(PY) -m benchmarks --write
+
+# Adds the run of BENCHMARKS.md to benchmarks/history.jsonl. Fails where a row has regressed.
+bench-history: $(READY)
+	$(PY) -m benchmarks.history
 
 bench-quick: $(PEERS)
 	$(PY) -m benchmarks --quick
@@ -156,9 +169,20 @@ cluster: $(READY)
 spark-matrix: $(READY)
 	$(PY) -m tests.matrix $(VENV)/matrix
 
+# The suites come from the package index, at their newest release.
+conformance: $(READY)
+	$(PY) -m tests.conformance build/conformance
+
 # Chromium and its driver are Debian's packages. The tests name the missing one.
 browser: $(READY)
 	$(PYTEST) -m browser tests/browser
+
+# Wheel and source archive in dist/, the wheel tested in an environment of its own, beside dependencies
+# that are pinned, the oldest or the newest.
+WITH := pinned
+
+wheel-test: $(READY)
+	$(PY) -m tests.wheel dist $(WITH)
 
 sanitize: $(READY)
 	$(PY) -m tests.loops.sanitized
@@ -167,7 +191,7 @@ azure: $(READY)
 	$(PYTEST) -m azure
 
 clean:
-	rm -rf $(VENV) build dist docs/_build docs/reference/_commands.md demo-out benchmarks/out spark-warehouse *.egg-info \
+	rm -rf $(VENV) build dist docs/*/_*.md demo-out benchmarks/out spark-warehouse *.egg-info \
 	  kvstore/loops/*.c kvstore/loops/*.so \
 	  .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

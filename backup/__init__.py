@@ -13,10 +13,10 @@ Example:
 """
 
 from kvstore.backup.collection import Collection
+from kvstore.backup.drill import DrillReport
 from kvstore.backup.following import Follower, FollowStatus
 from kvstore.backup.overview import CollectionInfo
 from kvstore.backup.replica import Stop, replicate
-from kvstore.backup.restore import DrillReport
 from kvstore.backup.verify import VerifyReport
 from kvstore.backup.window import BackupInfo
 

@@ -1,48 +1,54 @@
-"""Where a collection lives and what it holds: its chains of windows, the instants that can be read,
-the record of drills.
+"""The chains of a collection: which shards hold its windows, oldest first.
+
+    consensus key "collection" := {"format": 1, "id", "source", "chains": [shard names],
+                                   "dropping": [shard names],
+                                   "drills": [drill (see `Drill`), oldest first]}
+
+Most collections have one chain. Where the source lost the history that the next window needs, a
+new full backup begins another chain; the old chain stays readable up to where it ended. The
+record changes by compare-and-set, so two scripts that begin a collection, or a chain, at once
+agree on one.
+
+    shard name := "chain-" | 12 random hex digits [ "-" | 12 hex digits of the token's BLAKE2b ]
+
+A full backup with a token leaves its mark in the name of the chain it begins. However often the
+backup is killed, it continues that chain.
+
+A chain that has expired is recorded as `dropping`, then destroyed, then forgotten. After a crash
+in between, the next expiry finds the rest of the chain by its name in the record.
+
+Behind them: the instants that can be read, and the record of drills.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 import secrets
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
-from datetime import timedelta
 from functools import partial
-from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
-import pyarrow.parquet as pq
-
-from kvstore.backup.sealed import SealedBlob, SealedConsensus, Secret, unlock
 from kvstore.backup.shard import (
     EMPTY,
     Blob,
     Cas,
-    FileBlob,
     Shard,
     ShardBatch,
-    ShardPart,
     ShardSnapshot,
     Storage,
     Versioned,
-    open_storage,
 )
-from kvstore.backup.shard.rows.part_reader import fault_of, open_part
 from kvstore.backup.shard.state import witness
 from kvstore.backup.shard.state.log import MissingShardError, StateLog
-from kvstore.base.arguments import AGE, REFUSED, ArgumentKind, Refused, integer, require_outside
-from kvstore.base.clock import Clock, WallClock
-from kvstore.base.forks import own
+from kvstore.base.arguments import REFUSED, ArgumentKind, Refused
+from kvstore.base.clock import WallClock
 from kvstore.base.timestamp import (
     NOW,
-    NS_PER_SECOND,
     OLDEST,
     TIMESTAMP_MAX,
     TimeLike,
@@ -52,165 +58,16 @@ from kvstore.base.timestamp import (
 )
 from kvstore.codec.json import JsonObject, read_object
 from kvstore.errors import (
-    Argument,
     CorruptionError,
     FormatVersionError,
     HistoryGoneError,
     LockedError,
-    NotAStoreError,
     NotYetWrittenError,
     StatesLostError,
     UsageError,
 )
-from kvstore.limits import DRILLS_KEPT, KEPT_INSTANTS_MAX, LABEL_CHARS_MAX
-from kvstore.storage.address import address_text, public_address, require_options
-from kvstore.storage.files import not_done
-from kvstore.storage.patience import PATIENCE, Patience, Waiting
-from kvstore.storage.wrapped import Bandwidth, CachedBlob, FetchedBlob, KeptBytes, LimitedBlob
+from kvstore.limits import DRILLS_KEPT, LABEL_CHARS_MAX
 from kvstore.store import Store
-
-# --------------------------------------------------------------------------------------------------
-# Where a collection lives: the storage that its URL names, decrypting where it has a key.
-#
-# The address itself is read by `kvstore.storage.address`. A collection adds two rules: it does
-# not mix with foreign files, and it may be encrypted.
-
-_LOCAL_FOLDERS = {"blob", "consensus"}
-"""A directory with one of these is a collection: other files beside them are ignored."""
-
-_NOBODYS = {"lost+found"}
-"""Entries of an empty file system."""
-
-
-def find_place(
-    url: str | os.PathLike[str],
-    secret: Secret | None,
-    *,
-    options: Mapping[str, Any] | None = None,
-    patience: Patience = PATIENCE,
-    bandwidth: Bandwidth | None = None,
-) -> CollectionPlace:
-    """The storage that `url` names, decrypting if `secret` is given.
-
-    `options` go to the object store (such as `endpoint` or `region`). Raises `NotAStoreError` where
-    a local path holds other files, `UsageError` on an unknown address or a wrong key.
-    """
-    given_options = require_options(options)
-    plain = open_storage(url, patience=patience, **given_options)
-    if isinstance(plain.blob, FileBlob):
-        _require_ours(Path(plain.blob.root).parent)
-    if bandwidth is not None:
-        if not isinstance(bandwidth, Bandwidth):
-            raise UsageError(
-                Argument.of("bandwidth", bandwidth), "pass a Bandwidth, or None for no limit"
-            )
-        plain = Storage(LimitedBlob(plain.blob, bandwidth), plain.consensus)
-    given = tuple(sorted(given_options.items()))
-    # A worker that starts after a change of the directory opens the same place.
-    address = PlaceAddress(public_address(url), secret, given)
-    return CollectionPlace(plain, secret, address.url, address)
-
-
-@dataclass(frozen=True, slots=True)
-class PlaceAddress:
-    """What another process of this machine needs to open a storage. It has the secret: it goes
-    through a pipe and is written nowhere. With `fetched`, parts are kept in that directory."""
-
-    url: str
-    secret: Secret | None
-    options: tuple[tuple[str, Any], ...]
-    fetched: Path | None = None
-
-    def fetching(self, directory: Path) -> PlaceAddress:
-        """The same storage, with the bytes of parts kept in `directory`."""
-        return replace(self, fetched=directory)
-
-    def open(self) -> Storage:
-        """Open the storage. Raises as `find_place`."""
-        found = find_place(self.url, self.secret, options=dict(self.options))
-        return found.storage if self.fetched is None else found.fetching(self.fetched)
-
-
-class CollectionPlace:
-    """A storage, and the secret that opens it. Other processes open it by its `address`; a storage
-    that is in the memory of this process has none."""
-
-    def __init__(
-        self,
-        plain: Storage,
-        secret: Secret | None,
-        where: str,
-        address: PlaceAddress | None = None,
-    ) -> None:
-        """Raises `UsageError` on a wrong key."""
-        self._plain, self._secret, self._where = plain, secret, where
-        self.address = None if where.startswith("memory:") else address
-        self.storage = sealed(plain, secret, where)
-
-    @property
-    def is_local(self) -> bool:
-        """Whether the parts are files of this machine, or of a file system that it has mounted."""
-        return isinstance(self._plain.blob, FileBlob)
-
-    def fetching(self, directory: Path) -> Storage:
-        """The same storage, for work that is continued after a kill: the bytes of parts are kept in
-        `directory`, encrypted as they are."""
-        blob = FetchedBlob(self._plain.blob, directory)
-        return sealed(Storage(blob, self._plain.consensus), self._secret, self._where)
-
-    def keeping(self, kept: KeptBytes) -> Storage:
-        """The same storage, for a reader that keeps the bytes of parts, encrypted as they are."""
-        blob = CachedBlob(self._plain.blob, kept)
-        return sealed(Storage(blob, self._plain.consensus), self._secret, self._where)
-
-
-def sealed(plain: Storage, secret: Secret | None, where: str) -> Storage:
-    """`plain`, wrapped so that everything is encrypted by the key that `secret` opens.
-
-    Without a key `plain` itself.
-    """
-    key = unlock(plain.blob, secret, where)
-    if key is None:
-        return plain
-    return Storage(SealedBlob(plain.blob, key), SealedConsensus(plain.consensus, key))
-
-
-def _require_ours(root: Path) -> None:
-    try:
-        if root.exists() and not root.is_dir():
-            raise NotAStoreError(str(root), "a file, not a directory", "choose another path")
-        found = {entry.name for entry in root.iterdir()} if root.is_dir() else set()
-        if not found & _LOCAL_FOLDERS:
-            require_outside(root, name="the collection")
-        if found - _NOBODYS and not found & _LOCAL_FOLDERS:
-            raise NotAStoreError(
-                str(root),
-                "a directory of other files",
-                "check the path, or choose an empty directory",
-            )
-    except OSError as error:
-        raise not_done(f"opening {root}", error) from error
-
-
-# --------------------------------------------------------------------------------------------------
-# The chains of a collection: which shards hold its windows, oldest first.
-#
-#     consensus key "collection" := {"format": 1, "id", "source", "chains": [shard names],
-#                                    "dropping": [shard names],
-#                                    "drills": [drill (see `Drill`), oldest first]}
-#
-# Most collections have one chain. Where the source lost the history that the next window needs, a
-# new full backup begins another chain; the old chain stays readable up to where it ended. The
-# record changes by compare-and-set, so two scripts that begin a collection, or a chain, at once
-# agree on one.
-#
-#     shard name := "chain-" | 12 random hex digits [ "-" | 12 hex digits of the token's BLAKE2b ]
-#
-# A full backup with a token leaves its mark in the name of the chain it begins. However often the
-# backup is killed, it continues that chain.
-#
-# A chain that has expired is recorded as `dropping`, then destroyed, then forgotten. After a crash
-# in between, the next expiry finds the rest of the chain by its name in the record.
 
 COLLECTION_FORMAT: Final = 1
 RETENTION: Final = "retention"
@@ -532,118 +389,6 @@ def _mark(token: str) -> str:
 
 
 # --------------------------------------------------------------------------------------------------
-# The contents of a collection, as readers of its parts see them: chains, batches, parts.
-
-
-class CollectionContents:
-    """A collection that is read. `backup.Collection` also writes it, and has the arguments."""
-
-    def __init__(
-        self,
-        url: str | os.PathLike[str],
-        passphrase: str | None = None,
-        *,
-        key_file: str | os.PathLike[str] | None = None,
-        options: Mapping[str, Any] | None = None,
-        storage: Storage | None = None,
-        clock: WallClock | None = None,
-        patience: float | None = None,
-        on_wait: Callable[[Waiting], None] | None = None,
-        bandwidth: Bandwidth | None = None,
-    ) -> None:
-        self.url = address_text(url)
-        secret = Secret.given(passphrase, key_file)
-        if storage is None:
-            retries = Patience(patience, tell=on_wait)
-            found = find_place(
-                self.url, secret, options=options, patience=retries, bandwidth=bandwidth
-            )
-        else:
-            found = CollectionPlace(storage, secret, self.url)
-        self._found, self._place = found, found.storage
-        # A place in memory ends with its process, and a given storage has no address.
-        self._is_lasting = storage is None and not self.url.startswith("memory:")
-        self._address = public_address(self.url)
-        self._clock = clock or Clock()
-        self._chains = self._chains_on(self._place)
-        own(self, f"the collection at {self.url}")
-
-    def __repr__(self) -> str:
-        return f"<backup.Collection {self._address}>"
-
-    # -- contents ---------------------------------------------------------------------------
-
-    @property
-    def since(self) -> Timestamp:
-        """The oldest instant of the newest chain that can be restored; 0 for an empty one."""
-        newest = self._chains.newest()
-        return Timestamp(0 if newest is None else newest.since)
-
-    @property
-    def upper(self) -> Timestamp:
-        """The first instant that cannot be restored yet; 0 for an empty collection."""
-        newest = self._chains.newest()
-        return Timestamp(0 if newest is None else newest.upper)
-
-    @property
-    def source(self) -> str | None:
-        """The `store_id` of the store that is backed up here; None for an empty collection."""
-        record = self._chains.read()
-        return None if record is None else record.source
-
-    def labels(self) -> dict[str, Timestamp]:
-        """The labels of instants. Each can be given where an `as_of` is asked for."""
-        return labels_of(self._chains.filled())
-
-    def batches(self) -> Sequence[ShardBatch]:
-        """The batches of the newest chain, oldest first, for readers of parts."""
-        newest = self._chains.newest()
-        return () if newest is None else newest.refresh().batches
-
-    def chain(self, name: str | None = None, *, covering: Sequence[int] = ()) -> Chain | None:
-        """The chain `name`; None if it is gone.
-
-        Without a name, the newest chain that covers all times of `covering`, or the newest of all
-        where no chain covers them.
-        """
-        return self._chains.chain(name, covering)
-
-    def chains(self) -> Sequence[Sequence[ShardBatch]]:
-        """The batches of all chains, oldest first."""
-        return [shard.refresh().batches for shard in self._chains.shards()]
-
-    def check_part(self, part: ShardPart) -> str | None:
-        """Read a part of one of the chains; returns its fault, None if its bytes are as written."""
-        return fault_of(self._place.blob, part)
-
-    def open_part(self, part: ShardPart) -> pq.ParquetFile:
-        """Open a part of one of the `batches`, to be read piece by piece, each page checked.
-
-        Raises `MissingPartError` if compaction has replaced the part: look at the batches again.
-        """
-        return open_part(self._place.blob, part)
-
-    def snapshot(
-        self, as_of: TimeLike | None
-    ) -> AbstractContextManager[tuple[Shard, ShardSnapshot]]:
-        """A snapshot of the newest chain that covers `as_of`. Raises as `restore` does."""
-        return self._chains.snapshot(None if as_of is None else self._time(as_of))
-
-    def snapshots(self) -> AbstractContextManager[Mapping[Shard, ShardSnapshot]]:
-        """All chains, oldest first, each with a snapshot at its newest instant."""
-        return self._chains.snapshots()
-
-    # -- inside -----------------------------------------------------------------------------
-
-    def _chains_on(self, storage: Storage) -> Chains:
-        return Chains(storage, self.url, self._clock)
-
-    def _time(self, time: TimeLike, name: str = "as_of") -> int:
-        """A time that a caller gave as the argument `name`, or the instant of a label."""
-        return time_or_label(time, self.labels, name=name, now=self._clock.wall_ns)
-
-
-# --------------------------------------------------------------------------------------------------
 # The instants of a collection that can be read, and the error for all others.
 
 _LABEL: Final = re.compile(r"[A-Za-z][A-Za-z0-9._-]*", re.ASCII)
@@ -800,65 +545,3 @@ def with_drill(drills: Sequence[Drill], drill: Drill, chains: Collection[str]) -
     if proof is not None and proof not in kept:
         kept[0] = proof
     return (*others, *kept)
-
-
-# --------------------------------------------------------------------------------------------------
-# Thinning: which instants of old history stay readable, beyond the time for which all do.
-#
-#     keep_within   every instant of this long is readable
-#     hourly=n      and the states at the last n whole hours
-#     daily=n       and at the last n midnights
-#     weekly=n      and at the last n midnights before a Monday, all of them UTC
-#
-# The state at a whole hour has the commits up to it. So it is the last state of the hour before. An
-# instant that one run has kept is found again by the next run, until it is too old.
-
-_HOUR: Final = 3600 * NS_PER_SECOND
-_DAY: Final = 24 * _HOUR
-_WEEK: Final = 7 * _DAY
-_FIRST_MONDAY: Final = 4 * _DAY
-"""1970-01-05: the first day of 1970 was a Thursday."""
-
-
-class Thinning(NamedTuple):
-    """A policy. See the module."""
-
-    keep_within: timedelta
-    hourly: int = 0
-    daily: int = 0
-    weekly: int = 0
-
-    def since(self, now_ns: int) -> int:
-        """The time from which every instant stays readable."""
-        return max(now_ns - int(self.keep_within.total_seconds() * NS_PER_SECOND), 0)
-
-    def instants(self, now_ns: int) -> set[int]:
-        """The instants to keep."""
-        return {
-            *_last(now_ns, self.hourly, _HOUR, 0),
-            *_last(now_ns, self.daily, _DAY, 0),
-            *_last(now_ns, self.weekly, _WEEK, _FIRST_MONDAY),
-        }
-
-
-def thinning_of(
-    keep_within: timedelta | None, *, hourly: int, daily: int, weekly: int
-) -> Thinning | None:
-    """The policy that a caller gave, if any. Raises `UsageError` for another argument."""
-    counts = {"hourly": hourly, "daily": daily, "weekly": weekly}
-    for name, count in counts.items():
-        integer(0, KEPT_INSTANTS_MAX).check(name, count)
-    age = AGE.or_none.check("keep_within", keep_within)
-    if age is not None:
-        return Thinning(age, **counts)
-    if any(counts.values()):
-        raise UsageError(
-            ("hourly, daily and weekly need ", Argument("keep_within")),
-            "pass it, or leave them out",
-        )
-    return None
-
-
-def _last(now_ns: int, count: int, step: int, first: int) -> Iterator[int]:
-    newest = (now_ns - first) // step * step + first
-    return (time for n in range(count) if (time := newest - n * step) > 0)

@@ -10,7 +10,6 @@ import threading
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack
 from contextvars import ContextVar
-from datetime import timedelta
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -19,15 +18,17 @@ import typer
 
 from kvstore.backup.chains import no_backup
 from kvstore.backup.collection import Collection
+from kvstore.backup.drill import DRILL_DEPTHS, DrillReport
 from kvstore.backup.fleet import back_up_fleet, read_fleet
 from kvstore.backup.overview import ChainProof, CollectionInfo
+from kvstore.backup.publish import FORMATS
 from kvstore.backup.reading import CollectionReader
 from kvstore.backup.replica import Stop
 from kvstore.backup.replica import replicate as replicate_history
-from kvstore.backup.restore import DRILL_DEPTHS, DrillReport, Restored
+from kvstore.backup.restore import Restored
 from kvstore.backup.verify import DEPTHS
 from kvstore.backup.window import BackupInfo
-from kvstore.base.arguments import word
+from kvstore.base.arguments import AGE, word
 from kvstore.base.timestamp import Timestamp
 from kvstore.changes import Change
 from kvstore.cli.app import NOT_FOUND
@@ -60,7 +61,7 @@ from kvstore.cli.output import (
     size_text,
     working,
 )
-from kvstore.cli.times import iso, to_duration
+from kvstore.cli.times import iso
 from kvstore.errors import CorruptionError, KVStoreError, UsageError
 from kvstore.limits import RETRY_S
 from kvstore.opening import engine_at, open_read_only
@@ -149,7 +150,7 @@ def _time(at: Timestamp | None) -> str | None:
 
 PASSPHRASE: Final = "KVSTORE_PASSPHRASE"  # a name, not a secret
 
-patience_s: Final[ContextVar[float]] = ContextVar("patience_s")
+patience_s: Final[ContextVar[float]] = ContextVar("patience_s", default=RETRY_S)
 """How long passing failures of the storage are retried, in seconds."""
 
 _COMPLETION_PATIENCE_S: Final = 1.0
@@ -260,6 +261,15 @@ ScratchOption = Annotated[
     ),
 ]
 
+EvidenceOption = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="PATH",
+        help="Write a file for an auditor: this one, or one of its own name in this directory.",
+        show_default=False,
+    ),
+]
+
 
 def drill(
     collection: CollectionArgument,
@@ -267,6 +277,7 @@ def drill(
     depth: DepthOption = "open",
     store: SourceOption = None,
     scratch: ScratchOption = None,
+    evidence: EvidenceOption = None,
     key_file: KeyFileOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -288,7 +299,9 @@ def drill(
         rows = counting(progress, "rows")
         try:
             source = open_existing(collection, key_file)
-            report = source.drill(at, wanted, opened, scratch=scratch, progress=rows)
+            report = source.drill(
+                at, wanted, opened, scratch=scratch, progress=rows, evidence=evidence
+            )
         except CorruptionError as error:
             raise disproved(error, as_json=as_json) from error
     print_figures(_figures(report, as_json=as_json), as_json=as_json)
@@ -674,12 +687,11 @@ def expire(
       kvstore backup expire /backups/flights --keep 90d
       kvstore backup expire /backups/flights --keep-within 7d --hourly 24 --daily 30
     """
-    age, within = (None if text is None else to_duration(text) for text in (keep, keep_within))
     with working(f"expiring {collection}", quiet=as_json) as progress:
         since = open_existing(collection, key_file).expire(
             before,
-            keep=age,
-            keep_within=within,
+            keep=keep,
+            keep_within=keep_within,
             hourly=hourly,
             daily=daily,
             weekly=weekly,
@@ -745,7 +757,7 @@ def main(
     ] = f"{RETRY_S:g}s",
 ) -> None:
     """Take the options before a command."""
-    patience_s.set(to_duration(patience).total_seconds())
+    patience_s.set(AGE.check("patience", patience).total_seconds())
 
 
 MaxAgeOption = Annotated[
@@ -815,7 +827,8 @@ def run(
 ) -> None:
     """Back up all commits since the last backup; the first backup is full.
 
-    A service may have the store open. It must listen: kvstore.open(path, control=True).
+    A service may have the store open. It must listen: kvstore.open(path, shared=True), or
+    control=True.
     With --follow the command waits for commits, and prints each backup. It merges
     backups beside that, and tries passing failures again. With --config it backs up
     many stores, and exits with 1 if one of them fails.
@@ -837,20 +850,19 @@ def run(
         return
     if store is None or collection is None:
         raise UsageError("STORE or COLLECTION is missing", "give both, or --config FILE")
-    age = None if max_age is None else to_duration(max_age)
     opened = open_collection(collection, key_file)
     if follow and any(once.values()):
         raise UsageError("--follow takes no --full, --token and --label", "run these once before")
     if follow:
-        _follow(store, opened, age, every, as_json=as_json)
+        _follow(store, opened, max_age, every, as_json=as_json)
     else:
-        _back_up(store, opened, age, once, as_json=as_json)
+        _back_up(store, opened, max_age, once, as_json=as_json)
 
 
 def _back_up(
     path: Path,
     collection: Collection,
-    max_age: timedelta | None,
+    max_age: str | None,
     once: dict[str, Any],
     *,
     as_json: bool,
@@ -993,7 +1005,7 @@ def scrub(
       kvstore backup scrub /backups/flights
       kvstore backup scrub /backups/flights --delete 7d
     """
-    age = None if delete is None else to_duration(delete)
+    age = AGE.or_none.check("delete", delete)
     with working(f"looking through {collection}", quiet=as_json):
         report = open_existing(collection, key_file).scrub(delete_orphans_older_than=age)
     names = ("missing", "altered", "orphans", "deleted")
@@ -1040,7 +1052,6 @@ def replicate(
       kvstore backup replicate /backups/flights replica.db --follow
       kvstore backup replicate flights.db replica.db
     """
-    age = None if max_age is None else to_duration(max_age)
     with ExitStack() as stack:
         origin: StoreOrClient | Collection
         if engine_at(Path(source)) is None:
@@ -1055,7 +1066,7 @@ def replicate(
             sys.stdout.flush()  # a reader of a pipe waits for this line
 
         upper = replicate_history(
-            origin, target, follow, stop=stop, max_age=age, progress=tell if follow else None
+            origin, target, follow, stop=stop, max_age=max_age, progress=tell if follow else None
         )
     if not follow:
         tell(upper)
@@ -1081,7 +1092,7 @@ def promote(
 
 
 def _follow(
-    path: Path, collection: Collection, max_age: timedelta | None, every: str, *, as_json: bool
+    path: Path, collection: Collection, max_age: str | None, every: str, *, as_json: bool
 ) -> None:
     """Back a store up continuously, and print each backup, until a signal comes."""
 
@@ -1092,8 +1103,59 @@ def _follow(
     stop = stop_on_signals()
     with (
         reach(path) as found,
-        collection.follow(found, to_duration(every), max_age=max_age, progress=tell) as follower,
+        collection.follow(found, every, max_age=max_age, progress=tell) as follower,
     ):
         stop.wakes(follower.stop)
         if not stop.is_set():
             follower.wait()
+
+
+# --------------------------------------------------------------------------------------------------
+# `kvstore table publish`: a table of a collection for other systems.
+
+publish_app = typer.Typer(add_completion=False)
+
+
+@publish_app.command(name="publish")
+def publish(
+    collection: CollectionArgument,
+    table: Annotated[
+        str, typer.Argument(metavar="TABLE", help="The table's name.", show_default=False)
+    ],
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar="TARGET",
+            help="The Parquet file, or the path or URL of the Delta table.",
+            show_default=False,
+        ),
+    ],
+    format_: Annotated[
+        str,
+        typer.Option("--format", help="parquet: the rows of one time. delta: a commit a backup."),
+    ] = "parquet",
+    as_of: InstantOption = None,
+    columns: Annotated[
+        str | None,
+        typer.Option("--columns", "-c", metavar="NAMES", help="Only these columns: a,b,c."),
+    ] = None,
+    key_file: KeyFileOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Write a table of a collection of backups for systems that do not know kvstore.
+
+    A Delta table, which needs the extra `delta`, is brought up to the newest backup: a repeated
+    command continues behind the last commit. A Parquet file is replaced.
+
+    \b
+    Examples:
+      kvstore table publish /backups/city trips trips.parquet --as-of yesterday
+      kvstore table publish /backups/city trips s3://lake/trips --format delta
+    """
+    chosen = None if columns is None else [name.strip() for name in columns.split(",")]
+    wanted = word(*FORMATS).check("format", format_)
+    with working(f"publishing {table}", quiet=as_json) as progress:
+        report = open_existing(collection, key_file).publish(
+            table, target, wanted, as_of, columns=chosen, progress=counting(progress, "rows")
+        )
+    print_figures({**report._asdict(), "as_of": iso(report.as_of)}, as_json=as_json)

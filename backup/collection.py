@@ -13,51 +13,68 @@ from __future__ import annotations
 
 import logging
 import os
-from contextlib import nullcontext
-from datetime import timedelta
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 from typing_extensions import Unpack
 
 from kvstore.backup import retention
-from kvstore.backup.chains import CollectionContents, thinning_of
+from kvstore.backup.chains import Chain, Chains, labels_of, time_or_label
+from kvstore.backup.drill import DrillDepth, DrillReport, DrillRequest, drill
+from kvstore.backup.expiries import rows_with_expiries
 from kvstore.backup.following import FOLLOW_EVERY, Follower, OnWindow, Requested
 from kvstore.backup.overview import CollectionInfo, listed, overview
+from kvstore.backup.place import CollectionPlace, find_place
 from kvstore.backup.publish import Format, PublishOptions, PublishReport, publish
 from kvstore.backup.reading import CollectionReader, collection_answers, keeping, state_of
-from kvstore.backup.restore import (
-    Build,
-    DrillDepth,
-    DrillReport,
-    DrillRequest,
-    Restored,
-    RestoreRequest,
-    Write,
-    drill,
-    restore,
-    restore_into_store,
-    rows_with_expiries,
-    seed_collection,
+from kvstore.backup.restore import Build, Restored, RestoreRequest, restore, restore_into_store
+from kvstore.backup.retention import thinning_of
+from kvstore.backup.sealed import Secret
+from kvstore.backup.shard import (
+    Merge,
+    Shard,
+    ShardBatch,
+    ShardPart,
+    ShardSnapshot,
+    Storage,
+    merge_here,
 )
-from kvstore.backup.shard import Merge, merge_here
+from kvstore.backup.shard.rows.part_reader import fault_of, open_part
 from kvstore.backup.shard.scrub import ScrubReport
 from kvstore.backup.verify import Depth, VerifyReport, verify_collection
-from kvstore.backup.window import BackupInfo, Request, Upload, back_up, require_token, upload_here
-from kvstore.base.arguments import AGE, FLAG, require_absolute, require_path
+from kvstore.backup.window import (
+    BackupInfo,
+    Request,
+    Upload,
+    Write,
+    back_up,
+    require_token,
+    seed_collection,
+    upload_here,
+)
+from kvstore.base.arguments import AGE, FLAG
+from kvstore.base.clock import Clock, WallClock
+from kvstore.base.forks import own
 from kvstore.base.meters import OnProgress, Tally
+from kvstore.base.paths import require_absolute, require_path
 from kvstore.base.span import Span
-from kvstore.base.timestamp import TimeLike, Timestamp, to_timestamp
+from kvstore.base.timestamp import AgeLike, TimeLike, Timestamp, to_timestamp
+from kvstore.evidence import require_new
 from kvstore.readable import Joined
 from kvstore.remote.control import StoreOrClient, as_store
-from kvstore.store import Store
+from kvstore.storage.address import address_text, public_address
+from kvstore.storage.patience import Patience, Waiting
+from kvstore.storage.wrapped import Bandwidth
 from kvstore.tables.joins import Side
 
 _LOG: Final = logging.getLogger("kvstore.backup")
 
 
-class Collection(CollectionContents, Joined):
+class Collection(Joined):
     """Backups of one store at `url`: a path, `file://`, `s3://`, `gs://`, `az://` or `memory://`.
 
     Nothing is written before the first backup. A `passphrase` or a `key_file` (32 bytes, or 64 hex
@@ -73,6 +90,101 @@ class Collection(CollectionContents, Joined):
     Every `progress` is called with the rows done so far, an int whose `total` is the rows to do, or
     None; with `is_about` the total is an estimate. An exception from it calls the work off.
     """
+
+    def __init__(
+        self,
+        url: str | os.PathLike[str],
+        passphrase: str | None = None,
+        *,
+        key_file: str | os.PathLike[str] | None = None,
+        options: Mapping[str, Any] | None = None,
+        storage: Storage | None = None,
+        clock: WallClock | None = None,
+        patience: float | None = None,
+        on_wait: Callable[[Waiting], None] | None = None,
+        bandwidth: Bandwidth | None = None,
+    ) -> None:
+        self.url = address_text(url)
+        secret = Secret.given(passphrase, key_file)
+        if storage is None:
+            retries = Patience(patience, tell=on_wait)
+            found = find_place(
+                self.url, secret, options=options, patience=retries, bandwidth=bandwidth
+            )
+        else:
+            found = CollectionPlace(storage, secret, self.url)
+        self._found, self._place = found, found.storage
+        # A place in memory ends with its process, and a given storage has no address.
+        self._is_lasting = storage is None and not self.url.startswith("memory:")
+        self._address = public_address(self.url)
+        self._clock = clock or Clock()
+        self._chains = self._chains_on(self._place)
+        own(self, f"the collection at {self.url}")
+
+    def __repr__(self) -> str:
+        return f"<kvstore.backup.Collection {self._chains.where}>"
+
+    # -- contents ---------------------------------------------------------------------------
+
+    @property
+    def since(self) -> Timestamp:
+        """The oldest instant of the newest chain that can be restored; 0 for an empty one."""
+        newest = self._chains.newest()
+        return Timestamp(0 if newest is None else newest.since)
+
+    @property
+    def upper(self) -> Timestamp:
+        """The first instant that cannot be restored yet; 0 for an empty collection."""
+        newest = self._chains.newest()
+        return Timestamp(0 if newest is None else newest.upper)
+
+    @property
+    def source(self) -> str | None:
+        """The `store_id` of the store that is backed up here; None for an empty collection."""
+        record = self._chains.read()
+        return None if record is None else record.source
+
+    def labels(self) -> dict[str, Timestamp]:
+        """The labels of instants. Each can be given where an `as_of` is asked for."""
+        return labels_of(self._chains.filled())
+
+    def batches(self) -> Sequence[ShardBatch]:
+        """The batches of the newest chain, oldest first, for readers of parts."""
+        newest = self._chains.newest()
+        return () if newest is None else newest.refresh().batches
+
+    def chain(self, name: str | None = None, *, covering: Sequence[int] = ()) -> Chain | None:
+        """The chain `name`; None if it is gone.
+
+        Without a name, the newest chain that covers all times of `covering`, or the newest of all
+        where no chain covers them.
+        """
+        return self._chains.chain(name, covering)
+
+    def chains(self) -> Sequence[Sequence[ShardBatch]]:
+        """The batches of all chains, oldest first."""
+        return [shard.refresh().batches for shard in self._chains.shards()]
+
+    def check_part(self, part: ShardPart) -> str | None:
+        """Read a part of one of the chains; returns its fault, None if its bytes are as written."""
+        return fault_of(self._place.blob, part)
+
+    def open_part(self, part: ShardPart) -> pq.ParquetFile:
+        """Open a part of one of the `batches`, to be read piece by piece, each page checked.
+
+        Raises `MissingPartError` if compaction has replaced the part: look at the batches again.
+        """
+        return open_part(self._place.blob, part)
+
+    def snapshot(
+        self, as_of: TimeLike | None
+    ) -> AbstractContextManager[tuple[Shard, ShardSnapshot]]:
+        """A snapshot of the newest chain that covers `as_of`. Raises as `restore` does."""
+        return self._chains.snapshot(None if as_of is None else self._time(as_of))
+
+    def snapshots(self) -> AbstractContextManager[Mapping[Shard, ShardSnapshot]]:
+        """All chains, oldest first, each with a snapshot at its newest instant."""
+        return self._chains.snapshots()
 
     def list(self) -> list[BackupInfo]:
         """All backups, oldest first. Backups that were merged by compaction count as one."""
@@ -110,19 +222,23 @@ class Collection(CollectionContents, Joined):
         *,
         scratch: str | os.PathLike[str] | None = None,
         progress: OnProgress | None = None,
+        evidence: str | os.PathLike[str] | None = None,
     ) -> DrillReport:
         """Prove that an instant can be had back: restore it into scratch space, open and verify it.
 
         With the depth `"contents"` the restored store is also compared with `store`. The outcome is
         recorded, and told by `list`, `show` and the metrics of `store`. The restored store lies in
-        the directory `scratch`, and is removed at the end. Costs a restore, and a pass over it.
+        the directory `scratch`, and is removed at the end. `evidence` is a file to be written for
+        an auditor, or a directory in which it gets a name of its own: what was proved or disproved,
+        by whom and with which versions. Costs a restore, and a pass over it.
 
         Raises `CorruptionError` where the instant cannot be restored or differs, `HistoryGoneError`
         where the collection or `store` has lost it, and as `restore` does.
         """
         when = None if at == "random" else self._time(at, "at")
         place = None if scratch is None else require_path(scratch, name="scratch")
-        request = DrillRequest(when, depth, place, self._address)
+        kept = None if evidence is None else require_new(evidence)
+        request = DrillRequest(when, depth, place, self._address, kept)
         restoring = partial(self.restore, progress=progress)
         with nullcontext() if store is None else as_store(store) as source:
             return drill(self._chains, request, restoring, source, self._clock)
@@ -135,7 +251,7 @@ class Collection(CollectionContents, Joined):
         *,
         full: bool = False,
         token: str | None = None,
-        max_age: timedelta | None = None,
+        max_age: AgeLike | None = None,
         progress: OnProgress | None = None,
         upload: Upload = upload_here,
         label: str | None = None,
@@ -160,20 +276,18 @@ class Collection(CollectionContents, Joined):
         Raises `StatesLostError` if the collection is gone, or is an older copy of itself: then
         `full=True` begins anew; `UsageError` if the collection belongs to another store, if the
         store, put back from an older copy, lacks commits of the collection, if it has a commit that
-        the backup of another copy (a checkpoint) has passed over, or for a bad token;
+        the backup of another copy (a checkpoint) has passed over, for a bad token, or if the
+        directory that the collection lies in is missing;
         `HistoryGoneError` if the store no longer has the window: `full=True` begins another chain.
         """
-        if max_age is not None:
-            AGE.or_none.check("max_age", max_age)
+        age = AGE.or_none.check("max_age", max_age)
         require_token(token)
+        self._found.require_parent()
         if label is not None:
             retention.require_free(self._chains, label, is_repeated=token is not None)
-        how = self._address, self._is_lasting, full, token, max_age, upload, progress
-        if isinstance(store, Store):
-            done = back_up(self._chains, Request(store, *how))
-        else:
-            with as_store(store) as source:
-                done = back_up(self._chains, Request(source, *how))
+        how = self._address, self._is_lasting, full, token, age, upload, progress
+        with as_store(store) as source:
+            done = back_up(self._chains, Request(source, *how))
         if label is not None:
             retention.label(self._chains, label, int(done.upper) - 1)
             done = done._replace(labels=(label,))
@@ -183,9 +297,9 @@ class Collection(CollectionContents, Joined):
     def follow(
         self,
         store: StoreOrClient,
-        every: timedelta = FOLLOW_EVERY,
+        every: AgeLike = FOLLOW_EVERY,
         *,
-        max_age: timedelta | None = None,
+        max_age: AgeLike | None = None,
         progress: OnWindow | None = None,
     ) -> Follower:
         """Back `store` up continuously, for a `with` statement: window after window, and a pause of
@@ -196,8 +310,8 @@ class Collection(CollectionContents, Joined):
         `progress` is called with each backup. `store` and `max_age` are as in `backup`. After a
         kill the next follower continues.
         """
-        AGE.or_none.check("max_age", max_age)
-        request = Requested(self._address, self._is_lasting, max_age)
+        age = AGE.or_none.check("max_age", max_age)
+        request = Requested(self._address, self._is_lasting, age)
         place = self._place
         return Follower(self._chains_on, place, store, request, every, self._clock, progress)
 
@@ -345,7 +459,7 @@ class Collection(CollectionContents, Joined):
             newest.gc()
             self._tell("compacted")
 
-    def scrub(self, *, delete_orphans_older_than: timedelta | None = None) -> ScrubReport:
+    def scrub(self, *, delete_orphans_older_than: AgeLike | None = None) -> ScrubReport:
         """Name the blobs that are missing, have another size, or are orphans.
 
         Orphans are left by backups that did not finish, and harmless. Orphans older than
@@ -360,8 +474,8 @@ class Collection(CollectionContents, Joined):
         self,
         before: TimeLike | None = None,
         *,
-        keep: timedelta | None = None,
-        keep_within: timedelta | None = None,
+        keep: AgeLike | None = None,
+        keep_within: AgeLike | None = None,
         hourly: int = 0,
         daily: int = 0,
         weekly: int = 0,
@@ -405,3 +519,10 @@ class Collection(CollectionContents, Joined):
             told = {"collection": self._address, **facts}
             text = ", ".join(f"{name} {fact}" for name, fact in told.items())
             _LOG.info("%s: %s", event, text, extra={"event": event, "facts": told})
+
+    def _chains_on(self, storage: Storage) -> Chains:
+        return Chains(storage, self.url, self._clock)
+
+    def _time(self, time: TimeLike, name: str = "as_of") -> int:
+        """A time that a caller gave as the argument `name`, or the instant of a label."""
+        return time_or_label(time, self.labels, name=name, now=self._clock.wall_ns)

@@ -31,7 +31,8 @@ from typing import Any, Final, NamedTuple
 
 from kvstore.backup.collection import Collection
 from kvstore.backup.window import BackupInfo
-from kvstore.base.arguments import integer, is_url, require_path
+from kvstore.base.arguments import AGE, integer
+from kvstore.base.paths import is_url, require_path
 from kvstore.errors import KVStoreError, RetryableError, StorageError, UsageError, storage_errors
 from kvstore.limits import FLEET_CONCURRENCY_MAX, FLEET_FILE_BYTES_MAX
 from kvstore.remote.control import opened
@@ -39,8 +40,6 @@ from kvstore.storage.wrapped import Bandwidth
 
 _RATE: Final = re.compile(r"(\d{1,12})\s*(B|kB|MB|GB)(/s)?")
 _RATE_UNITS: Final = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9}
-_AGE: Final = re.compile(r"(\d{1,9})([smhdw])")
-_AGE_UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 _TEXTS: Final = ("path", "collection", "key_file", "passphrase_env", "max_age")
 
 
@@ -196,13 +195,10 @@ def _store(file: Path, name: str, table: object) -> FleetStore:
 
 
 def _age(where: str, text: str) -> timedelta:
-    match = _AGE.fullmatch(text)
-    if match is None:
-        raise UsageError(f"{where}: max_age={text!r} is no age", "write 12h, 30d or 4w")
     try:
-        return timedelta(seconds=int(match[1]) * _AGE_UNITS[match[2]])
-    except OverflowError as error:
-        raise UsageError(f"{where}: max_age={text!r} is too long", "write 3650d") from error
+        return AGE.check("max_age", text)
+    except UsageError as error:
+        raise error.at(f"{where}: ") from None
 
 
 def _rate(file: Path, given: object) -> int:

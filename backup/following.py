@@ -39,8 +39,8 @@ from kvstore.base.arguments import AGE, WAIT
 from kvstore.base.background import Failures
 from kvstore.base.clock import WallClock
 from kvstore.base.forks import own
-from kvstore.base.timestamp import NS_PER_SECOND, Timestamp
-from kvstore.errors import ForkedError, KVStoreError, RetryableError, StorageError, UsageError
+from kvstore.base.timestamp import NS_PER_SECOND, AgeLike, Timestamp
+from kvstore.errors import ForkedError, KVStoreError, RetryableError, StorageError
 from kvstore.limits import (
     CONTROL_POLL_S,
     FOLLOW_PAUSE_S,
@@ -48,7 +48,7 @@ from kvstore.limits import (
     SMALL_MERGE_BYTES_MAX,
     SMALL_MERGE_ROWS_MAX,
 )
-from kvstore.remote.control import StoreOrClient, as_store, client_of
+from kvstore.remote.control import StoreOrClient, as_store, client_of, present
 from kvstore.storage.wrapped import until_stopped
 from kvstore.store import Store
 
@@ -97,17 +97,16 @@ class Follower:
         place: Storage,
         store: StoreOrClient,
         request: Requested,
-        every: timedelta,
+        every: AgeLike,
         clock: WallClock,
         progress: OnWindow | None,
     ) -> None:
         """`chains` makes a handle on the collection at `place`, for one thread."""
         self._request = request
+        store = present(store)
         self._client = client_of(store)
         self._store = store if isinstance(store, Store) else None
-        age = AGE.or_none.check("every", every)
-        if age is None:
-            raise UsageError("every=None", "pass a timedelta that is not negative")
+        age = AGE.check("every", every)
         self._every_s = min(age.total_seconds(), threading.TIMEOUT_MAX)
         self._clock = clock
         self._progress = progress

@@ -54,6 +54,13 @@ def _shown(place: str, call: PageRequest) -> list[PageBlock]:
 
 def _blocks(place: str, collection: Collection, call: PageRequest) -> Iterator[PageBlock]:
     info = collection.show()
+    if info.source is not None and info.source != call.store.store_id:
+        yield Text(
+            f"{info.url}: backups of store {info.source}, and not of this one, which is "
+            f"{call.store.store_id}. They restore nothing of it.",
+            is_warning=True,
+        )
+        return
     chains = collection.chains()
     newest = max(int(call.store.upper) - 1, int(info.upper))
     oldest = min((int(batch.lower) for windows in chains for batch in windows), default=0)

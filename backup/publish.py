@@ -33,7 +33,7 @@ from kvstore.backup.shard import OP_DELETE_RANGE, Shard, ShardSnapshot, Window
 from kvstore.base.arguments import word
 from kvstore.base.span import Span, merge_spans
 from kvstore.base.timestamp import TIMESTAMP_MAX, Timestamp
-from kvstore.bulk.tables import outside_type, outside_values, write_parquet
+from kvstore.bulk.outside import outside_type, outside_values, write_parquet
 from kvstore.errors import DeterminateError, KVStoreError, LockedError, UsageError
 from kvstore.limits import SCAN_CHUNK
 from kvstore.storage.address import parse_address
@@ -41,9 +41,10 @@ from kvstore.tables import TableCodec
 from kvstore.tables.definition import Definition, definition_key, name_of
 from kvstore.tables.exact import require_held
 from kvstore.tables.joins import in_order
-from kvstore.timeline.reserved import CATALOGUE
+from kvstore.timeline.reserved import DEFINITIONS
 
 Format: TypeAlias = Literal["parquet", "delta"]
+FORMATS: Final[tuple[Format, ...]] = ("parquet", "delta")
 OnRows: TypeAlias = "Callable[[int], None]"
 
 
@@ -87,7 +88,7 @@ def publish(
     for the table's definition in each batch of the collection. After an alteration of the table a
     commit replaces all rows.
     """
-    word("parquet", "delta", hint="pass 'parquet' or 'delta'").check("format", format)
+    word(*FORMATS, hint="pass 'parquet' or 'delta'").check("format", format)
     address = parse_address(url)
     with chains.snapshot(as_of) as (shard, snapshot):
         if format == "delta":
@@ -233,7 +234,7 @@ def _delta(
         if found is not None:
             since, last = at, found.table
             rows, commits = rows + found.size, commits + 1
-    if since is None:
+    if since is None or since < upto:
         with shard.snapshot(upto) as snapshot:
             TableRows(snapshot, table, columns)  # raises: there is no such table
     return PublishReport(Timestamp(upto), rows, commits)
@@ -263,7 +264,7 @@ def _one_commit(
     last: TableRows | None,
 ) -> _Written | None:
     """Publish one window: its changes, or all rows where there is nothing to change. `last` has the
-    rows of the commit before. None if the table was not there yet."""
+    rows of the commit before. None if the table is not there: it was not made yet, or dropped."""
     since, at = window
     written = 0
 
@@ -275,12 +276,14 @@ def _one_commit(
             yield batch
 
     with shard.snapshot(at) as snapshot:
-        if since is None and not TableRows.has(snapshot, table):
+        is_same = since is not None and not _is_altered(snapshot, table, since)
+        if not is_same and not TableRows.has(snapshot, table):
             return None
         is_whole = since is not None and since >= shard.since  # an expiry may run meanwhile
         rows = TableRows(snapshot, table, columns, last if is_whole else None)
         schema = rows.outside()
-        if since is not None and is_whole and target.has(schema):
+        is_merged = is_whole and target.has(schema) and (is_same or rows.were_in(shard, since))
+        if since is not None and is_merged:
             with shard.snapshot(since) as before:
                 changes, flagged = rows.window(since, before), rows.flagged(schema)
                 on = [column.name for column in rows.codec.key.columns]
@@ -343,8 +346,20 @@ class TableRows:
         span = Span.of_key(definition_key(name))
         return any(batch.num_rows for batch in snapshot.read(span))
 
+    def were_in(self, shard: Shard, since: int | None) -> bool:
+        """Whether the table was there at an earlier time. If it was dropped and made anew, the
+        window has no change of the rows of then."""
+        name = self.codec.definition.name
+        if since is None:
+            return False
+        with shard.snapshot(since) as before:
+            return (
+                TableRows.has(before, name)
+                and _definition(before, name).number == self.codec.definition.number
+            )
+
     def outside(self) -> pa.Schema:
-        """The chosen columns in the types that other systems have (`kvstore.bulk.tables`).
+        """The chosen columns in the types that other systems have (`kvstore.bulk.outside`).
 
         Raises `UsageError` for a column that has none, and where a column of the key is left out.
         """
@@ -471,7 +486,7 @@ def _definition(snapshot: ShardSnapshot, name: str) -> Definition:
             return Definition.from_bytes(name, batch.column("value")[0].as_py())
     names = [
         name_of(key)
-        for batch in snapshot.read(Span.of_prefix(CATALOGUE))
+        for batch in snapshot.read(DEFINITIONS)
         for key in batch.column("key").to_pylist()
     ]
     hint = f"there are {', '.join(names[:20])}" if names else "it has no table at that time"

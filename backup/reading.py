@@ -28,7 +28,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, suppre
 from functools import cached_property, partial
 from itertools import chain, groupby
 from operator import itemgetter
-from typing import Any, Final, NamedTuple, Protocol, TypeVar
+from typing import Any, Final, NamedTuple, Protocol, TypeVar, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -46,7 +46,8 @@ from kvstore.backup.chains import (
     no_backup,
     time_or_label,
 )
-from kvstore.backup.restore import has_expiries, tables_in, with_dues
+from kvstore.backup.expiries import has_expiries, with_dues
+from kvstore.backup.rows import tables_in
 from kvstore.backup.shard import (
     EMPTY,
     OP_DELETE_RANGE,
@@ -60,13 +61,15 @@ from kvstore.backup.shard import (
 )
 from kvstore.backup.shard.rows.part_reader import MissingPartError, OpenedPart
 from kvstore.backup.shard.snapshot import snapshot_unheld
-from kvstore.base.arguments import COUNT, LIMIT, NUMBER, is_many, key_list, require_path
+from kvstore.base.arguments import COUNT, LIMIT, NUMBER, is_many, key_list
 from kvstore.base.clock import WallClock
 from kvstore.base.forks import own
+from kvstore.base.paths import require_path
 from kvstore.base.span import Span, require_key
 from kvstore.base.timestamp import TIMESTAMP_MAX, TimeLike, Timestamp, is_oldest
 from kvstore.changes import Change, Order, Revisions
 from kvstore.changes.windows import ORDER_CHOICE, REVISIONS_CHOICE
+from kvstore.codec.shown import ShownRows
 from kvstore.errors import (
     AccessDeniedError,
     ClosedError,
@@ -96,16 +99,21 @@ from kvstore.tables.joins import (
     Asked,
     AskedSpans,
     Numbers,
+    OrderedLabels,
     RowsFound,
     Search,
     Side,
+    directed,
     in_order,
     placed,
+    present,
     reached_times,
+    rows_of_keys,
     value_columns,
     within,
 )
 from kvstore.tables.sources import PastRows
+from kvstore.tables.table import Row, table_on
 
 _T = TypeVar("_T")
 
@@ -142,6 +150,12 @@ class CollectionReader(Readable):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def __repr__(self) -> str:
+        name = f"kvstore.backup.CollectionReader {self._chains.where}"
+        if not self._held:
+            return f"<{name}, closed>"
+        return f"<{name} as of {self.as_of}, since {self.since}, upper {self.upper}>"
 
     def close(self) -> None:
         """End the leases. Closing twice does nothing more."""
@@ -294,9 +308,10 @@ class CollectionReader(Readable):
 
         require(self._covering(high, low))
         found = self._streamed(upto, read, low)
-        if order == "key":
-            return found
-        return iter(sorted(found, key=lambda change: (change[0], change.op != "delete_range")))
+        if order == "time":
+            by_time = sorted(found, key=lambda change: (change[0], change.op != "delete_range"))
+            found = iter(by_time)
+        return ShownRows("changes", Change._fields, found)
 
     # -- joins and tables -------------------------------------------------------------------
 
@@ -305,12 +320,18 @@ class CollectionReader(Readable):
         ask for a time at or above `upper`."""
         return Side(partial(reader_answers, self))
 
-    def table(self, name: str, as_of: TimeLike | None = None) -> Table:
+    @overload
+    def table(self, name: str, as_of: TimeLike | None = None, *, row: type[Row]) -> Table[Row]: ...
+
+    @overload
+    def table(self, name: str, as_of: TimeLike | None = None) -> Table: ...
+
+    def table(
+        self, name: str, as_of: TimeLike | None = None, *, row: type[Any] | None = None
+    ) -> Table[Any]:
         """The table `name` as it was at `as_of`, with its history up to then. It is only read."""
         snapshot = ReaderSnapshot(self, Timestamp(self._at(as_of)))
-        rows = PastRows(self, snapshot, Catalogue(self))
-        rows.codec(name)
-        return Table(name, rows)
+        return table_on(name, PastRows(self, snapshot, Catalogue(self)), row)
 
     # -- inside -----------------------------------------------------------------------------
 
@@ -845,6 +866,127 @@ def _is_answered(label: _Label, rows: _Rows, found: list[RowFound | None]) -> bo
     return label.end is not None and last >= label.end
 
 
+class _LastLabel:
+    """A label that asks for the last live key of a span. `found` is the last one so far, and `seen`
+    the last key of which a version was seen: its newest version has decided it."""
+
+    __slots__ = ("end", "found", "seen", "start", "time")
+
+    def __init__(self, start: bytes, end: bytes | None, time: int) -> None:
+        self.start, self.end, self.time = start, end, time
+        self.found: bytes | None = None
+        self.seen: bytes | None = None
+
+    def has_passed(self, rows: _Rows) -> bool:
+        """Whether no later row is in the span. Costs a step for each dead key at its end."""
+        every = range(len(rows.keys))
+        first = bisect_left(every, self.start, key=rows.key)
+        last = len(every) if self.end is None else bisect_left(every, self.end, key=rows.key)
+        some = slice(first, max(first, last))
+        seen = np.flatnonzero((rows.times[some] <= self.time) & rows.is_point[some]) + first
+        at = len(seen) - 1
+        while at >= 0:
+            key = rows.key(int(seen[at]))
+            while at and rows.key(int(seen[at - 1])) == key:
+                at -= 1
+            if key == self.seen:
+                break
+            row = int(seen[at])
+            is_put = rows.ops[row] == OP_PUT
+            if is_put and rows.times[row] >= rows.cleared.newest(key, self.time):
+                self.found = key
+                break
+            at -= 1
+        if len(seen):
+            self.seen = rows.key(int(seen[-1]))
+        return self.end is not None and last < len(every)
+
+
+def last_keys(
+    versions: Callable[[Span], Iterator[pa.RecordBatch]], cleared: Fragments, labels: SpanLabels
+) -> list[bytes | None]:
+    """The last live key of the span of each label, whose ends need not ascend. The parameters and
+    the cost are as in `first_rows`; all versions of the span of a label are read."""
+    given = zip(labels.starts, labels.ends, labels.times.tolist(), strict=True)
+    asked = [_LastLabel(*each) for each in given]
+    ends = [end for end in labels.ends if end is not None]
+    end = max(ends) if ends and len(ends) == len(asked) else None
+    waiting: list[_LastLabel] = []
+    next_at = 0
+    while next_at < len(asked):  # no label waits here
+        for batch in versions(Span(asked[next_at].start, end)):
+            if not batch.num_rows:
+                continue
+            rows = _Rows(batch, cleared)
+            last = rows.key(len(rows.keys) - 1)
+            while next_at < len(asked) and asked[next_at].start <= last:
+                waiting.append(asked[next_at])
+                next_at += 1
+            waiting = [label for label in waiting if not label.has_passed(rows)]
+            if not waiting:
+                break
+        else:
+            break  # no version is left
+    return [label.found for label in asked]
+
+
+# --------------------------------------------------------------------------------------------------
+# The next version of keys, each from a time of its own on, found in a pass over the versions.
+
+
+def next_versions(
+    versions: Callable[[Span], Iterator[pa.RecordBatch]],
+    cleared: Fragments,
+    labels: OrderedLabels,
+    upto: int,
+) -> Numbers:
+    """The time of the oldest version at or above the time of each label, and at or below `upto`;
+    -1 where there is none. The parameters are as in `first_rows`.
+
+    Costs a read of the versions between neighbouring keys, and 16 bytes for each version of a key.
+    """
+    keys = labels.keys.to_pylist()
+    places: list[Numbers] = []
+    times: list[Numbers] = []
+    at = 0
+    while at < len(keys):
+        for batch in versions(Span(keys[at], keys[-1] + b"\0")):
+            if not batch.num_rows:
+                continue
+            found = pc.index_in(batch.column("key"), value_set=labels.keys).fill_null(-1).to_numpy()
+            is_asked = found >= 0
+            is_point = batch.column("op").to_numpy() != OP_DELETE_RANGE
+            written = batch.column("timestamp").to_numpy()
+            chosen = is_asked & is_point & (written <= upto)
+            places.append(found[chosen].astype(np.int64))
+            times.append(written[chosen])
+            last = batch.column("key")[batch.num_rows - 1].as_py()
+            at = bisect_left(keys, last)
+            # Labels far behind are sought for; those in the next batch are not.
+            if at == len(keys) or (keys[at] > last and not is_asked.any()):
+                break
+        else:
+            break  # no version is left
+    if cleared:
+        for place, key in enumerate(keys):
+            deleted = np.array([time for time in cleared.stack(key) if time <= upto], np.int64)
+            places.append(np.full(len(deleted), place, np.int64))
+            times.append(deleted)
+    none = np.empty(0, np.int64)
+    which, when = np.concatenate([none, *places]), np.concatenate([none, *times])
+    by_key = np.lexsort((when, which))
+    which, when = which[by_key], when[by_key]
+    bounds = np.searchsorted(which, np.arange(len(keys) + 1))
+    answers = np.full(len(labels.times), -1, np.int64)
+    for place in range(len(keys)):
+        known = when[bounds[place] : bounds[place + 1]]
+        asked = slice(labels.starts[place], labels.starts[place + 1])
+        behind = np.searchsorted(known, labels.times[asked])
+        is_there = behind < len(known)
+        answers[asked][is_there] = known[behind[is_there]]
+    return answers
+
+
 # --------------------------------------------------------------------------------------------------
 # The side of a join that a collection answers: labels against the rows of its parts.
 #
@@ -930,6 +1072,8 @@ class CollectionAnswers:
 
     def answer(self, labels: Asked, search: Search) -> list[pa.Array] | None:
         """The values of the labels and the timestamps of their versions."""
+        if not search.is_plain:
+            return directed(self, labels, search)
         labels = self._written(labels)
         values: list[pa.Array] = []
         places: list[Numbers] = []
@@ -957,15 +1101,52 @@ class CollectionAnswers:
         every = placed(pa.concat_arrays(values), np.concatenate(places), count)
         return value_columns(every, times)
 
+    def following(self, labels: Asked, search: Search) -> Numbers:
+        """See `StoredVersions`. Costs as `next_versions`, for each chain. A version that may lie in
+        history that no chain keeps is gone as that history is."""
+        asked, is_future = present(labels, search, self.newest)
+        asked = self._written(asked)
+        upto = self.newest if search.newest is None else min(search.newest, self.newest)
+        covered, lost = self._covered(asked.times)
+        starts = asked.times + (0 if search.allows_exact else 1)
+        times = np.full(len(starts), -1, np.int64)
+        for held, places in covered:
+            is_whole = asked.times[places] >= held.since
+            lost[places[~is_whole]] = True  # an instant of thinned history
+            left, reached = places[is_whole], held.since
+            for each in self._held[self._held.index(held) :]:
+                if not len(left):
+                    break
+                if each.since > reached:
+                    lost[left] = True
+                    break
+                keys = asked.keys.take(pa.array(left))
+                ordered = in_order(keys, starts[left])
+                found = np.empty(len(left), np.int64)
+                found[ordered.places] = self._next(each, ordered, upto)
+                times[left] = found
+                left, reached = left[found < 0], each.upper
+        lost &= ~is_future
+        if lost.any() and not search.is_gone_null:
+            raise self._gone(asked, int(np.argmax(lost)))
+        return np.where(lost | is_future, -1, times)
+
+    def _next(self, held: HeldChain, labels: OrderedLabels, upto: int) -> Numbers:
+        window = Window(max(int(labels.times.min()) - 1, -1), upto)
+        span = Span(labels.keys[0].as_py(), labels.keys[len(labels.keys) - 1].as_py() + b"\0")
+        cleared = Fragments.of(held.snapshot.range_tombstones(window, span, opened=self._opened))
+        return next_versions(partial(held.snapshot.view, window), cleared, labels, upto)
+
     def first_alive(self, labels: AskedSpans, search: Search) -> RowsFound | None:
-        """The first live row of each span, at the time of its label. Costs as `first_rows`, for
-        each chain."""
+        """The first live row of each span, or the last one, at the time of its label. Costs as
+        `first_rows`, for each chain."""
         asked = Asked(pa.array(labels.starts, pa.binary()), labels.times, labels.first)
         asked = self._written(asked)
         covered, lost = self._covered(asked.times)
         if lost.any():
             raise self._gone(asked, int(np.argmax(lost)))
         rows: list[RowFound | None] = [None] * len(labels.starts)
+        last: list[bytes | None] = [None] * len(labels.starts)
         for held, places in covered:
             ordered = sorted(places.tolist(), key=labels.starts.__getitem__)
             question = SpanLabels(
@@ -974,16 +1155,24 @@ class CollectionAnswers:
                 asked.times[ordered],
             )
             window = Window(-1, int(question.times.max()))
-            span = Span(question.starts[0], question.ends[-1])
+            end = None if None in question.ends else max(end for end in question.ends if end)
             cleared = Fragments.of(
-                held.snapshot.range_tombstones(window, span, opened=self._opened)
+                held.snapshot.range_tombstones(
+                    window, Span(question.starts[0], end), opened=self._opened
+                )
             )
             versions = partial(held.snapshot.view, window)
+            if labels.is_reverse:
+                for at, key in zip(ordered, last_keys(versions, cleared, question), strict=True):
+                    last[at] = key
+                continue
             found = first_rows(versions, cleared, question, bytes_max=search.bytes_max)
             if found is None:
                 return None
             for at, row in zip(ordered, found, strict=True):
                 rows[at] = row
+        if labels.is_reverse:
+            return rows_of_keys(self, last, asked.times, labels.first, search)
         keys, values = ([row and row[field] for row in rows] for field in (0, 1))
         times = np.array([-1 if row is None else row.timestamp for row in rows], np.int64)
         return RowsFound(pa.array(keys, pa.binary()), pa.array(values, pa.binary()), times)
@@ -1073,6 +1262,10 @@ class ReaderAnswers(CollectionAnswers):
     def answer(self, labels: Asked, search: Search) -> list[pa.Array] | None:
         """See `CollectionAnswers.answer`."""
         return self._repeated(lambda: super(ReaderAnswers, self).answer(labels, search))
+
+    def following(self, labels: Asked, search: Search) -> Numbers:
+        """See `CollectionAnswers.following`."""
+        return self._repeated(lambda: super(ReaderAnswers, self).following(labels, search))
 
     def first_alive(self, labels: AskedSpans, search: Search) -> RowsFound | None:
         """See `CollectionAnswers.first_alive`."""

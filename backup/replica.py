@@ -20,7 +20,6 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
-from datetime import timedelta
 from functools import partial
 from itertools import chain, groupby
 from operator import itemgetter
@@ -36,8 +35,8 @@ from kvstore.backup.collection import Collection
 from kvstore.backup.restore import built_from, restore_store, version_files
 from kvstore.backup.rows import exported
 from kvstore.backup.shard import OP_DELETE, OP_PUT, Window
-from kvstore.base.arguments import is_there, require_absolute
-from kvstore.base.timestamp import Timestamp
+from kvstore.base.paths import is_there, require_absolute, require_parent
+from kvstore.base.timestamp import AgeLike, Timestamp
 from kvstore.errors import HistoryGoneError, KVStoreError, UsageError
 from kvstore.feeds.replica import FirstCopy, Replica
 from kvstore.limits import (
@@ -47,7 +46,7 @@ from kvstore.limits import (
     REPLICA_WINDOW_ROWS,
 )
 from kvstore.mvcc import OpenWriteSet, RangeTombstone, WriteSet
-from kvstore.remote.control import StoreOrClient, as_store, client_of
+from kvstore.remote.control import StoreOrClient, as_store, client_of, present
 from kvstore.store import Store
 from kvstore.timeline.holds import REPLICA, Hold
 
@@ -61,7 +60,7 @@ def replicate(
     follow: bool = False,
     *,
     stop: Stop | None = None,
-    max_age: timedelta | None = None,
+    max_age: AgeLike | None = None,
     progress: Callable[[Timestamp], None] | None = None,
 ) -> Timestamp:
     """Bring the replica `target` up to `source`; returns the replica's `upper`.
@@ -252,14 +251,18 @@ def _path_of(target: str | os.PathLike[str] | Store) -> Path:
         if target.path is None:
             raise UsageError("a store in memory is no replica", "replicate to a path")
         return target.path
-    return require_absolute(target)
+    path = require_absolute(target)
+    if not is_there(path):
+        require_parent(path)
+    return path
 
 
 def _source(
-    source: StoreOrClient | Collection | str, path: Path, max_age: timedelta | None
+    source: StoreOrClient | Collection | str, path: Path, max_age: AgeLike | None
 ) -> Source:
     if isinstance(source, Collection | str):
         return CollectionSource(Collection(source) if isinstance(source, str) else source)
+    source = present(source)
     # Named after the target's place, so that a repeated first copy finds its own hold.
     name = f"replica-{hashlib.blake2b(os.fsencode(path.resolve()), digest_size=6).hexdigest()}"
     client = client_of(source)
@@ -357,7 +360,7 @@ class Source(Protocol):
 class StoreSource:
     """A live store. A hold keeps the history that the replica still lacks."""
 
-    def __init__(self, store: Store, hold: str, *, max_age: timedelta | None, address: str) -> None:
+    def __init__(self, store: Store, hold: str, *, max_age: AgeLike | None, address: str) -> None:
         """`hold` names the hold, and `address` is shown beside it in lists of holds."""
         self._store = store
         self._name = hold
@@ -423,9 +426,7 @@ class ClientSource(StoreSource):
     """A live store that another process of this machine owns. Each window is read from the files
     as they are when it begins."""
 
-    def __init__(
-        self, client: Client, hold: str, *, max_age: timedelta | None, address: str
-    ) -> None:
+    def __init__(self, client: Client, hold: str, *, max_age: AgeLike | None, address: str) -> None:
         self._client = client
         self._opened = ExitStack()
         store = self._opened.enter_context(as_store(client))

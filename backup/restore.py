@@ -1,78 +1,50 @@
-"""Restoring: from the parts of a collection to a store at its place, in pieces and bounded memory;
-and drills that prove it."""
+"""Restoring: the parts of a collection become a store, in pieces and in bounded memory."""
 
 from __future__ import annotations
 
 import json
 import os
-import queue
-import random
 import secrets
 import shutil
-import tempfile
-import threading
 import zlib
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cache, partial
-from itertools import groupby
-from multiprocessing.connection import Connection, wait
-from operator import itemgetter
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Any, Final, Literal, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import Any, Final, NamedTuple, Protocol
 
-import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from kvstore import bulk
 from kvstore.backup.chains import (
-    RETENTION,
     Chains,
-    CollectionPlace,
-    CollectionRecord,
-    Drill,
-    PlaceAddress,
-    covers,
-    gone,
-    instant_of,
     no_backup,
 )
-from kvstore.backup.rows import points_of, range_rows, row_batches
-from kvstore.backup.shard import Blob, Shard, ShardBatch, Split, Storage, delete_batch
+from kvstore.backup.expiries import RECORDS, Rows, records_of
+from kvstore.backup.place import CollectionPlace, PlaceAddress
+from kvstore.backup.rows import points_of, range_rows, tables_in
+from kvstore.backup.shard import Blob, Shard, Split, Storage
 from kvstore.backup.shard.rows.part_reader import touches
-from kvstore.backup.shard.rows.rules import OP_PUT, AsOf, View, Window
+from kvstore.backup.shard.rows.rules import AsOf, View, Window
 from kvstore.backup.shard.snapshot import ShardSnapshot
-from kvstore.backup.verify import Compared, fingerprint, require_comparison, require_equal
-from kvstore.base.arguments import integer, word
-from kvstore.base.clock import WallClock
+from kvstore.backup.workers import TellRows, shared
+from kvstore.base.arguments import integer
 from kvstore.base.meters import OnProgress, Tally
 from kvstore.base.span import RESERVED, Span
-from kvstore.base.timestamp import NS_PER_SECOND, Timestamp
-from kvstore.base.worker_process import WorkerProcess
+from kvstore.base.timestamp import Timestamp
 from kvstore.bulk.ingest import staging_beside
 from kvstore.bulk.part import SstFile, Written, fsync_and_digest
 from kvstore.bulk.seed import appearing
-from kvstore.bulk.sort import sorted_batches
-from kvstore.bulk.staging import EncodedBy, require_definitions
-from kvstore.changes import Change
-from kvstore.changes.events import ExpiringChange
+from kvstore.bulk.staging import check_definitions
 from kvstore.codec.json import JsonObject, read_object
 from kvstore.errors import (
-    AccessDeniedError,
     CorruptionError,
     HistoryGoneError,
-    NotYetWrittenError,
-    UpperMismatchError,
     UsageError,
     storage_errors,
 )
 from kvstore.feeds.replica import FirstCopy
 from kvstore.limits import (
-    DRILL_PROBLEM_CHARS_MAX,
     RESTORE_FILE_BYTES,
     RESTORE_PIECE_BYTES,
     RESTORE_PIECES_MAX,
@@ -80,13 +52,10 @@ from kvstore.limits import (
     WORKERS_MAX,
 )
 from kvstore.mvcc import RangeTombstone
-from kvstore.mvcc.expiry_records import EXPIRY, carried_of, decode_waiting, waiting_from
 from kvstore.opening import StoreBuilder, building
-from kvstore.opening import open as open_store
-from kvstore.storage.journal import OS_FILES
+from kvstore.storage.os_files import OS_FILES
 from kvstore.store import Store
-from kvstore.tables.definition import name_of
-from kvstore.timeline.reserved import CATALOGUE, FIRST_ROW
+from kvstore.timeline.reserved import FIRST_ROW
 
 
 class Restored(Timestamp):
@@ -268,14 +237,6 @@ def restore_store(
                 builder.add(built.files, built.tombstones)
 
 
-class Rows(Protocol):
-    """Reads the live rows of a snapshot in a span, with the times at which they expire in a column
-    `expires`, as `bulk.PartWriter` takes it. It may write to `scratch`, which the caller
-    removes."""
-
-    def __call__(self, span: Span, scratch: Path) -> Iterator[pa.RecordBatch]: ...
-
-
 def restore_into_store(
     store: Store, snapshot: ShardSnapshot, span: Span, tally: Tally, *, expiring: Rows | None
 ) -> Timestamp:
@@ -286,7 +247,7 @@ def restore_into_store(
     row is read.
     """
     tables = tables_in(snapshot, span)
-    require_definitions(store, tables, "the backup")
+    check_definitions(store, tables, "the backup")
     # Definitions stay behind, and the import makes records of expiries of its own. So the rows of
     # tables begin files of their own.
     first = FIRST_ROW if tables or expiring is not None else RESERVED
@@ -301,17 +262,6 @@ def restore_into_store(
                 _write_entries(staged, tally.over(rows))
         staged.seal(tables=tables)
         return bulk.ingest(store, directory, move=True)
-
-
-def tables_in(snapshot: ShardSnapshot, span: Span) -> list[EncodedBy]:
-    """The tables of a snapshot, if `span` may have rows of them."""
-    if span.intersect(FIRST_ROW, None) is None:
-        return []
-    return [
-        EncodedBy.of_stored(name_of(key), value)
-        for batch in snapshot.read(Span.of_prefix(CATALOGUE))
-        for key, value in zip(*(batch.column(n).to_pylist() for n in ("key", "value")), strict=True)
-    ]
 
 
 def _write_entries(staged: bulk.Import, batches: Iterable[pa.RecordBatch]) -> None:
@@ -690,165 +640,6 @@ def _json(fields: Any) -> bytes:
     return json.dumps(fields, sort_keys=True).encode()
 
 
-# --------------------------------------------------------------------------------------------------
-# Work in pieces, done by this process and by others beside it.
-#
-#     for number, found in shared(work, pieces, workers=2, tell=tally.add): ...
-#
-# Pieces, results and the work itself are sent through pipes, so they are small and can be pickled.
-#
-# Invariants
-# 1. Each piece is done once. This process does pieces too, and gives one to every idle worker.
-# 2. When the iteration ends, by an error or an interrupt too, no worker is left. A worker ends at
-#    once when this process dies.
-
-_Piece = TypeVar("_Piece")
-_Result = TypeVar("_Result")
-_HUNG_UP: Final = (EOFError, BrokenPipeError, ConnectionResetError)
-
-TellRows: TypeAlias = "Callable[[int], None]"
-"""Called with the rows that were done since the last call."""
-
-
-class _Done(NamedTuple):
-    """The result of a piece, on its way to the process that shares the work."""
-
-    result: Any
-
-
-def shared(
-    work: Callable[[_Piece, TellRows], _Result],
-    pieces: Sequence[_Piece],
-    *,
-    workers: int,
-    tell: TellRows,
-    here: Callable[[_Piece, TellRows], _Result] | None = None,
-) -> Iterator[tuple[int, _Result]]:
-    """Do `work` for each piece in `workers` processes; yields the numbers and results as they come.
-
-    This process does `here` for its pieces, or `work`. The first error of any piece is raised.
-    """
-    crew = _Crew(work, pieces, tell)
-    mine = here or work
-    try:
-        crew.start(min(workers, len(pieces)) - 1)
-        while True:
-            crew.listen()
-            while crew.done:
-                yield crew.done.popleft()
-            if crew.left:
-                number, piece = crew.left.popleft()
-                yield number, mine(piece, crew.told)
-            elif crew.busy:
-                crew.listen(until_done=True)
-            elif not crew.done:
-                return
-    finally:
-        crew.kill()
-
-
-class _Crew:
-    """The workers, and the pieces that they do."""
-
-    def __init__(self, work: object, pieces: Sequence[Any], tell: TellRows) -> None:
-        self._work, self._tell = work, tell
-        self._workers: list[WorkerProcess] = []
-        self.left = deque(enumerate(pieces))
-        self.busy: dict[WorkerProcess, int] = {}
-        self.done: deque[tuple[int, Any]] = deque()
-
-    def start(self, count: int) -> None:
-        """Start workers, and give each a piece."""
-        for _ in range(count):
-            worker = WorkerProcess(
-                "kvstore.backup.restore", what="a shared job", remedy="repeat the call"
-            )
-            self._workers.append(worker)
-            self._give(worker)
-
-    def told(self, rows: int) -> None:
-        """Count rows of this process's own piece, and look after the workers."""
-        self._tell(rows)
-        self.listen()
-
-    def listen(self, *, until_done: bool = False) -> None:
-        """Take the messages of the workers; with `until_done` wait until a piece is done."""
-        while self.busy:
-            pipes = {worker.pipe: worker for worker in self.busy}
-            ready = wait(list(pipes), None if until_done and not self.done else 0)
-            for pipe in ready:
-                self._heard(pipes[pipe])  # type: ignore[index]  # one of the pipes given
-            if not ready or (until_done and self.done):
-                return
-
-    def kill(self) -> None:
-        """End all workers."""
-        for worker in self._workers:
-            worker.kill()
-
-    def _heard(self, worker: WorkerProcess) -> None:
-        message = worker.hear()
-        if isinstance(message, _Done):
-            self.done.append((self.busy.pop(worker), message.result))
-            self._give(worker)
-        else:
-            self._tell(message)
-
-    def _give(self, worker: WorkerProcess) -> None:
-        if self.left:
-            number, piece = self.left.popleft()
-            worker.tell((self._work, piece))
-            self.busy[worker] = number
-
-
-def serve(descriptor: int) -> None:
-    """Do pieces until the other end of the pipe is closed: the loop of a worker."""
-    with Connection(descriptor) as pipe, suppress(*_HUNG_UP):
-        todo: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        threading.Thread(target=_listen, args=(pipe, todo), daemon=True).start()
-        while True:
-            work, piece = todo.get()
-            answer: object
-            try:
-                answer = _Done(work(piece, pipe.send))
-            except _HUNG_UP:
-                raise
-            except Exception as error:  # noqa: BLE001  # raised again at the other end
-                answer = error
-            pipe.send(answer)
-
-
-def _listen(pipe: Connection, todo: queue.SimpleQueue[Any]) -> None:
-    """Pass messages on. In a thread of its own: it ends a piece that nobody waits for any more."""
-    with suppress(EOFError, OSError):
-        while True:
-            todo.put(pipe.recv())
-    os._exit(1)
-
-
-# --------------------------------------------------------------------------------------------------
-# The records of expiries in a backup: `kvstore.mvcc.expiry_records` has their keys.
-#
-# They are ordinary rows of a collection. A read of changes meets the records of the window by key,
-# beside the changes. A restore of a few keys reads the records of these keys from
-# where they lie, beside the rows. A restore into a live store reads the time of each key from the
-# records, because the import that it makes has records of its own.
-
-_RECORDS = Span.of_prefix(EXPIRY)
-
-
-def has_expiries(snapshot: ShardSnapshot, span: Span | None = None) -> bool:
-    """Whether `span`, if it holds the records of expiries, has any in a snapshot, alive or not."""
-    span = span or Span()
-    found = span.intersect(_RECORDS.start, _RECORDS.end)
-    return found is not None and _any(snapshot.view(Window(-1, snapshot.as_of), found))
-
-
-def some_expire(snapshot: ShardSnapshot, span: Span) -> bool:
-    """Whether keys in `span` may expire, as of the time of a snapshot."""
-    return _any(snapshot.view(AsOf(snapshot.as_of), carried_of(span)))
-
-
 def with_expiries(
     build: Build, snapshot: ShardSnapshot, view: View, span: Span, tally: Tally
 ) -> Callable[[Path], Iterator[Built]]:
@@ -865,388 +656,8 @@ def expiries_outside(
     snapshot: ShardSnapshot, view: View, span: Span, directory: Path, tally: Tally
 ) -> Iterator[Built]:
     """Build the files of the records of the keys in `span`, if they lie outside of it."""
-    if span.intersect(_RECORDS.start, _RECORDS.end) is not None:
+    if span.intersect(RECORDS.start, RECORDS.end) is not None:
         return
     place = directory / "expiries"
     place.mkdir()
-    yield from built_from(tally.over(_records(snapshot, view, span)), place)
-
-
-def rows_with_expiries(snapshot: ShardSnapshot) -> Rows | None:
-    """A reader of the live rows of a snapshot with the times at which they expire. None if the
-    snapshot has no records of expiries."""
-    return partial(_with_expiries, snapshot) if has_expiries(snapshot) else None
-
-
-def _with_expiries(snapshot: ShardSnapshot, span: Span, scratch: Path) -> Iterator[pa.RecordBatch]:
-    """The live rows in `span` by key, each with its time in a column `expires` and the row with
-    which it expires in `expires_with`, null where it has none. The records are sorted in bounded
-    memory, on disk if they are many: in `scratch`."""
-    records = sorted_batches(_dues(snapshot, AsOf(snapshot.as_of), span), scratch)
-    ahead = pa.Table.from_batches([], _DUES)
-    for batch in snapshot.read(span):
-        if not batch.num_rows:
-            continue
-        last = batch.column("key")[-1].as_py()
-        while not ahead.num_rows or ahead.column("key")[-1].as_py() <= last:
-            more = next(records, None)
-            if more is None:
-                break
-            ahead = pa.concat_tables([ahead, pa.Table.from_batches([more.select(_DUES.names)])])
-        for name, column in _expires(batch, ahead).items():
-            batch = batch.append_column(name, column)
-        yield batch
-        ahead = ahead.filter(pc.greater(ahead.column("key"), pa.scalar(last, pa.binary())))
-
-
-_DUES: Final = pa.schema(
-    [
-        ("key", pa.binary()),
-        ("timestamp", pa.int64()),
-        ("due", pa.int64()),
-        ("row", pa.binary()),
-    ]
-)
-"""The `waiting` records of keys: the key, the time of the record, the due time, and the row with
-which an index entry expires."""
-
-
-def _dues(snapshot: ShardSnapshot, view: View, span: Span) -> Iterator[pa.RecordBatch]:
-    for batch in snapshot.view(view, waiting_from(0)):
-        put = batch.filter(pc.equal(batch.column("op"), OP_PUT))
-        keys, times, values = (
-            put.column(name).to_pylist() for name in ("key", "timestamp", "value")
-        )
-        found = map(decode_waiting, keys, values)
-        rows = [
-            (row.key, at, row.due.time, row.row)
-            for row, at in zip(found, times, strict=True)
-            if row.key in span
-        ]
-        if rows:
-            columns = [
-                pa.array(column, field.type)
-                for column, field in zip(zip(*rows, strict=True), _DUES, strict=True)
-            ]
-            yield pa.RecordBatch.from_arrays(columns, schema=_DUES)
-
-
-def with_dues(
-    snapshot: ShardSnapshot, changes: Iterator[Change], view: View, span: Span
-) -> Iterator[Change]:
-    """`changes` of keys in `span`, in their order, with the due times that the records of `view`
-    have. The records are sorted in bounded memory, on disk if they are many."""
-    with TemporaryDirectory(prefix="kvstore-dues-") as scratch:
-        sorted_dues = sorted_batches(_dues(snapshot, view, span), Path(scratch))
-        records = _by_key(sorted_dues)
-        key, dues = next(records, _NO_DUES)
-        for change in changes:
-            while key is not None and key < change.key:
-                key, dues = next(records, _NO_DUES)
-            due = dues.get(change.timestamp) if key == change.key and change.op == "put" else None
-            yield change if due is None else ExpiringChange.of(change, due)
-
-
-_NO_DUES: Final[tuple[bytes | None, dict[int, int]]] = (None, {})
-
-
-def _by_key(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[bytes | None, dict[int, int]]]:
-    """Each key of sorted records, with the due times of its versions by their timestamps."""
-    rows = (
-        row
-        for batch in batches
-        for row in zip(*(batch.column(name).to_pylist() for name in _DUES.names[:3]), strict=True)
-    )
-    for key, found in groupby(rows, key=itemgetter(0)):
-        yield key, {timestamp: due for _, timestamp, due in found}
-
-
-def _expires(rows: pa.RecordBatch, records: pa.Table) -> dict[str, pa.Array]:
-    """The columns about the expiry of each of `rows`, from the record with its key and its
-    timestamp."""
-    found = pc.index_in(_versions(rows), value_set=_versions(records))
-    return {
-        "expires": records.column("due").combine_chunks().take(found),
-        "expires_with": records.column("row").combine_chunks().take(found),
-    }
-
-
-def _versions(rows: pa.RecordBatch | pa.Table) -> pa.Array:
-    """The keys of rows, each with its timestamp behind it."""
-    times = np.asarray(rows.column("timestamp")).astype(">u8")
-    data = pa.py_buffer(times.tobytes())
-    suffixes = pa.Array.from_buffers(pa.binary(8), len(times), [None, data]).cast(pa.binary())
-    keys = rows.column("key")
-    if isinstance(keys, pa.ChunkedArray):
-        keys = keys.combine_chunks()
-    return pc.binary_join_element_wise(keys, suffixes, b"")
-
-
-def _records(snapshot: ShardSnapshot, view: View, span: Span) -> Iterator[pa.RecordBatch]:
-    yield from snapshot.view(view, carried_of(span))
-    for batch in snapshot.view(view, waiting_from(0)):
-        keys = batch.column("key").to_pylist()
-        wanted = pa.array([decode_waiting(key).key in span for key in keys], pa.bool_())
-        yield batch.filter(wanted)
-
-
-def _any(batches: Iterable[pa.RecordBatch]) -> bool:
-    return any(batch.num_rows for batch in batches)
-
-
-# --------------------------------------------------------------------------------------------------
-# Drills: a restore for real, into scratch space, which proves that an instant can be had back.
-#
-#     restore -> open -> verify -> compare with the source -> record the outcome
-#
-# A drill takes the same way as a person after a disaster. So its proof covers the storage, the key
-# of an encrypted collection, the parts, the code and the space on this machine.
-#
-# Invariants
-# 1. A drill that returns has proved its instant. A drill that disproves it raises the error.
-# 2. Both outcomes are recorded, in the record of the collection. A drill that could not be done,
-#    for want of space or of the storage, is neither.
-# 3. Nothing of the scratch space stays, unless the process is killed.
-
-DrillDepth: TypeAlias = Literal["open", "contents"]
-_PICK: Final = random.SystemRandom()
-_Range: TypeAlias = tuple[int, int, int]
-"""The instants from the first to below the second number, and a weight."""
-DRILL_DEPTHS: Final[tuple[DrillDepth, ...]] = ("open", "contents")
-_DRILL_DEPTH: Final = word(*DRILL_DEPTHS)
-
-
-class DrillReport(NamedTuple):
-    """A proof: the instant `at` of the chain was restored, opened and verified at `drilled_at`.
-
-    `rows` are the versions of the restored store, `compared` the rows that were compared with the
-    source (0 unless the depth is `"contents"`). `recorded` is False where the storage refuses
-    writes.
-    """
-
-    at: Timestamp
-    depth: str
-    chain: str
-    rows: int
-    compared: int
-    bytes: int
-    seconds: float
-    drilled_at: Timestamp
-    recorded: bool
-
-
-class DrillRequest(NamedTuple):
-    """One call of `Collection.drill`. `at` is None for a random instant; `address` names the
-    collection in the metrics of its source."""
-
-    at: int | None
-    depth: DrillDepth
-    scratch: Path | None
-    address: str
-
-
-def drill(
-    chains: Chains,
-    request: DrillRequest,
-    restore: Callable[[Path, int], object],
-    store: Store | None,
-    clock: WallClock,
-) -> DrillReport:
-    """Drill as `Collection.drill` says. `restore` builds a store at a path, as of a time."""
-    record, shards = _drillable(chains, request, store)
-    chosen, at = _instant(shards, request, store)
-    began = clock.wall_ns()
-
-    def outcome(problem: str = "") -> Drill:
-        text = problem.partition("\n")[0][:DRILL_PROBLEM_CHARS_MAX]
-        text = text.encode(errors="replace").decode()  # a path may have bytes that are no text
-        return Drill(chosen.name, at, clock.wall_ns(), request.depth, text)
-
-    try:
-        chains.require_named(record)
-        chosen.require_newest()
-        rows, compared, size = _proved(chains.where, at, request, restore, store)
-    except CorruptionError as error:
-        _record(chains, outcome(str(error)))
-        raise
-    proof = outcome()
-    recorded = _record(chains, proof)
-    drilled_at = Timestamp(proof.drilled_at)
-    if store is not None:
-        store.holds.note_proof(request.address, drilled_at)
-    seconds = max(drilled_at - began, 0) / NS_PER_SECOND
-    figures = rows, compared, size, seconds, drilled_at, recorded
-    return DrillReport(Timestamp(at), request.depth, chosen.name, *figures)
-
-
-def _drillable(
-    chains: Chains, request: DrillRequest, store: Store | None
-) -> tuple[CollectionRecord, Sequence[Shard]]:
-    """The record, and the chains with a backup. Raises `UsageError` for a call that cannot be."""
-    _DRILL_DEPTH.check("depth", request.depth)
-    require_comparison(request.depth, given=store is not None)
-    record = chains.read()
-    shards = chains.filled(record)
-    if record is None or not shards:
-        raise no_backup(chains.where)
-    if store is not None and store.store_id != record.source:
-        raise UsageError(
-            f"{chains.where} holds the backups of store {record.source}, not {store.store_id}",
-            "pass the store that is backed up there",
-        )
-    return record, shards
-
-
-def _record(chains: Chains, outcome: Drill) -> bool:
-    """Record an outcome; returns False where the storage refuses writes."""
-    try:
-        chains.note_drill(outcome)
-    except AccessDeniedError:
-        return False
-    return True
-
-
-def _instant(
-    shards: Sequence[Shard], request: DrillRequest, store: Store | None
-) -> tuple[Shard, int]:
-    """The instant to be restored, and the newest chain that covers it.
-
-    Raises `HistoryGoneError` where no chain covers the time, or the store to compare with has lost
-    it, and `NotYetWrittenError`.
-    """
-    least = 0 if store is None else int(store.since)
-    asked = request.at
-    at = _random_instant(shards, least) if asked is None else instant_of(shards, asked)
-    if at >= shards[-1].upper:
-        raise NotYetWrittenError(as_of=Timestamp(at), upper=Timestamp(shards[-1].upper))
-    covering = [shard for shard in shards if covers(shard, at)]
-    if not covering and at >= least:
-        raise gone(shards, at)
-    if at < least:
-        since = max(shards[-1].since, least)
-        raise HistoryGoneError(as_of=Timestamp(at), since=Timestamp(since))
-    return covering[-1], at
-
-
-def _random_instant(shards: Sequence[Shard], least: int) -> int:
-    """An instant at or above `least` that a random chain covers: a kept one, or one where rows lie.
-    Of a store that is mostly idle, most other instants would prove the same."""
-    chains = [found for shard in shards if (found := _provable(shard, least))]
-    if not chains:
-        return shards[-1].upper - 1
-    ranges = _PICK.choice(_PICK.choice(chains))
-    low, high, _ = _PICK.choices(ranges, [weight for *_, weight in ranges])[0]
-    return _PICK.randrange(low, high)
-
-
-def _provable(shard: Shard, least: int) -> list[list[_Range]]:
-    """The kept instants of a chain, and the times of its rows: both as ranges with weights. The
-    newest instant where there are neither."""
-    low = max(shard.since, least)
-    kept: list[_Range]
-    kept = [(at, at + 1, 1) for at in shard.kept if at >= least and covers(shard, at)]
-    rows = [
-        (max(part.time_min, low), part.time_max + 1, part.rows)
-        for batch in shard.state.batches
-        for part in batch.parts
-        if part.time_max >= low
-    ]
-    found = [ranges for ranges in (kept, rows) if ranges]
-    return found or [[(at, at + 1, 1)] for at in (shard.upper - 1,) if at >= low]
-
-
-def _proved(
-    where: str,
-    at: int,
-    request: DrillRequest,
-    restore: Callable[[Path, int], object],
-    store: Store | None,
-) -> tuple[int, int, int]:
-    """Restore, open, verify and compare; returns the versions, the compared rows and the bytes."""
-    with storage_errors(f"the scratch space {request.scratch or tempfile.gettempdir()}"):
-        if request.scratch is not None:
-            request.scratch.mkdir(parents=True, exist_ok=True)
-        scratch = Path(tempfile.mkdtemp(prefix="kvstore-drill-", dir=request.scratch))
-    try:
-        place = scratch / "restored"
-        restore(place, at)
-        with open_store(place, create=False) as restored:
-            if restored.upper - 1 < at:
-                problem = f"the store that was restored ends at {restored.upper}, before {at}"
-                raise CorruptionError(where, problem, _REMEDY)
-            found = restored.verify()
-            if not found.ok:
-                problem = f"restored as of {Timestamp(at)}, {found.problems[0]}"
-                raise CorruptionError(where, problem, _REMEDY)
-            compared = 0 if store is None else _compared(where, restored, store, at)
-        size = sum(path.stat().st_size for path in place.rglob("*") if path.is_file())
-        return found.versions, compared, size
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
-
-
-_REMEDY: Final = (
-    "restore another instant to see which is whole, and begin anew with "
-    "`kvstore backup run --full` (full=True)"
-)
-
-
-def _compared(where: str, restored: Store, store: Store, at: int) -> int:
-    """Compare the state at the oldest time that both keep, and all changes after it."""
-    low = max(int(restored.since), int(store.since))
-    with store.snapshot(low), restored.snapshot(low):
-        found, wanted = (
-            (
-                fingerprint(row_batches(each.replication.versions(since=low, upto=at))),
-                fingerprint(
-                    row_batches(each.replication.versions(since=0, upto=low, revisions="latest")),
-                    at=low,
-                ),
-            )
-            for each in (restored, store)
-        )
-    changes, state = (Compared(*pair) for pair in zip(found, wanted, strict=True))
-    return require_equal(where, changes, state, since=low, upto=at)
-
-
-# --------------------------------------------------------------------------------------------------
-# A new collection of versions that were given their times, and not backed up from a store.
-#
-#     write the parts -> append them as the first batch
-#
-# Invariants
-# 1. A collection that has a backup is refused: history is never rewritten.
-# 2. Nothing names the parts before the append. A seed that was killed leaves orphans, which a scrub
-#    finds, and perhaps an empty collection, which can be seeded again.
-# 3. The source of a seeded collection is no store: the first bit of its id is set, and no store has
-#    such an id. So no store can append to it.
-
-Write: TypeAlias = "Callable[[str], ShardBatch]"
-"""Writes the parts of the first batch of a chain, which it is given the name of."""
-
-_FIRST_BIT: Final = 1 << 63
-
-
-def seed_collection(chains: Chains, write: Write, *, since: int) -> Timestamp:
-    """Seed as `Collection.seed` says."""
-    record = chains.read()
-    if record is None:
-        record = chains.begin(f"{secrets.randbits(63) | _FIRST_BIT:016x}")
-    elif not int(record.source, 16) & _FIRST_BIT or chains.filled(record):
-        raise _exists(chains)
-    shard = chains.shard(record.chains[-1])
-    batch = write(shard.name)
-    shard.critical(RETENTION).downgrade(since)
-    try:
-        shard.writer().compare_and_append(batch)
-    except UpperMismatchError as error:
-        delete_batch(shard.blob, batch)
-        raise _exists(chains) from error
-    shard.leave_witness()
-    return Timestamp(batch.upper - 1)
-
-
-def _exists(chains: Chains) -> UsageError:
-    return UsageError(
-        f"{chains.where} holds a collection", "seed a new one: history is never rewritten"
-    )
+    yield from built_from(tally.over(records_of(snapshot, view, span)), place)

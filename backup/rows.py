@@ -13,7 +13,9 @@ import pyarrow.compute as pc
 
 from kvstore.backup.shard import OP_DELETE, OP_DELETE_RANGE, OP_PUT, VERSIONS_SCHEMA
 from kvstore.backup.shard.rows.rules import Longs, Sorted
+from kvstore.backup.shard.snapshot import ShardSnapshot
 from kvstore.base.span import Span
+from kvstore.bulk.manifest import EncodedBy
 from kvstore.bulk.part import kinds_of, suffixes_of
 from kvstore.changes import Change
 from kvstore.changes.events import Operation
@@ -23,6 +25,8 @@ from kvstore.mvcc import RangeTombstone
 from kvstore.mvcc.arrow import binary_arrays, key_words
 from kvstore.mvcc.passes import VersionColumns
 from kvstore.store import Store
+from kvstore.tables.definition import name_of
+from kvstore.timeline.reserved import DEFINITIONS, FIRST_ROW
 
 # --------------------------------------------------------------------------------------------------
 # Rows of versions: made from changes, and turned into entries of the `data` family.
@@ -115,7 +119,7 @@ def _batch(rows: list[Change]) -> pa.RecordBatch:
 # window of a full backup, is one pass over the store, column by column.
 
 _OP_CODES = np.zeros(256, np.uint8)
-_OP_CODES[[Operation.UPDATE, Operation.ROW_DELETE, Operation.RANGE_DELETE]] = [
+_OP_CODES[[Operation.PUT, Operation.DELETE, Operation.DELETE_RANGE]] = [
     OP_PUT,
     OP_DELETE,
     OP_DELETE_RANGE,
@@ -280,3 +284,14 @@ def _merged(points: pa.RecordBatch | None, tombstones: list[RangeTombstone]) -> 
     )
     together = ranges if points is None else pa.concat_batches([ranges, points])
     return together.take(pc.sort_indices(together, _ORDER))
+
+
+def tables_in(snapshot: ShardSnapshot, span: Span) -> list[EncodedBy]:
+    """The tables of a snapshot, if `span` may have rows of them."""
+    if span.intersect(FIRST_ROW, None) is None:
+        return []
+    return [
+        EncodedBy.of_stored(name_of(key), value)
+        for batch in snapshot.read(DEFINITIONS)
+        for key, value in zip(*(batch.column(n).to_pylist() for n in ("key", "value")), strict=True)
+    ]

@@ -31,7 +31,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
 
 from kvstore.backup.shard.state.codec import PUT_BACK
-from kvstore.base.arguments import require_absolute
+from kvstore.base.paths import require_absolute
 from kvstore.codec.json import JsonObject, read_object
 from kvstore.errors import Argument, CorruptionError, FormatVersionError, KVStoreError, UsageError
 from kvstore.limits import (

@@ -18,14 +18,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 from kvstore.backup.collection import Collection
-from kvstore.base.arguments import AGE, is_url
-from kvstore.base.timestamp import TIMESTAMP_MAX, TimeLike, Timestamp, to_timestamp
+from kvstore.base.arguments import AGE
+from kvstore.base.paths import is_url
+from kvstore.base.timestamp import TIMESTAMP_MAX, AgeLike, TimeLike, Timestamp, to_timestamp
 from kvstore.codec.json import JsonObject
 from kvstore.errors import Argument, UsageError
 from kvstore.remote.control import StoreOrClient
@@ -61,7 +61,7 @@ def submit_backup(
     url: str | os.PathLike[str],
     *,
     full: bool = False,
-    max_age: timedelta | None = None,
+    max_age: AgeLike | None = None,
     task_id: str | None = None,
     report_to: str | None = None,
 ) -> str:
@@ -93,7 +93,7 @@ def submit_expire(
     url: str | os.PathLike[str],
     before: TimeLike | None = None,
     *,
-    keep: timedelta | None = None,
+    keep: AgeLike | None = None,
     task_id: str | None = None,
     report_to: str | None = None,
 ) -> str:

@@ -16,12 +16,12 @@ import re
 import secrets
 import time
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
 import pyarrow as pa
 
@@ -276,8 +276,7 @@ def _read(blob: Blob, where: str) -> UploadedPart | None:
         if data is None:
             return None
         fields = read_object(data, where=where)
-        crc32 = fields.pop("crc32", None)  # a record without the field is accepted
-        if crc32 not in (None, zlib.crc32(_json(fields))):
+        if fields.pop("crc32", None) != zlib.crc32(_json(fields)):
             return None
         version = fields.integer("format")
         if version != RECORD_FORMAT:
@@ -436,8 +435,8 @@ def _is_unused(shard: Shard) -> bool:
 
 
 def _caught_up(request: Request, upper: int, opened: ExitStack) -> Request:
-    """The request. If its handle is of an earlier moment than `upper`, which another script has
-    reached, it gets a newer handle beside the owner."""
+    """The request, with a store that shows the times up to `upper`. Where another script has backed
+    up more than this script's store shows, the store is opened again beside its owner."""
     if upper <= request.store.upper or (owner := client_of(request.store)) is None:
         return request
     return request._replace(store=opened.enter_context(as_store(owner)))
@@ -608,4 +607,47 @@ def _chain_broken(needed: int, since: int) -> HistoryGoneError:
         since=Timestamp(since),
         remedy="the chain is broken: `kvstore backup run --full`, or full=True, begins another; "
         "the present chain stays restorable",
+    )
+
+
+# --------------------------------------------------------------------------------------------------
+# A new collection of versions that were given their times, and not backed up from a store.
+#
+#     write the parts -> append them as the first batch
+#
+# Invariants
+# 1. A collection that has a backup is refused: history is never rewritten.
+# 2. Nothing names the parts before the append. A seed that was killed leaves orphans, which a scrub
+#    finds, and perhaps an empty collection, which can be seeded again.
+# 3. The source of a seeded collection is no store: the first bit of its id is set, and no store has
+#    such an id. So no store can append to it.
+
+Write: TypeAlias = "Callable[[str], ShardBatch]"
+"""Writes the parts of the first batch of a chain, which it is given the name of."""
+
+_FIRST_BIT: Final = 1 << 63
+
+
+def seed_collection(chains: Chains, write: Write, *, since: int) -> Timestamp:
+    """Seed as `Collection.seed` says."""
+    record = chains.read()
+    if record is None:
+        record = chains.begin(f"{secrets.randbits(63) | _FIRST_BIT:016x}")
+    elif not int(record.source, 16) & _FIRST_BIT or chains.filled(record):
+        raise _exists(chains)
+    shard = chains.shard(record.chains[-1])
+    batch = write(shard.name)
+    shard.critical(RETENTION).downgrade(since)
+    try:
+        shard.writer().compare_and_append(batch)
+    except UpperMismatchError as error:
+        delete_batch(shard.blob, batch)
+        raise _exists(chains) from error
+    shard.leave_witness()
+    return Timestamp(batch.upper - 1)
+
+
+def _exists(chains: Chains) -> UsageError:
+    return UsageError(
+        f"{chains.where} holds a collection", "seed a new one: history is never rewritten"
     )

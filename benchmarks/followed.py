@@ -7,8 +7,11 @@ processes of their own, and look at the files every 25 ms.
 from __future__ import annotations
 
 import multiprocessing
+import random
+import threading
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -16,8 +19,11 @@ from typing import Any
 import kvstore
 from benchmarks.ours import Ours
 from benchmarks.subject import Stopwatch, Timed, Work
+from kvstore.remote.server import ListenAddress, app, serving
 
 STALENESS_S = 0.05
+BESIDE_BATCH_S = 0.02
+_PAUSE_S = 0.0005
 _COMMITS_PER_PROBE = 100
 _VALUE = b"half" * 12 + b"\x00" * 52
 
@@ -80,6 +86,37 @@ class Followed(Ours):
 
         return work
 
+    def gets_beside(self, count: int, reader: str, promised: bool, step: int) -> Work:
+        """The 99th percentile of gets, one each half millisecond, beside one `put_many` of `count`
+        rows: of this process, of a live reader's process, or by HTTP from this process to another
+        one; or the promised time."""
+        if promised:
+            return lambda: Timed(1, BESIDE_BATCH_S, 0.0)
+        rng = random.Random(step)
+        rows = [(b"beside/%d/%08d" % (step, at), rng.randbytes(100)) for at in range(count)]
+        rng.shuffle(rows)
+        store = self.store
+        assert store is not None
+
+        def work() -> Timed:
+            if reader == "here":
+                late: list[float] = []
+                is_over = threading.Event()
+                looking = threading.Thread(target=_get_on, args=(store, late, is_over.is_set))
+                looking.start()
+                store.put_many(rows, durability="async")
+                is_over.set()
+                looking.join()
+                return Timed(1, _percentile(late), 0.0)
+            address = ListenAddress("127.0.0.1", 0)
+            with serving(app(store), address) if reader == "http" else nullcontext() as server:
+                where = self.store.path if server is None else server.url
+                with _Followers(where, 1, _look) as others:
+                    store.put_many(rows, durability="async")
+                    return Timed(1, _percentile(others.told(0)), 0.0)
+
+        return work
+
     def open_reader(self, count: int, live: bool, step: int) -> Work:
         """Open readers, one after the other, beside a log of some MB."""
         for key in self.data.updates(10_000, step)[0]:
@@ -94,10 +131,33 @@ class Followed(Ours):
         return work
 
 
+def _get_on(store: Any, late: list[float], is_over: Callable[[], bool]) -> None:
+    """Get one key again and again, and note how late each value came."""
+    while not is_over():
+        began = time.monotonic()
+        time.sleep(_PAUSE_S)
+        store.get(b"beside/")
+        late.append(time.monotonic() - began - _PAUSE_S)
+
+
+def _look(where: Any, said: Connection) -> None:
+    """As `_get_on`, in a process of its own, until it is asked for what it has noted."""
+    late: list[float] = []
+    with kvstore.connect(where) if isinstance(where, str) else kvstore.follow(where) as reader:
+        said.send("looking")
+        _get_on(reader, late, said.poll)
+        said.recv()
+        said.send(late)
+
+
+def _percentile(late: list[float]) -> float:
+    return sorted(late)[int(len(late) * 0.99)]
+
+
 class _Followers:
     """Processes that follow a store for the time of the block."""
 
-    def __init__(self, path: Path, count: int, run: Callable[..., None] | None = None) -> None:
+    def __init__(self, path: Any, count: int, run: Callable[..., None] | None = None) -> None:
         self._path = path
         self._count = count
         self._run = run or _follow
@@ -115,8 +175,9 @@ class _Followers:
             pipe.recv()
         return self
 
-    def told(self, upper: int) -> list[tuple[int, float]]:
-        """Each `upper` that the only process saw, with the moment, up to this one."""
+    def told(self, upper: int) -> list[Any]:
+        """What the only process has noted: each `upper`, with its moment, up to this one; or the
+        delays of its gets."""
         ((_, pipe),) = self._started
         pipe.send(upper)
         return pipe.recv()

@@ -11,23 +11,17 @@ from typing import Any, Final, Protocol
 
 import pyarrow as pa
 
-from kvstore.base.arguments import is_there, require_outside
 from kvstore.base.clock import Clock
+from kvstore.base.paths import is_there, require_outside
+from kvstore.bulk.bucket import Bucket, Fetch, Uploads, scratch_directory
+from kvstore.bulk.manifest import MANIFEST_NAME, EncodedBy, Manifest, manifest_of
 from kvstore.bulk.part import Part, PartWriter
 from kvstore.bulk.staging import (
-    MANIFEST_NAME,
-    Bucket,
-    EncodedBy,
-    Fetch,
-    Manifest,
     Staging,
-    Uploads,
     crossing,
     discard,
-    manifest_of,
     read_manifest,
     require_disjoint,
-    scratch_directory,
     seal,
     staging_place,
 )
@@ -153,6 +147,12 @@ class Import:
     def discard(self) -> None:
         """Give the import up, and remove its files. Does nothing to one that is sealed."""
         self._build.discard()
+
+    def __repr__(self) -> str:
+        rows = sum(part.rows for part in self._parts)
+        parts = f"{len(self._parts)} {'part' if len(self._parts) == 1 else 'parts'}"
+        state = f"{parts} with {rows:,} rows written here"
+        return f"<kvstore.bulk.Import {self.import_id:016x} in {self.staging}, {state}>"
 
     def __enter__(self) -> Import:
         return self

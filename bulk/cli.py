@@ -5,22 +5,25 @@ from __future__ import annotations
 import shutil
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import pyarrow as pa
 import typer
 
-from kvstore.base.arguments import is_url, word
+from kvstore.base.arguments import word
 from kvstore.base.clock import Clock
+from kvstore.base.paths import is_url
 from kvstore.base.span import Span
 from kvstore.base.timestamp import Timestamp, to_timestamp
+from kvstore.bulk.bucket import has_manifest
 from kvstore.bulk.delimited import QUOTINGS
 from kvstore.bulk.exports import export_rows, live_rows, packed, write_rows
 from kvstore.bulk.files import (
+    NESTED,
     FileReads,
     decoded,
     decoded_files,
@@ -28,20 +31,17 @@ from kvstore.bulk.files import (
     first_row,
     format_of,
     has_format,
-    require_quoting,
 )
+from kvstore.bulk.gate import Force, Gate
 from kvstore.bulk.ingest import OnConflict, ingest
 from kvstore.bulk.loading import RowsApplied, apply_rows, import_rows, sync_rows
+from kvstore.bulk.manifest import Manifest
+from kvstore.bulk.progress import Reading
 from kvstore.bulk.seed import SeedColumns, SeedRows, seed
 from kvstore.bulk.sort import DUPLICATES
-from kvstore.bulk.staging import (
-    Manifest,
-    Reading,
-    expire_stagings,
-    has_manifest,
-    staged_manifest,
-)
+from kvstore.bulk.staging import expire_stagings, staged_manifest, staging_place
 from kvstore.cli.options import (
+    AddressArgument,
     Encoding,
     Encodings,
     EndOption,
@@ -51,23 +51,24 @@ from kvstore.cli.options import (
     StartOption,
     StoreArgument,
     ValueEncodingOption,
-    open_or_create,
+    open_or_create_for_rows,
+    open_to_read,
     to_span,
     to_text,
 )
 from kvstore.cli.output import counting, print_figures, working
-from kvstore.cli.times import iso, to_duration
+from kvstore.cli.times import iso
 from kvstore.errors import UsageError, storage_errors
-from kvstore.opening import open_read_only
 from kvstore.storage.address import fetch_object, parse_address
 
 ON_CONFLICT: Final[tuple[OnConflict, ...]] = ("overwrite", "error")
 
-EventsArgument = Annotated[
-    list[Path],
+FilesArgument = Annotated[
+    list[str],
     typer.Argument(
-        metavar="SOURCE",
-        help="Files: .parquet, .csv, .tsv, .jsonl, .arrow, .feather.",
+        metavar="FILE...",
+        help="Files, also by URL: .parquet, .csv, .tsv, .jsonl, .arrow, .feather; text also "
+        "with .gz or .zst. - is stdin.",
         show_default=False,
     ),
 ]
@@ -107,6 +108,36 @@ SinceOption = Annotated[
 OnConflictOption = Annotated[
     str, typer.Option(help="overwrite, or error: refuse a row for a live key.")
 ]
+CheckOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--check",
+        metavar="FILE",
+        help="Checks that the load must pass: JSON, or TOML.",
+        show_default=False,
+    ),
+]
+ForceOption = Annotated[
+    bool,
+    typer.Option("--force", help="Add a load that does not pass, with a --reason."),
+]
+ReasonOption = Annotated[
+    str | None, typer.Option("--reason", metavar="TEXT", help="Why.", show_default=False)
+]
+
+
+def gate_of(
+    check: Path | None, reason: str | None, *, force: bool
+) -> tuple[Gate | None, Force | None]:
+    """The gate that the options of a command name, and who forces a load through it."""
+    if force and reason is None:
+        raise UsageError("--force without a reason", "pass --reason TEXT: it stands with the load")
+    if (force or reason is not None) and check is None:
+        raise UsageError("--force and --reason go with a gate", "pass --check FILE")
+    gate = None if check is None else Gate.of_file(check)
+    return gate, Force(reason or "") if force else None
+
+
 DuplicatesOption = Annotated[
     str, typer.Option(help="A key that comes twice: error, or last: the last row counts.")
 ]
@@ -130,9 +161,43 @@ QuotingOption = Annotated[
         help="Quotes of CSV and TSV: standard (RFC 4180), or none: a quote is a letter as others."
     ),
 ]
+DelimiterOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="CHARACTER",
+        help="What stands between the fields of CSV, such as ';' or '|'; tab is a tab. Default: "
+        "as the name of the file tells.",
+        show_default=False,
+    ),
+]
+NoHeaderOption = Annotated[
+    bool, typer.Option("--no-header", help="The first row of CSV has values, and no names.")
+]
+NamesOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAMES", help="The columns of CSV without a header: a,b,c.", show_default=False
+    ),
+]
+NestedOption = Annotated[
+    str,
+    typer.Option(
+        help="Fields of JSON lines that are no texts, and columns of texts: error; text, which "
+        "takes their JSON; or columns, which calls fields of an object outer.inner."
+    ),
+]
 OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Replace a file that is there.")]
 MoveOption = Annotated[
     bool, typer.Option("--move", help="Remove the staged files after adding them.")
+]
+StagingOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="PLACE",
+        help="An empty place for the files of the import. Default: beside the store's files, or "
+        "below the first place of the server.",
+        show_default=False,
+    ),
 ]
 CreateOption = Annotated[bool, typer.Option("--create", help="Create a store that does not exist.")]
 
@@ -155,6 +220,10 @@ rows of the files afterwards: new and other values are put, missing keys deleted
 nothing is written where nothing differs. With --op each row is a put or a delete. Both
 write ordinary commits, of 16 MiB at most.
 
+Beside a process that has the store open, that process checks and adds the rows. By a URL the
+server adds them from below a place of its --imports-from, and the token needs the right
+admin; --sync and --op send ordinary writes.
+
 \b
 Examples:
   kvstore import flights.db staged/
@@ -164,13 +233,16 @@ Examples:
   kvstore import new.db rows.csv --create --on-conflict error
   zcat rows.jsonl.gz | kvstore import new.db - --format jsonl --create
   kvstore import codes.db codes.csv --expires until
+  kvstore import codes.db codes.csv --delimiter ';' --no-header
+  kvstore import events.db events.jsonl --key id --value body --nested text
   kvstore import codes.db codes.csv.zst --sync --prefix code/
+  kvstore import https://city:7447 rows.csv --staging s3://bucket/staging/run-42
 """
 
 
 @app.command(name="import", help=_IMPORT_HELP)
 def import_(
-    store: StoreArgument,
+    store: AddressArgument,
     sources: SourcesArgument,
     key: KeyOption = "key",
     value: ValueOption = "value",
@@ -184,37 +256,54 @@ def import_(
     duplicates: DuplicatesOption = "error",
     format_: FormatOption = None,
     quoting: QuotingOption = "standard",
+    delimiter: DelimiterOption = None,
+    no_header: NoHeaderOption = False,
+    names: NamesOption = None,
+    nested: NestedOption = "error",
     encoding: FileEncodingOption = Encoding.TEXT,
     key_encoding: KeyEncodingOption = None,
     value_encoding: ValueEncodingOption = None,
     move: MoveOption = False,
+    staging: StagingOption = None,
+    check: CheckOption = None,
+    force: ForceOption = False,
+    reason: ReasonOption = None,
     create: CreateOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Take the options, and import by the way that they name."""
+    gate, forced = gate_of(check, reason, force=force)
+    if gate is not None and (sync or op is not None):
+        raise UsageError("--check looks at an import", "leave out --sync and --op")
     conflict = word(*ON_CONFLICT).check("on_conflict", on_conflict)
     twice = word(*DUPLICATES).check("duplicates", duplicates)
-    quotes = word(*QUOTINGS).check("quoting", quoting)
+    asked = [name for name in (key, value, expires, op) if name is not None]
+    reads = file_reads(quoting, delimiter, names, nested, no_header=no_header, usual_names=asked)
     notation = Encodings.of(encoding, key_encoding, value_encoding)
     span = to_span(notation.key, start=start, end=end, prefix=prefix)
     staged = len(sources) == 1 and _is_staging(sources[0])
     columns = {"key": key, "value": value, "expires": expires, "op": op}
     if staged:
         _require_plain(columns, notation, sync=sync)
+    if staging is not None and (staged or sync or op is not None):
+        raise UsageError(
+            "--staging is for files that are loaded", "leave it out: nothing is staged here"
+        )
     _require_agreeing(columns, conflict, span, sync=sync)
     with ExitStack() as stack:
         progress = stack.enter_context(working(f"importing into {store}", quiet=as_json))
         files = [] if staged else stack.enter_context(local_files(sources, progress, format_))
-        require_quoting(files, quotes)
-        opened = stack.enter_context(open_or_create(store, "rocksdb", create=create))
+        reads.require_fitting(files)
+        opened = stack.enter_context(open_or_create_for_rows(store, "rocksdb", create=create))
         if staged:
             manifest = staged_manifest(sources[0])
-            stamp = ingest(opened, sources[0], conflict, move, progress=progress)
+            how: dict[str, Any] = {"progress": progress, "check": gate, "force": forced}
+            stamp = ingest(opened, sources[0], conflict, move, **how)
             _tell(manifest, stamp, as_json)
             return
         has_expiries = expires is None and op is None and not sync
         reading = Reading(files)
-        reads = FileReads(reading, quotes)
+        reads = reads._replace(reading=reading)
         if op is not None:  # the rows are written in several commits: a bad one is found before
             for _ in decoded_files(files, columns, notation, reads, has_expiries=False):
                 pass
@@ -225,7 +314,29 @@ def import_(
         elif op is not None:
             _tell_applied(apply_rows(opened, rows), as_json)
         else:
-            _tell(*import_rows(opened, rows, conflict, twice), as_json)
+            place = None if staging is None else staging_place(staging)
+            more: dict[str, Any] = {"staging": place, "gate": gate, "force": forced}
+            _tell(*import_rows(opened, rows, conflict, twice, **more), as_json)
+
+
+def file_reads(
+    quoting: str,
+    delimiter: str | None,
+    names: str | None,
+    nested: str,
+    *,
+    no_header: bool,
+    usual_names: Sequence[str],
+) -> FileReads:
+    """How the options of a command have files read. Without a header and without `--names` the
+    columns have the `usual_names`. Raises `UsageError`."""
+    named = None if names is None else [name.strip() for name in names.split(",")]
+    return FileReads(
+        quoting=word(*QUOTINGS).check("quoting", quoting),
+        delimiter="\t" if delimiter in ("tab", "\\t") else delimiter,
+        names=list(usual_names) if named is None and no_header else named,
+        nested=word(*NESTED).check("nested", nested),
+    )
 
 
 def _require_plain(columns: dict[str, str | None], notation: Encodings, *, sync: bool) -> None:
@@ -308,7 +419,7 @@ def local_files(
 
 
 def export_keys(
-    store: Path,
+    store: str,
     path: Path,
     as_of: str | None,
     span: Span,
@@ -324,7 +435,7 @@ def export_keys(
         name = Path(f"stdout.{(format_ or 'jsonl').lstrip('.')}")
         kind = format_of(name)
         with (
-            open_read_only(store) as opened,
+            open_to_read(store) as opened,
             opened.snapshot(as_of) as snapshot,
             packed(sys.stdout.buffer, name) as sink,
         ):
@@ -334,7 +445,7 @@ def export_keys(
         raise UsageError("--format is for stdout", "files have it in their names")
     with (
         working(f"writing {path}", quiet=as_json) as progress,
-        open_read_only(store) as opened,
+        open_to_read(store) as opened,
         opened.snapshot(as_of) as snapshot,
     ):
         total = opened.stats()["data_entries"] if span == Span() else None
@@ -369,9 +480,8 @@ def expire_stagings_(
     Examples:
       kvstore expire-stagings s3://bucket/staging --older-than 7d
     """
-    age = to_duration(older_than)
     with working(f"looking through {root}", quiet=as_json):
-        removed = expire_stagings(root, older_than=age)
+        removed = expire_stagings(root, older_than=older_than)
     print_figures(
         {"stagings": len(removed), "bytes": sum(each.size_bytes for each in removed)},
         as_json=as_json,
@@ -381,45 +491,54 @@ def expire_stagings_(
 @seed_app.command(name="seed")
 def seed_(
     store: StoreArgument,
-    sources: EventsArgument,
+    sources: FilesArgument,
     key: KeyOption = "key",
     value: ValueOption = "value",
     at: AtOption = "ts",
     op: OpOption = None,
     since: SinceOption = "0",
     duplicates: DuplicatesOption = "error",
+    format_: FormatOption = None,
     quoting: QuotingOption = "standard",
+    delimiter: DelimiterOption = None,
+    no_header: NoHeaderOption = False,
+    names: NamesOption = None,
+    nested: NestedOption = "error",
     encoding: FileEncodingOption = Encoding.TEXT,
+    key_encoding: KeyEncodingOption = None,
+    value_encoding: ValueEncodingOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Make a new store of old events. Each row is a version at its own time.
 
     Times have a zone, or are nanoseconds. STORE must not exist: history is never
     rewritten. The newest time is printed. A backup makes a collection of the store.
+    Without a header and without --names, columns are key, value, time and operation.
 
     \b
     Examples:
       kvstore seed fleet.db events.parquet --key id --value state --at seen
       kvstore seed fleet.db 2026-*.csv --op op --since 2026-01-01T00:00:00Z
+      kvstore seed fleet.db old.csv --delimiter '|' --names id,seen,state --key id --value state \
+        --at seen
     """
     twice = word(*DUPLICATES).check("duplicates", duplicates)
-    for source in sources:
-        format_of(source)
-    quotes = word(*QUOTINGS).check("quoting", quoting)
-    require_quoting(sources, quotes)
+    usual = [key, value, at, *([] if op is None else [op])]
+    reads = file_reads(quoting, delimiter, names, nested, no_header=no_header, usual_names=usual)
+    notation = Encodings.of(encoding, key_encoding, value_encoding)
     rows = 0
     columns = SeedColumns(key, value, at, op)
 
-    def events(reads: FileReads) -> Iterator[pa.RecordBatch]:
+    def events(files: list[Path], reads: FileReads) -> Iterator[pa.RecordBatch]:
         """The rows of the files, which are checked here, where file and row are known."""
         nonlocal rows
-        clock, both = Clock(), Encodings(encoding, encoding)
+        clock = Clock()
         least = int(to_timestamp(since, name="since", now=clock.wall_ns))
-        for source in sources:
-            first = first_row(source)
+        for source in files:
+            first = first_row(source, reads)
             checks = SeedRows(columns, since=least, upto=clock.wall_ns(), first=first)
             found = file_events([source], key=key, value=value, at=at, op=op, reads=reads)
-            for batch in decoded(found, both, str(source), first=first):
+            for batch in decoded(found, notation, str(source), first=first):
                 try:
                     deque(checks.checked([batch]), maxlen=0)
                 except UsageError as error:
@@ -427,9 +546,13 @@ def seed_(
                 yield batch
                 rows += batch.num_rows
 
-    with working(f"seeding {store}", quiet=as_json) as progress:
-        reading = Reading(sources)
-        found = events(FileReads(reading, quotes))
+    with (
+        working(f"seeding {store}", quiet=as_json) as progress,
+        local_files(sources, progress, format_) as files,
+    ):
+        reads.require_fitting(files)
+        reading = Reading(files)
+        found = events(files, reads._replace(reading=reading))
         newest = seed(
             store,
             reading.over(found, counting(progress, "rows read")),

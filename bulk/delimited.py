@@ -1,7 +1,8 @@
 """Reads CSV and TSV: this module cuts files into records and checks their quotes; Arrow parses.
 
     file     := mark? header record*        the mark is the byte order mark of UTF-8
-    header   := record                      the names of the columns, in UTF-8
+    header   := record                      the names of the columns, in UTF-8; a caller may name
+                                            them instead
     record   := field (delimiter field)* end
     field    := quoted | plain
     quoted   := " (any byte but ", or "")* "
@@ -13,10 +14,11 @@ Invariants
    quote opens at the start of a field alone, and behind a quote that closes stands a delimiter or
    an end. Each quote that opens is closed. With the quoting `none`, a quote is a byte as others.
 2. Arrow parses whole records, so no value lies in two of its blocks.
-3. Empty lines between records are passed, and have no number. The header is row 1.
+3. Empty lines between records are passed, and have no number. The header is row 1; without one,
+   the first record is.
 4. Memory is bounded by `CSV_BLOCK_BYTES` and by the longest record, which has at most
    `TEXT_ROW_BYTES_MAX`.
-5. A number that its column would alter is refused: see `_is_held`.
+5. A number that its column would alter is refused: see `is_float_of` in `kvstore.tables.words`.
 
 Chosen: Arrow's parser, fed with records that a compiled loop of 40 lines (`scan_records`) has cut
 and checked. Left alone, Arrow's blocks end anywhere: a value of several lines loses the LF of a
@@ -31,7 +33,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 from functools import cached_property
 from typing import Final, Literal, NoReturn, TypeAlias
 from uuid import UUID
@@ -46,6 +48,7 @@ from kvstore.errors import UsageError
 from kvstore.limits import CSV_BLOCK_BYTES, TEXT_ROW_BYTES_MAX
 from kvstore.loops.contract import CLOSED, FIELD, QUOTED, RETURN
 from kvstore.loops.records import scan_records
+from kvstore.tables.words import FLOAT_DIGITS, is_float_of
 
 Quoting: TypeAlias = Literal["standard", "none"]
 QUOTINGS: Final[tuple[Quoting, ...]] = ("standard", "none")
@@ -59,20 +62,25 @@ _LF, _CR, _QUOTE = b'\n\r"'
 _MARK: Final = b"\xef\xbb\xbf"
 _COLUMNS: Final = re.compile(r".*?Row #(\d+): Expected (\d+) columns, got (\d+)", re.DOTALL)
 _CONVERSION: Final = re.compile(r"In CSV column #(\d+): Row #(\d+): (.*)", re.DOTALL)
-_CORRECT: Final = "correct the row; the header is row 1"
 _QUOTE_ALL: Final = (
     "quote the whole field and double each quote in it; a file without quoting is read with "
     "--quoting none"
 )
-_DIGITS: Final = {32: 9, 64: 17}
-"""Digits that tell a float of so many bits from all others."""
 
 
 class DelimitedFile:
     """A file of records, read once, from its start. `names` are those of its header."""
 
-    def __init__(self, source: pa.NativeFile, where: str, delimiter: str, quoting: Quoting) -> None:
-        """Read the header. `where` names the file in errors. Raises `UsageError`."""
+    def __init__(
+        self,
+        source: pa.NativeFile,
+        where: str,
+        delimiter: str,
+        quoting: Quoting,
+        names: Sequence[str] | None = None,
+    ) -> None:
+        """Read the header; a file without one has columns called `names`. `where` names the file
+        in errors. Raises `UsageError`."""
         self._where = where
         self._delimiter = delimiter
         self._is_quoted = quoting == "standard"
@@ -81,6 +89,11 @@ class DelimitedFile:
         self._end = _LF
         self._blocks = self._whole_records(source)
         first = next(self._blocks, b"")
+        self._shape, self._remedy = "the header has", "correct the row; the header is row 1"
+        if names is not None:
+            self._rest, self.names = first, list(names)
+            self._shape, self._remedy = "the names are", "correct the row, or the names"
+            return
         end = self._first_end(first)
         self._rest = first[end:]
         self.names = self._header(first[:end])
@@ -115,7 +128,8 @@ class DelimitedFile:
             raise UsageError(f"{self._where} is empty", "begin it with the names of the columns")
         if not self._is_quoted:
             return text.split(self._delimiter)
-        field = f'"([^"]*(?:""[^"]*)*)"{self._delimiter}|([^{self._delimiter}]*){self._delimiter}'
+        end = re.escape(self._delimiter)
+        field = f'"([^"]*(?:""[^"]*)*)"{end}|([^{end}]*){end}'
         found = re.findall(field, text + self._delimiter)
         return [quoted.replace('""', '"') or plain for quoted, plain in found]
 
@@ -244,8 +258,8 @@ class DelimitedFile:
             if found := _COLUMNS.match(told):
                 return UsageError(
                     f"{self._where}: row {self._before + int(found[1])} has {found[3]} columns, "
-                    f"and the header has {found[2]}",
-                    _CORRECT,
+                    f"and {self._shape} {found[2]}",
+                    self._remedy,
                 )
             if found := _CONVERSION.match(told):
                 return self._wrong(int(found[2]) - 1, self.names[int(found[1])], found[3])
@@ -255,7 +269,7 @@ class DelimitedFile:
     def _wrong(self, at: int, name: str, problem: str) -> UsageError:
         """The error for the value of a column in the record `at` of the present block."""
         where = f"{self._where}: row {self._before + at + 1}, column {name!r}"
-        return UsageError(f"{where}: {problem}", _CORRECT)
+        return UsageError(f"{where}: {problem}", self._remedy)
 
     def _exact(self, told: _Told, name: str, column: pa.Array, kind: pa.DataType) -> pa.Array:
         """A column in its type. Raises `UsageError` for the first value that Arrow altered."""
@@ -427,33 +441,8 @@ def _altered(texts: pa.Array, column: pa.Array, rows: _Positions) -> list[int]:
     """The first of `rows` whose text its float does not hold. Looks at each text once."""
     coded = texts.take(pa.array(rows)).dictionary_encode()
     _, firsts = np.unique(coded.indices.to_numpy(), return_index=True)
-    digits = _DIGITS[column.type.bit_width]
+    digits = FLOAT_DIGITS[column.type.bit_width]
     for at in rows[np.sort(firsts)].tolist():
-        if not _is_held(texts[at].as_py(), column[at].as_py(), digits):
+        if not is_float_of(texts[at].as_py(), column[at].as_py(), digits):
             return [at]
     return []
-
-
-def _is_held(text: str, number: float, digits: int) -> bool:
-    """Whether a float holds the number of its text, so that it comes out again.
-
-    A fraction is rounded to the nearest float, as all readers do: 0.1 is no float. A whole number
-    must be exact. Written with an exponent, it may also be what the float prints in so many
-    digits: 1e23 is no float either, and every program writes one of them so. A finite number never
-    becomes infinite, and no other number becomes zero.
-    """
-    try:
-        exact = Decimal(text.strip(" \t"))
-    except InvalidOperation:  # inf, in the words that Arrow takes
-        return True
-    if not exact.is_finite() or (np.isfinite(number) and Decimal(number) == exact):
-        return True
-    if number == 0 or not np.isfinite(number):
-        return False
-    is_whole = exact == exact.to_integral_value()
-    if is_whole and "e" not in text.lower():
-        return False
-    if not is_whole and abs(number) > 1:
-        return True
-    written = len("".join(map(str, exact.as_tuple().digits)).strip("0"))
-    return written <= digits and Decimal(f"{number:.{written - 1}e}") == exact

@@ -26,7 +26,9 @@ from kvstore.bulk.files import FileFormat, compression_of, format_of, line_of
 from kvstore.bulk.seed import appearing_file
 from kvstore.errors import UsageError, printable, storage_errors
 from kvstore.limits import TEXT_ROW_BYTES_MAX
-from kvstore.snapshot import Snapshot
+from kvstore.mvcc.expiry_records import carried_of
+from kvstore.readable import ReadableAt
+from kvstore.remote.control import StoreOrClient
 from kvstore.store import Store
 from kvstore.transaction import Expiry
 
@@ -52,9 +54,18 @@ class SpanRows(NamedTuple):
     batches: Iterator[pa.RecordBatch]
 
 
-def live_rows(store: Store, snapshot: Snapshot, span: Span) -> SpanRows:
-    """The rows of a span at the time of a snapshot, with their due times if keys may expire."""
+def live_rows(store: StoreOrClient, snapshot: ReadableAt, span: Span) -> SpanRows:
+    """The rows of a span at the time of a snapshot, with their due times if keys may expire.
+    Raises `UsageError` for such keys of a client, which does not learn their due times."""
     batches = iter(snapshot.scan_batches(span.start, span.end))
+    if not isinstance(store, Store):
+        records = carried_of(span)
+        if next(store.scan(records.start, records.end, limit=1), None) is not None:
+            raise UsageError(
+                "keys of the span expire, and a server does not tell when",
+                "export on the machine of the store, by its path",
+            )
+        return SpanRows(_ROWS, (batch.cast(_ROWS) for batch in batches))
     expiry = Expiry(store.requests.parts)
     if not expiry.may_be_in(span):
         return SpanRows(_ROWS, (batch.cast(_ROWS) for batch in batches))
@@ -70,8 +81,8 @@ def live_rows(store: Store, snapshot: Snapshot, span: Span) -> SpanRows:
 
 
 def export_rows(
-    store: Store,
-    snapshot: Snapshot,
+    store: StoreOrClient,
+    snapshot: ReadableAt,
     path: Path,
     span: Span,
     notation: Callable[[bytes, str], str] | None = None,

@@ -14,22 +14,26 @@ import binascii
 import io
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from itertools import islice
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, BinaryIO, Final, Literal, NamedTuple, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from kvstore.base.timestamp import is_plain_number, to_timestamp
 from kvstore.bulk.delimited import DelimitedFile, Quoting
-from kvstore.bulk.staging import Reading
+from kvstore.bulk.progress import Reading
 from kvstore.cli.options import Encoding, Encodings, to_bytes
 from kvstore.codec.columns import decoded as decoded_column
 from kvstore.codec.columns import due_column
 from kvstore.errors import StorageError, UsageError
 from kvstore.limits import ARROW_ROWS_MAX, KEY_BYTES_MAX, TEXT_ROW_BYTES_MAX
+from kvstore.tables.words import NumberText, column_of, is_text, read_value
 
 FileFormat: TypeAlias = Literal["parquet", "csv", "tsv", "jsonl", "arrow"]
 
@@ -53,11 +57,47 @@ _ARROW: Final = b"ARROW1"
 _SCHEMA: Final = pa.schema([("key", pa.binary()), ("value", pa.binary())])
 
 
+Nested: TypeAlias = Literal["error", "text", "columns"]
+NESTED: Final[tuple[Nested, ...]] = ("error", "text", "columns")
+
+
 class FileReads(NamedTuple):
-    """How files are read: `reading` follows their bytes, `quoting` is that of CSV and TSV."""
+    """How files are read. `reading` follows their bytes."""
 
     reading: Reading | None = None
     quoting: Quoting = "standard"
+    """The quotes of CSV and TSV."""
+    delimiter: str | None = None
+    """What stands between the fields of CSV; None where the name of the file tells."""
+    names: Sequence[str] | None = None
+    """The columns of CSV that has no header."""
+    nested: Nested = "error"
+    """Fields of JSON lines that are no texts: refused; their JSON, as a text; or, of an object,
+    columns called `outer.inner`, and the JSON of the others."""
+    missing: Mapping[str, Any] = MappingProxyType({})
+    """What a column of a table has where a line of JSON lacks it, if that is not null."""
+
+    def require_fitting(self, paths: Iterable[Path]) -> None:
+        """Raise `UsageError` for a choice that none of the files has a use for, and for a delimiter
+        that is none."""
+        kinds = {format_of(path) for path in paths}
+        if kinds.isdisjoint(("csv", "tsv")):
+            for option, is_given in (
+                ("--quoting", self.quoting != "standard"),
+                ("--delimiter", self.delimiter is not None),
+                ("--no-header", self.names is not None),
+            ):
+                if is_given:
+                    raise UsageError(f"{option} is for CSV and TSV", "leave it out")
+        if self.nested != "error" and "jsonl" not in kinds:
+            raise UsageError("--nested is for JSON lines", "leave it out")
+        mark = self.delimiter
+        if mark is not None and (len(mark) != 1 or not mark.isascii() or mark in '"\r\n\0'):
+            raise UsageError(
+                f"--delimiter {mark!r}", "pass one character of ASCII, and no quote and no end"
+            )
+        if self.names is not None and len(set(self.names)) < len(self.names):
+            raise UsageError("two columns have one name", "name each column once")
 
 
 PLAIN_READS: Final = FileReads()
@@ -101,15 +141,9 @@ def _unpacked(path: Path, reading: Reading | None = None) -> Iterator[pa.NativeF
             yield source
 
 
-def first_row(path: Path) -> int:
+def first_row(path: Path, reads: FileReads = PLAIN_READS) -> int:
     """The number of the first row of a file, as errors tell it: the header of CSV is row 1."""
-    return 2 if format_of(path) in ("csv", "tsv") else 1
-
-
-def require_quoting(paths: Iterable[Path], quoting: Quoting) -> None:
-    """Raise `UsageError` unless one of the files has quotes to speak of."""
-    if quoting != "standard" and not any(format_of(path) in ("csv", "tsv") for path in paths):
-        raise UsageError("--quoting is for CSV and TSV", "leave it out")
+    return 2 if format_of(path) in ("csv", "tsv") and reads.names is None else 1
 
 
 def column_names(path: Path, reads: FileReads = PLAIN_READS) -> list[str]:
@@ -120,11 +154,11 @@ def column_names(path: Path, reads: FileReads = PLAIN_READS) -> list[str]:
         if kind == "parquet":
             return list(pq.read_schema(path).names)
         if kind == "arrow":
-            return _arrow_names(path)
+            return list(_arrow_schema(path).names)
         with _unpacked(path) as source:
             if kind == "jsonl":
-                return first_fields(io.BufferedReader(source), str(path))
-            return DelimitedFile(source, str(path), _delimiter(path), reads.quoting).names
+                return first_fields(io.BufferedReader(source), str(path), reads.nested)
+            return _delimited(source, path, reads).names
 
 
 def file_rows(
@@ -167,7 +201,8 @@ def file_events(
     """Yield batches with the named columns of each file: keys and values as `file_rows`, times, and
     operations if `op` is given, as `bulk.seed` takes them.
 
-    A time that is text is ISO-8601 with a zone, or a number of nanoseconds. Raises `UsageError` as
+    A time that is text is ISO-8601 with a zone, a day (its midnight in UTC), or a number of
+    nanoseconds. Raises `UsageError` as
     `file_rows`, and for a column that is named for two things.
     """
     names = [key, value, at] if op is None else [key, value, at, op]
@@ -189,7 +224,7 @@ def _named_columns(
     if len(set(names)) < len(names):
         raise UsageError(f"columns {', '.join(names)}: one is named twice", "name each column once")
     for path in paths:
-        opener, first = _opener(path), first_row(path)
+        opener, first = _opener(path), first_row(path, reads)
         with _translated(path):
             for read in opener(path, names, _AS_BYTES, reads):
                 batch = read.select(names)
@@ -202,13 +237,35 @@ def _named_columns(
 def typed_batches(
     path: Path, schema: pa.Schema, reads: FileReads = PLAIN_READS
 ) -> Iterator[pa.RecordBatch]:
-    """All columns of a file. `schema` gives the types of the columns of a CSV file. Raises as
-    `file_rows`."""
+    """All columns of a file. `schema` gives the types of the columns of a file of text: CSV, TSV or
+    JSON lines. Raises as `file_rows`."""
     opener = _opener(path)
     with _translated(path):
         for batch in opener(path, None, schema, reads):
             batch.validate(full=True)
             yield batch
+
+
+def text_batches(path: Path, names: list[str], reads: FileReads) -> Iterator[pa.RecordBatch]:
+    """The columns `names` of a CSV or TSV file, as the texts that stand there. Raises as
+    `file_rows`."""
+    with _translated(path), _unpacked(path, reads.reading) as source:
+        yield from _delimited(source, path, reads).batches(names, {})
+
+
+def fields_of_lines(path: Path, reads: FileReads) -> Iterator[list[dict[str, Any]]]:
+    """The fields of the lines of a file of JSON lines, some lines at a time. Raises as
+    `file_rows`."""
+    with _translated(path), _unpacked(path, reads.reading) as source:
+        lines = json_objects(io.BufferedReader(source), str(path), reads.nested)
+        while rows := [fields for _, _, fields in islice(lines, _ROWS)]:
+            yield rows
+
+
+def file_schema(path: Path) -> pa.Schema:
+    """The schema of a Parquet or Arrow file, or of an Arrow stream. Raises as `file_rows`."""
+    with _translated(path):
+        return pq.read_schema(path) if format_of(path) == "parquet" else _arrow_schema(path)
 
 
 def due_times(batch: pa.RecordBatch, name: str, path: Path, first: int) -> pa.Array:
@@ -241,10 +298,13 @@ def _opener(path: Path) -> Opener:
 def _json_lines(
     path: Path, wanted: list[str] | None, types: pa.Schema | None, reads: FileReads
 ) -> Iterator[pa.RecordBatch]:
-    if wanted is None or types is not None:
-        raise UsageError(f"{path}: rows of a table have types", "write them as CSV or Parquet")
     with _unpacked(path, reads.reading) as source:
-        yield from read_lines(io.BufferedReader(source), str(path), wanted)
+        file = io.BufferedReader(source)
+        if types is not None:
+            yield from typed_lines(file, str(path), types, reads)
+        else:
+            assert wanted is not None, "the columns of rows without types are named"
+            yield from read_lines(file, str(path), wanted, reads.nested)
 
 
 def _parquet(
@@ -275,7 +335,7 @@ def _csv(
     path: Path, wanted: list[str] | None, types: pa.Schema | None, reads: FileReads
 ) -> Iterator[pa.RecordBatch]:
     with _unpacked(path, reads.reading) as source:
-        file = DelimitedFile(source, str(path), _delimiter(path), reads.quoting)
+        file = _delimited(source, path, reads)
         _require_columns(path, file.names, wanted)
         kinds = None if types is None else {field.name: field.type for field in types}
         # Without types, columns are read as bytes: a guessed type could lose digits. A name that
@@ -283,8 +343,9 @@ def _csv(
         yield from file.batches(file.names if wanted is None else wanted, kinds)
 
 
-def _delimiter(path: Path) -> str:
-    return "\t" if format_of(path) == "tsv" else ","
+def _delimited(source: pa.NativeFile, path: Path, reads: FileReads) -> DelimitedFile:
+    delimiter = reads.delimiter or ("\t" if format_of(path) == "tsv" else ",")
+    return DelimitedFile(source, str(path), delimiter, reads.quoting, reads.names)
 
 
 def _arrow(
@@ -314,12 +375,12 @@ def _arrow(
             yield file.get_batch(number)
 
 
-def _arrow_names(path: Path) -> list[str]:
+def _arrow_schema(path: Path) -> pa.Schema:
     with pa.memory_map(str(path)) as source:
         is_file = source.read(len(_ARROW)) == _ARROW
         source.seek(0)
         opened = pa.ipc.open_file(source) if is_file else pa.ipc.open_stream(source)
-        return list(opened.schema.names)
+        return opened.schema
 
 
 def _require_one_arrow(path: Path, source: pa.MemoryMappedFile) -> None:
@@ -392,30 +453,49 @@ def _times(
     try:
         if pc.all(is_number).as_py():
             return text.cast(pa.int64())
-        return text.cast(pa.timestamp("ns", "UTC"))
-    except pa.ArrowInvalid:
+        try:
+            return text.cast(pa.timestamp("ns", "UTC"))
+        except pa.ArrowInvalid:
+            if pc.any(is_number).as_py():
+                raise
+            return _instants(text)
+    except (pa.ArrowInvalid, UsageError):
         raise _no_times(text, path, name, first) from None
+
+
+def _instants(text: pa.Array) -> pa.Array:
+    """Times in all the forms of a time that stands still: Arrow takes no day, and no `UTC`."""
+    given = text.to_pylist()
+    found = [None if each is None else int(to_timestamp(each)) for each in given]
+    return pa.array(found, pa.int64()).cast(pa.timestamp("ns", "UTC"))
 
 
 def _no_times(text: pa.Array, path: Path, name: str, first: int) -> UsageError:
     """Names the first value that is no time; in a column that begins with nanoseconds, the first
     that is no number."""
-    remedy = "write ISO-8601 with a zone, or nanoseconds in all rows"
+    remedy = "write ISO-8601 with a zone, a day, or nanoseconds in all rows"
     given = [(row, each) for row, each in enumerate(text.to_pylist(), first) if each is not None]
-    kind = pa.int64() if given and _NUMBER.match(given[0][1]) else pa.timestamp("ns", "UTC")
+    is_number = bool(given) and _NUMBER.match(given[0][1]) is not None
     for row, each in given:
-        if not _casts(each, kind):
+        if not (_casts(each) if is_number else _is_instant(each)):
             problem = f"{each[:100]!r} is no time"
             return UsageError(f"{path}: row {row}, column {name!r}: {problem}", remedy)
     return UsageError(f"{path}: column {name!r} has no times", remedy)
 
 
-def _casts(text: str, kind: pa.DataType) -> bool:
+def _casts(text: str) -> bool:
     try:
-        pa.scalar(text).cast(kind)
+        pa.scalar(text).cast(pa.int64())
     except pa.ArrowInvalid:
         return False
     return True
+
+
+def _is_instant(text: str) -> bool:
+    try:
+        return not is_plain_number(text) and to_timestamp(text) >= 0
+    except UsageError:
+        return False
 
 
 def _binary(batch: pa.RecordBatch, name: str, path: Path) -> pa.Array:
@@ -507,7 +587,7 @@ def decoded_files(
     for source in sources:
         more = {"expires": "expires"} if source in timed else {}
         rows = file_rows([source], reads=reads, **named, **more)
-        first = first_row(source)
+        first = first_row(source, reads)
         for batch in decoded(rows, notation, str(source), first=first):
             _require_whole(batch, str(source), first)
             first += batch.num_rows
@@ -592,7 +672,9 @@ _ROWS: Final = 10_000
 _BYTES: Final = 8 << 20
 
 
-def read_lines(file: BinaryIO, where: str, names: list[str]) -> Iterator[pa.RecordBatch]:
+def read_lines(
+    file: BinaryIO, where: str, names: list[str], nested: Nested = "error"
+) -> Iterator[pa.RecordBatch]:
     """Batches of binary columns: the fields `names` of each line. Raises `UsageError`.
 
     The first names are of the key and the value. A line that has `"delete"` in a later field needs
@@ -603,7 +685,7 @@ def read_lines(file: BinaryIO, where: str, names: list[str]) -> Iterator[pa.Reco
     for number, line in enumerate(_lines(file, where), 1):
         if not line.strip():
             continue
-        fields = _object(line, f"{where}:{number}")
+        fields = _object(line, f"{where}:{number}", nested)
         for name, column in zip(names, columns, strict=True):
             if name not in fields:
                 if name == names[1] and "delete" in map(fields.get, names[2:]):
@@ -612,7 +694,7 @@ def read_lines(file: BinaryIO, where: str, names: list[str]) -> Iterator[pa.Reco
                 raise UsageError(
                     f"{where}:{number} has no field {name!r}", f"choose from {', '.join(fields)}"
                 )
-            column.append(_bytes(fields[name], f"{where}:{number}: field {name!r}"))
+            column.append(_bytes(fields[name], f"{where}:{number}: field {name!r}", nested))
         size += len(line)
         if len(columns[0]) == _ROWS or size > _BYTES:
             yield _batch(names, columns)
@@ -620,12 +702,110 @@ def read_lines(file: BinaryIO, where: str, names: list[str]) -> Iterator[pa.Reco
     yield _batch(names, columns)
 
 
-def first_fields(file: BinaryIO, where: str) -> list[str]:
+def first_fields(file: BinaryIO, where: str, nested: Nested = "error") -> list[str]:
     """The names of the fields of the first line. Raises `UsageError`."""
     for number, line in enumerate(_lines(file, where), 1):
         if line.strip():
-            return list(_object(line, f"{where}:{number}"))
+            return list(_object(line, f"{where}:{number}", nested))
     return []
+
+
+def json_values(file: BinaryIO, where: str) -> Iterator[tuple[str, Any]]:
+    """The JSON values of all lines, each with its place for errors. Raises `UsageError`."""
+    for number, line in enumerate(_lines(file, where), 1):
+        if line.strip():
+            place = f"{where}:{number}"
+            yield place, _parsed(line, place)
+
+
+def json_objects(
+    file: BinaryIO, where: str, nested: Nested = "error"
+) -> Iterator[tuple[str, int, dict[str, Any]]]:
+    """The objects of all lines, each with its place for errors and the size of its line. A number
+    that is no integer is a `NumberText`. Raises `UsageError`."""
+    for number, line in enumerate(_lines(file, where), 1):
+        if line.strip():
+            place = f"{where}:{number}"
+            yield place, len(line), _object(line, place, nested)
+
+
+def typed_lines(
+    file: BinaryIO, where: str, schema: pa.Schema, reads: FileReads
+) -> Iterator[pa.RecordBatch]:
+    """Batches of columns in the types of `schema`. Fields that it lacks are columns of text.
+
+    A batch has the columns of the lines so far. Raises `UsageError` that names line and column for
+    a value that a column does not hold: see `kvstore.tables.words`.
+    """
+    types = {field.name: field.type for field in schema}
+    names: dict[str, None] = {}
+    rows: list[dict[str, Any]] = []
+    size = 0
+
+    def batch() -> pa.RecordBatch:
+        columns = []
+        for name in names:
+            none, kind = reads.missing.get(name), types.get(name, pa.string())
+            columns.append(column_of(kind, [row.get(name, none) for row in rows]))
+        return pa.RecordBatch.from_arrays(columns, names=list(names))
+
+    for place, length, fields in json_objects(file, where, reads.nested):
+        row = {}
+        for name, value in fields.items():
+            at = f"{place}: column {name!r}"
+            kind = types.get(name)
+            if kind is None:
+                found: Any = value if value is None else _as_text(value)
+            elif reads.nested != "error" and is_text(kind) and not _is_plain_text(value):
+                found = value if value is None else json_text(value)
+            else:
+                found = read_value(kind, value, at)
+            row[name] = found
+        names.update(dict.fromkeys(row))
+        rows.append(row)
+        size += length
+        if len(rows) == _ROWS or size > _BYTES:
+            yield batch()
+            rows, size = [], 0
+    if rows:
+        yield batch()
+
+
+def _is_plain_text(value: Any) -> bool:
+    return isinstance(value, str) and not isinstance(value, NumberText)
+
+
+def _as_text(value: Any) -> str:
+    return str(value) if isinstance(value, str) else json_text(value)
+
+
+def json_text(value: Any) -> str:
+    """A value of JSON as JSON again, its numbers as they stood there. Its depth has no bound but
+    the parser's."""
+    parts: list[str] = []
+    rest: list[Any] = [value]
+    """What is to be written, the first last. Signs are `NumberText` too: a text that is written as
+    it is."""
+    while rest:
+        each = rest.pop()
+        if isinstance(each, NumberText):
+            parts.append(str(each))
+        elif isinstance(each, dict):
+            rest.append(NumberText("}"))
+            for at, (name, inner) in reversed(list(enumerate(each.items()))):
+                sign = "," if at else "{"
+                rest += [inner, NumberText(f"{sign}{json.dumps(name, ensure_ascii=False)}:")]
+            if not each:
+                rest.append(NumberText("{"))
+        elif isinstance(each, list):
+            rest.append(NumberText("]"))
+            for at, inner in reversed(list(enumerate(each))):
+                rest += [inner, NumberText("," if at else "[")]
+            if not each:
+                rest.append(NumberText("["))
+        else:
+            parts.append(json.dumps(each, ensure_ascii=False))
+    return "".join(parts)
 
 
 def line_of(fields: dict[str, bytes | None]) -> bytes:
@@ -646,13 +826,8 @@ def _lines(file: BinaryIO, where: str) -> Iterator[bytes]:
         yield line
 
 
-def _object(line: bytes, where: str) -> dict[str, Any]:
-    try:
-        found = json.loads(line, object_pairs_hook=_distinct_fields)
-    except _TwiceError as error:
-        raise UsageError(f"{where} has two fields {error.args[0]!r}", "remove one") from error
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"{where} is not JSON: {error}", "write one object a line") from error
+def _object(line: bytes, where: str, nested: Nested) -> dict[str, Any]:
+    found = _parsed(line, where, nested)
     if not isinstance(found, dict):
         raise UsageError(f"{where} is no object", "write one object a line")
     return found
@@ -660,6 +835,32 @@ def _object(line: bytes, where: str) -> dict[str, Any]:
 
 class _TwiceError(Exception):
     """An object has two fields of one name, of which Python would take the last."""
+
+
+def _parsed(line: bytes, where: str, nested: Nested = "error") -> Any:
+    try:
+        found = json.loads(
+            line,
+            object_pairs_hook=_distinct_fields,
+            parse_float=NumberText,
+            parse_constant=NumberText,
+        )
+        if nested == "columns" and isinstance(found, dict):
+            found = _distinct_fields(list(_flat(found)))
+    except _TwiceError as error:
+        raise UsageError(f"{where} has two fields {error.args[0]!r}", "remove one") from error
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{where} is not JSON: {error}", "write one object a line") from error
+    return found
+
+
+def _flat(fields: dict[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
+    """The fields of an object, and of the objects in it, with their names as columns."""
+    for name, value in fields.items():
+        if isinstance(value, dict) and value and list(value) != ["base64"]:
+            yield from _flat(value, f"{before}{name}.")
+        else:
+            yield before + name, value
 
 
 def _distinct_fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -670,21 +871,29 @@ def _distinct_fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _bytes(field: Any, where: str) -> bytes | None:
+def _bytes(field: Any, where: str, nested: Nested) -> bytes | None:
     if field is None:
         return None
-    if isinstance(field, str):
+    is_number = isinstance(field, NumberText)
+    if nested != "error" and not _is_plain_text(field) and not _is_base64(field):
+        field, is_number = json_text(field), False
+    if isinstance(field, str) and not is_number:
         try:
             return field.encode()
         except UnicodeEncodeError as error:
             raise UsageError(f"{where} is not text: {error}", "write it as base64") from error
-    if isinstance(field, dict) and list(field) == ["base64"]:
+    if _is_base64(field):
         try:
             return base64.b64decode(field["base64"], validate=True)
         except (binascii.Error, TypeError, ValueError) as error:
             raise UsageError(f"{where} is not base64: {error}", "check the line") from error
-    kind = type(field).__name__
-    raise UsageError(f"{where} is of type {kind}", 'write text in quotes, or {"base64": "..."}')
+    kind = "float" if is_number else type(field).__name__
+    remedy = 'write text in quotes, or {"base64": "..."}, or take its JSON: --nested text'
+    raise UsageError(f"{where} is of type {kind}", remedy)
+
+
+def _is_base64(field: Any) -> bool:
+    return isinstance(field, dict) and list(field) == ["base64"]
 
 
 def _field_text(raw: bytes | None) -> str | dict[str, str] | None:

@@ -11,6 +11,9 @@ sees their rows. One record gives them their timestamp.
     link      RocksDB takes the files from there, all or none             still invisible
     add       one record gives the rows their timestamp                   durable: the commit
 
+A process beside the owner of a store fetches, checks and brings, to a directory of its own in
+`<store>/ingest/`. The owner does the rest, and checks everything anew: it trusts nobody's word.
+
 Invariants
 1. A crash at any point leaves an import that is either added or invisible. A repeated call
    continues.
@@ -31,8 +34,8 @@ import shutil
 import tempfile
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager, suppress
-from dataclasses import replace
+from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
+from dataclasses import dataclass, replace
 from itertools import chain, groupby, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol, TypeAlias
@@ -44,28 +47,26 @@ from typing_extensions import Self
 from kvstore.base.arguments import NUMBER, ArgumentKind, word
 from kvstore.base.span import Span, merge_spans
 from kvstore.base.timestamp import Timestamp
+from kvstore.bulk.bucket import Bucket, BucketUrl, as_fetched, fetch, fetched_to
+from kvstore.bulk.gate import Force, Gate, NoneLoaded, pass_gate
+from kvstore.bulk.manifest import MANIFEST_NAME, STAGE_AGAIN, Manifest, refused_as_damaged
 from kvstore.bulk.part import prefetch
+from kvstore.bulk.progress import StageTimes
 from kvstore.bulk.staging import (
-    Bucket,
-    BucketUrl,
     Identity,
-    Manifest,
-    StageTimes,
     Staging,
-    as_fetched,
+    check_definitions,
     damage_of,
-    fetch,
-    fetched_to,
     open_staged,
     opened_path,
     read_manifest,
-    require_definitions,
     require_disjoint,
+    require_metadata,
     require_rows,
-    require_told,
     require_unaltered,
     staging_place,
 )
+from kvstore.changes import Change
 from kvstore.codec.keys import (
     TAIL_BYTES,
     TOMBSTONE,
@@ -75,21 +76,24 @@ from kvstore.codec.keys import (
     span_bounds,
     unframe,
 )
-from kvstore.engine.sorted_file import LooseFiles
+from kvstore.engine.loose_files import LooseFiles
 from kvstore.errors import (
     KEYS_NAMED_MAX,
-    CorruptionError,
+    AccessDeniedError,
+    ConflictError,
     ImportRefusedError,
     KeyConflictError,
     KeyOrderError,
+    NotFoundError,
+    NotUniqueError,
+    TableAlteredError,
     UsageError,
     storage_errors,
 )
 from kvstore.limits import SCAN_CHUNK
 from kvstore.mvcc.arrow import binary_array
 from kvstore.mvcc.expiry_records import EXPIRY, require_record
-from kvstore.remote.arrivals import NoneCame
-from kvstore.remote.control import StoreOrClient, as_store, client_of
+from kvstore.remote.control import StoreOrClient, as_store, client_of, imports_of
 from kvstore.store import Store
 from kvstore.tables import TableCodec
 from kvstore.tables.codec import schema_number
@@ -98,17 +102,47 @@ from kvstore.tables.exact import as_python
 from kvstore.tables.sources import not_unique
 from kvstore.timeline.committer import After
 from kvstore.timeline.import_records import Amend, FoundKeys, ImportRecord
-from kvstore.timeline.imports import INGEST_DIRECTORY
+from kvstore.timeline.imports import INGEST_DIRECTORY, Imports
+from kvstore.timeline.reserved import FIRST_ROW
 
 if TYPE_CHECKING:
     from kvstore.remote.client import Client
 
+
+OnConflict: TypeAlias = Literal["overwrite", "error"]
+CONFLICTS: Final = ("overwrite", "error")
+"""What an import does with the live keys that it would cover."""
+
+ON_CONFLICT: Final[ArgumentKind[OnConflict]] = word(*CONFLICTS)
 
 _COPY_INSTEAD: Final = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP)
 """Failures of a link after which a copy may succeed: the file system has no links, or source and
 target lie on two."""
 
 _COPY_BYTES: Final = 1 << 20
+
+_GATE_RUNS_MAX: Final = 4
+"""How often the gate of one load runs, while other loads come during each run."""
+
+
+class How(NamedTuple):
+    """The choices of a call of `bulk.ingest`."""
+
+    on_conflict: OnConflict
+    move: bool
+    thorough: bool
+    check: Callable[[], None] | None
+    tell: Callable[[str], None]
+    times: StageTimes
+    after: After | None = None
+    amends: Amending | None = None
+    origin: str = ""
+    none_since: int | None = None
+    """The time at which a process beside this one has found no key of the import alive."""
+    gate: Gate | None = None
+    force: Force | None = None
+    report: str = ""
+    """The report of a gate that a process beside this one has made."""
 
 
 def ingest(
@@ -118,28 +152,35 @@ def ingest(
     move: bool = False,
     *,
     thorough: bool = False,
-    check: Callable[[], None] | None = None,
+    check: Callable[[], None] | Gate | Mapping[str, Any] | None = None,
     progress: Callable[[str], None] | None = None,
     max_bytes: int | None = None,
     times: StageTimes | None = None,
     options: Mapping[str, Any] | None = None,
     patience: float | None = None,
     origin: str = "",
+    force: Force | str | None = None,
 ) -> Timestamp:
     """Add a sealed import to `store`. Returns the timestamp at which all its rows became visible.
 
-    For a client by path this process checks and brings the files, and the owner of the store adds
+    For a client by path this process brings the files, and the owner of the store checks and adds
     them. For a client of an address the server fetches and adds the import, from below the places
     of `kvstore serve --imports-from`; then `options` must be empty.
 
-    Adding the same import again returns the first timestamp. `on_conflict="error"` looks up
+    Adding the same import again returns the first timestamp, and raises `UsageError` after it was
+    reverted. `on_conflict="error"` looks up
     each key, and raises `KeyConflictError` with the first live keys. Files are linked, or copied
     from another file system. `move` removes the files from `staging` after they were added; it
     removes a symbolic link, not the file behind it. `thorough` is for files from a stranger: it
     reads each file, compares its digest and checks each row. A row of a table with the values of
-    another row in a unique index raises `NotUniqueError`. `check` runs first, and under the commit
-    lock just before the rows become visible; it calls the import off by raising an error. A client
-    takes no `check`, and a client by path takes no rows of tables. `progress` is called with the
+    another row in a unique index raises `NotUniqueError`. `check` is a `Gate`, or a mapping of its
+    fields: the staged rows pass it before they show, or the load is refused by `LoadRefusedError`,
+    whose `report` has each figure with its bound and baseline; the staging stays. `force`, a
+    `Force` or its reason, adds the load nevertheless. The record of the import keeps the report:
+    see `kvstore imports show`.
+    `check` may also be a function: it runs first, and under the commit lock just before the rows
+    become visible; it calls the import off by raising an error. A client takes no function, and a
+    client of an address takes no gate. `progress` is called with the
     name of each step before the step. An exception that it raises stops the import, and a later
     call continues it.
 
@@ -153,19 +194,25 @@ def ingest(
     Raises `ImportRefusedError` if a file is missing, altered, truncated or of another import, or if
     its bounds or rows differ from the manifest, or if a table of its rows was altered since they
     were encoded; `FormatVersionError` for rows of a newer release; `OutOfSpaceError` if the disk
-    has no room for a fetch. Nothing was added then. Costs a few milliseconds, two fsyncs and the
-    fetch.
+    has no room for a fetch; `ConflictError`, to be tried again, if another load came whenever the
+    gate ran, or once for a client. Nothing was added then. Costs a few milliseconds, two fsyncs and
+    the fetch.
     """
     ON_CONFLICT.check("on_conflict", on_conflict)
     tell = progress or (lambda step: None)
-    how = How(on_conflict, move, thorough, check, tell, times or StageTimes(), origin=origin)
+    gate = None if check is None or callable(check) else Gate.of(check)
+    called = check if callable(check) else None
+    how = How(on_conflict, move, thorough, called, tell, times or StageTimes(), origin=origin)
+    how = how._replace(gate=gate, force=Force.of(force, gate))
     found = staging_place(staging, options, patience)
     if not isinstance(store, Store) and getattr(store, "path", None) is None:
+        if gate is not None:
+            raise UsageError("a gate of a load by an address", "load beside the store, by its path")
         return ingest_there(store, found, max_bytes, how)
-    return _ingest_here(store, found, max_bytes, how)
+    return _from_place(store, found, max_bytes, how)
 
 
-def _ingest_here(
+def _from_place(
     store: StoreOrClient, found: Path | BucketUrl, max_bytes: int | None, how: How
 ) -> Timestamp:
     if client_of(store) is not None:
@@ -173,10 +220,80 @@ def _ingest_here(
     place = found if isinstance(found, Path) else found.open()
     manifest = read_manifest(place) if isinstance(place, Path) else place.manifest()
     _require_size(manifest, max_bytes, place)
-    with as_store(store) as into, into.imports.alone(manifest.import_id, adding=True):
+    with as_store(store) as into, _adding(into, manifest.import_id):
         if isinstance(place, Path):
-            return _ingest(into, place, manifest, record_of(manifest, how.origin), how)
-        return _ingest_fetched(into, place, manifest, how)
+            return _by_owner_or_here(into, place, manifest, manifest, how)
+        return _from_bucket(into, place, manifest, how)
+
+
+def ingest_brought(
+    store: Store,
+    directory: Path,
+    *,
+    none_since: int | None,
+    origin: str,
+    report: str,
+    tell: Callable[[str], None],
+) -> Timestamp:
+    """Add the sealed import in `directory`, to which a process beside this one has brought it. Its
+    files move into the store. With `none_since` its keys were looked up at that time, and none was
+    alive. Raises as `ingest`."""
+    manifest = read_manifest(directory)
+    at = none_since
+    if at is not None and at < store.whole_since:
+        at = 0  # the changes since then are not whole: all live keys are looked at
+    how = How("overwrite", True, False, None, tell, StageTimes(), none_since=at, origin=origin)
+    how = how._replace(report=report)
+    with _adding(store, manifest.import_id):
+        record = replace(record_of(manifest, origin), report=report)
+        return _add(store, directory, manifest, record, how)
+
+
+@contextmanager
+def _adding(store: Store, import_id: int) -> Iterator[None]:
+    """This thread has an import to itself, to add it. An import whose rows contradict their table
+    is aborted: only other rows could continue it."""
+    try:
+        with store.imports.alone(import_id, adding=True):
+            yield
+    except (NotUniqueError, TableAlteredError):
+        store.imports.abort_idle(import_id)
+        raise
+
+
+def added_before(
+    store: StoreOrClient, import_id: int, *, may_be_reverted: bool = False
+) -> ImportRecord | None:
+    """The record of an import that was added before, for a job that runs again. Undoes one that a
+    crash left half done. Raises `UsageError` if it was reverted, unless `may_be_reverted`."""
+    imports = imports_of(store)
+    # Wait for another thread that is adding it.
+    with imports.alone(import_id) if isinstance(imports, Imports) else nullcontext():
+        known = imports.get(import_id)
+    if known is not None and known.added is None:
+        imports.abort(import_id)
+        return None
+    if known is not None and not may_be_reverted:
+        known.require_standing()
+    return known
+
+
+def give_up(store: StoreOrClient, import_id: int) -> None:
+    """Abort an import that was refused, and whose staging is removed: nobody can continue it."""
+    with suppress(UsageError):  # the caller tells the refusal
+        imports_of(store).abort(import_id)
+
+
+def check_for_ingest(
+    store: StoreOrClient, check: Callable[[], None] | None
+) -> Callable[[], None] | None:
+    """The `check` to pass to `ingest` with rows of a table; `check` is that of its import target.
+    The owner of a client's store takes no check, and compares definitions itself. For a client this
+    function runs `check` now, and returns None."""
+    if check is None or client_of(store) is None:
+        return check
+    check()
+    return None
 
 
 def ingest_pushed(
@@ -189,16 +306,17 @@ def ingest_pushed(
     tell: Callable[[str], None],
     times: StageTimes,
     keeps: bool,
+    gate: Gate | None = None,
 ) -> Timestamp:
     """Add an import of a bucket, amended for this store, and right after it the writes of `after`,
     as one step. The caller has checked the manifest. Raises as `ingest`; with `keeps` the files
     that were fetched stay after a refusal."""
-    how = How("overwrite", False, False, None, tell, times, after, amends)
+    how = How("overwrite", False, False, None, tell, times, after, amends, gate=gate)
     known = store.imports.get(manifest.import_id)
     if amends is not None and known is not None and known.added is None:
         store.imports.abort(known.import_id)  # its rows were amended for an older state
     with store.imports.alone(manifest.import_id, adding=True):
-        return _ingest_fetched(store, bucket, manifest, how, keeps=keeps)
+        return _from_bucket(store, bucket, manifest, how, keeps=keeps)
 
 
 def _require_size(manifest: Manifest, max_bytes: int | None, where: object) -> None:
@@ -211,7 +329,7 @@ def _require_size(manifest: Manifest, max_bytes: int | None, where: object) -> N
         )
 
 
-def _ingest_fetched(
+def _from_bucket(
     store: Store, bucket: Bucket, manifest: Manifest, how: How, *, keeps: bool = False
 ) -> Timestamp:
     """Fetch an import and add it. The manifest is checked first."""
@@ -223,7 +341,7 @@ def _ingest_fetched(
             with how.times.stage("fetch"):
                 fetch(bucket, manifest, directory, lambda done: how.tell(str(done)))
             here = replace(manifest, parts=tuple(as_fetched(directory, manifest)))
-            added = _ingest(store, directory, here, record, how._replace(move=False))
+            added = _by_owner_or_here(store, directory, here, manifest, how._replace(move=False))
     else:
         added = known.added
     if how.move:
@@ -231,21 +349,78 @@ def _ingest_fetched(
     return added
 
 
-CONFLICTS: Final = ("overwrite", "error")
-"""What an import does with the live keys that it would cover."""
+def _by_owner_or_here(
+    store: Store,
+    directory: Path,
+    manifest: Manifest,
+    sealed: Manifest,
+    how: How,
+) -> Timestamp:
+    """Add an import whose files lie in `directory` as `manifest` tells, and which was `sealed` so.
+    The owner of the store adds it, if this is another process."""
+    owner, record = client_of(store), record_of(sealed, how.origin)
+    if owner is None:
+        return _add(store, directory, manifest, record, how)
+    known = store.imports.find(record)
+    if known is not None and known.added is not None:
+        stamp = known.added
+    else:
+        stamp = _by_owner(store, owner, directory, manifest, sealed, how)
+    if how.move:
+        _take_away(directory, manifest)
+    return stamp
 
 
-def _ingest(
+def _by_owner(
+    store: Store,
+    owner: Client,
+    directory: Path,
+    manifest: Manifest,
+    sealed: Manifest,
+    how: How,
+) -> Timestamp:
+    """Bring the files of an import beside the store's, and have its owner add them. This process
+    reads the files and looks up the live keys, which would cost the owner much; the owner does not
+    rely on it."""
+    assert store.path is not None, "it has an owner"
+    record, tell = record_of(sealed), how.tell
+    _checks_of_tables(store, record, manifest, str(directory), None)
+    tell("check")
+    with how.times.stage("check"):
+        checked, _ = _checked(directory, manifest, thorough=how.thorough)
+    none_since = None
+    if how.on_conflict == "error":
+        require_no_live_keys(store, _located(directory, manifest))
+        none_since = store.upper - 1
+    report = _gate_report(store, directory, manifest, how)
+    name = f"{record.import_id:016x}-{secrets.token_hex(8)}"
+    incoming = store.path / INGEST_DIRECTORY / name
+    with how.times.stage("add"):
+        try:
+            with storage_errors(str(incoming)):
+                incoming.mkdir(parents=True)
+                (incoming / MANIFEST_NAME).write_text(sealed.to_json())
+            for _ in _brought(directory, incoming, manifest, checked, tell):
+                pass
+            tell("add")
+            asked = {"directory": name, "none_since": none_since, "origin": how.origin}
+            asked["report"] = report or None
+            return Timestamp(owner.work("add_import", None, **asked)["timestamp"])
+        finally:
+            _remove(incoming)
+
+
+def _add(
     store: Store, directory: Path, manifest: Manifest, record: ImportRecord, how: How
 ) -> Timestamp:
     """Add the import `record`, whose files lie in `directory` as `manifest` tells."""
-    on_conflict, move, thorough, check, tell, times, after, amends, _ = how
+    tell, times, amends = how.tell, how.times, how.amends
     known = store.imports.find(record)
     if known is not None and known.added is not None:
-        if move:
+        if how.move:
             _take_away(directory, manifest)
         return known.added
-    checks = _checks_of_tables(store, record, manifest, str(directory), check)
+    checks = _checks_of_tables(store, record, manifest, str(directory), how.check)
     incoming = _incoming(store, directory, manifest)
     linked = known is not None and store.imports.is_linked(record)
     tell("check")
@@ -253,20 +428,24 @@ def _ingest(
     keys: list[bytes] | None = None
     if not linked:
         with times.stage("check"):
-            checked, keys = _checked(directory, manifest, thorough=thorough)
+            checked, keys = _checked(directory, manifest, thorough=how.thorough)
             store.imports.flush()
+    report = _gate_report(store, directory, manifest, how, known if linked else None)
+    record = replace(record, report=report)
+    if how.none_since is not None:
+        checks.insert(0, NoneCame(store, record, how.none_since))
     with ExitStack() as held:
         further: list[Path] = []
-        if on_conflict == "error" or manifest.tables or amends is not None:
+        if how.on_conflict == "error" or manifest.tables or amends is not None:
             located = _located(directory, manifest)
             if not linked:
                 require_known_rows(store, manifest, located)
             # Later commits are checked before the import is added, so GC must keep them.
             at = held.enter_context(store.snapshot()).as_of
-            if on_conflict == "error":
+            if how.on_conflict == "error":
                 checks.insert(0, _live_keys(store, record, located, at, linked=linked))
             replaced = () if amends is None else amends.replaced
-            checks += required_unique(held, store, manifest, located, at, replaced)
+            checks += unique_checks(held, store, manifest, located, at, replaced)
             if amends is not None:
                 with times.stage("compare"):
                     record, keys, further = amends.begin(record, keys, at, located, incoming)
@@ -277,13 +456,39 @@ def _ingest(
             files = list(_brought(directory, incoming, manifest, checked, tell))
             tell("link")
             store.imports.link([*files, *further])
+        _remove(incoming)  # the engine has taken the files
         amend = None if amends is None else amends.linked()
         tell("add")
-        stamp = store.imports.add(record.import_id, check=_all(checks), after=after, amend=amend)
-    _remove(incoming)
-    if move:
+        for runs_left in reversed(range(_GATE_RUNS_MAX)):
+            unmoved = NoneLoaded.of(store, record.import_id, report)
+            check = _all([*checks, *unmoved])
+            try:
+                stamp = store.imports.add(
+                    record.import_id, check=check, after=how.after, amend=amend, report=report
+                )
+                break
+            except ConflictError:  # another load came while the gate compared
+                if how.gate is None or not runs_left:
+                    raise
+            report = _gate_report(store, directory, manifest, how, record)
+    if how.move:
         _take_away(directory, manifest)
     return stamp
+
+
+def _gate_report(
+    store: Store, directory: Path, manifest: Manifest, how: How, linked: ImportRecord | None = None
+) -> str:
+    """The report of the gate that the load passes, empty if there is none. The store may have
+    `linked` its rows before. Raises as `pass_gate`."""
+    if how.gate is None:
+        return how.report
+    how.tell("gate")
+    located = _located(directory, manifest)
+    if linked is None and not how.thorough:
+        require_known_rows(store, manifest, located)
+    where = str(directory)
+    return pass_gate(how.gate, how.force, store, manifest, located, where, linked=linked)
 
 
 def _brought(
@@ -323,12 +528,12 @@ def _checks_of_tables(
     where: str,
     check: Callable[[], None] | None,
 ) -> list[Callable[[], None]]:
-    """The checks of the commit, `check` among them. Raises as `require_definitions`, and
+    """The checks of the commit, `check` among them. Raises as `check_definitions`, and
     `UsageError` for keys of tables that the manifest does not name."""
     checks = [] if check is None else [check]
     for each in checks:
         each()
-    checks += require_definitions(store, manifest.tables, where)  # names a table that is missing
+    checks += check_definitions(store, manifest.tables, where)  # names a table that is missing
     is_encoded, has_expiries = bool(manifest.tables), manifest.has_expiries
     for span in record.spans:
         store.layout.require_importable(span, is_encoded=is_encoded, has_expiries=has_expiries)
@@ -339,13 +544,10 @@ def _checks_of_tables(
 def _require_records(manifest: Manifest, where: str) -> None:
     """Raise `ImportRefusedError` for a part of expiries whose first or last key is no such
     record."""
-    try:
+    with refused_as_damaged(where):
         for part in manifest.parts:
             for key in (part.smallest, part.largest):
                 require_record(key)
-    except CorruptionError as error:
-        problem = f"{error.where}: {error.problem}"
-        raise ImportRefusedError(where, problem, "stage the import again") from error
 
 
 def _all(checks: Sequence[Callable[[], None]]) -> Callable[[], None] | None:
@@ -359,13 +561,18 @@ def _all(checks: Sequence[Callable[[], None]]) -> Callable[[], None] | None:
     return check
 
 
+def new_staging(store: Path) -> Path:
+    """A new staging directory beside the files of the store in a directory."""
+    return store / INGEST_DIRECTORY / f"staging-{secrets.token_hex(8)}"
+
+
 @contextmanager
-def staging_beside(store: Store) -> Iterator[Path]:
+def staging_beside(store: StoreOrClient) -> Iterator[Path]:
     """A new staging directory on the store's file system. It is removed at the end."""
     if store.path is None:  # `TemporaryDirectory` would remove it when a forked child exits
         path = Path(tempfile.mkdtemp(prefix="kvstore-staging-"))
     else:
-        path = store.path / INGEST_DIRECTORY / f"staging-{secrets.token_hex(8)}"
+        path = new_staging(store.path)
     try:
         yield path
     finally:
@@ -389,7 +596,7 @@ def record_of(manifest: Manifest, origin: str = "") -> ImportRecord:
 def _incoming(store: Store, directory: Path, manifest: Manifest) -> Path:
     """The directory from which the engine takes the files. A store without a directory only reads
     them, so they stay where they were staged."""
-    name = f"{manifest.import_id:016x}{store.imports.place_suffix}"
+    name = f"{manifest.import_id:016x}"
     if store.path is None:
         return directory / f"{INGEST_DIRECTORY}-{name}"
     return store.path / INGEST_DIRECTORY / name
@@ -413,7 +620,7 @@ def _checked(
     """
     found: dict[str, Identity] = {}
     listed = FoundKeys(record_of(manifest))
-    try:
+    with refused_as_damaged(directory):
         for part in manifest.parts:
             path = directory / part.name
             with open_staged(directory, path) as file:
@@ -423,17 +630,15 @@ def _checked(
                 prefetch(file.fileno())
                 opened = opened_path(file, path)
                 with damage_of(part):
-                    require_told(part, opened, manifest.import_id)
+                    require_metadata(part, opened, manifest.import_id)
                     listed.read(opened)
                     if thorough:
                         require_rows(part, opened, manifest.import_id)
         if thorough:
-            require_disjoint(directory, manifest.parts)
-    except CorruptionError as error:
-        problem = f"{error.where}: {error.problem}"
-        raise ImportRefusedError(str(directory), problem, "stage the import again") from error
-    except KeyOrderError as error:
-        raise ImportRefusedError(str(directory), error.what, "stage the import again") from error
+            try:
+                require_disjoint(directory, manifest.parts)
+            except KeyOrderError as error:
+                raise ImportRefusedError(str(directory), error.what, STAGE_AGAIN) from error
     return found, listed.keys
 
 
@@ -484,15 +689,14 @@ def _take_away(directory: Path, manifest: Manifest) -> None:
 
 def _replaced(directory: Path, name: str) -> ImportRefusedError:
     problem = f"{name} was replaced or written to while it was added"
-    return ImportRefusedError(str(directory), problem, "stage the import again")
+    return ImportRefusedError(str(directory), problem, STAGE_AGAIN)
 
 
 # --------------------------------------------------------------------------------------------------
 # `on_conflict="error"` refuses an import that has a row, a put or a delete, for a live key.
 #
 # The keys are looked up before the files enter the store, without the commit lock: one look-up a
-# row. Later commits are checked under the lock, just before the import is added
-# (`kvstore.remote.arrivals`).
+# row. Later commits are checked under the lock, just before the import is added (`NoneCame`).
 
 
 def require_no_live_keys(store: Store, files: Sequence[Path]) -> None:
@@ -502,6 +706,41 @@ def require_no_live_keys(store: Store, files: Sequence[Path]) -> None:
         alive = list(islice((key for key in keys if store.get(key) is not None), KEYS_NAMED_MAX))
     if alive:
         raise KeyConflictError(alive)
+
+
+@dataclass(frozen=True, slots=True)
+class NoneCame:
+    """The check that no key of the linked import `record` came alive after `since`.
+
+    `since=0` checks all live keys: the newest state is always readable. The caller holds the commit
+    lock, so no commit comes between. Costs a look-up for each key that was put since.
+    """
+
+    store: Store
+    record: ImportRecord
+    since: int
+
+    def __call__(self) -> None:
+        """Raise `KeyConflictError` for keys that came alive."""
+        changes = self._changes(None)
+        if any(span.start >= FIRST_ROW for span in self.record.spans):
+            changes = chain(changes, self._changes(FIRST_ROW))
+        keys = (
+            change.key
+            for change in changes
+            if change.op == "put" and self.store.imports.stored.has(self.record, change.key)
+        )
+        alive = list(
+            islice((key for key in keys if self.store.get(key) is not None), KEYS_NAMED_MAX)
+        )
+        if alive:
+            raise KeyConflictError(alive)
+
+    def _changes(self, start: bytes | None) -> Iterator[Change]:
+        """The changes since the check, from the key `start` on; or of all plain keys."""
+        if self.since:
+            return self.store.changes(self.since, start=start, order="time")
+        return self.store.changes(0, start=start, revisions="latest")
 
 
 # --------------------------------------------------------------------------------------------------
@@ -520,15 +759,11 @@ def require_known_rows(store: Store, manifest: Manifest, files: Sequence[Path]) 
     are no rows. `files` are the parts with rows. Costs 2 ms, and 0.2 ms for each part."""
     if not manifest.tables:
         return
-    try:
-        with LooseFiles(files) as loose:
-            for made in manifest.tables:
-                codec = store.table(made.table).codec()
-                for value in _rows(loose, manifest, codec.key.prefix):
-                    schema_number(value, codec.definition.where)
-    except CorruptionError as error:
-        problem, where = f"{error.where}: {error.problem}", str(files[0].parent)
-        raise ImportRefusedError(where, problem, "stage the import again") from error
+    with refused_as_damaged(files[0].parent if files else ""), LooseFiles(files) as loose:
+        for made in manifest.tables:
+            codec = store.table(made.table).codec()
+            for value in _rows(loose, manifest, codec.key.prefix):
+                schema_number(value, codec.definition.where)
 
 
 def _rows(loose: LooseFiles, manifest: Manifest, prefix: bytes) -> Iterator[bytes]:
@@ -709,11 +944,8 @@ class UniqueRows:
 
     def _staged_entries(self, index: Index, span: Span) -> Iterator[_Entry]:
         """The entries of the import. Raises `ImportRefusedError` for bytes that are none."""
-        try:
+        with refused_as_damaged(self._where):
             yield from self._entries(index, self._staged(span))
-        except CorruptionError as error:
-            problem = f"{error.where}: {error.problem}"
-            raise ImportRefusedError(self._where, problem, "stage the import again") from error
 
     def _staged(self, span: Span) -> Iterator[list[bytes]]:
         """The keys that the import sets in a span."""
@@ -782,7 +1014,7 @@ def _unique(codec: TableCodec) -> list[Index]:
     return [index for index in codec.definition.indexes if index.is_unique]
 
 
-def required_unique(
+def unique_checks(
     held: ExitStack,
     store: Store,
     manifest: Manifest,
@@ -805,28 +1037,16 @@ def required_unique(
 
 
 # --------------------------------------------------------------------------------------------------
-# The choices of a call that adds an import, and the call that a client's server carries out.
+# The call that a client's server carries out.
 #
 # The rows travel from the staging place to the server, and not through the client. `bulk.served` is
 # the verb of the server.
 
-NAME: Final = "ingest"
-OnConflict: TypeAlias = Literal["overwrite", "error"]
-ON_CONFLICT: Final[ArgumentKind[OnConflict]] = word(*CONFLICTS)
-
-
-class How(NamedTuple):
-    """The choices of a call of `bulk.ingest`."""
-
-    on_conflict: OnConflict
-    move: bool
-    thorough: bool
-    check: Callable[[], None] | None
-    tell: Callable[[str], None]
-    times: StageTimes
-    after: After | None = None
-    amends: Amending | None = None
-    origin: str = ""
+INGEST: Final = "ingest"
+PLACES: Final = "import_places"
+_TAKES_NONE: Final = (
+    "name a place: kvstore serve --imports-from PLACE, or app(store, verbs=import_verbs([PLACE]))"
+)
 
 
 def require_no_check(how: How) -> None:
@@ -850,23 +1070,98 @@ def ingest_there(
             f"an import goes into a Store or a Client, not {type(client).__name__}",
             "open or connect to the store; a coroutine calls asyncio.to_thread(bulk.ingest, ...)",
         )
-    staging = str(place)
-    if isinstance(place, BucketUrl):
-        staging = place.url
-        if place.options or place.patience_s is not None:
-            raise UsageError(f"options for {staging} have no effect at a server", "pass none")
+    staging = place.url if isinstance(place, BucketUrl) else str(place.absolute())
+    if isinstance(place, BucketUrl) and (place.options or place.patience_s is not None):
+        raise UsageError(f"options for {staging} have no effect at a server", "pass none")
     require_no_check(how)
-    if how.origin:
-        raise UsageError("origin has no effect at a server", "pass none")
-    done = client.work(
-        NAME,
-        lambda steps: how.tell(f"step {steps} of the server"),
-        staging=staging,
-        on_conflict=how.on_conflict,
-        move=how.move,
-        thorough=how.thorough,
-        max_bytes=max_bytes,
-    )
+    with _taking_imports(client):
+        done = client.work(
+            INGEST,
+            lambda steps: how.tell(f"step {steps} of the server"),
+            staging=staging,
+            on_conflict=how.on_conflict,
+            move=how.move,
+            thorough=how.thorough,
+            max_bytes=max_bytes,
+            origin=how.origin,
+        )
     for stage, seconds in done["seconds"].items():
         how.times.add(stage, seconds)
     return Timestamp(done["timestamp"])
+
+
+@contextmanager
+def _taking_imports(client: Client) -> Iterator[None]:
+    """Tell of a server that lacks the verbs of `bulk.served`."""
+    try:
+        yield
+    except NotFoundError as error:
+        if not error.what.startswith("no verb"):
+            raise
+        raise AccessDeniedError(repr(client), "the server takes no imports", _TAKES_NONE) from error
+
+
+# --------------------------------------------------------------------------------------------------
+# The place at which a load is built, found and asked for before anything is built.
+
+
+def staging_for(store: StoreOrClient, staging: Path | BucketUrl | None) -> Path | BucketUrl:
+    """The place at which to build a load into `store`: `staging`, or a new directory beside the
+    files of the store, or a new place below the first one from which its server takes imports.
+
+    The server of a client is asked. Raises `AccessDeniedError` without the right `admin`, and for a
+    place from which the server takes no import; `UsageError` for a directory that it does not see.
+    """
+    if store.path is not None:
+        return staging or new_staging(store.path)
+    owner = client_of(store)
+    if owner is None:
+        if staging is None:
+            raise UsageError("the store has no directory to stage in", "pass staging=")
+        return staging
+    if staging is None:
+        staging = _below_first(owner)
+    if isinstance(staging, BucketUrl):
+        _places(owner, staging.url)
+        return staging
+    with storage_errors(str(staging)):
+        is_new = not staging.exists()
+        staging.mkdir(parents=True, exist_ok=True)
+    try:
+        _places(owner, str(staging.absolute()))
+    except BaseException:
+        if is_new:
+            with suppress(OSError):
+                staging.rmdir()
+        raise
+    return staging
+
+
+def _below_first(client: Client) -> Path | BucketUrl:
+    """A new place below the first one from which a server takes imports."""
+    places = _places(client, None)
+    if not places:
+        raise AccessDeniedError(repr(client), "the server takes no imports", _TAKES_NONE)
+    place, name = staging_place(places[0]), f"load-{secrets.token_hex(8)}"
+    if isinstance(place, BucketUrl):
+        return place.below(name)
+    if not place.is_dir():
+        raise UsageError(
+            f"the server takes imports from {place}, which this process does not see",
+            "pass staging=, a place that both see",
+        )
+    return place / name
+
+
+def _places(client: Client, staging: str | None) -> list[str]:
+    """The places from which a server takes imports. Raises unless it takes one from `staging`."""
+    with _taking_imports(client):
+        found: list[str] = client.call(PLACES, staging=staging)["places"]
+    return found
+
+
+def as_taken(store: StoreOrClient, place: Path | BucketUrl) -> Path | BucketUrl:
+    """A staging place as `ingest` into `store` takes it: a server reaches a bucket with its own
+    credentials."""
+    is_served = store.path is None and client_of(store) is not None
+    return BucketUrl(place.url) if is_served and isinstance(place, BucketUrl) else place

@@ -29,16 +29,10 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kvstore.base.arguments import (
-    require_absent,
-    require_outside,
-    require_parent,
-    require_path,
-    require_syncable,
-)
 from kvstore.base.clock import Clock, WallClock
+from kvstore.base.paths import require_absent, require_outside, require_parent, require_path
 from kvstore.base.timestamp import TimeLike, Timestamp, to_timestamp
-from kvstore.bulk.part import SstFile, version_prefixes, with_kinds
+from kvstore.bulk.part import SstFile, kinds_of, version_prefixes
 from kvstore.bulk.sort import Duplicates, sorted_batches
 from kvstore.codec.columns import (
     decoded,
@@ -49,10 +43,9 @@ from kvstore.codec.columns import (
 )
 from kvstore.codec.keys import TERMINATOR, decode_suffix, unescape
 from kvstore.errors import Argument, LockedError, UsageError, Words, printable, storage_errors
-from kvstore.limits import ARROW_ROWS_MAX, RESTORE_FILE_BYTES, SCAN_CHUNK, VALUE_BYTES_MAX
+from kvstore.limits import ARROW_ROWS_MAX, RESTORE_FILE_BYTES, VALUE_BYTES_MAX
 from kvstore.opening import building
-from kvstore.storage.journal import OS_FILES
-from kvstore.storage.journal.files import Lock
+from kvstore.storage.os_files import OS_FILES, Lock
 
 _ENTRIES: Final = pa.schema([("key", pa.binary()), ("value", pa.binary())])
 """Versions to be sorted: the stored key without its kind, and the value, null for a delete."""
@@ -193,14 +186,10 @@ def seed_files(
         for batch in entries:
             prefixes, values = batch.column("key"), batch.column("value")
             last = _require_distinct(prefixes, last, remedy)
-            keys = with_kinds(prefixes, values.is_valid())
-            values = pc.fill_null(values, pa.scalar(b"", pa.binary()))
             if file is None:
                 path, count = directory / f"{count:06d}.sst", count + 1
                 file = SstFile(path)
-            for at in range(0, len(keys), SCAN_CHUNK):
-                chunk = slice(at, at + SCAN_CHUNK)
-                file.add(keys[chunk].to_pylist(), values[chunk].to_pylist())
+            file.add_entries(prefixes, values, kinds_of(values.is_valid()))
             if file.size_bytes >= RESTORE_FILE_BYTES:
                 file.finish()
                 file = None
@@ -319,7 +308,7 @@ def appearing(path: Path, *, task: str, resume: bool = False) -> Iterator[Path]:
         _sweep(path)
         raise
     require_outside(path, name="path")
-    require_syncable(path)
+    require_parent(path)
     with _scratch(path, task, resume=resume) as directory:
         yield directory
         require_absent(path, advice=advice)

@@ -20,15 +20,17 @@ from functools import partial, update_wrapper
 from pathlib import Path
 from typing import Any
 
-from kvstore.bulk.ingest import CONFLICTS, NAME, ingest
-from kvstore.bulk.staging import BucketUrl, StageTimes, staging_place
+from kvstore.bulk.bucket import BucketUrl
+from kvstore.bulk.ingest import CONFLICTS, INGEST, PLACES, ingest
+from kvstore.bulk.progress import StageTimes
+from kvstore.bulk.staging import staging_place
 from kvstore.errors import AccessDeniedError, UsageError
+from kvstore.remote import results
 from kvstore.remote.parameters import FLAG, TEXT, count, word
-from kvstore.remote.results import ANY_OBJECT
 from kvstore.remote.server.invocation import Answer, Invocation, ServedVerb
-from kvstore.remote.server.verbs.upkeep import told
+from kvstore.remote.server.verbs.upkeep import progress_rows
 from kvstore.remote.verbs import ADMIN, Verb
-from kvstore.storage.address import parse_address
+from kvstore.storage.address import parse_address, public_address
 
 
 def import_verbs(
@@ -47,9 +49,16 @@ def import_verbs(
         "move": FLAG,
         "thorough": FLAG,
         "max_bytes": count(),
+        "origin": TEXT,
     }
-    work = update_wrapper(partial(_ingest, allowed), _ingest)
-    return [ServedVerb(Verb(NAME, ADMIN, parameters, ANY_OBJECT, is_work=True), work)]
+    add = Verb(INGEST, ADMIN, parameters, results.ANY_OBJECT, is_work=True)
+    tell = Verb(
+        PLACES, ADMIN, {"staging": TEXT}, results.fields(places=results.items(results.TEXT))
+    )
+    return [
+        ServedVerb(add, update_wrapper(partial(_ingest, allowed), _ingest)),
+        ServedVerb(tell, update_wrapper(partial(_places, allowed), _places)),
+    ]
 
 
 class AllowedPlaces:
@@ -57,6 +66,7 @@ class AllowedPlaces:
 
     def __init__(self, place: str, options: Mapping[str, Any]) -> None:
         found = staging_place(place, options if _is_bucket(place) else None)
+        self.name = public_address(place) if isinstance(found, BucketUrl) else str(found.absolute())
         self._place = found if isinstance(found, BucketUrl) else Path(os.path.realpath(found))
 
     def staging(self, given: str) -> Path | BucketUrl | None:
@@ -83,14 +93,8 @@ def _ingest(allowed: Sequence[AllowedPlaces], call: Invocation) -> Answer:
     """Fetch the sealed import at `staging`, a URL or a directory below the places that the server
     was started with, and add it. Answers with rows of progress, then the timestamp at which its
     rows became visible, and the seconds of each stage."""
-    given, on_conflict = call["staging"], call.word("on_conflict", "overwrite")
-    place = next((found for each in allowed if (found := each.staging(given))), None)
-    if place is None:
-        raise AccessDeniedError(
-            f"staging={given!r}",
-            "the server takes no imports from there",
-            "stage below a place of `kvstore serve --imports-from`",
-        )
+    place, on_conflict = _allowed(allowed, call["staging"]), call.word("on_conflict", "overwrite")
+    origin = call.text("origin") or ""
     move, thorough = call.flag("move"), call.flag("thorough")
     max_bytes, times, steps = call.count("max_bytes"), StageTimes(), 0
 
@@ -109,7 +113,37 @@ def _ingest(allowed: Sequence[AllowedPlaces], call: Invocation) -> Answer:
             max_bytes=max_bytes,
             times=times,
             progress=step,
+            origin=origin,
         )
         return {"timestamp": int(stamp), "seconds": dict(times.seconds)}
 
-    return told(work)
+    return progress_rows(work)
+
+
+def _places(allowed: Sequence[AllowedPlaces], call: Invocation) -> Answer:
+    """The places from which the server takes imports, so that a job can ask before it builds. With
+    `staging` the call is refused unless this place lies below one, and the server reaches it."""
+    given = call.text("staging")
+    if given is not None:
+        place = _allowed(allowed, given)
+        if isinstance(place, BucketUrl):
+            place.open().is_sealed()
+        elif not place.is_dir():
+            raise UsageError(
+                f"the server does not see the directory {place}",
+                "stage in a directory that this process and the server see, or in a bucket",
+            )
+    return {"places": [each.name for each in allowed]}
+
+
+def _allowed(allowed: Sequence[AllowedPlaces], given: str) -> Path | BucketUrl:
+    """The staging place `given`. Raises `AccessDeniedError` unless it lies below an allowed one."""
+    for each in allowed:
+        if (found := each.staging(given)) is not None:
+            return found
+    named = ", ".join(each.name for each in allowed) or "nowhere"
+    raise AccessDeniedError(
+        f"staging={given!r}",
+        f"the server takes imports from {named}, and not from there",
+        "stage below a place of `kvstore serve --imports-from`",
+    )

@@ -7,6 +7,9 @@ no row, and each row is sorted twice at most. Ranges are uneven where values dif
 all rows of one key are in one range. Several processes may write the runs, and several others merge
 them, each a span of keys.
 
+Batches whose keys do not cross are sorted apart: the rows of a table, which mostly ascend already,
+and the entries of each of its indexes. Batches that ascend are not sorted at all.
+
     run := blocks, one after the other; a block is an Arrow record batch in IPC's encapsulated form
 
 The `Run` object has the places and checksums of the blocks. It is never on disk.
@@ -43,6 +46,8 @@ DUPLICATES: Final[tuple[Duplicates, ...]] = ("error", "last")
 _SAMPLES_PER_RUN: Final = 1024
 _BYTES_PER_SAMPLE: Final = 256 << 10
 _SAMPLES_PER_RUN_MIN: Final = 100
+_WORDS_MAX: Final = 4
+"""Numbers of eight bytes by which keys are sorted before they are compared."""
 _SAMPLE_BYTES: Final = 1024
 """Bytes of a sampled key that are kept. Longer keys that agree so far stay together."""
 
@@ -86,11 +91,11 @@ def sorted_batches(
     word(*DUPLICATES).check("duplicates", duplicates)
     bytes_max = SORT_BYTES_MAX if bytes_max is None else bytes_max
     runs: list[Run] = []
-    for table, is_all in _memory_fulls(batches, bytes_max):
+    for rows, is_all in _memory_fulls(batches, bytes_max):
         if is_all:
-            yield from _in_order(table, duplicates)
+            yield from _in_order(rows, duplicates)
             return
-        runs.append(_spill(table, scratch))
+        runs.append(_spill(rows, scratch))
     yield from merged(runs, Span(), duplicates=duplicates, bytes_max=bytes_max)
 
 
@@ -128,7 +133,7 @@ def sorted_runs(
 ) -> list[Run]:
     """Write the rows of `batches` to `scratch` as sorted runs, under names of this attempt only."""
     bytes_max = RUN_BYTES_MAX if bytes_max is None else bytes_max
-    return [_spill(table, scratch) for table, _ in _memory_fulls(batches, bytes_max)]
+    return [_spill(rows, scratch) for rows, _ in _memory_fulls(batches, bytes_max)]
 
 
 def merged(
@@ -147,7 +152,7 @@ def merged(
     ]
     found = [table for table in read if table.num_rows]
     for part in _ranges(found, bytes_max // 2) if found else ():
-        yield from _in_order(part.combine_chunks(), duplicates)
+        yield from _in_order(part.to_batches(), duplicates)
 
 
 def cuts(runs: Sequence[Run], count: int) -> list[bytes]:
@@ -158,7 +163,7 @@ def cuts(runs: Sequence[Run], count: int) -> list[bytes]:
 
 def _memory_fulls(
     batches: Iterable[pa.RecordBatch], bytes_max: int
-) -> Iterator[tuple[pa.Table, bool]]:
+) -> Iterator[tuple[list[pa.RecordBatch], bool]]:
     """The rows of `batches` in portions that fit into memory, each with whether it has all rows."""
     waiting: list[pa.RecordBatch] = []
     size, is_all = 0, True
@@ -169,9 +174,10 @@ def _memory_fulls(
         size += batch.nbytes
         if size >= bytes_max:
             size, is_all = 0, False
-            yield _as_table(waiting), is_all
+            yield waiting, is_all
+            waiting = []
     if waiting:
-        yield _as_table(waiting), is_all
+        yield waiting, is_all
 
 
 def _cut_keys(sample: Iterable[tuple[bytes, float]], share: float) -> list[bytes]:
@@ -187,16 +193,11 @@ def _cut_keys(sample: Iterable[tuple[bytes, float]], share: float) -> list[bytes
     return cuts
 
 
-def _as_table(waiting: list[pa.RecordBatch]) -> pa.Table:
-    """The batches as one table of one chunk. Empties the list, which frees their memory."""
-    table = pa.Table.from_batches(waiting).combine_chunks()
-    waiting.clear()
-    return table
-
-
-def _spill(table: pa.Table, scratch: Path) -> Run:
+def _spill(batches: list[pa.RecordBatch], scratch: Path) -> Run:
+    """Write the rows as a run. Empties the list, as `_groups`."""
     path = scratch / f"run-{uuid.uuid4().hex}.arrow"
-    table = table.take(_order(table))
+    schema = batches[0].schema
+    table = pa.Table.from_batches(list(_in_order(batches, "error")), schema)
     keys = table.column("key")
     count = max(table.nbytes // _BYTES_PER_SAMPLE, _SAMPLES_PER_RUN_MIN)
     step = max(len(keys) // count, 1)
@@ -257,7 +258,53 @@ def _checked(run: Run, block: Block, data: memoryview) -> pa.RecordBatch:
     return batch
 
 
-def _in_order(table: pa.Table, duplicates: Duplicates) -> Iterator[pa.RecordBatch]:
+def _in_order(batches: list[pa.RecordBatch], duplicates: Duplicates) -> Iterator[pa.RecordBatch]:
+    """The rows of batches in memory, ascending by key. Empties the list, as `_groups`."""
+    for group in _groups(batches):
+        if len(group) == 1 and _ascends(group[0]):
+            batch = group.pop()
+            for first in range(0, batch.num_rows, ARROW_ROWS_MAX):
+                yield batch.slice(first, ARROW_ROWS_MAX)
+            continue
+        table = pa.Table.from_batches(group).combine_chunks()
+        group.clear()
+        yield from _sorted(table, duplicates)
+
+
+def _groups(batches: list[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:
+    """The batches in groups whose keys do not cross, ascending by key; within a group they keep
+    their order. Empties the list: the memory of a group is free as soon as its rows are sorted."""
+    rows = [batch for batch in batches if batch.num_rows]
+    batches.clear()
+    if any(batch.column("key").null_count for batch in rows):
+        raise UsageError("column key has nulls", "every row needs a key")
+    if rows and rows[0].column("key").type != pa.binary():
+        yield rows
+        return
+    bounds = [tuple(pc.min_max(batch.column("key")).as_py().values()) for batch in rows]
+    groups: list[list[int]] = []
+    last: bytes | None = None
+    for at in sorted(range(len(rows)), key=lambda at: bounds[at][0]):
+        least, greatest = bounds[at]
+        if last is not None and least <= last:
+            groups[-1].append(at)
+            last = max(last, greatest)
+        else:
+            groups.append([at])
+            last = greatest
+    found = [[rows[at] for at in sorted(group)] for group in groups]
+    rows.clear()
+    found.reverse()
+    while found:
+        yield found.pop()
+
+
+def _ascends(batch: pa.RecordBatch) -> bool:
+    keys = batch.column("key")
+    return bool(pc.all(pc.less(keys[:-1], keys[1:]), min_count=0).as_py())
+
+
+def _sorted(table: pa.Table, duplicates: Duplicates) -> Iterator[pa.RecordBatch]:
     order = _order(table)
     if duplicates == "last" and len(order) > 1:
         keys = table.column("key").combine_chunks().take(order)
@@ -272,33 +319,47 @@ def _order(table: pa.Table) -> pa.Array:
     """The places of the rows in the order of their keys. Rows of equal keys keep their order.
 
     Eight bytes of each key, from the first byte in which keys differ, sort as one number: 0.1 us a
-    row, where comparing keys takes 0.5. Only rows with equal numbers are compared further.
+    row, where comparing keys takes 0.5. Rows with equal numbers are sorted by the next eight bytes
+    too, and keys are compared where `_WORDS_MAX` numbers are equal.
     """
     keys = table.column("key").combine_chunks()
-    if keys.null_count:
-        raise UsageError("column key has nulls", "every row needs a key")
     if keys.type != pa.binary():
         return pc.array_sort_indices(keys)
-    words = _words(keys)
+    skip = _common(keys)
+    words = key_words(keys, skip=skip)
     order = np.argsort(words)
-    ascending = words[order]
-    same = ascending[1:] == ascending[:-1]
+    same = _equal_to_next(words[order])
+    for count in range(2, _WORDS_MAX + 1):
+        if not same.any():
+            break
+        tied = np.append(same, False) | np.append(False, same)
+        rows = np.sort(order[tied])  # of equal keys the first stays first
+        among = keys.take(pa.array(rows))
+        each = [key_words(among, skip=skip + 8 * at) for at in range(count)]
+        inner = np.lexsort(each[::-1])
+        order[tied] = rows[inner]
+        words[tied] = each[-1][inner]
+        same &= _equal_to_next(words)
     if same.any():
         tied = np.append(same, False) | np.append(False, same)
-        # Equal keys stay in order of arrival: Arrow documents that its sort of one array is stable.
+        # Arrow documents that its sort of one array is stable.
         rows = np.sort(order[tied])
         order[tied] = rows[pc.array_sort_indices(keys.take(pa.array(rows))).to_numpy()]
     return pa.array(order)
 
 
-def _words(keys: pa.Array) -> npt.NDArray[np.uint64]:
-    """Eight bytes of each key, behind the common prefix, as numbers that sort as the bytes do."""
+def _common(keys: pa.Array) -> int:
+    """The bytes that all keys have in common at their beginning."""
     if not len(keys):
-        return key_words(keys, skip=0)
+        return 0
     least, greatest = pc.min_max(keys).as_py().values()
     pairs = enumerate(zip(least, greatest, strict=False))
-    common = next((at for at, (a, b) in pairs if a != b), len(least))
-    return key_words(keys, skip=common)
+    return next((at for at, (a, b) in pairs if a != b), len(least))
+
+
+def _equal_to_next(words: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
+    equal: npt.NDArray[np.bool_] = words[1:] == words[:-1]
+    return equal
 
 
 def _ranges(runs: Sequence[pa.Table], range_bytes: int) -> Iterator[pa.Table]:

@@ -2,34 +2,51 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator
-from itertools import chain, islice
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any
 
 import pyarrow as pa
 import typer
 
 from kvstore.base.arguments import word
+from kvstore.base.paths import is_url
 from kvstore.base.timestamp import Timestamp
+from kvstore.bulk import rows_cli
 from kvstore.bulk.cli import (
     ON_CONFLICT,
+    STDIN,
+    CheckOption,
+    CreateOption,
+    DelimiterOption,
     DuplicatesOption,
+    ForceOption,
     FormatOption,
+    NamesOption,
+    NestedOption,
+    NoHeaderOption,
     OnConflictOption,
     OverwriteOption,
     QuotingOption,
+    ReasonOption,
+    StagingOption,
     export_keys,
+    file_reads,
+    gate_of,
     local_files,
 )
-from kvstore.bulk.delimited import QUOTINGS
-from kvstore.bulk.files import FileReads, require_quoting
+from kvstore.bulk.exports import packed
+from kvstore.bulk.files import format_of, has_format
 from kvstore.bulk.loading import TimedRows, import_files
+from kvstore.bulk.manifest import Manifest
+from kvstore.bulk.outside import ExportReport, export_table, write_table
+from kvstore.bulk.progress import Reading
+from kvstore.bulk.rows_cli import ColumnsOption, NameArgument, names_of, write_told
+from kvstore.bulk.schemas import schema_of
 from kvstore.bulk.sort import DUPLICATES
-from kvstore.bulk.staging import Manifest, Reading
-from kvstore.bulk.tables import export_parquet, json_row, shown_row, to_type, to_value, to_values
-from kvstore.cli.app import NOT_FOUND
 from kvstore.cli.options import (
+    AddressArgument,
     AsOfOption,
     Encoding,
     EncodingOption,
@@ -39,9 +56,10 @@ from kvstore.cli.options import (
     KeyEncodingOption,
     PrefixOption,
     StartOption,
-    StoreArgument,
     ValueEncodingOption,
-    open_to_write,
+    open_for_rows,
+    open_or_create_for_rows,
+    open_to_read,
     to_span,
 )
 from kvstore.cli.output import (
@@ -56,28 +74,12 @@ from kvstore.cli.output import (
 from kvstore.cli.times import iso
 from kvstore.codec.tuples import desc
 from kvstore.errors import NotUniqueError, UsageError
-from kvstore.opening import open_read_only
-from kvstore.remote.control import client_of
-from kvstore.store import Store
 from kvstore.tables import Table, unique
-from kvstore.tables.codec import dicts
 from kvstore.tables.definition import Definition
+from kvstore.tables.words import to_type, to_value
 
 # --------------------------------------------------------------------------------------------------
 # Arguments of the commands of tables, and a definition as these commands print it.
-
-NameArgument = Annotated[
-    str, typer.Argument(metavar="TABLE", help="The table's name.", show_default=False)
-]
-ColumnsOption = Annotated[
-    str | None,
-    typer.Option("--columns", "-c", metavar="NAMES", help="Only these columns: a,b,c."),
-]
-
-
-def names_of(text: str | None) -> list[str] | None:
-    """The names of `--columns`."""
-    return None if text is None else [name.strip() for name in text.split(",")]
 
 
 def facts_of(table: Table) -> dict[str, Any]:
@@ -91,6 +93,8 @@ def facts_of(table: Table) -> dict[str, Any]:
         ],
         "key": _columns_of(definition, definition.key),
         "event_time": table.event_time,
+        "expires": table.expires,
+        "valid_to": table.valid_to,
         "indexes": [
             {
                 "name": index.name,
@@ -144,49 +148,207 @@ ExpiresOption = Annotated[
 
 def register(app: typer.Typer, export_app: typer.Typer) -> None:
     """Add the commands."""
+    app.command()(create)
     app.command(name="import")(import_)
     app.command()(alter)
     app.command()(build)
+    app.command()(drop)
     export_app.command(name="export")(export)
 
 
+def create(
+    store: AddressArgument,
+    name: NameArgument,
+    words: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="[FILE] [COLUMN:TYPE]...",
+            help="A file, or its URL, whose columns the table gets; columns with their types, also "
+            "in the place of those of the file.",
+            show_default=False,
+        ),
+    ],
+    key: Annotated[
+        list[str],
+        typer.Option(
+            "--key",
+            "-k",
+            metavar="COLUMNS",
+            help="The columns of the key; a,-b puts the greatest b first.",
+            show_default=False,
+        ),
+    ],
+    index: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="[NAME=]COLUMNS",
+            help="An index. Without a name it is called by_ and its columns.",
+            show_default=False,
+        ),
+    ] = None,
+    unique_index: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="[NAME=]COLUMNS",
+            help="An index that no two rows may share.",
+            show_default=False,
+        ),
+    ] = None,
+    event_time: Annotated[
+        str | None,
+        typer.Option(
+            metavar="COLUMN",
+            help="The column that is put last in the key, newest first.",
+            show_default=False,
+        ),
+    ] = None,
+    expires: Annotated[
+        str | None,
+        typer.Option(
+            metavar="COLUMN",
+            help="The column of the times at which rows are deleted.",
+            show_default=False,
+        ),
+    ] = None,
+    valid_to: Annotated[
+        str | None,
+        typer.Option(
+            metavar="COLUMN",
+            help="The column of the event times until which rows are valid.",
+            show_default=False,
+        ),
+    ] = None,
+    columns: ColumnsOption = None,
+    make_store: CreateOption = False,
+    quoting: QuotingOption = "standard",
+    delimiter: DelimiterOption = None,
+    no_header: NoHeaderOption = False,
+    names: NamesOption = None,
+    nested: NestedOption = "error",
+    as_json: JsonOption = False,
+) -> None:
+    """Make a table: with the columns of a file, with columns that are named, or with both.
+
+    A table that is there already stays as it is if it has these columns, and is refused otherwise.
+    Types are int64, double, string, bool, date32, timestamp[us, tz=UTC], decimal128(9, 2), binary
+    and others of Arrow. Text has no types: a column of CSV gets the first of bool, int64, double,
+    date32, timestamp and string that holds each of its values. The rows of the file come by
+    `kvstore table import`.
+
+    \b
+    Examples:
+      kvstore table create city.db users name:string id:int64 --key id --index name
+      kvstore table create city.db trips 2026-01.parquet --key vendor,trip_id --create
+      kvstore table create city.db stops rows.csv zip:string --key id --columns id,zip,fare
+      kvstore table create city.db codes user:string 'until:timestamp[us, tz=UTC]' --key user \
+        --expires until
+    """
+    files = [word for word in words if _is_file(word)]
+    given = [
+        pa.field(column, to_type(kind))
+        for column, kind in (_typed(word) for word in words if word not in files)
+    ]
+    if len(files) > 1:
+        raise UsageError(f"{len(files)} files", "name one: its columns are those of the table")
+    if not files and columns is not None:
+        raise UsageError("--columns are columns of a file", "name a file")
+    if files and no_header and names is None:
+        raise UsageError("a file without a header names no columns", "pass --names a,b,c")
+    reads = file_reads(quoting, delimiter, names, nested, no_header=no_header, usual_names=())
+    schema = pa.schema(given)
+    if files:
+        with (
+            working(f"reading {files[0]}", quiet=as_json) as progress,
+            local_files(files, progress) as paths,
+        ):
+            reads.require_fitting(paths)
+            schema = schema_of(paths[0], reads, names_of(columns), given)
+    indexes: dict[str, Any] = dict(map(_named_index, index or []))
+    indexes.update((each, unique(*parts)) for each, parts in map(_named_index, unique_index or []))
+    if len(indexes) < len(index or []) + len(unique_index or []):
+        raise UsageError("two indexes have one name", "name each: NAME=COLUMNS")
+    parts = [part for text in key for part in _parts(text)]
+    with open_or_create_for_rows(store, "rocksdb", create=make_store) as opened:
+        made = opened.table(name, schema, parts, indexes, event_time, expires, valid_to)
+        facts = facts_of(made)
+    _show(facts, as_json=as_json)
+
+
+def _is_file(word: str) -> bool:
+    """Whether a word names a file, and no column: `rows.csv`, `s3://bucket/rows.csv`."""
+    return is_url(word) or (":" not in word and has_format(Path(word)))
+
+
+def drop(store: AddressArgument, name: NameArgument, as_json: JsonOption = False) -> None:
+    """Drop a table with its rows, and print the timestamp. Reads as of an earlier time have it.
+
+    History stays, and with it the bytes: `kvstore table clear` destroys them first.
+
+    \b
+    Examples:
+      kvstore table drop city.db trips
+    """
+    with open_for_rows(store) as opened:
+        stamp = opened.table(name).drop()
+        write_told(opened, {"timestamp": stamp}, as_json=as_json)
+
+
 def import_(
-    store: StoreArgument,
+    store: AddressArgument,
     name: NameArgument,
     sources: Annotated[
         list[str],
         typer.Argument(
             metavar="FILE...",
-            help="Files, also by URL: .parquet, .csv, .arrow, .feather.",
+            help="Files, also by URL: .parquet, .csv, .tsv, .jsonl, .arrow, .feather; text also "
+            "with .gz or .zst. - is stdin.",
             show_default=False,
         ),
     ],
     expires: ExpiresOption = None,
     on_conflict: OnConflictOption = "overwrite",
     duplicates: DuplicatesOption = "error",
+    format_: FormatOption = None,
     quoting: QuotingOption = "standard",
+    delimiter: DelimiterOption = None,
+    no_header: NoHeaderOption = False,
+    names: NamesOption = None,
+    nested: NestedOption = "error",
+    staging: StagingOption = None,
+    check: CheckOption = None,
+    force: ForceOption = False,
+    reason: ReasonOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Load many rows at once, with their index entries. All become visible at one time.
 
     The files have the columns of the table, in any order. A column that they lack is null, or has
     its default. A value that a column cannot hold exactly is refused, by file, column and row.
+    Without a header and without --names, columns stand in the order of the table. Beside a process
+    that has the store open, that process checks and adds the rows. By a URL the server adds them
+    from below a place of its `--imports-from`, and the token needs the right admin.
 
     \b
     Examples:
       kvstore table import city.db trips 2026-*.parquet
       kvstore table import city.db trips rows.csv --duplicates last
       kvstore table import city.db sessions rows.csv --expires until
+      kvstore table import city.db trips old.csv --delimiter '|' --no-header
+      kvstore table scan old.db trips --json | kvstore table import new.db trips - --format jsonl
+      kvstore table import https://city:7447 trips rows.csv --staging s3://bucket/staging/run-42
     """
     conflict = word(*ON_CONFLICT).check("on_conflict", on_conflict)
     twice = word(*DUPLICATES).check("duplicates", duplicates)
-    quotes = word(*QUOTINGS).check("quoting", quoting)
+    how = (quoting, delimiter, names, nested)
+    gate, forced = gate_of(check, reason, force=force)
     with (
         working(f"importing into {store}", quiet=as_json) as progress,
-        local_files(sources, progress) as files,
-        open_to_write(store) as opened,
+        local_files(sources, progress, format_) as files,
+        open_for_rows(store) as opened,
     ):
-        require_quoting(files, quotes)
+        table = opened.table(name)
+        reads = file_reads(*how, no_header=no_header, usual_names=table.schema.names)
+        reads.require_fitting(files)
         read, reading = 0, Reading(files)
 
         def counted(rows: Iterator[TimedRows]) -> Iterator[TimedRows]:
@@ -195,10 +357,18 @@ def import_(
                 yield each
                 read += each.num_rows
 
-        table = opened.table(name)
-        reads = FileReads(reading, quotes)
+        reads = reads._replace(reading=reading)
         manifest, stamp = import_files(
-            table, files, conflict, twice, expires=expires, progress=counted, reads=reads
+            table,
+            files,
+            conflict,
+            twice,
+            expires=expires,
+            progress=counted,
+            reads=reads,
+            staging=staging,
+            gate=gate,
+            force=forced,
         )
     print_figures(_imported(manifest, stamp, read), as_json=as_json)
 
@@ -214,7 +384,7 @@ def _imported(manifest: Manifest, stamp: Timestamp, read: int) -> dict[str, Any]
 
 
 def alter(
-    store: StoreArgument,
+    store: AddressArgument,
     name: NameArgument,
     add: AddOption = None,
     drop: DropOption = None,
@@ -222,13 +392,22 @@ def alter(
     add_index: AddIndexOption = None,
     unique_index: UniqueIndexOption = None,
     drop_index: DropIndexOption = None,
+    expires: Annotated[
+        str | None,
+        typer.Option(
+            metavar="COLUMN", help="The column of the times at which new rows are deleted."
+        ),
+    ] = None,
+    no_expires: Annotated[
+        bool, typer.Option("--no-expires", help="No column tells so any more.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Change the columns and indexes of a table from now on. Stored rows stay as they are.
 
-    Each option may be repeated. The entries of a new index are made before the command ends. Each
+    Most options may be repeated. The entries of a new index are made before the command ends. Each
     unique index for which two rows have the same values is dropped again, and all other changes
-    stay.
+    stay. Rows that are there expire as they were to when they were written.
 
     \b
     Examples:
@@ -238,17 +417,20 @@ def alter(
       kvstore table alter city.db users --unique-index by_mail=mail
       kvstore table alter city.db trips --drop-index by_zone
     """
+    if no_expires and expires is not None:
+        raise UsageError("--no-expires and --expires at once", "leave one out")
     indexes: dict[str, Any] = dict(_index(text) for text in add_index or [])
     for each, parts in map(_index, unique_index or []):
         indexes[each] = unique(*parts)
-    with open_to_write(store) as opened:
-        table = _to_alter(opened, name)
+    with open_for_rows(store) as opened:
+        table = opened.table(name)
         table.alter(
             add=dict(map(_added, add or [])) or None,
             drop=drop or None,
             widen={each: to_type(kind) for each, kind in map(_typed, widen or [])} or None,
             add_index=indexes or None,
             drop_index=drop_index or None,
+            expires=False if no_expires else expires,
         )
         _build_all(table, indexes)
         facts = facts_of(table)
@@ -259,7 +441,7 @@ def alter(
 
 
 def build(
-    store: StoreArgument,
+    store: AddressArgument,
     name: NameArgument,
     index: Annotated[
         str, typer.Argument(metavar="INDEX", help="The index's name.", show_default=False)
@@ -272,14 +454,14 @@ def build(
     Examples:
       kvstore table build city.db trips by_zone
     """
-    with open_to_write(store) as opened:
-        rows = _build(_to_alter(opened, name), index, quiet=as_json)
+    with open_for_rows(store) as opened:
+        rows = _build(opened.table(name), index, quiet=as_json)
     if as_json:
         print_json({"index": index, "rows": rows})
 
 
 def export(
-    store: StoreArgument,
+    store: AddressArgument,
     names: Annotated[
         list[str],
         typer.Argument(
@@ -300,10 +482,12 @@ def export(
     overwrite: OverwriteOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Write keys and values to a file that `kvstore import` reads, or a table as typed Parquet.
+    """Write keys and values to a file that `kvstore import` reads, or the rows of a table.
 
     The name of the file tells the format: .jsonl, .csv, .tsv, .parquet, .arrow; text also with
-    .gz or .zst. Bytes that are not text need --encoding hex or base64 in CSV and TSV.
+    .gz or .zst. Keys and values that are not text need --encoding hex or base64 in CSV and TSV.
+    A table keeps its values in each format, and `kvstore table import` reads them; only CSV and TSV
+    have nulls of text columns as empty texts, and refuse bytes that are no UTF-8.
 
     \b
     Examples:
@@ -311,6 +495,8 @@ def export(
       kvstore export flights.db aa.csv --prefix AA --as-of yesterday
       kvstore export flights.db - --format jsonl | jq .key
       kvstore export city.db trips trips.parquet
+      kvstore export city.db trips trips.csv --as-of yesterday
+      kvstore export https://kv.example.com:7447 trips - | jq .fare
     """
     path = Path(names[-1])
     if len(names) == 1:
@@ -331,47 +517,45 @@ def export(
         return
     if len(names) > 2:
         raise UsageError("export takes a table and a file", "name one file")
-    if (prefix, start, end, format_) != (None, None, None, None):
+    notation = Encodings.of(encoding, key_encoding, value_encoding)
+    if (prefix, start, end) != (None, None, None) or notation != (Encoding.TEXT, Encoding.TEXT):
         raise UsageError(
-            "a table is exported whole, and as Parquet",
-            "leave out --prefix, --start, --end and --format, or the name of the table",
+            "a table is exported whole, with the types of its columns",
+            "leave out --prefix, --start, --end and --encoding, or the name of the table",
         )
-    _export_table(store, names[0], path, as_of, columns, overwrite=overwrite, as_json=as_json)
-
-
-def _export_table(
-    store: Path,
-    name: str,
-    path: Path,
-    as_of: str | None,
-    columns: str | None,
-    *,
-    overwrite: bool,
-    as_json: bool,
-) -> None:
-    if path.suffix not in (".parquet", ".pq"):
-        raise UsageError(f"{path} is no name of a Parquet file", "end it in .parquet")
-    with (
-        working(f"writing {path}", quiet=as_json) as progress,
-        open_read_only(store) as opened,
-    ):
-        report = export_parquet(
+    chosen = names_of(columns)
+    if str(path) == STDIN:
+        name = Path(f"stdout.{(format_ or 'jsonl').lstrip('.')}")
+        kind = format_of(name)
+        with (
+            open_to_read(store) as opened,
+            opened.snapshot(as_of) as snapshot,
+            packed(sys.stdout.buffer, name) as sink,
+        ):
+            reader = snapshot.table(names[0]).scan(columns=chosen)
+            report = write_table(sink, kind, reader, names[0], snapshot.as_of)
+        _note_emptied(report)
+        return
+    if format_ is not None:
+        raise UsageError("--format is for stdout", "files have it in their names")
+    with working(f"writing {path}", quiet=as_json) as progress, open_to_read(store) as opened:
+        report = export_table(
             opened,
-            name,
+            names[0],
             path,
             as_of,
-            columns=names_of(columns),
+            columns=chosen,
             overwrite=overwrite,
             progress=counting(progress, "rows"),
         )
     fields = {"as_of": iso(report.as_of), "rows": report.rows, "bytes": report.bytes}
     print_figures(fields, as_json=as_json)
+    _note_emptied(report)
 
 
-def _to_alter(store: Store, name: str) -> Table:
-    """A table in the process that has its store open: this one, or the owner."""
-    owner = client_of(store)
-    return store.table(name) if owner is None else owner.table(name)
+def _note_emptied(report: ExportReport) -> None:
+    if report.emptied:
+        note(f"{report.emptied:,} nulls of text columns are empty in CSV, as empty texts are")
 
 
 def _build_all(table: Table, indexes: Iterable[str]) -> None:
@@ -436,15 +620,23 @@ def _index(text: str) -> tuple[str, list[str | desc]]:
     name, sign, columns = text.partition("=")
     if not sign or not columns:
         raise UsageError(f"{text!r} names no columns", "write index=column,column")
-    return name, [desc(each[1:]) if each.startswith("-") else each for each in columns.split(",")]
+    return name, _parts(columns)
+
+
+def _named_index(text: str) -> tuple[str, list[str | desc]]:
+    """An index of a new table, which its columns name if nothing else does."""
+    if "=" in text:
+        return _index(text)
+    return "_".join(["by", *(each.strip().lstrip("-") for each in text.split(","))]), _parts(text)
+
+
+def _parts(text: str) -> list[str | desc]:
+    words = [each.strip() for each in text.split(",")]
+    return [desc(each[1:]) if each.startswith("-") else each for each in words]
 
 
 # --------------------------------------------------------------------------------------------------
 # `kvstore table`: typed rows from the shell; `kvstore export`: a table as a Parquet file.
-
-ROWS_SHOWN: Final = 100
-"""Rows that a person sees unless --limit asks for more: a few screens. Widths of columns are known
-only when all rows are, so a printed table is held in memory; JSON lines are not."""
 
 app = typer.Typer(
     help="Look at tables, read and load their rows, and change their columns.",
@@ -453,37 +645,18 @@ app = typer.Typer(
 )
 export_app = typer.Typer(add_completion=False)
 register(app, export_app)
-
-WordsArgument = Annotated[
-    list[str] | None,
-    typer.Argument(
-        metavar="[VALUE]...", help="Values of the first columns of the key.", show_default=False
-    ),
-]
-IndexWordsArgument = Annotated[
-    list[str] | None,
-    typer.Argument(
-        metavar="[VALUE]...", help="Values of the first columns of the index.", show_default=False
-    ),
-]
-ReverseOption = Annotated[bool, typer.Option("--reverse", help="In descending order.")]
-LimitOption = Annotated[
-    int | None,
-    typer.Option(
-        "--limit", min=0, help="Print at most this many rows. Default: 100; all with --json."
-    ),
-]
+rows_cli.register(app)
 
 
 @app.command(name="list")
-def list_tables(store: StoreArgument, as_json: JsonOption = False) -> None:
+def list_tables(store: AddressArgument, as_json: JsonOption = False) -> None:
     """List the tables of a store.
 
     \b
     Examples:
       kvstore table list city.db
     """
-    with open_read_only(store) as opened:
+    with open_to_read(store) as opened:
         found = [facts_of(opened.table(name)) for name in opened.tables()]
     if as_json:
         for facts in found:
@@ -498,7 +671,7 @@ def list_tables(store: StoreArgument, as_json: JsonOption = False) -> None:
 
 
 @app.command()
-def show(store: StoreArgument, name: NameArgument, as_json: JsonOption = False) -> None:
+def show(store: AddressArgument, name: NameArgument, as_json: JsonOption = False) -> None:
     """Print the columns, the key and the indexes of a table.
 
     \b
@@ -506,8 +679,12 @@ def show(store: StoreArgument, name: NameArgument, as_json: JsonOption = False) 
       kvstore table show city.db trips
       kvstore table show city.db trips --json | jq .key
     """
-    with open_read_only(store) as opened:
+    with open_to_read(store) as opened:
         facts = facts_of(opened.table(name))
+    _show(facts, as_json=as_json)
+
+
+def _show(facts: dict[str, Any], *, as_json: bool) -> None:
     if as_json:
         print_json(facts)
         return
@@ -519,131 +696,13 @@ def show(store: StoreArgument, name: NameArgument, as_json: JsonOption = False) 
     print_line(f"key: {', '.join(facts['key'])}")
     if facts["event_time"]:
         print_line(f"event time: {facts['event_time']}")
+    if facts["expires"]:
+        print_line(f"rows expire: {facts['expires']}")
+    if facts["valid_to"]:
+        print_line(f"rows are valid until: {facts['valid_to']}")
     for index in facts["indexes"]:
         kinds = ["unique"] * index["unique"] + ["not whole: kvstore table build"] * (
             not index["whole"]
         )
         more = f" ({', '.join(kinds)})" if kinds else ""
         print_line(f"index {index['name']}: {', '.join(index['columns'])}{more}")
-
-
-@app.command()
-def get(
-    store: StoreArgument,
-    name: NameArgument,
-    key: Annotated[
-        list[str],
-        typer.Argument(metavar="VALUE...", help="The values of the key.", show_default=False),
-    ],
-    as_of: AsOfOption = None,
-    columns: ColumnsOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Print a row. Exits with 1 if there is no such row.
-
-    \b
-    Examples:
-      kvstore table get city.db trips A 7
-      kvstore table get city.db trips A 7 --as-of 2026-01-31T00:00Z --json
-    """
-    with open_read_only(store) as opened:
-        table = opened.table(name)
-        codec = table.codec(as_of)
-        values = to_values(codec, codec.key.columns, key)
-        row = table.get(*values, as_of=as_of, columns=names_of(columns))
-        schema = codec.schema_of(names_of(columns))
-    if row is None:
-        note(f"no row {' '.join(key)} in table {name!r}" + (f" as of {as_of}" if as_of else ""))
-        raise typer.Exit(NOT_FOUND)
-    if as_json:
-        print_json(json_row(schema, row))
-    else:
-        print_figures(dict(zip(schema.names, shown_row(schema, row), strict=True)), as_json=False)
-
-
-@app.command()
-def scan(
-    store: StoreArgument,
-    name: NameArgument,
-    key: WordsArgument = None,
-    as_of: AsOfOption = None,
-    columns: ColumnsOption = None,
-    reverse: ReverseOption = False,
-    limit: LimitOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Print the rows whose key begins with some values, in key order.
-
-    \b
-    Examples:
-      kvstore table scan city.db trips
-      kvstore table scan city.db trips A --columns trip_id,fare --json
-    """
-    with open_read_only(store) as opened:
-        table = opened.table(name)
-        codec = table.codec(as_of)
-        values = to_values(codec, codec.key.columns, key or [])
-        reader = table.scan(
-            *values,
-            as_of=as_of,
-            columns=names_of(columns),
-            reverse=reverse,
-            limit=_asked(limit, as_json=as_json),
-        )
-        rows = chain.from_iterable(map(dicts, reader))
-        _print_rows(reader.schema, rows, limit, as_json=as_json)
-
-
-@app.command()
-def find(
-    store: StoreArgument,
-    name: NameArgument,
-    index: Annotated[
-        str, typer.Argument(metavar="INDEX", help="The index's name.", show_default=False)
-    ],
-    key: IndexWordsArgument = None,
-    as_of: AsOfOption = None,
-    columns: ColumnsOption = None,
-    reverse: ReverseOption = False,
-    limit: LimitOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Print the rows whose columns of an index begin with some values, in the index's order.
-
-    \b
-    Examples:
-      kvstore table find city.db trips by_zone JFK
-    """
-    with open_read_only(store) as opened:
-        table = opened.table(name)
-        codec = table.codec(as_of)
-        found = codec.definition.index(index)
-        by_id = codec.definition.by_id
-        values = to_values(codec, [by_id[part.id] for part in found.parts], key or [])
-        rows = table.find(
-            index,
-            *values,
-            as_of=as_of,
-            columns=names_of(columns),
-            reverse=reverse,
-            limit=_asked(limit, as_json=as_json),
-        )
-        _print_rows(rows.schema, rows, limit, as_json=as_json)
-
-
-def _print_rows(
-    schema: pa.Schema, rows: Iterator[dict[str, Any]], limit: int | None, *, as_json: bool
-) -> None:
-    if as_json:
-        for row in rows:
-            print_json(json_row(schema, row))
-        return
-    most = ROWS_SHOWN if limit is None else limit
-    found = list(islice(rows, most + 1))
-    print_table(schema.names, [shown_row(schema, row) for row in found[:most]])
-    if limit is None and len(found) > most:
-        note(f"these are the first {most} rows; pass --limit, or --json for all")
-
-
-def _asked(limit: int | None, *, as_json: bool) -> int | None:
-    return ROWS_SHOWN + 1 if limit is None and not as_json else limit

@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE.parent))
+sys.path[:0] = [str(HERE.parent), str(HERE)]
+
+import inventories  # noqa: E402
 
 import kvstore  # noqa: E402
 
@@ -19,9 +21,18 @@ project = "kvstore"
 author = "the kvstore authors"
 version = release = kvstore.__version__
 
-extensions = ["myst_parser", "sphinx.ext.autodoc"]
-exclude_patterns = ["_build", "reference/_commands.md"]
-myst_enable_extensions = ["colon_fence", "deflist"]
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.intersphinx",
+    "twins",
+    "figures",
+    "notebook_pages",
+]
+intersphinx_mapping = inventories.write(HERE.parent / "build" / "inventories")
+exclude_patterns = ["**/_*.md"]
+myst_enable_extensions = ["colon_fence", "deflist", "substitution"]
+myst_substitutions = {"version": release}
 myst_heading_anchors = 3
 default_role = "code"
 nitpicky = False
@@ -69,7 +80,9 @@ def _write_commands(_app: Any) -> None:
         obj=command, ctx=typer.Context(command, info_name="kvstore"), name="kvstore"
     )
     target = HERE / "reference" / "_commands.md"
-    target.write_text(re.sub(r"\n{3,}", "\n\n", text))
+    text = re.sub(r"\n{3,}", "\n\n", text)
+    if not target.exists() or target.read_text() != text:  # else the page would be read again
+        target.write_text(text)
 
 
 def setup(app: Any) -> None:

@@ -30,8 +30,13 @@ if TYPE_CHECKING:
     from kvstore.mapping import MappingCodec, StoreMapping
     from kvstore.mvcc import Version
     from kvstore.opening import open_read_only
+    from kvstore.remote.client import AsyncClient as AsyncClient
+    from kvstore.remote.client import Client as Client
+    from kvstore.remote.client import connect as connect
+    from kvstore.remote.client import connect_async as connect_async
     from kvstore.remote.control import open  # noqa: A004  # kvstore.open is the public name
     from kvstore.remote.live import LiveReader, follow
+    from kvstore.remote.shared import SharedStore
     from kvstore.retention.gc import GcPolicy, GcReport
     from kvstore.snapshot import Snapshot
     from kvstore.store import Store
@@ -67,6 +72,7 @@ __all__ = [
     "Options",
     "Position",
     "Share",
+    "SharedStore",
     "Snapshot",
     "Span",
     "Store",

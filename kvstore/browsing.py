@@ -1,4 +1,5 @@
-"""Bounded looks at a store, for people: pages of keys, of versions, and of changes per interval.
+"""Bounded looks at a store, for people: pages of keys, of rows of a table, of versions, of what
+differs between two times, and of changes per interval.
 
 A page of a browser or of a shell asks for what fits a screen. The work of each look is bounded in
 entries and bytes, whatever the store holds, and the answer says where it stopped.
@@ -6,17 +7,27 @@ entries and bytes, whatever the store holds, and the answer says where it stoppe
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from itertools import islice, pairwise
-from typing import Final, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias
 
 from typing_extensions import Self
 
 from kvstore.base.arguments import integer
 from kvstore.base.span import Span, prefix_end, require_key
 from kvstore.base.timestamp import TimeLike, Timestamp
-from kvstore.changes.index import ChangeIndex
+from kvstore.changes.index import (
+    OP_DELETE,
+    OP_DELETE_RANGE,
+    OP_IMPORT,
+    OP_PUT,
+    OP_PUT_LARGE,
+    OP_REVERT,
+    ChangeIndex,
+    Row,
+)
 from kvstore.codec.keys import (
     FIRST_TIMED_SUFFIX,
     KEY_BYTES_LEAST,
@@ -30,7 +41,9 @@ from kvstore.codec.keys import (
 from kvstore.limits import (
     BROWSE_BYTES_MAX,
     BROWSE_CHUNK,
+    BROWSE_COUNT_ENTRIES_MAX,
     BROWSE_ENTRIES_MAX,
+    BROWSE_FILE_ROWS_MAX,
     BROWSE_HEADERS_MAX,
     BROWSE_INTERVALS_MAX,
     BROWSE_MARKS_MAX,
@@ -44,11 +57,16 @@ from kvstore.mvcc import Versions
 from kvstore.mvcc.fragments import Fragments, between
 from kvstore.mvcc.key_history import Revision, Stamps, timeline
 from kvstore.mvcc.meta import Meta
+from kvstore.mvcc.parallel_scan import bytes_in, user_spans
 from kvstore.retention.gc import CollectionRun, collections
 from kvstore.timeline.import_records import ImportRecord
 from kvstore.timeline.parts import Parts
 from kvstore.timeline.reads import Clears
-from kvstore.timeline.reserved import PushTold, pushes_told
+from kvstore.timeline.reserved import PushLogTold, PushTold, push_logs
+
+if TYPE_CHECKING:
+    from kvstore.tables.codec import TableCodec
+    from kvstore.tables.looks import KeyCount, RowPage, RowSearch
 
 # --------------------------------------------------------------------------------------------------
 # The beginning of a value: enough to show it, whatever its size.
@@ -308,6 +326,188 @@ class _Stored(NamedTuple):
 
 
 # --------------------------------------------------------------------------------------------------
+# The keys of a span that differ between two times, in bounded work.
+#
+# The change index names the keys that changed, if it has the window and the window has few changes.
+# Otherwise two passes over the span, one at each time, are compared key by key.
+#
+# Invariants
+# 1. A page has the keys of the span whose values at the two times differ, in key order. A key that
+#    changed and took its old value again does not differ.
+# 2. A page reads `BROWSE_ENTRIES_MAX` rows of the index, or as many entries of each pass, and
+#    `BROWSE_BYTES_MAX` bytes of values, and one chunk more.
+# 3. Each page takes its reader further, or it is the last one.
+
+
+class ChangedKey(NamedTuple):
+    """A key with its value at the earlier and at the later time; None where it is absent."""
+
+    key: bytes
+    before: bytes | None
+    after: bytes | None
+
+
+class ChangedPage(NamedTuple):
+    """Some keys that differ, in key order. `next` is where the page behind begins, None behind the
+    last one. A page `is_cut` if it met a bound before it was full."""
+
+    rows: list[ChangedKey]
+    next: bytes | None
+    is_cut: bool
+
+
+def changed_page(parts: Parts, span: Span, since: int, upto: int, *, limit: int) -> ChangedPage:
+    """The first `limit` keys of `span` that differ between `since` and `upto`."""
+    keys = _touched(parts, span, since, upto)
+    if keys is None:
+        return _Comparison(parts.versions, since, upto, limit).compare(span)
+    return _differing(parts.versions, sorted(keys), since, upto, limit)
+
+
+def _touched(parts: Parts, span: Span, since: int, upto: int) -> set[bytes] | None:
+    """The keys of `span` that the change index names in a window. None if the index does not have
+    the window, or the window has more rows than a look reads, or changes of whole spans."""
+    index = parts.index
+    if since < parts.reads.indexed_since:
+        return None
+    windows = index.generations.windows(since=since, upto=upto)
+    if sum(len(window.generation.every_stream()) for window in windows) > BROWSE_SEEKS_MAX:
+        return None
+    found: set[bytes] = set()
+    rows = index.rows(since=since, upto=upto)
+    for placed in islice(rows, BROWSE_ENTRIES_MAX):
+        row = placed.row
+        if row.op in (OP_PUT, OP_DELETE, OP_PUT_LARGE):
+            if row.key in span:
+                found.add(row.key)
+        elif _meets(parts, row, span):
+            return None
+    return found if next(rows, None) is None else None
+
+
+def _meets(parts: Parts, row: Row, span: Span) -> bool:
+    """Whether an event of whole spans may concern keys of `span`."""
+    if row.op == OP_DELETE_RANGE:
+        return span.intersect(row.key, row.value) is not None
+    assert row.op in (OP_IMPORT, OP_REVERT), row.op
+    record = parts.imports.get(int.from_bytes(row.key, "big"))
+    if record is None:  # it became plain versions at a collection
+        return True
+    return any(span.intersect(each.start, each.end) is not None for each in record.spans)
+
+
+def _differing(
+    versions: Versions, keys: Sequence[bytes], since: int, upto: int, limit: int
+) -> ChangedPage:
+    rows: list[ChangedKey] = []
+    size, at, count = 0, 0, _FIRST_COMPARED
+    while at < len(keys):
+        chunk = list(keys[at : at + count])
+        before, after = (versions.get_many(chunk, time) for time in (since, upto))
+        taken = sum(len(value or b"") for value in (*before, *after))
+        count = min(2 * count, BROWSE_CHUNK) if taken < BROWSE_BYTES_MAX // 64 else 1
+        size += taken
+        for row in map(ChangedKey, chunk, before, after):
+            if row.before != row.after:
+                if len(rows) == limit:
+                    return ChangedPage(rows, row.key, is_cut=False)
+                rows.append(row)
+        at += len(chunk)
+        if size >= BROWSE_BYTES_MAX and at < len(keys):
+            return ChangedPage(rows, keys[at], is_cut=True)
+    return ChangedPage(rows, None, is_cut=False)
+
+
+_FIRST_COMPARED: Final = 16
+"""Keys of the first chunk: nothing tells yet how large their values are."""
+
+
+class _Comparison:
+    """Two passes over one span, one at each time, that are compared key by key."""
+
+    def __init__(self, versions: Versions, since: int, upto: int, limit: int) -> None:
+        self._versions, self._times, self._limit = versions, (since, upto), limit
+
+    def compare(self, span: Span) -> ChangedPage:
+        sides = [_LivePass(self._versions, span, time) for time in self._times]
+        rows: list[ChangedKey] = []
+        try:
+            while True:
+                for side in sides:
+                    side.look()
+                key = min((side.key for side in sides), key=_or_last)
+                bound = min((side.bound for side in sides), key=_or_last)
+                if _or_last(key) >= _or_last(bound):  # what lies behind may be there at both times
+                    break
+                assert key is not None, "nothing sorts before a bound"
+                row = ChangedKey(key, *(side.take(key) for side in sides))
+                if row.before != row.after:
+                    if len(rows) == self._limit:
+                        return ChangedPage(rows, key, is_cut=False)
+                    rows.append(row)
+        finally:
+            for side in sides:
+                side.close()
+        if bound == span.start:  # its versions take a whole pass
+            row = ChangedKey(bound, *(self._versions.get(bound, time) for time in self._times))
+            rows += [row] if row.before != row.after else []
+            bound += b"\x00"
+        return ChangedPage(rows, bound, is_cut=bound is not None)
+
+
+def _or_last(key: bytes | None) -> tuple[bool, bytes]:
+    """Sorts None, the end of a pass, behind all keys."""
+    return key is None, key or b""
+
+
+class _LivePass:
+    """The live rows of a span at one time, in a bounded number of entries and bytes."""
+
+    def __init__(self, versions: Versions, span: Span, as_of: int) -> None:
+        self._cursor, self._live = versions.live_pass(span, as_of)
+        self._rows: deque[tuple[bytes, bytes]] = deque()
+        self._passed = self._bytes = 0
+        self._has_more = True
+
+    def look(self) -> None:
+        """Read until the next row is known, to the end, or to the bound of the work."""
+        while not self._rows and self._has_more and not self._is_spent:
+            self._has_more = self._cursor.feed(self._live, BROWSE_CHUNK)
+            self._passed += BROWSE_CHUNK
+            if not self._has_more:
+                self._live.end()
+            self._rows.extend(zip(*self._live.found(), strict=True))
+            self._bytes += sum(len(value) for _, value in self._rows)
+
+    @property
+    def _is_spent(self) -> bool:
+        return self._passed >= BROWSE_ENTRIES_MAX or self._bytes >= BROWSE_BYTES_MAX
+
+    @property
+    def key(self) -> bytes | None:
+        """The key of the next row; None where none is known."""
+        return self._rows[0][0] if self._rows else None
+
+    @property
+    def bound(self) -> bytes | None:
+        """The first key of which this pass knows nothing more. None while it has a row, and at the
+        end."""
+        if self._rows or not self._has_more:
+            return None
+        last: bytes | None = self._live.last
+        assert last is not None, "a pass with more entries has passed one"
+        return unescape(last[:-KEY_BYTES_LEAST])
+
+    def take(self, key: bytes) -> bytes | None:
+        """The value of `key`, if it is the key of the next row."""
+        return self._rows.popleft()[1] if self.key == key else None
+
+    def close(self) -> None:
+        """End the pass."""
+        self._cursor.close()
+
+
+# --------------------------------------------------------------------------------------------------
 # How many changes each interval of a window has, and the marks of large events, in bounded work.
 #
 # An interval is cut into `BROWSE_PARTS` parts. Each part reads `BROWSE_HEADERS_MAX` entries of the
@@ -332,12 +532,14 @@ MarkKind: TypeAlias = Literal[
 
 
 class Interval(NamedTuple):
-    """The changes of the commits in `(since, upto]`."""
+    """The changes of the commits in `(since, upto]`, and the commits. A commit counts once in each
+    stream of the index that it touches."""
 
     since: int
     upto: int
     changes: int
     is_exact: bool
+    commits: int
 
 
 class Mark(NamedTuple):
@@ -387,34 +589,45 @@ def _cut(since: int, upto: int, count: int) -> Iterator[tuple[int, int]]:
 
 
 def _counted(index: ChangeIndex, since: int, upto: int, streams_max: int) -> Interval:
-    changes, is_exact = 0.0, True
+    changes, commits, is_exact = 0.0, 0.0, True
     for window in index.generations.windows(since=since, upto=upto):
         streams = window.generation.every_stream()
         read = streams[:streams_max]
-        found = 0.0
         for stream in read:
-            part, is_whole = _of_stream(index, stream, window.since, window.upto)
-            is_exact &= is_whole
-            found += part
+            found = _of_stream(index, stream, window.since, window.upto)
+            is_exact &= found.is_exact
+            changes += found.changes * len(streams) / len(read)
+            commits += found.commits * len(streams) / len(read)
         is_exact &= len(read) == len(streams)
-        changes += found * len(streams) / len(read)
-    return Interval(since, upto, round(changes), is_exact)
+    return Interval(since, upto, round(changes), is_exact, round(commits))
 
 
-def _of_stream(index: ChangeIndex, stream: bytes, since: int, upto: int) -> tuple[float, bool]:
-    """The changes of one stream, and whether each entry was counted."""
+class _PartCount(NamedTuple):
+    """The changes and commits of a part of a stream, and whether each entry was counted."""
+
+    changes: float
+    commits: float
+    is_exact: bool
+
+
+def _of_stream(index: ChangeIndex, stream: bytes, since: int, upto: int) -> _PartCount:
+    """The changes of one stream."""
     parts = [_of_part(index, stream, *part) for part in _cut(since, upto, BROWSE_PARTS)]
-    return sum(count for count, _ in parts), all(is_whole for _, is_whole in parts)
+    changes, commits, exact = zip(*parts, strict=True) if parts else ((), (), ())
+    return _PartCount(sum(changes), sum(commits), all(exact))
 
 
-def _of_part(index: ChangeIndex, stream: bytes, since: int, upto: int) -> tuple[float, bool]:
-    count, newest = 0, since
+def _of_part(index: ChangeIndex, stream: bytes, since: int, upto: int) -> _PartCount:
+    changes = commits = 0
+    newest = since
     heads = index.heads(stream, since=since, upto=upto)
     for timestamp, rows in islice(heads, BROWSE_HEADERS_MAX):
-        count, newest = count + rows, timestamp
+        commits += timestamp > newest  # a large commit has several entries
+        changes, newest = changes + rows, timestamp
     if next(heads, None) is None:
-        return count, True
-    return count * (upto - since) / max(newest - since, 1), False
+        return _PartCount(changes, commits, is_exact=True)
+    share = (upto - since) / max(newest - since, 1)
+    return _PartCount(changes * share, commits * share, is_exact=False)
 
 
 def marks(
@@ -477,7 +690,7 @@ def _of_load(
 
 
 class Browsing:
-    """Looks at one store, each in bounded work: pages of keys, of versions, of changes."""
+    """Looks at one store, each in bounded work: pages of keys, rows, versions and changes."""
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
@@ -503,6 +716,11 @@ class Browsing:
         read = partial(_page_at, parts, span, limit, fold)
         return parts.reads.read(as_of, span, read)
 
+    def expired(self) -> tuple[int, bool]:
+        """How many keys and rows have expired by the clock and still show, and whether more may:
+        the next call of a writer deletes them. Looks at one step of deletes."""
+        return self._parts.committer.expiries.passed()
+
     def versions(
         self, key: bytes, upto: TimeLike | None = None, *, limit: int | None = None
     ) -> VersionPage:
@@ -512,6 +730,80 @@ class Browsing:
         at = parts.reads.at(upto)
         return version_page(parts.versions, require_key(key), at, limit=limit)
 
+    def rows(
+        self,
+        codec: TableCodec,
+        search: RowSearch | None = None,
+        as_of: TimeLike | None = None,
+        *,
+        limit: int | None = None,
+        after: bytes = b"",
+        with_facets: bool = False,
+    ) -> RowPage:
+        """The first rows of a table that meet a search (`kvstore.tables.looks`), from `after` on,
+        the `next` of a page. `codec` is that of the table at the same time.
+
+        Passes some `BROWSE_ENTRIES_MAX` rows or entries at most, and may then be cut. `limit` is
+        `BROWSE_ROWS_MAX` by default, and `BROWSE_FILE_ROWS_MAX` at most. With `with_facets` the
+        look goes on to its bound behind the last row, and counts what the columns hold. Raises
+        `UsageError` for an index that is not whole then.
+        """
+        parts = self._parts
+        limit = BROWSE_ROWS_MAX if limit is None else limit
+        integer(1, BROWSE_FILE_ROWS_MAX).check("limit", limit)
+        # Late: a store is opened without the functions of Arrow.
+        from kvstore.tables.definition import table_prefix
+        from kvstore.tables.looks import RowSearch, row_page
+
+        span = Span.of_prefix(table_prefix(codec.definition.number))
+        how: dict[str, Any] = {"limit": limit, "after": after, "with_facets": with_facets}
+        read = partial(row_page, parts.versions, codec, search or RowSearch(), **how)
+        return parts.reads.read(as_of, span, read)
+
+    def count(
+        self, span: Span | None = None, as_of: TimeLike | None = None, *, most: int | None = None
+    ) -> KeyCount:
+        """The number of live keys of `span` and their bytes, counted in at most `most` entries."""
+        parts = self._parts
+        most = integer(1, BROWSE_COUNT_ENTRIES_MAX).or_none.check("most", most)
+        span = parts.reserve.narrow(span or Span())
+
+        from kvstore.tables.looks import counted  # late, as in `rows`
+
+        def read(at: int) -> KeyCount:
+            return counted(parts.versions, span, at, most or BROWSE_COUNT_ENTRIES_MAX)
+
+        return parts.reads.read(as_of, span, read)
+
+    def sizes(self, spans: Sequence[Span]) -> list[int]:
+        """The bytes of each span in sorted files, all versions included, estimated. What is in
+        memory alone does not count. Reads the bounds of the files, never a row."""
+        files = list(user_spans(self._parts.versions.engine.files()))
+        return [bytes_in(span, files) for span in spans]
+
+    def changed(
+        self,
+        since: TimeLike,
+        upto: TimeLike | None = None,
+        span: Span | None = None,
+        *,
+        limit: int | None = None,
+    ) -> ChangedPage:
+        """The first keys of `span` whose values at `since` and at `upto` differ, with both values.
+
+        Costs what changed in the window, if that is little, or else a part of what exists in the
+        span; `BROWSE_ENTRIES_MAX` rows in either case, and the page may then be cut.
+        """
+        parts = self._parts
+        limit = _limit(limit)
+        span = parts.reserve.narrow(span or Span())
+        low, high = parts.reads.window(since, upto)
+
+        def read(at: int) -> ChangedPage:
+            return changed_page(parts, span, at, high, limit=limit)
+
+        return parts.reads.read(Timestamp(low), span, read)
+
     def activity(
         self, since: TimeLike, upto: TimeLike | None = None, *, count: int = 60
     ) -> Activity:
@@ -520,7 +812,6 @@ class Browsing:
         count = integer(1, BROWSE_INTERVALS_MAX).check("count", count)
         low, high = parts.reads.window(since, upto)
         found = list(intervals(parts.index, low, high, count))
-        has_pushes, newest = parts.reserve.has_positions, parts.committer.upper - 1
         events, has_more = marks(
             low,
             high,
@@ -528,7 +819,7 @@ class Browsing:
             fragments=parts.versions.view.fragments,
             clears=parts.clears,
             begins=parts.reads.whole_since,
-            pushes=pushes_told(parts.versions, newest) if has_pushes else (),
+            pushes=[push for log in self.push_logs() for push in log.pushes],
             collections=collections(Meta(parts.versions.engine)),
         )
         return Activity(found, events, has_more)
@@ -541,6 +832,14 @@ class Browsing:
         indexed = min(max(low, int(parts.reads.indexed_since)), high)
         found = total(parts.index, indexed, high, parts.imports.every())
         return found._replace(since=low, is_exact=found.is_exact and indexed == low)
+
+    def push_logs(self) -> list[PushLogTold]:
+        """The logs of pushes that the store follows, as of now: how far, and what became of the
+        last pushes of each."""
+        parts = self._parts
+        if not parts.reserve.has_positions:
+            return []
+        return list(push_logs(parts.versions, parts.committer.upper - 1))
 
     def oldest(self) -> Timestamp:
         """The oldest time that is worth a look: the beginning of history, or of the change index if

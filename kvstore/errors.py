@@ -13,6 +13,7 @@
     |   |-- ForkedError             a handle belongs to the process that opened it
     |   |-- KeyOrderError           keys must come in ascending order, each once
     |   |-- ImportRefusedError      a staged import is incomplete, altered or foreign
+    |   |   `-- LoadRefusedError    a load does not pass its gate
     |   |-- NotUniqueError          a row has the values of another one in a unique index
     |   `-- KeyConflictError        an import would cover live keys (on_conflict="error")
     |-- RetryableError          surely not done: try again
@@ -26,7 +27,7 @@
     |   |-- BusyError               another operation did not end in time
     |   |-- StaleReaderError        the writer took away what a reader needs; open it again
     |   |-- LockedError             another owner has it open; wait, or stop the owner
-    |   `-- NotListeningError       no owner listens; open it, or open it there with control=True
+    |   `-- NotListeningError       no owner listens; open it, or open it there with shared=True
     |-- HistoryGoneError        read at a newer time
     |-- NotYetWrittenError      wait until `upper` has passed the time
     |-- FencedError             step down: a newer owner has taken over
@@ -36,6 +37,7 @@
     |-- StorageError            the outcome is unknown: reopen and look before retrying
     |   |-- OutOfSpaceError         the disk is full
     |   |-- IndeterminateError      a blob or consensus call may or may not have had its effect
+    |   |   `-- OwnerAwayError          the owner of a shared store does not answer
     |   `-- PoisonedError           an earlier write failed; the handle refuses until reopened
     `-- CorruptionError         stop: the bytes are not the bytes that were written
         |-- StatesLostError           a collection lacks its newest states: it is an older copy
@@ -53,9 +55,9 @@ is an assertion, never one of these errors.
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 __all__ = [
     "Argument",
@@ -95,6 +97,7 @@ __all__ = [
     "StorageError",
     "OutOfSpaceError",
     "IndeterminateError",
+    "OwnerAwayError",
     "PoisonedError",
     "CorruptionError",
     "JournalDamagedError",
@@ -329,6 +332,24 @@ class ImportRefusedError(UsageError):
         self.problem = problem
 
 
+class LoadRefusedError(ImportRefusedError):
+    """A load does not pass its gate. Nothing shows, and the staged rows are still in `staging`.
+
+    A staging directory that the caller has named stays. One of the library's own lies in the
+    `ingest/` of the store, where the newest three of a table stay for seven days. `report` has each
+    check with its figure, bound and baseline, as JSON has it. Mend the rows, or add the load with a
+    reason: `bulk.ingest(store, error.staging, check=..., force=...)`.
+    """
+
+    def __init__(
+        self, staging: str, failed: Sequence[str], report: Mapping[str, Any], kept: str = ""
+    ) -> None:
+        remedy = f"{kept}mend the rows and load them again, or pass force= with a reason"
+        super().__init__(staging, f"its gate fails: {'; '.join(failed)}", remedy)
+        self.failed = list(failed)
+        self.report = report
+
+
 class NotUniqueError(UsageError):
     """A row has the values of another row in a unique index. Nothing was written."""
 
@@ -342,8 +363,11 @@ class NotUniqueError(UsageError):
 class KeyConflictError(UsageError):
     """An import would cover live keys, which its caller asked to refuse. Nothing was added."""
 
-    def __init__(self, keys: Sequence[bytes]) -> None:
-        named = ", ".join(printable(key) for key in keys[:KEYS_NAMED_MAX])
+    def __init__(
+        self, keys: Sequence[bytes], name_of: Callable[[bytes], str] | None = None
+    ) -> None:
+        """`name_of` names a key: that of a row by its columns. Bytes are shown by default."""
+        named = ", ".join(map(name_of or printable, keys[:KEYS_NAMED_MAX]))
         super().__init__(
             f"live keys are in the way of the import, first: {named}",
             ("delete them, or pass ", Argument.of("on_conflict", "overwrite")),
@@ -360,12 +384,16 @@ class RetryableError(KVStoreError):
 
 
 class ConflictError(RetryableError):
-    """A later commit changed a key that the transaction read. Nothing of it was written."""
+    """A later commit changed a key that the transaction read, or what a gate has compared a load
+    with. Nothing of it was written."""
 
-    def __init__(self, *, read_at: int, written_at: int, where: str) -> None:
+    def __init__(
+        self, *, read_at: int, written_at: int, where: str, what: str = "", remedy: str = ""
+    ) -> None:
         super().__init__(
-            f"{where} was written at {written_at}, after the transaction's reads at {read_at}",
-            "run the transaction again (store.transact does)",
+            what
+            or f"{where} was written at {written_at}, after the transaction's reads at {read_at}",
+            remedy or "run the transaction again (store.transact does)",
         )
         self.read_at = read_at
         self.written_at = written_at
@@ -483,13 +511,14 @@ class LockedError(RetryableError):
 
 
 class NotListeningError(RetryableError):
-    """No process listens at the store at `path`: none has it open with `control=True`."""
+    """No process listens at the store at `path`: none has it open with
+    `shared=True` or `control=True`."""
 
     def __init__(self, path: str) -> None:
         super().__init__(
             f"no process listens at {path}",
             "open the store here; or have the process that has it open listen: "
-            "kvstore.open(path, control=True)",
+            "kvstore.open(path, shared=True), or control=True",
         )
         self.path = path
 
@@ -631,6 +660,29 @@ class IndeterminateError(StorageError):
         self.cause = cause
 
 
+class OwnerAwayError(IndeterminateError):
+    """Process `pid` owns the shared store at `path`, and has not answered for `patience` seconds. A
+    write may be done once it goes on. `pid` is 0 where it is unknown."""
+
+    def __init__(self, path: str, pid: int, *, patience: float, is_stopped: bool) -> None:
+        owner = f"process {pid}" if pid else "its process"
+        state = f"{owner} is stopped, and" if is_stopped else owner
+        go_on = f"let it go on (kill -CONT {pid})" if is_stopped else "wait for it"
+        end = f"end it (kill -KILL {pid})" if pid else "end it"
+        StorageError.__init__(
+            self,
+            f"the owner of {path} is away: {state} has not answered for {patience:g} s; it keeps "
+            "the store, and may still do what was asked of it",
+            f"{go_on}, or {end}: then a guest takes over; look at the present state before a write "
+            "is sent again",
+        )
+        self.where = f"a request to the owner of {path}"
+        self.cause = f"{state} has not answered"
+        self.path = path
+        self.pid = pid
+        self.is_stopped = is_stopped
+
+
 class PoisonedError(StorageError):
     """An earlier write or fsync failed: the bytes on disk are unknown. Every call raises this."""
 
@@ -725,4 +777,7 @@ def storage_error(where: str, error: OSError) -> KVStoreError:
         return OutOfSpaceError(where)
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         return AccessDeniedError(where, str(error))
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        remedy = "close some files of this process, or raise `ulimit -n`; then open it again"
+        return StorageError(f"{where}: {error}", remedy)
     return StorageError(f"{where}: {error}", "look at the disk, then open it again")

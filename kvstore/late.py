@@ -87,6 +87,7 @@ _NAMES: Final = {
     "Options": ("kvstore.engine.rocks", "Options"),
     "Position": ("kvstore.feeds", "Position"),
     "Share": ("kvstore.feeds", "Share"),
+    "SharedStore": ("kvstore.remote.shared", "SharedStore"),
     "Snapshot": ("kvstore.snapshot", "Snapshot"),
     "Span": ("kvstore.base.span", "Span"),
     "Store": ("kvstore.store", "Store"),

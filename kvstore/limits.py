@@ -21,6 +21,13 @@ BATCH_BYTES_MAX = 1 << 30
 CHANGE_CHUNK_BYTES = 4 << 20
 """Payload of one change entry. A larger commit is cut, which bounds a reader's memory."""
 
+COMMIT_PIECE_BYTES = 1 << 20
+"""Keys and values of a commit from which on it goes to the engine in pieces, and of one such piece.
+The engine keeps the interpreter for the whole of a batch: 0.1 us a KB, and 0.5 us a row."""
+
+COMMIT_PIECE_ROWS = 2048
+"""Rows of one such piece: other threads of the process wait for 1 ms."""
+
 INLINE_VALUE_BYTES = 1024
 """Values up to this size travel in the change index; larger ones are read from the versions."""
 
@@ -56,6 +63,9 @@ STEPS_BEFORE_SEEK = 8
 JOIN_ROWS_FIRST, JOIN_ROWS_MAX = 1 << 14, 1 << 20
 """Labels of a join's first walk, which tells how large values are, and of later ones. Many labels
 lie closely; each takes some 80 bytes."""
+
+HISTORY_BYTES_MAX = 64 << 20
+"""Bytes of the values that one answer of a server has of the versions of a key."""
 
 JOIN_LABEL_BYTES_MAX = JOIN_VALUE_BYTES_MAX = 64 << 20
 """Bytes of the labels of a walk with all their columns, and of their values."""
@@ -110,6 +120,14 @@ MEMORY_RECORD_BYTES = 1 << 20
 BLOCK_BYTES = 8 << 10
 """Bytes of a RocksDB block, the unit of reading, caching and checking. In 300,000 rows sorted
 look-ups take 0.74 of their time with RocksDB's default of 4 KiB, scans 0.92, single look-ups 1."""
+
+PACKED_STRETCH_BYTES = 1 << 20
+"""Bytes of the blocks of a sorted file that one thread packs at once, and that are written at once.
+From 64 KiB to 1 MiB no size was clearly better, on a machine with other work."""
+
+PACKING_THREADS_MAX = 4
+"""Threads that pack the blocks of one sorted file at once, beside the thread that has the rows,
+which makes entries, takes digests and writes. No machine with more processors was measured."""
 
 SMALL_FILES_MAX = 16
 """Small sorted files beside each other that are left as they are. Sixteen files, merged at once,
@@ -194,6 +212,14 @@ FOLLOW_WAIT_S = 0.002
 FOLLOW_INTERVAL_S_MIN = 0.001
 """Shortest pause between two looks of a live reader, whatever its `max_staleness`."""
 
+FOLLOW_REST_S_MAX = 1.0
+"""Longest pause, in seconds, between two looks of a guest that nobody reads. Its next read looks
+first. The looks in between keep it from holding files that the owner has removed."""
+
+FOLLOW_TOLD_MAX = 256
+"""Changes that a catch-up tells the cache of newest values of a live reader one by one. Behind more
+changes the cache is emptied: reading them would take longer than a few hundred look-ups."""
+
 DIRECTORY_TICK_S_MAX = 0.1
 """Seconds during which two changes of a directory may carry one time. File systems take the time of
 the kernel's last tick, at most 10 ms old."""
@@ -215,6 +241,22 @@ SCAN_CHUNK = 4096
 """Entries that a scan passes over at once, and rows of its Arrow batches: few enough to let other
 threads run and to fit the cache. A row takes 280 ns; in batches of 1,024 rows 287, of 256 314."""
 
+COLUMNS_ENTRIES_MIN = 8192
+"""Entries that a pass takes from RocksDB before it reads the files itself. Opening ten files takes
+as long as 3,000 entries."""
+
+COLUMNS_FLUSH_BYTES_MIN = 32 << 20
+"""Bytes of files for which a pass first has RocksDB write to a file what lies in memory only. A
+pass over fewer goes by RocksDB. Each such file is merged with others later, so a pass must be worth
+it."""
+
+FLUSH_ROOM_FACTOR = 4
+"""How many times the bytes in memory the disk must have free before a pass has RocksDB write them.
+RocksDB takes no more writes once a flush has failed, and a read must not bring that about."""
+
+HELD_FILES_MAX = 256
+"""Sorted files that a pass holds open. A pass over more goes by RocksDB."""
+
 FEW_ROWS_MAX = 32
 """Rows up to which a scan with a limit reads by a kept reader. One row takes 13 us, 41 by a pass.
 The gain shrinks with each entry, which takes three calls and in a pass one. Among rows that are
@@ -233,23 +275,16 @@ FORK_WAIT_S_MAX = 1.0
 0.3 ms. Only a compaction of another user of RocksDB takes longer; the fork does not wait for it."""
 
 SCAN_WORKERS_MAX = 64
-"""Processes of one scan. More processes than cores gain nothing, and each takes 100 MB."""
-
-SCAN_WORKERS_BYTES_MIN = 24 << 20
-"""Bytes of a span, in files and memtables, from which on a scan uses processes. Two processes take
-1.1 times as long as one for 5 MB, as long for 10 MB, and 0.7 to 0.85 from 16 MB on."""
+"""Threads of one scan. More threads than cores gain nothing."""
 
 SCAN_PIECE_BYTES = 4 << 20
-"""Bytes in files of one piece of a parallel scan. No worker gets further ahead than this."""
+"""Bytes in files of one piece of a scan by threads."""
 
 SCAN_PIECES_MAX = 1 << 16
-"""Pieces of one parallel scan, enough for 256 GiB. A larger store has larger pieces."""
+"""Pieces of one scan by threads, enough for 256 GiB. A larger store has larger pieces."""
 
-SCAN_PART_BYTES = 4 << 20
-"""Rows that a worker of a parallel scan hands over at once."""
-
-SCAN_PARTS_AHEAD_MAX = 4
-"""Parts that each worker may write before they are taken: bounds the disk space of a scan."""
+SCAN_AHEAD_BYTES_MAX = 16 << 20
+"""Bytes of rows that each thread of a scan may have ready before they are taken."""
 
 SORTED_CHANGES_MAX = 100_000
 """Changes of a window that are sorted by key in memory, which takes 20 MB. For more changes a pass
@@ -352,6 +387,13 @@ HOLD_TEXT_CHARS_MAX = 500
 GC_DELAY_FACTOR_MAX = 8
 """Intervals that a failing background GC waits at most before it tries again."""
 
+REFUSED_LOADS_MAX = 3
+"""Refused loads of a table, or of plain keys, whose files stay in `ingest/`: one to look at, and
+two to compare it with. A job that tries again each minute would fill the disk."""
+
+REFUSED_LOAD_S = 7 * 24 * 3600.0
+"""Refused loads stay for this long: somebody comes back after a weekend, and decides."""
+
 STALE_IMPORT_S = 24 * 3600.0
 """Age at which GC withdraws an import that was prepared and never added, and removes files left in
 `ingest/`. Every import adds its files sooner after preparing them."""
@@ -413,6 +455,14 @@ REVERT_ROWS_MAX = 1_000_000
 REVERT_ATTEMPTS = 5
 """Attempts of `revert_range`, which starts over after another write into its span."""
 
+CLEAR_ATTEMPTS = 3
+"""Attempts to find what a clear of some rows destroys while others write into the table. The last
+one holds the commit lock."""
+
+CLEAR_SPANS_MAX = 4096
+"""Spans that one clear of rows destroys: until GC has passed the clear, each historic read looks at
+each of them, for 0.3 us."""
+
 VERIFY_PROBLEMS_MAX = 1000
 """Problems that a verification lists: enough to recognise the cause, few enough to read."""
 
@@ -422,6 +472,17 @@ many may be between a request and its repetition at one time."""
 
 INDEX_CHUNK_ROWS = 4096
 """Rows whose entries a builder of an index makes in one commit, which holds the lock 10 ms."""
+
+FILTER_ENTRIES_MAX = 4096
+"""Entries of an index that a filtered scan takes in the place of its rows: look-ups of so many rows
+take 10 ms, as long as a scan of 30,000 rows."""
+
+FILTER_SPANS_MAX = 1000
+"""Spans of keys, or of entries, that a filter leaves of a table. Each costs a seek."""
+
+FILTER_PARTS_MAX = 1000
+"""Parts of a filter that are looked at, and that a server takes: each takes a call of Python inside
+the one around it."""
 
 TABLE_ATTEMPTS = 5
 """Times that a client encodes rows whose table is altered meanwhile. Alterations are rare."""
@@ -468,6 +529,23 @@ not end, are found there. Larger rows go through Parquet and Arrow files."""
 
 SERVER_BODY_BYTES_MAX = 64 << 20
 """Bytes of one request: a batch of that size is written in less than a second."""
+
+SERVER_LARGE_BYTES_MAX = 2 << 30
+"""Bytes of a larger request, which a batch as an Arrow stream and a value may be: 1 GiB of keys and
+values, and what Arrow has beside them. It waits in a temporary file."""
+
+SERVER_SPOOL_BYTES_MAX = 4 << 30
+"""Bytes of the temporary files of such requests at one time, all clients together."""
+
+SERVER_LARGE_MEMORY_BYTES_MAX = 4 << 30
+"""Bytes of memory that such a batch may take. One of them is done at a time."""
+
+SERVER_ROW_BYTES = 200
+"""Bytes of memory that a row of a batch takes beside its key and value: two objects of Python, and
+a place among the writes."""
+
+SERVER_SPOOL_PART_BYTES = 1 << 20
+"""Bytes that are written to such a file at once: a thread takes 100 us for each part."""
 
 SERVER_MEMORY_BYTES_MAX = 256 << 20
 """Bytes of the requests that a server is reading or doing at one time, all clients together."""
@@ -552,6 +630,10 @@ CLIENT_CONNECTIONS_MAX = 32
 CLIENT_TIMEOUT_S = 60.0
 """Seconds for which a client waits for the next bytes of a server."""
 
+CLIENT_LARGE_BYTES_S = 2 << 20
+"""Bytes a second that a server does of a request above `SERVER_BODY_BYTES_MAX`, at the least: a
+client waits so much longer for the answer."""
+
 CLIENT_TIMEOUT_S_MIN = 0.001
 """The shortest such wait: a socket takes less than a microsecond for no bound at all."""
 
@@ -563,7 +645,10 @@ CLIENT_PATIENCE_S = 10.0
 does once however often it arrives."""
 
 CLIENT_RETRY_S = 0.05
-"""Seconds before the second attempt of a request; twice as long before each later one."""
+"""Seconds before the third attempt of a request; twice as long before each later one."""
+
+CLIENT_RETRY_S_MAX = 1.0
+"""The longest such wait: a server that was started anew is found within this time."""
 
 CLIENT_URL_KEY_BYTES_MAX = 4096
 """Bytes of a key in a URL. Longer keys travel in bodies."""
@@ -642,6 +727,24 @@ BROWSE_CHUNK = 128
 BROWSE_BYTES_MAX = 32 << 20
 """Bytes of values that a page reads. A larger value is read whole by RocksDB, and cuts the page."""
 
+BROWSE_FILE_ROWS_MAX = 8192
+"""Rows of one page that is taken as a file of CSV or JSON."""
+
+BROWSE_ROWS_CHUNK = 512
+"""Entries that a look at a table reads, decodes and compares at once."""
+
+BROWSE_COUNT_ENTRIES_MAX = 128 << 10
+"""Entries that the counts of one page pass together: some 100 ms. A larger count is estimated."""
+
+BROWSE_FACET_COLUMNS_MAX = 8
+"""Columns whose values a page of rows counts."""
+
+BROWSE_FACET_DISTINCT_MAX = 50
+"""Distinct values of a column that a page counts. A column with more of them is left out."""
+
+BROWSE_FACET_VALUES = 8
+"""Values of a column that a page shows with their counts."""
+
 BROWSE_VALUE_BYTES = 16 << 10
 """Bytes of a value that a page shows, compares and keeps."""
 
@@ -669,6 +772,19 @@ BROWSE_MARKS_MAX = 200
 BROWSE_KEY_BYTES_MAX = 2048
 """Bytes of a key that a link of the page carries. Four characters a byte, each percent-encoded,
 stay below `SERVER_HEAD_BYTES_MAX`."""
+
+TRENDS_EVERY_S = 10.0
+"""Seconds between two samples of the trends of a server."""
+
+TRENDS_SAMPLES = 361
+"""Samples of the trends of a server: an hour, and the one before, from which the first rate counts.
+They take 60 kB."""
+
+CALLERS_MAX = 256
+"""Connections that a server remembers for its page."""
+
+CALLER_CHARS_MAX = 120
+"""Characters of the name of a program that calls a server."""
 
 PAGE_FORM_BYTES_MAX = 32 << 10
 """Bytes of a form that the page takes."""
@@ -700,6 +816,22 @@ CONTROL_TRIES = 3
 
 CONTROL_TRY_S = 0.1
 """The time between two of these looks."""
+
+SHARED_TRY_S = 0.002
+"""The first pause of a guest that looks for the owner of a shared store. An opening takes 7 ms."""
+
+SHARED_TRY_S_MAX = 0.02
+"""The longest pause of such a guest: an owner that closes hands over in some tens of
+milliseconds."""
+
+KEEPER_START_S = 10.0
+"""How long a keeper waits for its first guest, which has begun it."""
+
+KEEPER_LOOK_S = 0.5
+"""How often a keeper counts its guests."""
+
+KEEPER_IDLE_S = 2.0
+"""How long a keeper stays behind its last guest: the next process of a script may come."""
 
 CONTROL_LEASE_S = 604_800.0
 """Age of the hold of a first backup, or of a first copy, beside an owner. One that was killed, and

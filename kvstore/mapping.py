@@ -12,9 +12,10 @@ import json
 from collections.abc import Callable, Iterator, MutableMapping
 from typing import Any, Final, NamedTuple, Protocol
 
-from kvstore.base.span import prefix_end, require_key
+from kvstore.base.span import require_key
 from kvstore.base.timestamp import Timestamp
 from kvstore.errors import Argument, CorruptionError, UsageError, printable
+from kvstore.timeline.expiries import Expires
 
 
 class MappingCodec(NamedTuple):
@@ -56,11 +57,11 @@ class MappedStore(Protocol):
         """The value of a key."""
         ...
 
-    def put(self, key: bytes, value: bytes) -> Timestamp:
+    def put(self, key: bytes, value: bytes, *, expires: Expires | None) -> Timestamp:
         """Set a key."""
         ...
 
-    def put_many(self, rows: object) -> Timestamp | None:
+    def put_many(self, rows: object, *, expires: Expires | None) -> Timestamp | None:
         """Set keys in one commit."""
         ...
 
@@ -68,8 +69,8 @@ class MappedStore(Protocol):
         """Delete a key, and return its value."""
         ...
 
-    def delete_range(self, start: bytes, end: bytes) -> Timestamp | None:
-        """Delete all keys of a span."""
+    def delete_range(self, *, prefix: bytes) -> Timestamp | None:
+        """Delete all keys of a prefix."""
         ...
 
     def scan(self, *, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
@@ -92,13 +93,20 @@ class StoreMapping(MutableMapping[Any, Any]):
     `len` counts by a pass over the keys.
     """
 
-    def __init__(self, store: MappedStore, codec: str | MappingCodec, prefix: bytes) -> None:
+    def __init__(
+        self,
+        store: MappedStore,
+        codec: str | MappingCodec,
+        prefix: bytes,
+        expires: Expires | None = None,
+    ) -> None:
         found = CODECS.get(codec) if isinstance(codec, str) else codec
         if not isinstance(found, MappingCodec):
             raise UsageError(
                 Argument.of("codec", codec), f"pass {', '.join(CODECS)}, or a MappingCodec"
             )
         self._store, self._codec, self._prefix = store, found, require_key(prefix, name="prefix")
+        self._expires = expires
 
     def __getitem__(self, key: Any) -> Any:
         value = self._store.get(self._key(key))
@@ -107,7 +115,7 @@ class StoreMapping(MutableMapping[Any, Any]):
         return self._value_of(key, value)
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        self._store.put(self._key(key), self._codec.value(value))
+        self._store.put(self._key(key), self._codec.value(value), expires=self._expires)
 
     def __delitem__(self, key: Any) -> None:
         if self._store.pop(self._key(key)) is None:
@@ -132,17 +140,13 @@ class StoreMapping(MutableMapping[Any, Any]):
         """Set many keys in one commit."""
         rows = dict(other, **named)
         self._store.put_many(
-            [(self._key(key), self._codec.value(value)) for key, value in rows.items()]
+            [(self._key(key), self._codec.value(value)) for key, value in rows.items()],
+            expires=self._expires,
         )
 
     def clear(self) -> None:
         """Delete all keys of the view; their history stays. One write for any number of keys."""
-        end = prefix_end(self._prefix)
-        if end is not None:
-            self._store.delete_range(self._prefix, end)
-            return
-        for key in self._store.keys(prefix=self._prefix):
-            self._store.pop(key)
+        self._store.delete_range(prefix=self._prefix)
 
     def __repr__(self) -> str:
         return f"<kvstore.StoreMapping of {printable(self._prefix)} in {self._store!r}>"

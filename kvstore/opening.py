@@ -5,38 +5,51 @@ from __future__ import annotations
 
 import os
 import secrets
-import shutil
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from kvstore.base.arguments import require_outside, require_path, word
+from kvstore.base.arguments import word
 from kvstore.base.clock import Clock, Timeline, WallClock
 from kvstore.base.notices import notice
+from kvstore.base.paths import is_there, require_outside, require_path, tell_of_parent
 from kvstore.base.timestamp import Timestamp
 from kvstore.changes import ChangeIndex
 from kvstore.changes.epochs import Capture, open_domain, passive_domain
 from kvstore.engine import DATA, Engine, WriteBatch
 from kvstore.engine.rocks import DEFAULTS, Options, RocksEngine
 from kvstore.engine.rocks_secondary import SecondaryEngine
-from kvstore.errors import Argument, FormatVersionError, NotAStoreError, UsageError, storage_errors
+from kvstore.errors import (
+    Argument,
+    FormatVersionError,
+    LockedError,
+    NotAStoreError,
+    UsageError,
+    storage_errors,
+)
 from kvstore.feeds.replica import FirstCopy, stage_replica, stored_policy
 from kvstore.mvcc import RangeTombstone, Versions
 from kvstore.mvcc.meta import FORMAT, INDEX_FLOOR, SINCE, UPPER, Meta
-from kvstore.mvcc.parallel_scan import SCANS_DIRECTORY
 from kvstore.mvcc.write_set import stage_tombstones
 from kvstore.retention.gc import GcPolicy
 from kvstore.store import Store
 from kvstore.timeline.committer import Committer
 from kvstore.timeline.durability import DURABILITY, Durability, DurableMark
 from kvstore.timeline.frontiers import read_only_policy
+from kvstore.timeline.pieces import remove_pieces
 
 AnyStore = TypeVar("AnyStore", bound=Store)
 
 FORMAT_VERSION: Final = 1
 ENGINES: Final = ("rocksdb", "memory")
+_READ_BESIDE: Final = "to read, kvstore.follow(path) or kvstore.open_read_only(path)"
+_FROM_HERE: Final = f"use the Store that has it open, from any thread; {_READ_BESIDE}"
+_FROM_ANOTHER: Final = (
+    "open it with shared=True, here and there; or work beside it: kvstore.connect(path), if it was "
+    f"opened with shared=True or control=True, or is served; {_READ_BESIDE}; or close it there"
+)
 _ENGINE: Final = word(*ENGINES, hint=f"pass one of {', '.join(ENGINES)}, or an Engine")
 
 
@@ -79,7 +92,11 @@ def open_as(
         raise UsageError(Argument.of("clock", clock), "pass a Clock, or an object with wall_ns()")
     if options is not None and (not isinstance(options, Options) or engine != "rocksdb"):
         raise UsageError(Argument.of("options", options), 'pass Options, for engine="rocksdb" only')
-    opened = _open_engine(directory, engine, create=create, knobs=options or DEFAULTS)
+    try:
+        opened = _open_engine(directory, engine, create=create, knobs=options or DEFAULTS)
+    except LockedError as error:
+        remedy = _FROM_HERE if error.owner == "this process" else _FROM_ANOTHER
+        raise LockedError(error.path, error.owner, remedy) from error
     try:
         store = assemble(
             face,
@@ -157,12 +174,11 @@ def _open_engine(
         )
     if found is None and create:
         require_outside(path, name="path")
+        if not is_there(path):
+            tell_of_parent(path)
     if engine == "memory":
         return _memory_engine(path, create=create)
-    opened = RocksEngine(path, create=create, knobs=knobs)
-    # Parallel scans leave files when the machine dies. No other process has the store open now.
-    shutil.rmtree(path / SCANS_DIRECTORY, ignore_errors=True)
-    return opened
+    return RocksEngine(path, create=create, knobs=knobs)
 
 
 def _memory_engine(path: Path | None, **how: Any) -> Engine:
@@ -227,6 +243,8 @@ def assemble(
     meta = Meta(engine)
     _require_format(path, engine, meta)
     index = ChangeIndex(engine)
+    if not read_only:
+        remove_pieces(engine, index)
     since = meta.timestamp(SINCE)
     upper = max(meta.timestamp(UPPER), index.last() + 1, since + 1)
     where = _where(path, engine) if path is None else f"the store at {path}"
@@ -241,11 +259,7 @@ def assemble(
             mark = DurableMark(path)
         capture = _taken_up(where, open_domain(engine, index, since=since, upper=upper), began)
     committer = Committer(
-        versions := Versions(
-            engine,
-            # Nobody tells a live reader which keys a commit of the writer has changed.
-            cache_bytes=0 if policy.is_live else knobs.value_cache(),
-        ),
+        versions := Versions(engine, cache_bytes=knobs.value_cache()),
         index,
         Timeline(clock, last=upper - 1),
         capture,

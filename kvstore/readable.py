@@ -12,13 +12,13 @@ from __future__ import annotations
 
 from abc import ABCMeta, abstractmethod
 from collections.abc import Iterator, Sequence
-from datetime import timedelta
 from itertools import chain
-from typing import TYPE_CHECKING, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Final, TypeVar, overload
 
-from kvstore.base.arguments import VALUE_COLUMNS, is_many, key_list
+from kvstore.base.arguments import is_many, key_list
 from kvstore.base.span import Span, require_key
-from kvstore.base.timestamp import TimeLike, Timestamp
+from kvstore.base.timestamp import AgeLike, TimeLike, Timestamp
+from kvstore.codec.shown import ROWS, ShownRows
 from kvstore.errors import UsageError
 
 if TYPE_CHECKING:
@@ -26,9 +26,12 @@ if TYPE_CHECKING:
 
     from kvstore.changes import Change, Order, Revisions
     from kvstore.mvcc import Version
-    from kvstore.tables.joins import OnGone, Side
+    from kvstore.tables.joins import Direction, OnFuture, OnGone, OnNull, Side
 
 T = TypeVar("T")
+
+VALUE_COLUMNS: Final = ("value", "value_timestamp")
+"""The columns that a join adds, unless its caller names others."""
 
 
 class Joined(metaclass=ABCMeta):
@@ -43,10 +46,15 @@ class Joined(metaclass=ABCMeta):
         labels: object,
         key: str = "id",
         at: str | None = "ts",
-        max_age: timedelta | None = None,
+        max_age: AgeLike | None = None,
         *,
         columns: tuple[str, str] = VALUE_COLUMNS,
         on_gone: OnGone = "error",
+        direction: Direction = "backward",
+        tolerance: AgeLike | None = None,
+        allow_exact: bool = True,
+        on_future: OnFuture = "error",
+        on_null: OnNull = "error",
     ) -> pa.RecordBatchReader:
         """The labels, each with the value that its key had at its time: a point-in-time join.
 
@@ -57,6 +65,16 @@ class Joined(metaclass=ABCMeta):
         `columns`: the value, and the timestamp of its version. Both are null where the key had no
         value then, and where the version is older than `max_age`.
 
+        With `direction="forward"` a label gets the oldest version at or above its time, up to the
+        newest time of the call, and with `"nearest"` the nearer one of both, the older if both are
+        as near. Where the version is a deletion, `"forward"` gives null. Without `allow_exact`, a
+        version of the label's own time does not count. `tolerance` is another name of `max_age`,
+        which bounds the distance in each direction.
+
+        With `on_future="newest"` a label above the newest time is answered as of that time, and one
+        more column, `as_of`, tells for each label as of which time it was answered; ages count from
+        the label. With `on_null="null"` a label whose key or time is null has null.
+
         Raises `UsageError` that names the column, for a column that is missing or of another type,
         for a null and for a name that both sides have; `NotYetWrittenError` and `HistoryGoneError`
         that name the first label whose time they concern. With `on_gone="null"` a label whose
@@ -65,7 +83,8 @@ class Joined(metaclass=ABCMeta):
         Labels stream: memory is bounded, whatever their number. The result keeps history from the
         call until it is read to its end or dropped; Arrow's `close` does not reach it. A client
         sends labels in pieces, and a lease keeps the history.
-        Costs a seek for each version, or a pass over the entries in between where labels are dense.
+        Costs a seek for each version, or a pass over the entries in between where labels are dense;
+        a seek more for each label that looks forward.
 
         Example:
 
@@ -77,8 +96,11 @@ class Joined(metaclass=ABCMeta):
         """
         from kvstore.tables.joins import Join, join  # imported late: see `kvstore.cli.process`
 
-        source = Join(self, max_age=max_age, columns=columns)
-        return join(labels, [source], key=key, at=at, on_gone=on_gone)
+        bound: dict[str, Any] = {"max_age": max_age, "tolerance": tolerance}
+        how: dict[str, Any] = {"direction": direction, "allow_exact": allow_exact}
+        source = Join(self, columns=columns, **bound, **how)
+        on: dict[str, Any] = {"on_gone": on_gone, "on_future": on_future, "on_null": on_null}
+        return join(labels, [source], key=key, at=at, **on)
 
 
 class Readable(Joined):
@@ -193,7 +215,8 @@ class Readable(Joined):
         The span is `start <= key < end`, or all keys with `prefix`. Memory is bounded. The scan
         sees the same state to its end: later commits do not show.
         """
-        return pairs_of(self.scan_batches(start, end, prefix, as_of, reverse, limit))
+        found = self.scan_batches(start, end, prefix, as_of, reverse, limit)
+        return ShownRows("scan", ROWS, pairs_of(found))
 
 
 class ReadableAt(Joined):

@@ -14,9 +14,10 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from kvstore.base.arguments import is_many
+from kvstore.base.notices import SlowLog
 from kvstore.base.span import Span
 from kvstore.base.timestamp import TIMESTAMP_MAX, TimeLike, Timestamp
 from kvstore.errors import HistoryGoneError, IndeterminateError, UsageError
@@ -58,6 +59,15 @@ class Requests:
         self._committer, self._reads, self._versions = parts.committer, parts.reads, parts.versions
         self._reserve = parts.reserve
         self._conditional, self._updates, self._expiry = conditional, updates, expiry
+        self.slow: SlowLog | None = None
+        """Who wants to know of slow requests."""
+
+    def watch(self, slow: SlowLog) -> None:
+        """Have the server tell `slow` how long each request takes, and each commit that no watched
+        call of the store has made."""
+        self.slow = slow
+        committer: Any = self._committer
+        committer.commit = slow.watched(committer.commit, "commit")
 
     def count(self, *, failed: bool = False) -> None:
         """Count a request that was answered, or that `failed` by an error, for the metrics."""
@@ -230,7 +240,7 @@ class Requests:
             return found.values
 
         try:
-            if as_of is None and self._committer.is_behind():
+            if as_of is None and self._committer.write_due(waits=False):
                 return self._reads.late(keys, read)
             hull = Span(min(keys), max(keys) + b"\0") if keys else Span()
             return self._reads.read(as_of, hull, read)

@@ -15,6 +15,7 @@ from kvstore.remote.server import (
     serve,
     server_tls,
     serving,
+    status_of,
 )
 
 __all__ = [
@@ -28,4 +29,5 @@ __all__ = [
     "serve",
     "server_tls",
     "serving",
+    "status_of",
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 from kvstore.base.timestamp import Timestamp
 from kvstore.errors import ClosedError
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from kvstore.tables.joins import Side
     from kvstore.tables.sources import PastRows
-    from kvstore.tables.table import Table
+    from kvstore.tables.table import Row, Table
 
 
 class Snapshot(ReadableAt):
@@ -66,15 +66,19 @@ class Snapshot(ReadableAt):
         )
         return found
 
-    def table(self, name: str) -> Table:
+    @overload
+    def table(self, name: str, *, row: type[Row]) -> Table[Row]: ...
+
+    @overload
+    def table(self, name: str) -> Table: ...
+
+    def table(self, name: str, *, row: type[Any] | None = None) -> Table[Any]:
         """The table `name`, with the columns and rows that it had at this snapshot's time.
         `history`, `changes`, `latest` and `join` answer for older times too."""
-        from kvstore.tables.table import Table
+        from kvstore.tables.table import table_on
 
         self._open()
-        rows = self._rows(self)
-        rows.codec(name)
-        return Table(name, rows)
+        return table_on(name, self._rows(self), row)
 
     def close(self) -> None:
         """End the claim on history. Repeatable."""

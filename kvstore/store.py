@@ -1,8 +1,33 @@
 """The store: the face of everything below it, and what users have in their hands.
 
-`Store` gives each verb to the part that does it: reads to the timeline, writes to the committer,
-windows of changes to the history. `Layout` tells where keys lie, `Upkeep` runs garbage collection
-and rewrites files, `LazyTasks` opens the queue of tasks at its first use.
+`Store` has the verbs. It checks what callers pass and picks the time of each read. The work is done
+by parts that are built here, know nothing of the store, and can be built alone:
+
+    imports       `kvstore.timeline.imports`   bulk loads
+    holds         `kvstore.timeline.holds`     claims on history
+    feeds         `kvstore.feeds`              consumers of changes
+    replication   `kvstore.feeds.replica`      the reads of copies, and the role of a replica
+    layout        `Layout`, below              where the keys lie
+    browsing      `kvstore.browsing`           bounded looks, for people
+    requests      `kvstore.requests`           writes of other processes, each done once
+    upkeep        `Upkeep`, below              GC in the background, rewriting of files
+    tasks         `kvstore.tasks`              a queue of work that survives the process
+
+Private parts are commits, frontiers and whole reads (`kvstore.timeline`), windows
+(`kvstore.feeds.history`), versions (`kvstore.mvcc`), transactions, garbage and clears
+(`kvstore.retention`).
+
+Most parts are given the parts that they need when they are made. Four calls go the other way, from
+a part to one that is made after it. Each is an attribute that `Store.__init__` or `Parts.of` sets:
+
+    `Versions.guard`         -> `Reads.guard`            asked before a long pass reads files itself
+    `Versions.after_flush`   -> `Upkeep.merge_files`     called behind a flush of a long pass
+    `Collector.tidy`         -> `_tidy`, below           called by each collection, for indexes
+    `Expiries.on_first`      -> `Reserve.note_expiries`  called once the first key expires
+
+Invariants
+1. No part refers to the store.
+2. `close` ends the parts in the opposite order of their making, each even if another one fails.
 """
 
 from __future__ import annotations
@@ -31,28 +56,29 @@ from kvstore.base.arguments import (
     integer,
     is_many,
     key_list,
-    require_place_of_copy,
 )
 from kvstore.base.background import Failures
 from kvstore.base.clock import WallClock
 from kvstore.base.forks import own
 from kvstore.base.notices import notice
+from kvstore.base.paths import require_place_of_copy
 from kvstore.base.span import Span, one_span, require_key
-from kvstore.base.timestamp import TimeLike, Timestamp
-from kvstore.batch import Batch
+from kvstore.base.timestamp import AgeLike, TimeLike, Timestamp
+from kvstore.batch import Batch, trim
 from kvstore.browsing import Browsing
 from kvstore.changes import Change, ChangeIndex, Order, Revisions
 from kvstore.changes.epochs import Changeset, Epoch
 from kvstore.changes.events import Event, Expand, Images
 from kvstore.changes.streams import Generation
 from kvstore.codec.keys import span_bounds
+from kvstore.codec.shown import ROWS, ShownRows
 from kvstore.codec.tuples import desc
 from kvstore.engine import CHANGES, DATA, RANGES, Engine, FileSpan, WriteBatch
-from kvstore.engine.rocks import RocksEngine
 from kvstore.errors import (
     ClosedError,
     KVStoreError,
     PoisonedError,
+    UsageError,
     storage_errors,
 )
 from kvstore.feeds import Feed, Feeds, Position
@@ -68,21 +94,17 @@ from kvstore.limits import (
 )
 from kvstore.loops.lookup import PointRead, are_keys
 from kvstore.mvcc import Version, Versions, WriteSet
-from kvstore.mvcc.arrow import reader_of, row_batches
+from kvstore.mvcc.arrow import row_batches
 from kvstore.mvcc.meta import FORMAT, Meta
-from kvstore.mvcc.parallel_scan import (
-    ParallelScan,
-    Scanners,
-    is_worth_workers,
-    split_span,
-    user_spans,
-)
+from kvstore.mvcc.parallel_scan import split_span, user_spans
 from kvstore.mvcc.scan import first_rows
+from kvstore.mvcc.write_set import require_plain
 from kvstore.readable import Readable
 from kvstore.requests import Requests
 from kvstore.retention.clear import Clearing
 from kvstore.retention.gc import Collector, GcPolicy, GcReport, GcWorker
 from kvstore.snapshot import Snapshot
+from kvstore.storage.os_files import OS_FILES
 from kvstore.timeline.changesets import Changesets
 from kvstore.timeline.committer import Committer
 from kvstore.timeline.durability import DURABILITY, Durability
@@ -110,208 +132,9 @@ if TYPE_CHECKING:
     from kvstore.tables.catalogue import IndexColumns
     from kvstore.tables.joins import Side
     from kvstore.tables.sources import PastRows, StoreRows
-    from kvstore.tables.table import Table
+    from kvstore.tables.table import Row, Table
     from kvstore.tasks import QueueSize, Tasks
     from kvstore.verify import StoreReport
-
-
-# --------------------------------------------------------------------------------------------------
-# Where the keys of a store lie: its files, and spans of about equal size for work in parallel.
-
-
-class Layout:
-    """The layout of the keys of one store. Reads the bounds of the files, never a row."""
-
-    def __init__(self, engine: Engine, reserve: Reserve) -> None:
-        self._engine, self._reserve = engine, reserve
-
-    def require_importable(self, span: Span, *, is_encoded: bool, has_expiries: bool) -> None:
-        """Raise `UsageError` unless an import may bring keys of `span`: plain keys, or rows and
-        entries of tables that the store has. `is_encoded` tells that the import names the
-        definitions that encoded its rows, `has_expiries` that it has records of expiries."""
-        self._reserve.require_importable(span, is_encoded=is_encoded, has_expiries=has_expiries)
-
-    def files(self) -> list[FileSpan]:
-        """The files that hold versions, by the user keys they lie between."""
-        return list(user_spans(self._engine.files()))
-
-    def splits(
-        self, count: int, span: Span | None = None, *, with_tables: bool = False
-    ) -> list[Span]:
-        """Cut `span` (default: all keys) into at most `count` pieces of about equal size.
-
-        As a scan does, the pieces leave out the keys of tables unless the span begins among them,
-        or `with_tables` is set. Rows that are not on file yet do not count.
-        """
-        integer(1, SCAN_PIECES_MAX).check("count", count)
-        span = SPAN.check("span", span)
-        return split_span(span if with_tables else self._reserve.narrow(span), self.files(), count)
-
-
-# --------------------------------------------------------------------------------------------------
-# Upkeep of one store: garbage collection in the background, and the rewriting of files.
-#
-# The durable forms of the same work, as tasks, are in `kvstore.upkeep`.
-
-
-class Upkeep:
-    """Keeps one store small."""
-
-    def __init__(
-        self, engine: Engine, committer: Committer, collector: Collector, clock: WallClock
-    ) -> None:
-        self._engine = engine
-        self._committer = committer
-        self._collector = collector
-        self._failures = Failures("kvstore.retention.gc", clock)
-        self._worker: GcWorker | None = None
-
-    def start_gc(
-        self, policy: GcPolicy, *, after_run: Callable[[GcReport], None] | None = None
-    ) -> GcWorker:
-        """Collect in the background until the store is closed, or a new policy replaces this.
-
-        A run that fails, or `after_run` that raises, is logged (`kvstore.retention.gc`) and shown
-        by `Store.stats`; the worker continues.
-        """
-        self._collector.require_running()
-        instance(GcPolicy, hint="pass a GcPolicy").check("gc", policy)
-        self.stop_gc()
-        self._worker = GcWorker(policy, self._run, failures=self._failures, after_run=after_run)
-        return self._worker
-
-    def stop_gc(self) -> None:
-        """End the collection in the background, and wait for a run that is under way."""
-        if self._worker is not None:
-            self._worker.stop()
-
-    def compact(self, span: Span | None = None) -> None:
-        """Rewrite the files of a span's versions (default: all versions). That frees the disk space
-        of versions that GC and clears removed. Costs a read and a write of these files; reads and
-        commits continue meanwhile."""
-        self._committer.require_writable()
-        span = SPAN.check("span", span)
-        self._engine.compact(DATA, *span_bounds(span.start, span.end))
-
-    def compact_index(self) -> None:
-        """Rewrite the files of the change index and of range tombstones, as `compact`."""
-        self._committer.require_writable()
-        self._engine.compact(RANGES)
-        self._engine.compact(CHANGES)
-
-    def merge_files(self) -> None:
-        """Merge one group of small files, if many lie together. Each opening, checkpoint and
-        parallel scan ends with this call, because it flushes the memtables."""
-        self._aside("merging small files", lambda: next(self._engine.merges(), None))
-
-    def remove_leftovers(self) -> None:
-        """Remove the files that imports left a day ago or earlier, when their process was killed.
-        Each opening ends with this call, because a store may have no other upkeep."""
-        leftovers = self._collector.leftovers
-        self._aside("removing leftovers", lambda: leftovers.remove_files(STALE_IMPORT_S))
-
-    def _aside(self, what: str, work: Callable[[], object]) -> None:
-        """Do `work` after a call has done its own. A failure of `work` is noted, and the call
-        succeeds."""
-        try:
-            work()
-        except ClosedError:
-            pass  # another thread closed the store meanwhile
-        except KVStoreError as error:
-            self._failures.note(what, error, delays=False)
-
-    def watch(self, work: str, failures: Failures) -> None:
-        """Have the metrics count the failures of `work` that another package does in the
-        background."""
-        self._committer.meters.watch(work, failures)
-
-    def figures(self) -> dict[str, Any]:
-        """The figures of `Store.stats` on garbage collection in the background."""
-        runs = 0 if self._worker is None else self._worker.runs
-        return {"gc_runs": runs, **self._failures.figures("gc")}
-
-    def _run(self, policy: GcPolicy) -> GcReport:
-        return self._collector.collect(keep=policy.keep, compact=policy.compact)
-
-
-# --------------------------------------------------------------------------------------------------
-# The task queue of a store, opened at its first use.
-#
-# The queue lies in a directory inside the store's directory. The engine ignores that name.
-#
-# Invariants
-# 1. A store that never uses its queue has no directory for it.
-# 2. Once closed, the queue is not opened again.
-
-TASKS_DIRECTORY: Final = "tasks"
-
-
-class LazyTasks:
-    """Opens the task queue of one store at the first call, and closes it with the store."""
-
-    def __init__(self, path: Path | None, committer: Committer, clock: WallClock) -> None:
-        self._path = None if path is None else path / TASKS_DIRECTORY
-        self._committer = committer
-        self._clock = clock
-        self._failures = Failures("kvstore.tasks", clock)
-        self._lock = threading.Lock()
-        self._is_closed = False
-        self._tasks: Tasks | None = None
-
-    def open(self) -> Tasks:
-        """The queue. Raises as `Tasks.open`, and `UsageError` where the store takes no writes."""
-        from kvstore.tasks import Tasks  # and the journal, which no other part of a store needs
-
-        with self._lock:
-            self._committer.require_writable()
-            if self._is_closed:
-                raise ClosedError("the task queue")
-            if self._tasks is None:
-                self._tasks = Tasks.open(self._path, clock=self._clock, failures=self._failures)
-            return self._tasks
-
-    def close(self) -> None:
-        """Close the queue, if it was opened."""
-        with self._lock:
-            self._is_closed = True
-            if self._tasks is not None:
-                self._tasks.close()
-
-    def sizes(self) -> Mapping[str, QueueSize]:
-        """How many tasks each queue has; none where this process has not opened the queues."""
-        with self._lock:
-            if self._tasks is None or self._is_closed:
-                return {}
-            return self._tasks.sizes()
-
-    def figures(self) -> dict[str, Any]:
-        """Failures of the threads that work on tasks, for `Store.stats`."""
-        return self._failures.figures("tasks")
-
-
-# --------------------------------------------------------------------------------------------------
-# The store: the face of everything below it.
-#
-# `Store` has the verbs. It checks what callers pass and picks the time of each read. The work is
-# done by parts that are built here, know nothing of the store, and can be built alone:
-#
-#     imports       `kvstore.timeline.imports`   bulk loads
-#     holds         `kvstore.timeline.holds`     claims on history
-#     feeds         `kvstore.feeds`              consumers of changes
-#     replication   `kvstore.feeds.replica`      the reads of copies, and the role of a replica
-#     layout        `Layout`, above              where the keys lie
-#     browsing      `kvstore.browsing`           bounded looks, for people
-#     requests      `kvstore.requests`           writes of other processes, each done once
-#     upkeep        `Upkeep`, above              GC in the background, rewriting of files
-#     tasks         `kvstore.tasks`              a queue of work that survives the process
-#
-# Private parts are commits, frontiers and whole reads (`kvstore.timeline`), windows
-# (`kvstore.feeds.history`), versions and scanners (`kvstore.mvcc`), transactions, garbage and
-# clears (`kvstore.retention`).
-#
-# Invariants
-# 1. No part refers to the store. Each part is given the other parts that it needs when it is made.
-# 2. `close` ends the parts in the opposite order of their making, each even if another one fails.
 
 T = TypeVar("T")
 
@@ -356,7 +179,6 @@ class Store(Readable):
         self._clearing = Clearing(parts)
         self._collector = Collector(parts, path)
         self._collector.tidy = partial(_tidy, parts, self._transactions)
-        self._scanners = Scanners()
         self._tasks = LazyTasks(path, committer, clock)
         self.imports, self.holds = parts.imports, parts.holds
         self.positions = Positions(versions, committer, parts.reserve)
@@ -369,8 +191,9 @@ class Store(Readable):
             parts, self._conditional, self._transactions, self._updates, self._expiry
         )
         self.upkeep = Upkeep(engine, committer, self._collector, clock)
+        versions.guard, versions.after_flush = self._reads.guard, self.upkeep.merge_files
         self._endings = ExitStack()
-        first = (engine.close, self._scanners.close, self._changesets.wake)
+        first = (engine.close, self._changesets.wake)
         last = (self.upkeep.stop_gc, self._collector.stop, self._tasks.close)
         for ending in (*first, partial(_finish, committer), *last):
             self._endings.callback(ending)
@@ -446,11 +269,15 @@ class Store(Readable):
 
     def __repr__(self) -> str:
         where = "in memory" if self.path is None else str(self.path)
+        name = type(self).__name__
         if self._closed:
-            return f"<kvstore.Store {where}, closed>"
+            return f"<kvstore.{name} {where}, closed>"
         kind = type(self._engine).__name__
-        times = f"since {self.since}, upper {self.upper}, durable {self.durable}"
-        return f"<kvstore.Store {where} ({kind}), {times}>"
+        frontiers = self._committer.frontiers
+        times = f"since {frontiers.since}, upper {frontiers.upper}"
+        if not frontiers.is_sound:  # a live reader may look again; a poisoned store is opened anew
+            times += ", cannot be read now"
+        return f"<kvstore.{name} {where} ({kind}), {times}>"
 
     def __enter__(self) -> Self:
         self._require_open()
@@ -481,7 +308,7 @@ class Store(Readable):
         """
         # Hot while a key waits for its expiry: then the shortcut calls this method for each key.
         key = require_key(key)
-        if as_of is None and self._committer.is_behind():
+        if as_of is None and self._committer.write_due(waits=False):
             found = self._reads.late([key], partial(self._versions.get_many, [key]))[0]
             return default if found is None else found
         at = self._committer.upper - 1 if as_of is None else self._reads.at(as_of)
@@ -510,7 +337,7 @@ class Store(Readable):
             return found
         read = partial(self._versions.get_many, keys)
         is_healthy = self._committer.frontiers.is_healthy
-        if not is_healthy and as_of is None and self._committer.is_behind():
+        if not is_healthy and as_of is None and self._committer.write_due(waits=False):
             return self._reads.late(keys, read)
         at = self._reads.at(as_of)
         values = read(at)
@@ -554,7 +381,7 @@ class Store(Readable):
 
         The span is `start <= key < end`, or all keys with `prefix`. Memory is bounded. The scan
         sees the same state to its end: later commits do not show. Few rows (a small `limit`) are
-        read within the call, which then raises their errors.
+        read within the call, which then raises their errors. A notebook shows the first rows.
 
         Example:
 
@@ -567,8 +394,8 @@ class Store(Readable):
         span = self._parts.reserve.narrow(Span.of(start, end, prefix))
         scan = partial(self._versions.scan, span, reverse=reverse, limit=limit)
         chunks = self._reads.read(as_of, span, scan)
-        rows = chain.from_iterable(map(_pairs, chunks))
-        return rows if limit is None else islice(rows, limit)
+        rows: Iterator[tuple[bytes, bytes]] = chain.from_iterable(map(_pairs, chunks))
+        return ShownRows("scan", ROWS, rows if limit is None else islice(rows, limit))
 
     def keys(
         self,
@@ -599,14 +426,21 @@ class Store(Readable):
         scan = partial(self._versions.scan_columns, span, chunk=SCAN_CHUNK, keys_only=True)
         return sum(len(keys) for keys, _ in self._reads.read(as_of, span, scan))
 
-    def mapping(self, codec: str | MappingCodec = "bytes", *, prefix: bytes = b"") -> StoreMapping:
+    def mapping(
+        self,
+        codec: str | MappingCodec = "bytes",
+        *,
+        prefix: bytes = b"",
+        expires: Expires | None = None,
+    ) -> StoreMapping:
         """The keys that begin with `prefix` as a `MutableMapping`, without the prefix.
 
         `codec` is `"bytes"`, `"text"`, `"json"` (keys are text, values JSON) or a `MappingCodec`.
+        Each key that is set through the mapping expires as `expires` tells: see `put`.
         """
         from kvstore.mapping import StoreMapping
 
-        return StoreMapping(self, codec, prefix)
+        return StoreMapping(self, codec, prefix, expires)
 
     def scan_batches(
         self,
@@ -624,38 +458,25 @@ class Store(Readable):
 
         A batch has at most `batch_rows` rows, by default as many as a scan reads at once.
 
-        With `workers` above 1, this many processes (this one included) read a checkpoint side by
-        side, which is faster from a million rows on. A worker is up after 0.5 s and stays until the
-        store is closed; a later scan begins after 10 ms. Order and rows are the same. A worker that
-        dies raises `StorageError`. To end such a scan early, drop the reader: its `close` does not
-        reach the scan. One process reads alone if the store is in memory or another process writes
-        it, if the span has less than 24 MiB, and with `reverse` or `limit`.
+        With `workers` above 1, this many threads read the files of the store side by side, which is
+        faster from a hundred thousand rows on. Order and rows are the same. To end such a scan
+        early, drop the reader: its `close` does not reach the scan. One thread reads alone if the
+        store is in memory or another process writes it, if much of the span lies in memory only,
+        and with `reverse` or `limit`.
+
+        Costs a quarter of RocksDB's own pass where it reads the files itself: behind some thousand
+        entries, see docs/explanation/passes.md.
         """
         LIMIT.check("limit", limit)
         span = self._parts.reserve.narrow(Span.of(start, end, prefix))
         batch_rows = SCAN_CHUNK if batch_rows is None else batch_rows
         integer(1, sys.maxsize).check("batch_rows", batch_rows)
         integer(1, SCAN_WORKERS_MAX).check("workers", workers)
-        engine = self._engine
-        whole = limit is None and not reverse
-        if (
-            workers > 1
-            and whole
-            and isinstance(engine, RocksEngine)
-            and is_worth_workers(engine, span)
-        ):
-
-            def scan_beside(at: int) -> ParallelScan:
-                # The view first: a covered entry leaves the engine before its tombstone does.
-                view = self._versions.view
-                scan = self._scanners.scan(engine, view, span, at, workers=workers, rows=batch_rows)
-                self.upkeep.merge_files()
-                return scan
-
-            batches = self._reads.read(as_of, span, scan_beside)
-            return reader_of(batches)
         chunk = batch_rows if limit is None else max(min(batch_rows, limit), 1)
-        scan = partial(self._versions.scan_columns, span, chunk=chunk, reverse=reverse)
+        if workers > 1 and limit is None and not reverse:
+            scan = partial(self._versions.scan_by_threads, span, chunk=chunk, threads=workers)
+        else:
+            scan = partial(self._versions.scan_columns, span, chunk=chunk, reverse=reverse)
         chunks = self._reads.read(as_of, span, scan)
         return row_batches(chunks if limit is None else first_rows(chunks, limit))
 
@@ -704,7 +525,8 @@ class Store(Readable):
     ) -> Timestamp:
         """Set `key`; returns the timestamp of the commit. Never reads. `durability`: see `open`.
 
-        With `expires`, a time or a timedelta from now, the key is deleted at that time, unless it
+        With `expires`, a time or a timedelta from now (60 seconds are `timedelta(seconds=60)` or
+        `"+60s"`: a number is nanoseconds since 1970), the key is deleted at that time, unless it
         was written again before: the history of the key has a deletion with exactly that timestamp.
         Reads of the newest state never show a key that has expired. Raises `UsageError` for a time
         that does not lie ahead. Costs up to as much as two puts.
@@ -724,23 +546,46 @@ class Store(Readable):
 
     def delete_range(
         self,
-        start: bytes,
-        end: bytes,
+        start: bytes | None = None,
+        end: bytes | None = None,
         idempotent: bool = False,
         *,
+        prefix: bytes | None = None,
         durability: Durability | None = None,
     ) -> Timestamp | None:
-        """Delete all keys `start <= key < end` by one write; their history stays.
+        """Delete all keys `start <= key < end`, or all with `prefix`, by one write; their history
+        stays. The keys of tables stay too.
 
         With `idempotent` the write happens only if a key in the span is alive; otherwise the result
         is None. The check reads up to the first live key of the span.
         """
         writes = WriteSet()
-        writes.delete_range(start, end)
+        writes.delete_range(start, end, prefix)
         if idempotent:
             span = Span(*writes.ranges[0])
             return self._conditional.delete_live_range(writes, span, durability=durability)
         return self._committer.commit(writes, durability=durability)
+
+    def trim(
+        self,
+        prefixes: bytes | Sequence[bytes],
+        keep: int,
+        *,
+        durability: Durability | None = None,
+    ) -> Timestamp | None:
+        """Delete all but the last `keep` keys of each prefix, in one commit; None if nothing is
+        deleted. Where the keys of a prefix end in a time, the last ones are the newest.
+
+        A key that another call writes meanwhile stays. Costs `keep` keys and one range delete for
+        each prefix, however much it deletes.
+
+        Example:
+
+            store.put_many({b"run/7/%02d" % step: b"" for step in range(10)})
+            store.trim(b"run/7/", keep=2)
+            assert list(store.keys(prefix=b"run/7/")) == [b"run/7/08", b"run/7/09"]
+        """
+        return trim(self, prefixes, keep, durability)
 
     def put_if(
         self,
@@ -941,6 +786,44 @@ class Store(Readable):
 
     # -- tables -----------------------------------------------------------------------------
 
+    @overload
+    def table(
+        self,
+        name: str,
+        schema: type[Row],
+        key: str | desc | Sequence[str | desc],
+        indexes: Mapping[str, IndexColumns] | None = None,
+        event_time: str | None = None,
+        expires: str | None = None,
+        valid_to: str | None = None,
+    ) -> Table[Row]: ...
+
+    @overload
+    def table(
+        self,
+        name: str,
+        schema: pa.Schema | None = None,
+        key: str | desc | Sequence[str | desc] | None = None,
+        indexes: Mapping[str, IndexColumns] | None = None,
+        event_time: str | None = None,
+        expires: str | None = None,
+        valid_to: str | None = None,
+        *,
+        row: type[Row],
+    ) -> Table[Row]: ...
+
+    @overload
+    def table(
+        self,
+        name: str,
+        schema: pa.Schema | None = None,
+        key: str | desc | Sequence[str | desc] | None = None,
+        indexes: Mapping[str, IndexColumns] | None = None,
+        event_time: str | None = None,
+        expires: str | None = None,
+        valid_to: str | None = None,
+    ) -> Table: ...
+
     def table(
         self,
         name: str,
@@ -948,19 +831,31 @@ class Store(Readable):
         key: str | desc | Sequence[str | desc] | None = None,
         indexes: Mapping[str, IndexColumns] | None = None,
         event_time: str | None = None,
-    ) -> Table:
+        expires: str | None = None,
+        valid_to: str | None = None,
+        *,
+        row: type[Any] | None = None,
+    ) -> Table[Any]:
         """The table `name`: typed rows with a composite key. With `schema` it is made if it is new.
 
         `schema` has the columns: an Arrow schema, or a class with annotated fields (a dataclass, a
-        model of pydantic, a struct of msgspec): then rows are instances of the class. `key` names
+        TypedDict, a model of pydantic, a struct of msgspec): then rows are instances of the class,
+        and type checkers know it. `row` is such a class for a table that is there: its fields are
+        columns of the table, and other columns are not read. `key` names
         the columns of the key in their order (`desc(name)` puts the greatest value first).
         `indexes` has the columns of each index by its name (`unique(name)` for a unique one).
-        `event_time` names a column that is put last in the key, newest first.
+        `event_time` names a column that is put last in the key, newest first. `expires` names a
+        column of times with a zone: each row is deleted, with its index entries, at its time there.
+        A row stays with a null, or with a time from 2262 on. A time that has passed deletes the row
+        right behind the commit; one before 1978 is refused, because it is surely a mistake.
+        `valid_to` names a column of the type of the event time: a row is valid from its event time
+        to its time there, or to its successor's; a join gives no other row, and none behind the
+        end. A null is no end.
 
         Tables lie above all other keys. Plain writes refuse their keys, and plain scans, feeds and
         counts leave them out unless they begin among them. Raises `UsageError` for a table that
-        does not exist, if no `schema` is given; and for a table that has other columns, key or
-        indexes.
+        does not exist, if no `schema` is given; and for a table that has other columns, key,
+        indexes, expiry or ends.
 
         Example:
 
@@ -973,9 +868,8 @@ class Store(Readable):
         from kvstore.tables.table import open_table
 
         self._require_open()
-        return open_table(
-            self, self._parts, self._transactions.catalogue, name, schema, key, indexes, event_time
-        )
+        made = (name, schema, key, indexes, event_time, expires, valid_to, row)
+        return open_table(self, self._parts, self._transactions.catalogue, *made)
 
     def tables(self) -> list[str]:
         """The names of the tables."""
@@ -1012,9 +906,10 @@ class Store(Readable):
             assert [change.value for change in store.changes(since=seen)] == [b"new"]
         """
         span = self._parts.reserve.narrow(Span.of(start, end, prefix))
-        return self._history.changes(
+        found = self._history.changes(
             since, upto, span=span, revisions=revisions, order=order, with_dues=True
         )
+        return ShownRows("changes", Change._fields, found)
 
     def events(
         self,
@@ -1062,7 +957,7 @@ class Store(Readable):
         *,
         span: Span | None = None,
         prefix: bytes | None = None,
-        max_age: timedelta | None = None,
+        max_age: AgeLike | None = None,
         batch_rows: int | None = None,
         batch_bytes: int | None = None,
     ) -> Feed:
@@ -1133,7 +1028,7 @@ class Store(Readable):
         return self._changesets.epochs(self._committer.to_time(since, name="since"))
 
     def force_quiescence(
-        self, after: timedelta | None = None, *, timeout: float | None = None
+        self, after: AgeLike | None = None, *, timeout: float | None = None
     ) -> Timestamp:
         """A time at which no changeset was half done.
 
@@ -1142,9 +1037,9 @@ class Store(Readable):
         Raises `BusyError` if changesets are still open after `timeout` seconds (ten minutes by
         default), `UsageError` inside a changeset.
         """
-        AGE.or_none.check("after", after)
+        age = AGE.or_none.check("after", after)
         seconds = QUIESCENCE_WAIT_S if timeout is None else SECONDS.check("timeout", timeout)
-        return self._changesets.force_quiescence(after, seconds)
+        return self._changesets.force_quiescence(age, seconds)
 
     def reshard(self, streams: int) -> Generation:
         """Split the change index over `streams` streams from now on. One synced record.
@@ -1173,7 +1068,7 @@ class Store(Readable):
         self,
         name: str,
         at: TimeLike | None = None,
-        max_age: timedelta | None = None,
+        max_age: AgeLike | None = None,
         *,
         durable: bool = True,
         kind: str = USER,
@@ -1210,7 +1105,7 @@ class Store(Readable):
     def gc(
         self,
         before: TimeLike | None = None,
-        keep: timedelta | None = None,
+        keep: AgeLike | None = None,
         *,
         compact: bool = False,
         progress: Callable[[int], None] | None = None,
@@ -1224,19 +1119,26 @@ class Store(Readable):
         run continues there.
         """
         when = None if before is None else self._committer.to_time(before, name="before")
-        AGE.or_none.check("keep", keep)
-        return self._collector.collect(when, keep, compact=compact, progress=progress)
+        age = AGE.or_none.check("keep", keep)
+        return self._collector.collect(when, age, compact=compact, progress=progress)
 
     def clear_range(self, start: bytes, end: bytes, *, compact: bool = True) -> Timestamp:
         """Destroy the history of `start <= key < end` physically.
 
         Returns the time from which the span reads as empty; earlier reads of the span raise
         `HistoryGoneError`. Raises `HistoryHeldError`, with nothing done, while a hold or an open
-        reader needs the history. Costs O(bytes of the span). With `compact=False` the cost does not
-        depend on the span, and the space comes back as RocksDB compacts.
+        reader needs the history, and `UsageError` for a span that begins among the keys of tables;
+        a span that only reaches them ends before them. Costs O(bytes of the span). With
+        `compact=False` the cost does not depend on the span, and the space comes back as RocksDB
+        compacts. RocksDB's MANIFEST can name destroyed keys that were bounds of its files until the
+        store is opened next.
         """
         self._committer.require_commits()
-        return self._clearing.clear(self._parts.reserve.narrow(Span(start, end)), compact=compact)
+        span = Span(start, end)
+        if span.end is None:
+            raise UsageError("clear_range needs an end", "pass the least key that is to be kept")
+        require_plain(span.start)
+        return self._clearing.clear(span.plain(), compact=compact)
 
     def checkpoint(self, path: str | Path) -> Timestamp:
         """Make a durable copy of the store as of now at `path`, which must not exist, and must not
@@ -1253,8 +1155,6 @@ class Store(Readable):
             upper = committer.sync()
             self._engine.checkpoint(target)
         with storage_errors(str(target)):
-            from kvstore.storage.journal.files import OS_FILES
-
             OS_FILES.sync_directory(str(target.absolute().parent))
         self.upkeep.merge_files()
         return Timestamp(upper - 1)
@@ -1384,3 +1284,179 @@ def _pairs(chunk: tuple[list[bytes], list[bytes]]) -> Iterator[tuple[bytes, byte
 
 _GET: Final = Store.get
 """The look-up as it is defined here: `Store.get` may be replaced later."""
+
+
+# --------------------------------------------------------------------------------------------------
+# Where the keys of a store lie: its files, and spans of about equal size for work in parallel.
+
+
+class Layout:
+    """The layout of the keys of one store. Reads the bounds of the files, never a row."""
+
+    def __init__(self, engine: Engine, reserve: Reserve) -> None:
+        self._engine, self._reserve = engine, reserve
+
+    def require_importable(self, span: Span, *, is_encoded: bool, has_expiries: bool) -> None:
+        """Raise `UsageError` unless an import may bring keys of `span`: plain keys, or rows and
+        entries of tables that the store has. `is_encoded` tells that the import names the
+        definitions that encoded its rows, `has_expiries` that it has records of expiries."""
+        self._reserve.require_importable(span, is_encoded=is_encoded, has_expiries=has_expiries)
+
+    def files(self) -> list[FileSpan]:
+        """The files that hold versions, by the user keys they lie between."""
+        return list(user_spans(self._engine.files()))
+
+    def splits(
+        self, count: int, span: Span | None = None, *, with_tables: bool = False
+    ) -> list[Span]:
+        """Cut `span` (default: all keys) into at most `count` pieces of about equal size.
+
+        As a scan does, the pieces leave out the keys of tables unless the span begins among them,
+        or `with_tables` is set. Rows that are not on file yet do not count.
+        """
+        integer(1, SCAN_PIECES_MAX).check("count", count)
+        span = SPAN.check("span", span)
+        return split_span(span if with_tables else self._reserve.narrow(span), self.files(), count)
+
+
+# --------------------------------------------------------------------------------------------------
+# Upkeep of one store: garbage collection in the background, and the rewriting of files.
+#
+# The durable forms of the same work, as tasks, are in `kvstore.upkeep`.
+
+
+class Upkeep:
+    """Keeps one store small."""
+
+    def __init__(
+        self, engine: Engine, committer: Committer, collector: Collector, clock: WallClock
+    ) -> None:
+        self._engine = engine
+        self._committer = committer
+        self._collector = collector
+        self._failures = Failures("kvstore.retention.gc", clock)
+        self._worker: GcWorker | None = None
+
+    def start_gc(
+        self, policy: GcPolicy, *, after_run: Callable[[GcReport], None] | None = None
+    ) -> GcWorker:
+        """Collect in the background until the store is closed, or a new policy replaces this.
+
+        A run that fails, or `after_run` that raises, is logged (`kvstore.retention.gc`) and shown
+        by `Store.stats`; the worker continues.
+        """
+        with suppress(PoisonedError):  # the worker of such a store ends, and tells so
+            self._committer.require_writable()
+        self._collector.require_running()
+        instance(GcPolicy, hint="pass a GcPolicy").check("gc", policy)
+        self.stop_gc()
+        self._worker = GcWorker(policy, self._run, failures=self._failures, after_run=after_run)
+        return self._worker
+
+    def stop_gc(self) -> None:
+        """End the collection in the background, and wait for a run that is under way."""
+        if self._worker is not None:
+            self._worker.stop()
+
+    def compact(self, span: Span | None = None) -> None:
+        """Rewrite the files of a span's versions (default: all versions). That frees the disk space
+        of versions that GC and clears removed. Costs a read and a write of these files; reads and
+        commits continue meanwhile."""
+        self._committer.require_writable()
+        span = SPAN.check("span", span)
+        self._engine.compact(DATA, *span_bounds(span.start, span.end))
+
+    def compact_index(self) -> None:
+        """Rewrite the files of the change index and of range tombstones, as `compact`."""
+        self._committer.require_writable()
+        self._engine.compact(RANGES)
+        self._engine.compact(CHANGES)
+
+    def merge_files(self) -> None:
+        """Merge one group of small files, if many lie together. Each opening and checkpoint
+        ends with this call, and so does a pass that flushes the memtables."""
+        self._aside("merging small files", lambda: next(self._engine.merges(), None))
+
+    def remove_leftovers(self) -> None:
+        """Remove the files that imports left a day ago or earlier, when their process was killed.
+        Each opening ends with this call, because a store may have no other upkeep."""
+        leftovers = self._collector.leftovers
+        self._aside("removing leftovers", lambda: leftovers.remove_files(STALE_IMPORT_S))
+
+    def _aside(self, what: str, work: Callable[[], object]) -> None:
+        """Do `work` after a call has done its own. A failure of `work` is noted, and the call
+        succeeds."""
+        try:
+            work()
+        except ClosedError:
+            pass  # another thread closed the store meanwhile
+        except KVStoreError as error:
+            self._failures.note(what, error, delays=False)
+
+    def watch(self, work: str, failures: Failures) -> None:
+        """Have the metrics count the failures of `work` that another package does in the
+        background."""
+        self._committer.meters.watch(work, failures)
+
+    def figures(self) -> dict[str, Any]:
+        """The figures of `Store.stats` on garbage collection in the background."""
+        runs = 0 if self._worker is None else self._worker.runs
+        return {"gc_runs": runs, **self._failures.figures("gc")}
+
+    def _run(self, policy: GcPolicy) -> GcReport:
+        return self._collector.collect(keep=policy.keep, compact=policy.compact)
+
+
+# --------------------------------------------------------------------------------------------------
+# The task queue of a store, opened at its first use.
+#
+# The queue lies in a directory inside the store's directory. The engine ignores that name.
+#
+# Invariants
+# 1. A store that never uses its queue has no directory for it.
+# 2. Once closed, the queue is not opened again.
+
+TASKS_DIRECTORY: Final = "tasks"
+
+
+class LazyTasks:
+    """Opens the task queue of one store at the first call, and closes it with the store."""
+
+    def __init__(self, path: Path | None, committer: Committer, clock: WallClock) -> None:
+        self._path = None if path is None else path / TASKS_DIRECTORY
+        self._committer = committer
+        self._clock = clock
+        self._failures = Failures("kvstore.tasks", clock)
+        self._lock = threading.Lock()
+        self._is_closed = False
+        self._tasks: Tasks | None = None
+
+    def open(self) -> Tasks:
+        """The queue. Raises as `Tasks.open`, and `UsageError` where the store takes no writes."""
+        from kvstore.tasks import Tasks  # and the journal, which no other part of a store needs
+
+        with self._lock:
+            self._committer.require_writable()
+            if self._is_closed:
+                raise ClosedError("the task queue")
+            if self._tasks is None:
+                self._tasks = Tasks.open(self._path, clock=self._clock, failures=self._failures)
+            return self._tasks
+
+    def close(self) -> None:
+        """Close the queue, if it was opened."""
+        with self._lock:
+            self._is_closed = True
+            if self._tasks is not None:
+                self._tasks.close()
+
+    def sizes(self) -> Mapping[str, QueueSize]:
+        """How many tasks each queue has; none where this process has not opened the queues."""
+        with self._lock:
+            if self._tasks is None or self._is_closed:
+                return {}
+            return self._tasks.sizes()
+
+    def figures(self) -> dict[str, Any]:
+        """Failures of the threads that work on tasks, for `Store.stats`."""
+        return self._failures.figures("tasks")

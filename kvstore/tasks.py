@@ -50,7 +50,8 @@ from kvstore.limits import (
     TASK_WORKER_DELAY_S,
     TASK_WORKER_DELAY_S_MAX,
 )
-from kvstore.storage.journal import OS_FILES, Files, Journal, Record, Sync, replay
+from kvstore.storage.journal import Journal, Record, Sync, replay
+from kvstore.storage.os_files import OS_FILES, Files
 
 # --------------------------------------------------------------------------------------------------
 # Tasks: an action, its claimant, and the times of both.

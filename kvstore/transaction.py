@@ -67,7 +67,7 @@ from kvstore.timeline.request_notes import RequestToken
 
 if TYPE_CHECKING:
     from kvstore.tables.catalogue import Catalogue
-    from kvstore.tables.table import Table
+    from kvstore.tables.table import Row, Table
 
 
 # --------------------------------------------------------------------------------------------------
@@ -79,6 +79,10 @@ class ReadsVersions(Protocol):
 
     def get(self, key: bytes, as_of: int) -> bytes | None:
         """The value of `key` at `as_of`."""
+        ...
+
+    def get_many(self, keys: list[bytes], as_of: int) -> Sequence[bytes | None]:
+        """The values of `keys` at `as_of`."""
         ...
 
     def scan(
@@ -216,38 +220,15 @@ class ReadSet:
 
 
 # --------------------------------------------------------------------------------------------------
-# The tables of a store, imported at their first use: a process without tables needs no Arrow.
+# The tables of a transaction, imported at their first use: a process without tables needs no Arrow.
 
 
-class WithTables:
-    """Has the catalogue of the tables of one store, which is made when it is first asked for."""
-
-    def __init__(self, parts: Parts) -> None:
-        self._parts = parts
-        self._made: Catalogue | None = None
-        self._making = Lock()
-
-    @property
-    def catalogue(self) -> Catalogue:
-        """The tables of the store."""
-        if self._made is None:
-            from kvstore.tables.catalogue import Catalogue, StoreDefinitions
-
-            with self._making:
-                if self._made is None:
-                    moves = self._parts.committer.is_following
-                    self._made = Catalogue(StoreDefinitions(self._parts), moves=moves)
-        return self._made
-
-
-def table_of(transaction: Any, catalogue: Catalogue, name: str) -> Table:
+def table_of(transaction: Any, catalogue: Catalogue, name: str, row: type | None) -> Table[Any]:
     """The table `name`, read and written by a transaction."""
     from kvstore.tables.sources import TransactionRows
-    from kvstore.tables.table import Table
+    from kvstore.tables.table import table_on
 
-    rows = TransactionRows(transaction, catalogue)
-    rows.codec(name)
-    return Table(name, rows)
+    return table_on(name, TransactionRows(transaction, catalogue), row)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -274,17 +255,31 @@ _NOTHING_DELETED = Fragments()
 _ENDED = WriteSet("the transaction", size_max=-1)
 
 
-class Transactions(WithTables):
+class Transactions:
     """Begins and ends the transactions of one store."""
 
     def __init__(self, parts: Parts) -> None:
-        super().__init__(parts)
+        self._parts = parts
+        self._catalogue: Catalogue | None = None
+        self._making = Lock()
         self.versions, self._index, self._committer = parts.versions, parts.index, parts.committer
         self._pins, self._imports = parts.pins, parts.imports
         self.write_set, self.narrow = WriteSet, parts.reserve.narrow
         self._abandoned: deque[int] = deque()
         # The look-up of a child would answer from the values that are kept in memory.
         forks.own(self, parts.committer.where, endings=("end", "abandon"))
+
+    @property
+    def catalogue(self) -> Catalogue:
+        """The tables of the store, made when they are first asked for."""
+        if self._catalogue is None:
+            from kvstore.tables.catalogue import Catalogue, StoreDefinitions
+
+            with self._making:
+                if self._catalogue is None:
+                    moves = self._parts.committer.is_following
+                    self._catalogue = Catalogue(StoreDefinitions(self._parts), moves=moves)
+        return self._catalogue
 
     def due(self, expires: Expires) -> int:
         """See `Expiries.due`."""
@@ -449,7 +444,21 @@ class Transaction:
 
     def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
         """The values of `keys`, in the order of `keys`; None for an absent key."""
-        return [self.get(key) for key in key_list(keys)]
+        self._require_open()
+        wanted = [require_key(key) for key in key_list(keys)]
+        points, found = self._writes.points, dict[bytes, bytes | None]()
+        for key in wanted:
+            if key in points:
+                found[key] = _plain(points[key])
+            elif self._deleted and self._deleted.stack(key):
+                found[key] = None
+            else:
+                self._reads.add_key(key)
+        stored = [key for key in dict.fromkeys(wanted) if key not in found]
+        if stored:
+            values = self._owner.versions.get_many(stored, self.read_at)
+            found.update(zip(stored, values, strict=True))
+        return [found[key] for key in wanted]
 
     def scan(
         self,
@@ -518,34 +527,43 @@ class Transaction:
         """Delete `key`, whether or not it exists."""
         self._writes.delete(key)
 
-    def delete_range(self, start: bytes, end: bytes) -> None:
-        """Delete `start <= key < end`, including own writes made before."""
-        self._writes.delete_range(start, end)
-        start, end = self._writes.ranges[-1]
-        self._deleted = self._deleted.adding(RangeTombstone(start, end, 1))
+    def delete_range(
+        self, start: bytes | None = None, end: bytes | None = None, prefix: bytes | None = None
+    ) -> None:
+        """Delete `start <= key < end`, or all keys with `prefix`, including own writes made
+        before."""
+        self._writes.delete_range(start, end, prefix)
+        self._deleted = self._deleted.adding(RangeTombstone(*self._writes.ranges[-1], 1))
 
     def put_rows(
         self,
         keys: Sequence[bytes],
         values: Sequence[bytes],
-        expires: Expires | None = None,
+        expires: Expires | list[int | None] | None = None,
         rows: Sequence[bytes] = (),
     ) -> None:
-        """Set keys of a table: see `kvstore.tables`."""
-        due = None if expires is None else self._owner.due(expires)
-        self._writes.put_rows(keys, values, due, rows)
+        """Set keys of a table: see `kvstore.tables`. A list has the due time of each key."""
+        if expires is not None and not isinstance(expires, list):
+            expires = self._owner.due(expires)
+        self._writes.put_rows(keys, values, expires, rows)
 
     def delete_rows(self, keys: Sequence[bytes], spans: Sequence[tuple[bytes, bytes]] = ()) -> None:
         """Delete keys and spans of keys of a table: see `kvstore.tables`."""
-        self._writes.delete_rows(keys)
         for start, end in spans:
-            self._writes.delete_range_below(start, end)
+            self._writes.delete_row_range(start, end)
             self._deleted = self._deleted.adding(RangeTombstone(start, end, 1))
+        self._writes.delete_rows(keys)
 
-    def table(self, name: str) -> Table:
+    @overload
+    def table(self, name: str, *, row: type[Row]) -> Table[Row]: ...
+
+    @overload
+    def table(self, name: str) -> Table: ...
+
+    def table(self, name: str, *, row: type[Any] | None = None) -> Table[Any]:
         """The table `name`, read and written by this transaction."""
         self._require_open()
-        return table_of(self, self._owner.catalogue, name)
+        return table_of(self, self._owner.catalogue, name, row)
 
     # -- ending -----------------------------------------------------------------------------
 
@@ -582,6 +600,13 @@ class Transaction:
         """Make the commit fail if another commit writes into `span` before."""
         self._require_open()
         self._reads.add_span(span)
+
+    def __repr__(self) -> str:
+        if self.timestamp is not None:
+            return f"<kvstore.Transaction, committed at {self.timestamp}>"
+        if not self._is_open:
+            return "<kvstore.Transaction, ended without a commit>"
+        return f"<kvstore.Transaction at {self.read_at}, {self._writes.told()}>"
 
     def __enter__(self) -> Transaction:
         self._require_open()

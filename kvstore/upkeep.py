@@ -19,13 +19,12 @@ Invariants
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import timedelta
 from functools import partial
 from typing import Any, Final
 
 from kvstore.base.arguments import AGE
 from kvstore.base.span import Span
-from kvstore.base.timestamp import TIMESTAMP_MAX, TimeLike, to_timestamp
+from kvstore.base.timestamp import TIMESTAMP_MAX, AgeLike, TimeLike, to_timestamp
 from kvstore.codec.json import JsonObject
 from kvstore.errors import UsageError
 from kvstore.limits import COMPACT_PIECES
@@ -50,7 +49,7 @@ def submit_gc(
     store: Store,
     *,
     before: TimeLike | None = None,
-    keep: timedelta | None = None,
+    keep: AgeLike | None = None,
     compact: bool = False,
     task_id: str | None = None,
     report_to: str | None = None,

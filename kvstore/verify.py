@@ -54,7 +54,7 @@ from kvstore.errors import CorruptionError, FormatVersionError, printable
 from kvstore.limits import SCAN_CHUNK, VERIFY_PROBLEMS_MAX
 from kvstore.mvcc import Fragments, RangeTombstone, Stamps
 from kvstore.mvcc.arrow import binary_array
-from kvstore.mvcc.meta import COLLECTED, INDEX_FLOOR, SINCE, UPPER, Meta
+from kvstore.mvcc.meta import COLLECTED, INDEX_FLOOR, SINCE, STAGED, UPPER, Meta
 from kvstore.mvcc.versions import stored_tombstones
 from kvstore.retention.gc import collections
 from kvstore.tables.catalogue import Catalogue, StoreDefinitions
@@ -337,7 +337,7 @@ def check_stamps(
 # --------------------------------------------------------------------------------------------------
 # Verifies that each row of each table can be read: as Arrow, as Python, and by its columns.
 #
-# Releases before this rule took texts that are no UTF-8, and times that Python does not have
+# A damaged or forged row may hold texts that are no UTF-8, and times that Python does not have
 # (`kvstore.tables.exact`). Such a row is named here with its key as `Table.delete` takes it. It can
 # be deleted and put anew. Versions that were replaced are not looked at.
 
@@ -461,9 +461,11 @@ class _Walk:
         self._cleared = newest_clears(self._clears)
         self.upto = committer.upper - 1
         self._coming = committer.policy.coming
+        self._staged = 0
         self._floor: int = committer.since
         with self.findings.reading():
             self._floor = max(self._floor, self._meta.timestamp(INDEX_FLOOR))
+            self._staged = self._meta.timestamp(STAGED)
         self._view = versions.view
         self._epochs = epochs_at(committer)
         self._records = {record.reference: record for record in parts.imports.all()}
@@ -525,7 +527,7 @@ class _Walk:
                 self.findings.add(where, f"outside the spans of its import {suffix.hex()}")
             return
         timestamp = decode_suffix(suffix)
-        if self.upto < timestamp <= self._coming:
+        if self.upto < timestamp and (timestamp <= self._coming or timestamp == self._staged):
             return
         if not 0 < timestamp <= self.upto:
             self.findings.add(where, f"a version at {timestamp}, with upper at {self.upto + 1}")

@@ -24,10 +24,11 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from kvstore.backup import Collection
-from kvstore.backup.chains import find_place
+from kvstore.backup.place import find_place
 from kvstore.backup.sealed import Secret
 from kvstore.backup.shard import Storage
-from kvstore.bulk.staging import BucketUrl, staging_place
+from kvstore.bulk.bucket import BucketUrl
+from kvstore.bulk.staging import staging_place
 from kvstore.errors import KVStoreError, UsageError
 from kvstore.spark.releases import CONNECT, require
 from kvstore.storage.address import file_path, require_address

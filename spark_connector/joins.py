@@ -5,22 +5,30 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import timedelta
-from functools import partial
+from functools import partial, reduce
 from itertools import chain
-from typing import Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  # as every Spark program has it
-from pyspark.sql.types import BinaryType, LongType, StructField, StructType, TimestampType
+from pyspark.sql.types import (
+    BinaryType,
+    DateType,
+    LongType,
+    StructField,
+    StructType,
+    TimestampNTZType,
+    TimestampType,
+)
 
-from kvstore.base.arguments import AGE
+from kvstore.base.arguments import FLAG
 from kvstore.base.clock import Clock
 from kvstore.base.span import Span
-from kvstore.base.timestamp import TimeLike, reached, to_timestamp
-from kvstore.bulk.tables import outside_values
+from kvstore.base.timestamp import AgeLike, TimeLike, reached, to_timestamp
+from kvstore.bulk.outside import outside_values
 from kvstore.errors import Argument, UsageError
 from kvstore.mvcc.arrow import to_microseconds
 from kvstore.mvcc.parallel_scan import split_span
@@ -36,12 +44,26 @@ from kvstore.spark.load import (
     selected,
 )
 from kvstore.spark.options import require_nanoseconds
-from kvstore.spark.origins import Origin, Place, find, open_origin
+from kvstore.spark.origins import JoinChoice, Origin, Place, find, open_origin
 from kvstore.spark.read import TypedRows, arrow_schema, table_at
 from kvstore.spark.releases import REBALANCE, has
 from kvstore.tables.codec import KeyCodec
 from kvstore.tables.exact import same_values
-from kvstore.tables.joins import ON_GONE, PREFIX, ROW_TIMESTAMP, OnGone
+from kvstore.tables.joining import RowChoice
+from kvstore.tables.joins import (
+    AS_OF,
+    DIRECTION,
+    ON_FUTURE,
+    ON_GONE,
+    ON_NULL,
+    PREFIX,
+    ROW_TIMESTAMP,
+    Direction,
+    OnFuture,
+    OnGone,
+    OnNull,
+    age_of,
+)
 from kvstore.timeline.frontiers import require_readable
 
 # --------------------------------------------------------------------------------------------------
@@ -129,7 +151,7 @@ def latest_rows(
     labels: Iterable[pa.RecordBatch],
     columns: Sequence[str],
     names: Sequence[str],
-    max_age: timedelta | None,
+    choice: JoinChoice,
     *,
     key: str,
     at: str,
@@ -137,6 +159,9 @@ def latest_rows(
 ) -> Iterator[pa.RecordBatch]:
     """The labels with `columns` of the rows that they ask for, all under `names`, and without their
     columns `key`, `at` and `known_at`. There is at least one batch of labels."""
+    is_future_newest = choice.on_future == "newest"
+    if is_future_newest:
+        labels = (_up_to(batch, known_at, choice.newest) for batch in labels)
     typed = [name for name in columns if name not in TIMES]
     schema = arrow_schema(table.offered(changes=False, columns=typed))
     parts = [f"{_PART}{number}" for number in range(len(asked_key(table, by_event=True).columns))]
@@ -145,7 +170,12 @@ def latest_rows(
     kept = [name for name in first.schema.names if name not in (key, at, known_at, *parts)]
     reader = pa.RecordBatchReader.from_batches(first.schema, chain([first], asked))
     with origin.rows_of(table.name) as rows:
-        joined = rows.join(reader, parts, at, known_at, max_age, typed, prefix=_ROW)
+        how: dict[str, Any] = {
+            "direction": choice.direction,
+            "allow_exact": choice.allow_exact,
+            "on_null": choice.on_null,
+        }
+        joined = rows.join(reader, parts, at, known_at, choice.max_age, typed, prefix=_ROW, **how)
         for batch in joined:
             times = batch.column(_ROW + ROW_TIMESTAMP)
             added = [
@@ -154,14 +184,35 @@ def latest_rows(
                 else _cast(table, batch.column(_ROW + name), schema.field(name))
                 for name in columns
             ]
+            if is_future_newest:
+                columns_asked = [batch.column(name) for name in (key, at, known_at)]
+                is_whole = reduce(pc.and_, (column.is_valid() for column in columns_asked))
+                as_of = pc.if_else(is_whole, columns_asked[2], pa.scalar(None, pa.int64()))
+                added.append(time_column(as_of, is_exact=False))
             yield pa.RecordBatch.from_arrays([*batch.select(kept).columns, *added], names=names)
+
+
+def _up_to(batch: pa.RecordBatch, name: str, newest: int) -> pa.RecordBatch:
+    """The labels, whose times in a column are nanoseconds, the newest time at most."""
+    column = batch.column(name)
+    if pa.types.is_timestamp(column.type):
+        column = column.cast(pa.timestamp("ns", "UTC"))
+    exact = column.cast(pa.int64())
+    times = pc.if_else(pc.greater(exact, newest), pa.scalar(newest, pa.int64()), exact)
+    return batch.set_column(batch.schema.get_field_index(name), name, times)
 
 
 def _with_parts(
     batch: pa.RecordBatch, table: TypedRows, key: str, parts: Sequence[str]
 ) -> pa.RecordBatch:
     """The labels with the columns of their keys."""
-    found = asked_key(table, by_event=True).arrays(batch.column(key).cast(pa.binary()))
+    keys = batch.column(key).cast(pa.binary())
+    is_whole = keys.is_valid()
+    found = list(asked_key(table, by_event=True).arrays(keys.drop_null()))
+    if keys.null_count:
+        places = pc.subtract(pc.cumulative_sum(is_whole.cast(pa.int64())), 1)
+        taken = pc.if_else(is_whole, places, pa.scalar(None, pa.int64()))
+        found = [column.take(taken) for column in found]
     return pa.RecordBatch.from_arrays([*batch.columns, *found], names=[*batch.schema.names, *parts])
 
 
@@ -223,11 +274,20 @@ def row_fields(
     return fields_named([offered[name] for name in columns], labels, prefix)
 
 
-def row_key(df: DataFrame, table: TypedRows, key: Columns, what: str, *, by_event: bool) -> Column:
+def row_key(
+    df: DataFrame,
+    table: TypedRows,
+    key: Columns,
+    what: str,
+    *,
+    by_event: bool,
+    is_null_null: bool = False,
+) -> Column:
     """The stored keys of the rows that labels ask for, without an event time if `by_event`.
 
     Raises `UsageError` unless `key` names a column for each column of that key, in its order. A
-    null, or a value that the key cannot hold, fails the query, and names the column.
+    null, unless `is_null_null`, or a value that the key cannot hold, fails the query, and names the
+    column.
     """
     parts = [key] if isinstance(key, Column | str) or not isinstance(key, Sequence) else list(key)
     wanted = asked_key(table, by_event=by_event).columns
@@ -236,10 +296,9 @@ def row_key(df: DataFrame, table: TypedRows, key: Columns, what: str, *, by_even
         raise UsageError(f"{table.where}: key={key!r}", f"name the labels' columns of {names}")
     columns = [column_of(df, each, what) for each in parts]
     empty = arrow_schema(selected(df, columns, what).schema)
-    _encoded(table, [pa.array([], field.type) for field in empty], by_event)
-    encode = arrow_function(
-        lambda *arrays: _encoded(table, arrays, by_event), "a join with a table"
-    )
+    encoded = _encoded if not is_null_null else _encoded_or_null
+    encoded(table, [pa.array([], field.type) for field in empty], by_event)
+    encode = arrow_function(lambda *arrays: encoded(table, arrays, by_event), "a join with a table")
     made: Column = encode(*columns)
     return made
 
@@ -252,6 +311,14 @@ def _encoded(table: TypedRows, arrays: Sequence[pa.Array], by_event: bool) -> pa
             raise UsageError(f"{where} is null", "drop such labels first")
         columns[column.name] = same_values(array, column.type, where, 0)
     return codec.keys(pa.RecordBatch.from_pydict(columns))
+
+
+def _encoded_or_null(table: TypedRows, arrays: Sequence[pa.Array], by_event: bool) -> pa.Array:
+    """The keys, null where a column is."""
+    is_whole = reduce(pc.and_, (array.is_valid() for array in arrays))
+    keys = _encoded(table, [array.filter(is_whole) for array in arrays], by_event)
+    places = pc.subtract(pc.cumulative_sum(is_whole.cast(pa.int64())), 1)
+    return keys.take(pc.if_else(is_whole, places, pa.scalar(None, pa.int64())))
 
 
 def row_columns(
@@ -356,8 +423,7 @@ class Question(NamedTuple):
     at: str
     columns: Sequence[str]
     names: Sequence[str]
-    max_age: timedelta | None
-    on_gone: OnGone
+    choice: JoinChoice
     table: TypedRows | None = None
     by_event: bool = False
 
@@ -397,23 +463,24 @@ def _joined(
 ) -> Iterator[pa.RecordBatch]:
     table = question.table
     if table is not None and question.by_event:
-        asked = (question.columns, question.names, question.max_age)
+        asked = (question.columns, question.names, question.choice)
         yield from latest_rows(origin, table, labels, *asked, key=KEY, at=AT, known_at=KNOWN)
         return
     joined = origin.join(
         pa.RecordBatchReader.from_batches(schema, labels),
         key=KEY,
         at=AT,
-        max_age=question.max_age,
         columns=ANSWER,
-        on_gone=question.on_gone,
+        choice=question.choice,
     )
     for batch in joined:
         yield _answered(batch, question)
 
 
 def _whole(batch: pa.RecordBatch, question: Question) -> pa.RecordBatch:
-    """The batch. Raises `UsageError` if a label has no key or no time."""
+    """The batch. Raises `UsageError` if a label has no key or no time, unless it has null then."""
+    if question.choice.on_null == "null":
+        return batch
     named = {KEY: question.key, AT: question.at, KNOWN: "known_at"}
     for column, name in named.items():
         if column in batch.schema.names and batch.column(column).null_count:
@@ -428,6 +495,9 @@ def _answered(batch: pa.RecordBatch, question: Question) -> pa.RecordBatch:
     else:
         keys = batch.column(KEY)
         added = row_columns(question.table, keys, values, times, question.columns)
+    if question.choice.on_future == "newest":
+        added.append(time_column(batch.column(AS_OF), is_exact=False))
+        batch = batch.drop_columns([AS_OF])
     kept = batch.drop_columns([KEY, AT, *ANSWER]).columns
     # Spark reads the batch by its names: no two columns may share one.
     return pa.RecordBatch.from_arrays([*kept, *added], names=question.names)
@@ -454,10 +524,15 @@ def point_in_time_join(
     table: str | None = None,
     *,
     known_at: Column | str | TimeLike | None = None,
-    max_age: timedelta | None = None,
+    max_age: AgeLike | int | None = None,
     columns: Sequence[str] | None = None,
     prefix: str = "f_",
     on_gone: OnGone = "error",
+    direction: Direction = "backward",
+    tolerance: AgeLike | int | None = None,
+    allow_exact: bool = True,
+    on_future: OnFuture = "error",
+    on_null: OnNull = "error",
 ) -> DataFrame:
     """The rows of `df`, each with the value that its key had at its time.
 
@@ -478,6 +553,10 @@ def point_in_time_join(
     `value_version` (the same in nanoseconds), by default the first two. The result has the columns
     of `df`, and `columns` under names that begin with `prefix`. They are null where the key had no
     value then, and where the version is older than `max_age`. The rows come in no order.
+    `direction`, `tolerance`, `allow_exact`, `on_future` and `on_null` are as in `Store.join` and
+    `Table.join`; the newest time is that of the source at this call, and `as_of` begins with
+    `prefix` too, in microseconds, rounded up. Labels of event times that are dates, integers or
+    times without a zone have such times.
 
     Raises `UsageError` for columns that are missing, doubled or of a wrong type, and for a table
     that is not there. The query fails, naming the error: `HistoryGoneError` for a label whose
@@ -485,17 +564,31 @@ def point_in_time_join(
     newest instant of the source, and `UsageError` for a null key or time. Costs a sort of labels.
     """
     _require_places(df, source)
-    AGE.or_none.check("max_age", max_age)
+    rows = RowChoice(max_age, direction, tolerance, allow_exact, on_future, on_null)
+    if table is None:
+        age_of(max_age, tolerance)
+    DIRECTION.check("direction", direction)
+    FLAG.check("allow_exact", allow_exact)
     ON_GONE.check("on_gone", on_gone)
+    ON_FUTURE.check("on_future", on_future)
+    ON_NULL.check("on_null", on_null)
     time = column_of(df, at, _WHAT)
+    is_null_null = on_null == "null"
     if table is None:
         _require_one_time(None, known_at)
         added_fields(df.schema, columns, prefix)
         _labels(df, key, {AT: (time, str(at))}, None)
     found = plan(df.sparkSession, Access.of(source), None, table)
+    if found.table is not None:
+        rows.check(found.table.codec)
     known = _known(df, known_at, found, on_gone)
-    labels = _labels(df, key, {AT: (time, str(at)), **known}, found.table)
-    asked = _Asked(key, str(at), columns, prefix, max_age, on_gone, by_event=bool(known))
+    times = {AT: (time, str(at)), **known}
+    labels = _labels(df, key, times, found.table, is_null_null=is_null_null)
+    age = max_age if tolerance is None else tolerance
+    if isinstance(age, str):
+        age = age_of(age, None)
+    choice = JoinChoice(age, direction, allow_exact, on_gone, on_future, on_null, found.newest)
+    asked = _Asked(key, str(at), columns, prefix, choice, by_event=bool(known))
     return _joined_labels(df, labels, found, asked)
 
 
@@ -527,7 +620,8 @@ def lookup_join(
     require_nanoseconds("as_of", as_of, found.newest + 1)
     at = F.lit(found.newest if time is None else reached(time, found.newest)).cast("long")
     labels = _labels(df, key, {AT: (at, "as_of")}, found.table)
-    return _joined_labels(df, labels, found, _Asked(key, "as_of", columns, prefix, None, "error"))
+    choice = JoinChoice(None, "backward", True, "error", "error", "error", found.newest)
+    return _joined_labels(df, labels, found, _Asked(key, "as_of", columns, prefix, choice))
 
 
 class _Asked(NamedTuple):
@@ -537,8 +631,7 @@ class _Asked(NamedTuple):
     at: str
     columns: Sequence[str] | None
     prefix: str
-    max_age: timedelta | None
-    on_gone: OnGone
+    choice: JoinChoice
     by_event: bool = False
 
 
@@ -590,7 +683,12 @@ def _known(
 
 
 def _labels(
-    df: DataFrame, key: Columns, times: Mapping[str, tuple[Column, str]], table: TypedRows | None
+    df: DataFrame,
+    key: Columns,
+    times: Mapping[str, tuple[Column, str]],
+    table: TypedRows | None,
+    *,
+    is_null_null: bool = False,
 ) -> DataFrame:
     """The labels with columns added: their keys, and `times`, each a column and its name in errors.
     Raises `UsageError` for a column of a wrong type.
@@ -604,13 +702,17 @@ def _labels(
     keys = (
         key_of(df, key, _WHAT)
         if table is None
-        else row_key(df, table, key, _WHAT, by_event=KNOWN in times)
+        else row_key(df, table, key, _WHAT, by_event=KNOWN in times, is_null_null=is_null_null)
     )
     labels = selected(df, [F.col("*"), keys, *(column for column, _ in times.values())], _WHAT)
     labels = labels.toDF(*(f"label_{number}" for number in range(len(names))), KEY, *times)
     require_bytes("key", key, labels.schema[KEY].dataType)
     for name, (_, told) in times.items():
-        require_time(told, labels.schema[name].dataType)
+        found = labels.schema[name].dataType
+        is_local = isinstance(found, (DateType, TimestampNTZType))
+        # An event time may be such a time; `kvstore.tables.joining` compares the two.
+        if not (name == AT and KNOWN in times and is_local):
+            require_time(told, found)
     return labels.withColumn(KEY, F.col(KEY).cast(BinaryType()))
 
 
@@ -622,10 +724,13 @@ def _joined_labels(df: DataFrame, labels: DataFrame, found: Plan, asked: _Asked)
             found.table, df.schema, asked.columns, asked.prefix, by_event=asked.by_event
         )
     columns = [field.name.removeprefix(asked.prefix) for field in added]
+    if asked.choice.on_future == "newest":
+        taken = StructType([*df.schema.fields, *added])
+        added += fields_named([StructField(AS_OF, TimestampType())], taken, asked.prefix)
     schema = StructType([*df.schema.fields, *added])
     question = Question(
         *(found.place, _name(asked.key), asked.at, columns, schema.names),
-        *(asked.max_age, asked.on_gone, found.table, asked.by_event),
+        *(asked.choice, found.table, asked.by_event),
     )
     split = partition_of(F.col(KEY), found.splits)
     parted = labels.withColumn(_SPLIT, split)

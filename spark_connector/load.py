@@ -46,34 +46,45 @@ from kvstore import bulk
 from kvstore.base.arguments import integer
 from kvstore.base.span import Span, require_key
 from kvstore.base.timestamp import Timestamp
-from kvstore.bulk.ingest import ON_CONFLICT, OnConflict
-from kvstore.bulk.loading import key_text, stored_batches, stored_schema
+from kvstore.bulk.bucket import BucketUrl, scratch_directory, send
+from kvstore.bulk.ingest import (
+    ON_CONFLICT,
+    OnConflict,
+    added_before,
+    as_taken,
+    check_for_ingest,
+    give_up,
+    staging_for,
+)
+from kvstore.bulk.loading import (
+    DELETE,
+    PUT,
+    deleted_rows,
+    key_text,
+    require_expiry,
+    stored_batches,
+    stored_schema,
+    with_puts,
+)
+from kvstore.bulk.manifest import EncodedBy, Manifest
 from kvstore.bulk.micro_batches import BatchOrigin
 from kvstore.bulk.part import Part, PartWriter
+from kvstore.bulk.progress import StageTimes, TimedItems, timed
 from kvstore.bulk.pushes.pushes import sharded_batches, sharded_schema
 from kvstore.bulk.sort import Duplicates, Run, cuts, merged, sorted_runs
-from kvstore.bulk.staging import (
-    BucketUrl,
-    EncodedBy,
-    Manifest,
-    StageTimes,
-    TimedItems,
-    discard,
-    scratch_directory,
-    send,
-    timed,
-)
+from kvstore.bulk.staging import discard, remove_staging
 from kvstore.codec import tuples
 from kvstore.codec.columns import due_column
 from kvstore.codec.keys import TERMINATOR
 from kvstore.errors import (
     ImportRefusedError,
     KeyOrderError,
+    LoadRefusedError,
     NotUniqueError,
     TableAlteredError,
     UsageError,
 )
-from kvstore.remote.control import StoreOrClient, as_store
+from kvstore.remote.control import StoreOrClient
 from kvstore.spark.access import (
     Address,
     cores_of,
@@ -86,13 +97,11 @@ from kvstore.spark.access import (
 from kvstore.spark.interfaces import arrow_function, utc_schema
 from kvstore.spark.releases import NUMBERED_PARTITIONS, require
 from kvstore.storage.address import public_address
-from kvstore.store import Store
 from kvstore.tables import Table, TableCodec
 from kvstore.tables.codec import conform
 from kvstore.tables.definition import Definition
 from kvstore.tables.exact import require_held
 from kvstore.timeline.import_records import ImportRecord
-from kvstore.timeline.imports import INGEST_DIRECTORY
 
 # --------------------------------------------------------------------------------------------------
 # The columns that a caller chooses of a DataFrame: by name, or by an expression.
@@ -704,13 +713,17 @@ def estimated_size(df: DataFrame) -> int | None:
 # 2. A row and its index entries have one due time.
 
 _DUE: Final = "kvstore_due"
-"""The last column of a DataFrame whose rows expire."""
+"""The column behind those of a DataFrame whose rows expire."""
+
+_DONE: Final = "kvstore_op"
+"""The last column of a DataFrame with rows that delete."""
 
 
 @dataclass(frozen=True)
 class RowEncoder:
-    """Makes keys and values of the rows of a table, in a task. With `expires` the last column has
-    the due times; errors call it by this name. With `shards` each row tells its shard."""
+    """Makes keys and values of the rows of a table, in a task. With `expires` the column behind the
+    named ones has the due times; with `op` the last one has `put` or `delete`; errors call them by
+    these names. With `shards` each row tells its shard."""
 
     table: str
     definition: bytes
@@ -719,30 +732,72 @@ class RowEncoder:
     place: Spark reads a dot and a backquote in a name as parts of the name."""
     expires: str | None = None
     shards: int | None = None
+    op: str | None = None
 
     @property
     def schema(self) -> pa.Schema:
         """The columns of the batches that it makes."""
-        stored = stored_schema(expires=self.expires is not None)
+        column = Definition.from_bytes(self.table, self.definition).expires
+        due = self.expires is not None or column is not None
+        stored = stored_schema(expires=due, deletes=self.op is not None)
         return stored if self.shards is None else sharded_schema(stored)
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        definition = Definition.from_bytes(self.table, self.definition)
-        codec = TableCodec(definition)
+        codec = TableCodec(Definition.from_bytes(self.table, self.definition))
         first = 0
         for batch in batches:
             try:
-                given, dues = self._timed(batch, first)
-                rows = conform(definition, _with_times(definition, given), first)
+                stored = self._stored(codec, batch, first)
+                yield from stored if self.shards is None else sharded_batches(stored, self.shards)
             except UsageError as error:
                 raise error.at(after=_place()) from None
             first += batch.num_rows
-            stored = stored_batches(codec, rows, dues)
-            yield from stored if self.shards is None else sharded_batches(stored, self.shards)
 
-    def _timed(self, batch: pa.RecordBatch, first: int) -> tuple[pa.RecordBatch, pa.Array | None]:
+    def _stored(
+        self, codec: TableCodec, batch: pa.RecordBatch, first: int
+    ) -> Iterator[pa.RecordBatch]:
+        """The rows and entries of a batch, whose first row is row `first` of its partition."""
+        given, dues = self._timed(batch, codec.definition, first)
+        if self.op is None:
+            yield from stored_batches(codec, conform(codec.definition, given, first), dues)
+            return
+        is_put, schema = self._puts(batch, first), self.schema
+        keys = [column.name for column in codec.definition.key_columns]
+        conform(codec.definition, given, first, only=keys)  # a refusal names the row
+        yield deleted_rows(codec, given.filter(pc.invert(is_put)), schema)
+        if pc.any(is_put, min_count=0).as_py():
+            rows = self._conformed(codec.definition, given, is_put, first)
+            for each in stored_batches(codec, rows, None if dues is None else dues.filter(is_put)):
+                yield with_puts(each, schema)
+
+    def _puts(self, batch: pa.RecordBatch, first: int) -> pa.Array:
+        """Whether each row is put. Raises `UsageError` for what is neither put nor delete."""
+        ops = batch.column(batch.num_columns - 1)
+        wrong = pc.index(pc.is_in(ops, pa.array([PUT, DELETE])), False).as_py()
+        if wrong >= 0:
+            raise UsageError(
+                f"column {self.op} has {ops[wrong].as_py()!r} in row {first + wrong}",
+                'write "put" or "delete"',
+            )
+        return pc.equal(ops, PUT)
+
+    def _conformed(
+        self, definition: Definition, given: pa.RecordBatch, is_put: pa.Array, first: int
+    ) -> pa.RecordBatch:
+        """The rows that are put, with the columns of the table."""
+        try:
+            return conform(definition, given.filter(is_put), first)
+        except UsageError:  # it names a row of the rows that are put
+            for row in pc.indices_nonzero(is_put).to_pylist():
+                conform(definition, given.slice(row, 1), first + row)
+            raise
+
+    def _timed(
+        self, batch: pa.RecordBatch, definition: Definition, first: int
+    ) -> tuple[pa.RecordBatch, pa.Array | None]:
         """The columns of the table, and the due times as nanoseconds: null for rows that stay."""
-        given = batch.select(range(len(self.names))).rename_columns(list(self.names))
+        named = batch.select(range(len(self.names))).rename_columns(list(self.names))
+        given = _with_times(definition, named)
         if self.expires is None:
             return given, None
         return given, due_column(batch.column(len(self.names)), self.expires, first)
@@ -755,27 +810,33 @@ def table_rows(
     expires: Column | str | None = None,
     partitions: int | None = None,
     shards: int | None = None,
+    op: Column | str | None = None,
 ) -> ImportRows:
     """The rows of a load into the table of `codec`, or of a push of `shards`.
 
     Raises `UsageError` unless the DataFrame has columns of the table alone, in types that hold its
-    values, and every column that takes no null. `expires` has the due times: an expression, or the
-    name of one more column.
+    values, and every column that takes no null; with `op` those of the key. `expires` has the due
+    times, and `op` tells which rows are deleted: each an expression, or the name of one more
+    column.
     """
-    name, definition = None if expires is None else str(expires), codec.definition
-    rows, names = _numbered(df, definition, expires)
-    _require_columns(rows, definition, names)
-    encoder = RowEncoder(definition.name, codec.stored, names, name, shards)
+    require_expiry(codec, expires)
+    definition = codec.definition
+    due, done = (None if each is None else str(each) for each in (expires, op))
+    rows, names = _numbered(df, definition, expires, op)
+    _require_columns(rows, definition, names, deletes=op is not None)
+    encoder = RowEncoder(definition.name, codec.stored, names, due, shards, done)
     made = [EncodedBy.of(codec)]
     return ImportRows(rows, "key", "value", partitions=partitions, encoder=encoder, tables=made)
 
 
-def require_typed(table: Table, duplicates: Duplicates, *given: object) -> None:
+def require_typed(table: Table, duplicates: Duplicates, **given: object) -> None:
     """Raise `UsageError` for the choices of a load of keys and values."""
-    if any(each is not None for each in given) or duplicates != "error":
+    found = [name for name, each in given.items() if each is not None]
+    found += ["duplicates"] * (duplicates != "error")
+    if found:
         raise UsageError(
-            f"a load into table {table.name!r} with key, value, op, splits, duplicates or order_by",
-            "leave them out: the table has a key",
+            f"a load into table {table.name!r} with {', '.join(found)}",
+            "leave out what is for keys and values: the table has a key",
         )
 
 
@@ -792,23 +853,32 @@ def rows_once(codec: TableCodec | None) -> Iterator[None]:
 
 
 def _numbered(
-    df: DataFrame, definition: Definition, expires: Column | str | None
+    df: DataFrame,
+    definition: Definition,
+    expires: Column | str | None,
+    op: Column | str | None,
 ) -> tuple[DataFrame, tuple[str, ...]]:
-    """The rows under numbers in the place of names, with their due times in the last column, and
-    the names. A named column that the table lacks has due times alone."""
-    rows, names = df, df.columns
+    """The rows under numbers in the place of names, with their due times and what is done with
+    them in the last columns, and the names. A named column that the table lacks has these alone."""
+    what, more, names = "the times at which rows expire", [], df.columns
     if expires is not None:
-        what = "the times at which rows expire"
-        rows = selected(df, [df["*"], column_of(df, expires, what).alias(_DUE)], what)
-        require_time(str(expires), rows.schema.fields[-1].dataType)
+        due = column_of(df, expires, what).alias(_DUE)
+        require_time(str(expires), selected(df, [due], what).schema.fields[0].dataType)
+        more.append(due)
+    if op is not None:
+        what = "what is done with rows"
+        more.append(column_of(df, op, what).cast(StringType()).alias(_DONE))
+    rows = selected(df, [df["*"], *more], what) if more else df
     rows = rows.toDF(*(f"column_{number}" for number in range(len(rows.columns))))
-    if isinstance(expires, str) and expires in names and expires not in definition.by_name:
-        rows = rows.drop(f"column_{names.index(expires)}")
-        names = [name for name in names if name != expires]
-    return rows, tuple(names)
+    own = [each for each in (expires, op) if isinstance(each, str) and each in names]
+    gone = [each for each in own if each not in definition.by_name]
+    rows = rows.drop(*(f"column_{names.index(each)}" for each in gone))
+    return rows, tuple(name for name in names if name not in gone)
 
 
-def _require_columns(df: DataFrame, definition: Definition, names: Sequence[str]) -> None:
+def _require_columns(
+    df: DataFrame, definition: Definition, names: Sequence[str], *, deletes: bool
+) -> None:
     arrays = []
     for name, each in zip(names, df.schema.fields, strict=False):  # the due times have no name
         try:
@@ -821,7 +891,8 @@ def _require_columns(df: DataFrame, definition: Definition, names: Sequence[str]
             ) from error
         arrays.append(pa.array([], found.type))
     empty = pa.RecordBatch.from_arrays(arrays, list(names))
-    conform(definition, _with_times(definition, empty))
+    known = {*names, *(column.name for column in definition.key_columns)} if deletes else None
+    conform(definition, _with_times(definition, empty), only=known)
 
 
 def _with_times(definition: Definition, batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -1099,8 +1170,8 @@ class OfBatch(NamedTuple):
 class ImportReport:
     """The result of one load: `build_seconds` in Spark, and `add_seconds` for adding the files.
 
-    `stages` has the seconds of compute, sort, write and upload, summed over tasks, and of fetch,
-    check and add in this process.
+    `stages` has the seconds of compute, sort, write and upload, summed over tasks, of spark, which
+    is the rest of `build_seconds`, and of fetch, check and add in this process.
     """
 
     stamp: Timestamp
@@ -1130,30 +1201,40 @@ def bulk_import(
     import_id: int | None = None,
     progress: Progress | None = None,
     max_bytes: int | None = None,
+    check: bulk.Gate | Mapping[str, Any] | None = None,
+    force: bulk.Force | str | None = None,
 ) -> Timestamp:
     """Load `df` into `store`. Returns the timestamp at which all its rows became visible.
 
-    `store` is open in this process, or the client of its owner (`kvstore.connect(path)`).
+    `store` is open in this process, or a client: by path of its owner, or of a server by URL.
     `staging` must be an empty or new directory that the workers share with this process, or the
     URL of an object store, such as `s3://bucket/staging/run-42`: then the machines share nothing
     else. A directory on the store's file system has its files moved, not copied. The default is a
-    directory beside the store's files. A directory needs room for the rows twice. The staging place
-    is removed after the import is added. `max_bytes` bounds the load: Spark's estimate of the input
-    is compared before any task runs, the files when they are sealed.
+    directory beside the store's files. A server takes the import from below the places of
+    `kvstore serve --imports-from`, of which the first is the default; it is asked before anything
+    is built, and needs the right `admin`. A directory needs room for the rows twice. The staging
+    place is removed after the import is added. `max_bytes` bounds the load: Spark's estimate of the
+    input is compared before any task runs, the files when they are sealed.
 
-    `on_conflict` is the parameter of `bulk.ingest`; the others are as in `stage_import`. A job that
-    runs again with the same `import_id` adds and computes nothing, and returns the first timestamp.
+    `on_conflict`, `check` (a gate) and `force` are the parameters of `bulk.ingest`; the staging of
+    a load that its gate refuses stays. The others are as in `stage_import`. A job that
+    runs again with the same `import_id` adds and computes nothing, and returns the first timestamp;
+    after a revert it raises `UsageError`, because corrected rows need another id.
     `run_import` returns a report instead.
 
     For a table (`store.table("trips")`) `df` has columns of the table, in any order, and neither
-    `key`, `value`, `op`, `splits` nor `duplicates` is given. The tasks that sort the rows build
+    `key`, `value`, `splits` nor `duplicates` is given. The tasks that sort the rows build
     their index entries too, which expire with their row. `expires` names one more column, or is an
-    expression. A type, a null or a value that does not fit is refused by column and row. Raises
+    expression; so does `op`, by which rows are put or deleted. A row that deletes needs the columns
+    of the key, and its other columns are not looked at: `op=F.lit("delete")` deletes the rows of
+    all keys that `df` has, whether or not they exist, and their history stays. A type, a null or a
+    value that does not fit is refused by column and row. Raises
     `TableAlteredError` if the table is altered meanwhile, and `NotUniqueError` for a row with the
     values of another one in a unique index.
 
     Raises `UsageError` on bad columns, duplicates and null keys or values; then no row is added.
     """
+    gate = None if check is None else bulk.Gate.of(check)
     return load(
         df,
         store,
@@ -1170,6 +1251,8 @@ def bulk_import(
         import_id=import_id,
         progress=progress,
         max_bytes=max_bytes,
+        gate=gate,
+        force=bulk.Force.of(force, gate),
     )
 
 
@@ -1191,8 +1274,8 @@ def load(
 ) -> Timestamp:
     """As `bulk_import`; `more` has the parameters of `run_import`."""
     if isinstance(store, Table):
-        require_typed(store, duplicates, key, value, op, splits, order_by)
-        return _table_import(df, store, staging, partitions, on_conflict, expires, **more)
+        require_typed(store, duplicates, key=key, value=value, splits=splits, order_by=order_by)
+        return _table_import(df, store, staging, partitions, on_conflict, expires, op, **more)
     if key is None or value is None:
         raise UsageError("None is no column of keys or values", "pass both, or load into a table")
     rows = ImportRows(df, key, value, op, partitions, splits, duplicates, order_by, expires)
@@ -1206,10 +1289,11 @@ def _table_import(
     partitions: int | None,
     on_conflict: OnConflict,
     expires: Column | str | None,
+    op: Column | str | None,
     **more: Any,
 ) -> Timestamp:
     store, codec, check = table.import_target()
-    rows = table_rows(df, codec, expires=expires, partitions=partitions)
+    rows = table_rows(df, codec, expires=expires, partitions=partitions, op=op)
     with rows_once(codec):
         return run_import(rows, store, staging, on_conflict, check=check, **more).stamp
 
@@ -1225,6 +1309,8 @@ def run_import(
     check: Callable[[], None] | None = None,
     max_bytes: int | None = None,
     of_batch: OfBatch | None = None,
+    gate: bulk.Gate | None = None,
+    force: bulk.Force | None = None,
 ) -> ImportReport:
     """Load `rows` as `bulk_import` does, and return a report.
 
@@ -1232,39 +1318,48 @@ def run_import(
     `of_batch` is given by `batch_importer`.
     """
     ON_CONFLICT.check("on_conflict", on_conflict)
-    with as_store(store) as into:  # a client whose files are elsewhere is refused before the build
-        known = None if import_id is None else _added_before(into, import_id, of_batch)
-        place = _staging_place(into, staging)
+    known = None if import_id is None else _added_before(store, import_id, of_batch)
     if known is not None:
         return known
+    # A server is asked before the build whether it takes the import.
+    place = staging_for(store, None if staging is None else staging_at(staging))
     started, times = time.perf_counter(), bulk.StageTimes()
-    manifest = build_import(rows, place, import_id, progress, max_bytes, times)
+    try:
+        manifest = build_import(rows, place, import_id, progress, max_bytes, times)
+    except BaseException:
+        if staging is None and isinstance(place, Path):
+            remove_staging(place)  # it may have been made for the server to look at
+        raise
     built = time.perf_counter()
+    times.add_rest("spark", built - started)
     try:
         origin = "" if of_batch is None else of_batch.origin.text
-        stamp = bulk.ingest(
-            store, place, on_conflict, True, check=check, times=times, origin=origin
-        )
+        check = check_for_ingest(store, check)
+        taken = as_taken(store, place)
+        how: dict[str, Any] = {"times": times, "origin": origin, "check": check}
+        if gate is not None:  # the owner compares the definitions of tables itself
+            how |= {"check": gate, "force": force}
+        stamp = bulk.ingest(store, taken, on_conflict, True, **how)
+    except LoadRefusedError:  # the rows stay for inspection
+        raise
     except (NotUniqueError, TableAlteredError):  # only other rows could continue
-        with as_store(store) as into:
-            into.imports.abort(manifest.import_id)
-        _remove(place)
+        remove_staging(place)
         raise
     except UsageError as error:
         if import_id is not None and isinstance(error, ImportRefusedError):
             try:
-                with as_store(store) as into:
-                    known = _added_before(into, import_id, of_batch)
+                known = _added_before(store, import_id, of_batch)
             except UsageError:
-                _remove(place)
+                remove_staging(place)
                 raise
             if known is not None:  # another thread ran the same job meanwhile
-                _remove(place)
+                remove_staging(place)
                 return known
         if staging is None:  # the caller does not know the directory, and cannot add it later
-            _remove(place)
+            remove_staging(place)
+            give_up(store, manifest.import_id)
         raise
-    _remove(place)
+    remove_staging(place)
     return ImportReport(
         stamp,
         manifest.import_id,
@@ -1317,36 +1412,20 @@ def stage_import(
     return build_import(rows, staging_at(staging), import_id, progress, max_bytes)
 
 
-def _added_before(store: Store, import_id: int, of_batch: OfBatch | None) -> ImportReport | None:
+def _added_before(
+    store: StoreOrClient, import_id: int, of_batch: OfBatch | None
+) -> ImportReport | None:
     """The report of an import that was added before. Undoes one that a crash left half done. Raises
-    `UsageError` if the import is of another micro-batch."""
-    with store.imports.alone(import_id):  # waits for another thread that is adding it
-        known = store.imports.get(import_id)
-    if known is None:
-        return None
-    if known.added is None:
-        store.imports.abort(import_id)
+    `UsageError` if the import was reverted, or is of another micro-batch."""
+    # Spark repeats the last micro-batch with the same rows, also after the batch was reverted: its
+    # rows stay hidden, and the stream goes on.
+    known = added_before(store, import_id, may_be_reverted=of_batch is not None)
+    if known is None or known.added is None:
         return None
     if of_batch is not None:
         of_batch.require_repeated(known)
     files = len(known.spans)
     return ImportReport(known.added, import_id, known.rows, files, known.size_bytes, 0.0, 0.0)
-
-
-def _remove(place: Path | BucketUrl) -> None:
-    """Remove a staging place whose import was added, or given up."""
-    if isinstance(place, Path):
-        shutil.rmtree(place, ignore_errors=True)
-    else:
-        place.open().remove()
-
-
-def _staging_place(store: Store, staging: Address | None) -> Path | BucketUrl:
-    if staging is not None:
-        return staging_at(staging)
-    if store.path is None:
-        raise UsageError("the store has no directory to stage in", "pass staging=")
-    return store.path / INGEST_DIRECTORY / f"staging-{secrets.token_hex(8)}"
 
 
 # --------------------------------------------------------------------------------------------------

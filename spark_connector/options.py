@@ -32,7 +32,7 @@ from typing import Final, Literal, TypeAlias
 from kvstore.base.clock import Clock
 from kvstore.base.span import Span
 from kvstore.base.timestamp import OTHER_UNITS_MAX, Timestamp, is_plain_number, to_timestamp
-from kvstore.bulk.staging import BucketUrl
+from kvstore.bulk.bucket import BucketUrl
 from kvstore.changes import Revisions
 from kvstore.errors import Argument, UsageError
 from kvstore.limits import ARROW_BYTES_MAX, ARROW_ROWS_MAX, READER_LEASE_S_MAX

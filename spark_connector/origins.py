@@ -49,7 +49,7 @@ from kvstore.mvcc.parallel_scan import split_span
 from kvstore.opening import engine_at, open_read_only
 from kvstore.remote.protocol import from_json, to_json
 from kvstore.spark.access import Access, require_seen
-from kvstore.tables.joins import OnGone
+from kvstore.tables.joins import Direction, Join, OnFuture, OnGone, OnNull, join_up_to
 from kvstore.timeline.reserved import CATALOGUE
 
 # --------------------------------------------------------------------------------------------------
@@ -96,13 +96,45 @@ class JoinableRows(Protocol):
         on: str | Sequence[str],
         at: str | None,
         known_at: str | TimeLike | None,
-        max_age: timedelta | None,
+        max_age: timedelta | int | None,
         columns: Sequence[str] | None,
         *,
         prefix: str,
+        direction: Direction,
+        allow_exact: bool,
+        on_null: OnNull,
     ) -> pa.RecordBatchReader:
         """The labels with columns of rows; see `Table.join`."""
         ...
+
+
+class JoinChoice(NamedTuple):
+    """The arguments of a join that choose versions, and the time above which none counts."""
+
+    max_age: timedelta | int | None
+    direction: Direction
+    allow_exact: bool
+    on_gone: OnGone
+    on_future: OnFuture
+    on_null: OnNull
+    newest: int
+
+    def join(
+        self,
+        source: Any,
+        labels: pa.RecordBatchReader,
+        key: str,
+        at: str,
+        columns: tuple[str, str],
+    ) -> pa.RecordBatchReader:
+        """The labels with the values that a store, a collection or a client has."""
+        age: Any = self.max_age
+        side = Join(
+            source, None, age, columns, direction=self.direction, allow_exact=self.allow_exact
+        )
+        on: dict[str, Any] = {"on_gone": self.on_gone, "on_null": self.on_null}
+        on["on_future"] = self.on_future
+        return join_up_to(self.newest, labels, [side], key=key, at=at, **on)
 
 
 class Origin(Protocol):
@@ -187,9 +219,8 @@ class Origin(Protocol):
         *,
         key: str,
         at: str,
-        max_age: timedelta | None,
         columns: tuple[str, str],
-        on_gone: OnGone,
+        choice: JoinChoice,
     ) -> pa.RecordBatchReader:
         """The labels with the columns of their values; see `Store.join`."""
         ...
@@ -288,11 +319,10 @@ class CheckpointOrigin:
         *,
         key: str,
         at: str,
-        max_age: timedelta | None,
         columns: tuple[str, str],
-        on_gone: OnGone,
+        choice: JoinChoice,
     ) -> pa.RecordBatchReader:
-        return self._store.join(labels, key, at, max_age, columns=columns, on_gone=on_gone)
+        return choice.join(self._store, labels, key, at, columns)
 
     def rows_of(self, table: str) -> AbstractContextManager[JoinableRows]:
         return nullcontext(self._store.table(table))
@@ -588,11 +618,10 @@ class CollectionOrigin:
         *,
         key: str,
         at: str,
-        max_age: timedelta | None,
         columns: tuple[str, str],
-        on_gone: OnGone,
+        choice: JoinChoice,
     ) -> pa.RecordBatchReader:
-        return self._collection.join(labels, key, at, max_age, columns=columns, on_gone=on_gone)
+        return choice.join(self._collection, labels, key, at, columns)
 
     @contextmanager
     def rows_of(self, table: str) -> Iterator[JoinableRows]:
@@ -960,11 +989,10 @@ class ServerOrigin:
         *,
         key: str,
         at: str,
-        max_age: timedelta | None,
         columns: tuple[str, str],
-        on_gone: OnGone,
+        choice: JoinChoice,
     ) -> pa.RecordBatchReader:
-        return self._client.join(labels, key, at, max_age, columns=columns, on_gone=on_gone)
+        return choice.join(self._client, labels, key, at, columns)
 
     def rows_of(self, table: str) -> AbstractContextManager[JoinableRows]:
         return nullcontext(self._client.table(table))

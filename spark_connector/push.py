@@ -18,12 +18,13 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812  # as every Spark program has it
 
 from kvstore.base.timestamp import TimeLike
+from kvstore.bulk.bucket import BucketUrl
 from kvstore.bulk.part import Part
+from kvstore.bulk.progress import StageTimes
 from kvstore.bulk.pushes import Push, Pushes, StoreStatus
 from kvstore.bulk.pushes.log import ADD, ModeName, import_path, mode_of
 from kvstore.bulk.pushes.pushes import SHARD, BuildingPush, import_id_of
 from kvstore.bulk.sort import Duplicates
-from kvstore.bulk.staging import BucketUrl, StageTimes
 from kvstore.errors import UsageError
 from kvstore.spark.access import Access, Address, staging_at
 from kvstore.spark.load import (
@@ -49,7 +50,9 @@ from kvstore.tables import Table, TableCodec
 @dataclass(frozen=True, slots=True)
 class PushReport:
     """The result of one push. `stages` has the seconds of compute, write and upload, summed over
-    tasks. `stores` has what each store has done, if the job waited."""
+    tasks, of seal in this process, and of spark: the rest of `build_seconds`, in which Spark
+    starts, plans, shuffles and waits. So the stages sum to `build_seconds`, or to more where tasks
+    ran at once. `stores` has what each store has done, if the job waited."""
 
     push: Push
     build_seconds: float
@@ -122,7 +125,9 @@ def push(
         with watched(df.sparkSession, progress), rows_once(codec):
             ordered = _by_shard(rows, shards).mapInArrow(_sender(place, building.job, rows), RESULT)
             made = results(pushes.where, ordered, "building a push in")
-        pushed = building.seal(_parts(made, shards, times))
+        parts = _parts(made, shards, times)
+        with times.stage("seal"):
+            pushed = building.seal(parts)
     return _reported(pushes, pushed, began, times, wait_for, timeout)
 
 
@@ -141,7 +146,7 @@ def _rows_of(
 ) -> ImportRows:
     """The rows of a table, if one is given, or keys and values. Raises `UsageError`."""
     if table is not None and codec is not None:
-        require_typed(table, duplicates, key, value, op, order_by)
+        require_typed(table, duplicates, key=key, value=value, op=op, order_by=order_by)
         return table_rows(df, codec, expires=expires, partitions=partitions, shards=shards)
     if key is None or value is None:
         raise UsageError("None is no column of keys or values", "pass both, or push a table")
@@ -160,6 +165,7 @@ def _reported(
 ) -> PushReport:
     """Wait for the stores that the job waits for, and report. The build ends with this call."""
     built = time.perf_counter()
+    times.add_rest("spark", built - began)
     waited = pushes.wait(pushed.number, wait_for, timeout=timeout) if wait_for else None
     return PushReport(
         pushed,

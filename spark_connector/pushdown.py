@@ -16,7 +16,7 @@ from uuid import UUID
 import pyarrow as pa
 
 from kvstore.base.span import Span, merge_spans, prefix_end
-from kvstore.bulk.tables import is_binary
+from kvstore.bulk.outside import is_binary
 from kvstore.codec.keys import TERMINATOR
 from kvstore.engine import FileSpan
 from kvstore.errors import Argument, UsageError

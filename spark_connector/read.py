@@ -45,7 +45,7 @@ from kvstore.base.timestamp import (
     to_timestamp,
 )
 from kvstore.bulk.loading import key_text
-from kvstore.bulk.tables import is_binary, outside_type, outside_values
+from kvstore.bulk.outside import is_binary, outside_type, outside_values
 from kvstore.changes import Change
 from kvstore.errors import HistoryGoneError, NotYetWrittenError, UsageError
 from kvstore.limits import ARROW_ROWS_MAX
@@ -90,7 +90,7 @@ from kvstore.spark.releases import SOURCES, has, require
 from kvstore.tables import TableCodec
 from kvstore.tables.definition import Definition, definition_key, name_of
 from kvstore.timeline.frontiers import require_readable
-from kvstore.timeline.reserved import CATALOGUE
+from kvstore.timeline.reserved import DEFINITIONS
 
 # --------------------------------------------------------------------------------------------------
 # The columns of a read: their schema in Spark, and Arrow batches in this schema.
@@ -705,7 +705,7 @@ def _split_count(size_bytes: int) -> int:
 #               _commit_timestamp, as `Table.changes` names them
 #
 #     durations     interval day to second, unless they have nanoseconds
-#     other types   as `kvstore.bulk.tables` has them
+#     other types   as `kvstore.bulk.outside` has them
 #
 # Invariants
 # 1. No value is changed: Spark's timestamps have microseconds, so nanoseconds come as integers. A
@@ -846,7 +846,7 @@ def table_at(origin: Origin, name: str, at: int) -> TypedRows:
             return TypedRows(name, batch.column("value")[0].as_py())
     found = [
         name_of(each)
-        for batch in origin.state(Span.of_prefix(CATALOGUE), at, ["key"], 100)
+        for batch in origin.state(DEFINITIONS, at, ["key"], 100)
         for each in batch.column("key").to_pylist()
     ]
     hint = f"there are {', '.join(found[:20])}" if found else "it has no table at that time"

@@ -25,8 +25,9 @@ from kvstore.backup.shard import (
     part_names,
     write_batch,
 )
-from kvstore.base.arguments import integer, require_path
+from kvstore.base.arguments import integer
 from kvstore.base.clock import Clock
+from kvstore.base.paths import require_path
 from kvstore.base.span import Span
 from kvstore.base.timestamp import TimeLike, Timestamp, to_timestamp
 from kvstore.bulk.seed import CheckedRows, SeedColumns, SeedRows, appearing, seed_files

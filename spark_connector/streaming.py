@@ -20,6 +20,7 @@ from kvstore.base.arguments import NUMBER
 from kvstore.base.span import require_key
 from kvstore.base.timestamp import Timestamp
 from kvstore.batch import Batch
+from kvstore.bulk.bucket import BucketUrl
 from kvstore.bulk.building import BucketPlace, BuildingPlace, DirectoryPlace, Import
 from kvstore.bulk.ingest import OnConflict
 from kvstore.bulk.micro_batches import BatchOrigin
@@ -27,10 +28,9 @@ from kvstore.bulk.part import COMPRESSION, Part, PartWriter
 from kvstore.bulk.pushes import Push, Pushes, shard_of
 from kvstore.bulk.pushes.log import MicroBatch
 from kvstore.bulk.sort import Duplicates
-from kvstore.bulk.staging import BucketUrl
 from kvstore.codec.keys import IMPORT_ID_MAX
 from kvstore.errors import UsageError
-from kvstore.remote.control import StoreOrClient, as_store
+from kvstore.remote.control import StoreOrClient, imports_of
 from kvstore.spark.access import freeze_objects, plain_errors, require_seen
 from kvstore.spark.interfaces import DataSourceArrowWriter, WriterCommitMessage
 from kvstore.spark.load import PLAN_DIGITS, Columns, OfBatch, load, planned_origin, sent_part
@@ -197,9 +197,9 @@ def _require_last(
     """Raise `UsageError` if the store has the batch behind this one, because Spark repeats the last
     one alone, or if the batch before this one came from another stream."""
     target = store.import_target().store if isinstance(store, Table) else store
-    with as_store(target) as into:
-        before = into.imports.get(import_id_of(name, batch_id - 1))
-        is_last = into.imports.get(import_id_of(name, batch_id + 1)) is None
+    imports = imports_of(target)
+    before = imports.get(import_id_of(name, batch_id - 1))
+    is_last = imports.get(import_id_of(name, batch_id + 1)) is None
     if before is not None:
         known = BatchOrigin.of_text(before.origin)
         origin.require_same_query(repr(name), batch_id, known, batch_id - 1)

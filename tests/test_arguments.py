@@ -6,12 +6,16 @@ import math
 import pickle
 import threading
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import typer
 
+import kvstore
+from kvstore.backup import Collection
 from kvstore.base.arguments import (
     AGE,
     COLUMNS,
@@ -29,7 +33,9 @@ from kvstore.base.arguments import (
 from kvstore.base.span import Span
 from kvstore.cli.app import in_options
 from kvstore.errors import Argument, KeyConflictError, KVStoreError, UsageError
+from kvstore.remote.client import connect
 from kvstore.remote.protocol import failure_fields, failure_of
+from kvstore.retention.gc import GcPolicy
 
 COLOURS: ArgumentKind[str] = word("red", "blue")
 AGED = timedelta(seconds=1)
@@ -150,3 +156,68 @@ def test_a_server_may_send_any_words(words: object) -> None:
     error = failure_of({**fields, "fields": facts}, status=400, where="s")
     assert isinstance(error, KVStoreError)
     assert isinstance(error.told(in_options(_command())), str)
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (3600, r"max_age=3600 has no unit; write '3600s', or pass timedelta\(seconds=3600\)"),
+        ("3600", r"has no unit; write '3600s'"),
+        (0.5, r"timedelta\(seconds=0.5\)"),
+        (
+            "soon",
+            "max_age='soon'; write a number from 0 on and us, ms, s, m, h, d or w",
+        ),
+        ("-5m", "='-5m'; write a number"),
+        ("5M", "='5M'; write a number"),
+        (b"5m", "=b'5m'; write a number"),
+        ("9999999999 weeks", "is older than time; write a shorter age"),
+        (timedelta(-1), r"write a number .*timedelta\(days=30\)"),
+    ],
+)
+def test_an_age_of_another_form_is_told_how_to_write_it(given: object, told: str) -> None:
+    with pytest.raises(UsageError, match=told):
+        AGE.or_none.check("max_age", given)
+
+
+@pytest.mark.parametrize(
+    ("given", "age"),
+    [
+        ("1 hour", timedelta(hours=1)),
+        ("5m", timedelta(minutes=5)),
+        (" 2  Days ", timedelta(days=2)),
+        ("0s", timedelta(0)),
+        ("1500us", timedelta(microseconds=1500)),
+    ],
+)
+def test_an_age_may_be_words(given: str, age: timedelta) -> None:
+    assert AGE.check("max_age", given) == age
+
+
+def test_an_age_is_words_at_each_door(tmp_path: Path) -> None:
+    given, age = "2 hours", timedelta(hours=2)
+    with kvstore.open(tmp_path / "s", control=True) as store, connect(store.path) as client:
+        store.put(b"k", b"v")
+        for number, owner in enumerate((store, client)):
+            owner.hold(f"h{number}", max_age=given)
+            owner.feed(f"f{number}", "now", max_age=given)
+            assert owner.force_quiescence(given) > 0
+        budgets = {each.max_age_ns for each in store.holds.all()}
+        assert budgets == {age // timedelta(microseconds=1) * 1000}
+        rows = store.table("t", pa.schema([("id", pa.int64())]), "id")
+        rows.put({"id": 1})
+        at = pa.array([store.upper - 1], pa.int64())
+        labels = pa.table({"id": [1], "key": [b"k"], "ts": at})
+        for side in (store, client):
+            for words, nulls in ((given, 0), ("0s", 1)):
+                found = side.join(labels, "key", max_age=words).read_all()
+                assert found["value"].null_count == nulls
+                assert side.table("t").join(labels, "id", max_age=words).read_all().num_rows == 1
+        collection = Collection(tmp_path / "c")
+        collection.backup(store, max_age=given)
+        with collection.follow(store, every=given, max_age=given):
+            pass
+        collection.scrub(delete_orphans_older_than=given)
+        collection.expire(keep=given)
+        assert store.gc(keep=given).since < store.now() - age // timedelta(microseconds=1) * 1000
+    assert GcPolicy(keep=given, every="1m").keep == age  # type: ignore[arg-type]

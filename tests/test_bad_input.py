@@ -154,7 +154,7 @@ WRONG_TYPES: dict[str, Callable[[Store], Any]] = {
     "revert_range text": lambda s: s.revert_range(b"a", b"b", to="then"),
     "gc of nothing": lambda s: s.gc(),
     "gc of both": lambda s: s.gc(before=NOW, keep=timedelta(1)),
-    "gc keep text": lambda s: s.gc(keep="1 day"),
+    "gc keep text": lambda s: s.gc(keep="a while"),
     "gc keep negative": lambda s: s.gc(keep=timedelta(-1)),
     "gc before text": lambda s: s.gc(before="then"),
     "put_if value": lambda s: s.put_if(b"k", "v", expected=b"v"),

@@ -6,6 +6,7 @@ Damaged logs and sorted files are in `tests/engine`.
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -13,9 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 import kvstore
 from kvstore import bulk
+from kvstore.backup import Collection, replicate
+from kvstore.cli.app import app
 from kvstore.engine import META
 from kvstore.engine.memory import MemoryEngine
 from kvstore.engine.rocks import RocksEngine
@@ -25,12 +29,15 @@ from kvstore.errors import (
     FormatVersionError,
     LockedError,
     NotAStoreError,
+    PoisonedError,
     StorageError,
     UsageError,
 )
 from kvstore.mvcc.meta import FORMAT
 from kvstore.opening import engine_at
+from kvstore.storage.wrapped import Bandwidth
 from kvstore.store import Store
+from kvstore.timeline.durability import Durability
 
 pytestmark = pytest.mark.usefixtures("each_engine")
 
@@ -82,6 +89,8 @@ def test_a_store_that_was_renamed_while_it_is_open_is_refused(store: Store, tmp_
     with pytest.raises(LockedError):
         kvstore.open(tmp_path / "moved")
     store.put(b"still", b"here")
+    with pytest.raises(StorageError, match="moved away"):
+        store.sync()
     store.close()
     with kvstore.open(tmp_path / "moved") as moved:
         assert moved.get(b"still") == b"here"
@@ -111,6 +120,88 @@ def test_a_store_stays_where_it_is_when_its_process_goes_elsewhere(
 def test_a_path_that_names_nothing_is_refused(path: str, problem: str) -> None:
     with pytest.raises(UsageError, match=problem):
         kvstore.open(path)
+
+
+@pytest.mark.parametrize("path", ["~", "~/x", "~root/x", Path("~/x")], ids=str)
+def test_a_tilde_is_refused_at_every_door(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str | Path
+) -> None:
+    """Some doors made a directory of that name."""
+    monkeypatch.chdir(tmp_path)
+    before = sorted(each.name for each in tmp_path.iterdir())
+    collection = Collection(tmp_path / "c")
+    doors: list[Callable[[], object]] = [
+        lambda: kvstore.open(path),
+        lambda: kvstore.open_read_only(path),
+        lambda: kvstore.follow(path),
+        lambda: kvstore.connect(path),
+        lambda: store.checkpoint(path),
+        lambda: Collection(path).backup(store),
+        lambda: Collection(f"file:///{path}").backup(store),
+        lambda: collection.restore(path),
+        lambda: bulk.Import.create(path),
+        lambda: replicate(store, path),
+    ]
+    for door in doors:
+        with pytest.raises(UsageError, match=r"begins with ~, which stands for a home only in"):
+            door()
+    assert sorted(each.name for each in tmp_path.iterdir()) == before
+    for words in (["put", str(path), "k", "v", "--create"], ["backup", "run", "store", str(path)]):
+        refused = CliRunner().invoke(app, words)
+        assert refused.exit_code == 2, refused.output
+    kvstore.open("./~").close()  # a directory of that name has another one
+
+
+def test_the_directory_above_is_not_made_in_silence(
+    store: Store, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A mistyped path, or a disk that is not mounted, had a new store, and new backups."""
+    gone = tmp_path / "gone" / "deep" / "x"
+    collection = Collection(tmp_path / "c")
+    collection.backup(store)
+    refusing: list[Callable[[], object]] = [
+        lambda: store.checkpoint(gone),
+        lambda: collection.restore(gone),
+        lambda: replicate(store, gone),
+        lambda: bulk.seed(gone, [], key="k", value="v", at="t"),
+        lambda: Collection(gone).backup(store),
+        lambda: Collection(gone, bandwidth=Bandwidth(1 << 20)).backup(store),
+    ]
+    for door in refusing:
+        with pytest.raises(UsageError, match=r"there is no directory .*deep; make it first"):
+            door()
+    assert not (tmp_path / "gone").exists()
+    with caplog.at_level("WARNING", logger="kvstore.store"):
+        kvstore.open(gone).close()
+    told = [each.getMessage() for each in caplog.records]
+    assert any("making a missing directory" in each and str(gone.parent) in each for each in told)
+
+
+@pytest.mark.parametrize("how", ["removed", "moved away", "replaced"])
+@pytest.mark.parametrize("durability", ["group", "sync", "async"])
+def test_a_directory_that_goes_under_an_open_store_is_told_at_the_next_sync(
+    tmp_path: Path, durability: Durability, how: str
+) -> None:
+    """Commits were acknowledged as durable, and nothing was left of them in their place."""
+    with kvstore.open(tmp_path / "s", durability=durability) as store:
+        store.put(b"k", b"v")
+        store.sync()
+        if how == "removed":
+            shutil.rmtree(tmp_path / "s")
+        else:
+            (tmp_path / "s").rename(tmp_path / "moved")
+        if how == "replaced":
+            (tmp_path / "s").mkdir()
+            (tmp_path / "s" / "DURABLE").touch()
+        told = store.sync if durability == "async" else lambda: store.put(b"k", b"lost")
+        words = "removed" if how == "removed" else "moved away"
+        with pytest.raises(StorageError, match=f"{words} while the store was open"):
+            told()
+        with pytest.raises(PoisonedError, match=words):
+            store.put(b"k", b"later")
+    if how == "moved away":
+        with kvstore.open(tmp_path / "moved") as moved:
+            assert moved.get(b"k") in (b"v", b"lost")
 
 
 def test_a_path_that_is_too_long_is_an_error_of_the_storage(tmp_path: Path) -> None:
@@ -151,14 +242,15 @@ def test_options_of_open_are_checked_before_anything_is_made(
     assert not (tmp_path / "store").exists()
 
 
-@pytest.mark.parametrize("inside", ["copy", "scans/copy", "../link/copy"])
+@pytest.mark.parametrize("inside", ["copy", "ingest/copy", "../link/copy"])
 def test_a_checkpoint_inside_the_store_is_refused(
     store: Store, tmp_path: Path, inside: str
 ) -> None:
-    """An opening empties `scans`, and a copy of the directory would hold the store twice."""
+    """An opening removes old files of `ingest`, and a copy of the directory would hold the store
+    twice."""
     assert store.path is not None
     (tmp_path / "link").symlink_to(store.path)
-    (store.path / "scans").mkdir(exist_ok=True)
+    (store.path / "ingest").mkdir(exist_ok=True)
     with pytest.raises(UsageError, match=r"inside the store; checkpoint into a path beside"):
         store.checkpoint(store.path / inside)
     assert not (store.path / inside).exists()

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import data, document, machine, report
+from benchmarks import data, document, history, machine, report
 from benchmarks import measure as measuring
 from benchmarks.data import Data
+from benchmarks.history import Ratio, Run
 from benchmarks.measure import measure
 from benchmarks.subject import Process, Subject, Timed, Work
 from benchmarks.workloads import (
@@ -211,3 +212,30 @@ def line(
         "problem": problem,
         "durability": "fsync",
     }
+
+
+def test_the_history_has_the_rows_of_each_page(tmp_path: Path) -> None:
+    run = history.run_of(history.PAGE.read_text())
+    assert run is not None
+    assert list(run.rows) == [name for name in history.ROWS if name in run.rows]
+    assert len(run.rows) >= 20
+    assert all(ratio.least <= ratio.median <= ratio.most for ratio in run.rows.values())
+    history.write(tmp_path / "h", history.added(history.added([], run), run))
+    assert history.read(tmp_path / "h") == [run]
+    assert history.read(history.FILE)[-1] == run, "make bench-history adds the run of the page"
+
+
+@pytest.mark.parametrize(
+    ("last", "has_regressed"),
+    [
+        (Ratio(0.7, 0.6, 0.75), True),
+        (Ratio(0.7, 0.6, 0.95), False),  # a good round: noise
+        (Ratio(0.85, 0.8, 0.86), False),  # within a fifth
+        (Ratio(1.4, 1.3, 1.5), False),
+    ],
+)
+def test_a_regression_is_below_noise_and_below_each_round(last: Ratio, has_regressed: bool) -> None:
+    before = [Run(str(n), "2026-01-01", {"get": Ratio(1.0, 0.9, 1.1)}) for n in range(6)]
+    found = history.regressions([*before, Run("x", "2026-01-02", {"get": last})])
+    assert found == (["get: 0.7, usually 1"] if has_regressed else [])
+    assert history.regressions([Run("x", "2026-01-02", {"get": last})]) == []

@@ -273,3 +273,25 @@ def test_a_commit_that_closing_made_durable_is_done_and_not_refused(
     closing.join(120)
     crew.join()
     assert not [found for found in crew.outcome if isinstance(found, Exception)], crew.outcome
+
+
+def test_an_fsync_that_ends_behind_the_closing_is_no_failure(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The leader comes back from the disk when the file of the mark is closed."""
+    sync, begun, closed = parts_of(store).engine.sync, threading.Event(), threading.Event()
+
+    def late() -> None:
+        sync()
+        if threading.current_thread() in crew.threads:
+            begun.set()
+            assert closed.wait(120)
+
+    monkeypatch.setattr(parts_of(store).engine, "sync", late)
+    crew = Crew(store)
+    crew.commit(1)
+    assert begun.wait(120)
+    store.close()
+    closed.set()
+    crew.join()
+    assert isinstance(crew.outcome[0], int), crew.outcome

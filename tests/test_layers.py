@@ -100,7 +100,7 @@ def test_architecture_names_files_that_exist() -> None:
         ("kvstore/engine/memory.py", "from kvstore.engine import rocks"),
         ("kvstore/engine/rocks.py", "import rocksdict"),
         ("kvstore/bulk/ingest.py", "import kvstore"),
-        ("kvstore/bulk/part.py", "import rocksdict"),
+        ("kvstore/engine/loose_files.py", "import rocksdict"),
         ("kvstore/storage/object_store.py", "from obstore.store import S3Store"),
         ("kvstore/spark/source.py", "import pyspark.sql, kvstore.backup, kvstore.bulk.part"),
         ("pyspark_kvstore/__init__.py", "from kvstore.spark.source import Source"),

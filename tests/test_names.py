@@ -97,6 +97,7 @@ def used_names() -> Counter[str]:
             elif isinstance(node, ast.Constant) and isinstance(node.value, str):
                 imported = re.findall(r"^from [\w.]+ import (\w+)$", node.value, re.MULTILINE)
                 found.update(imported)
+                found.update(re.findall(r"^kvstore[\w.]*:(\w+)$", node.value))  # imported by name
     for source in [*(ROOT / LOOPS).glob("*.pyx"), *(ROOT / LOOPS).glob("*.pxi")]:
         found.update(re.findall(r"(?<!\bdef )\b\w+", source.read_text()))
     return found

@@ -87,7 +87,7 @@ def test_a_wheel_holds_no_file_of_an_earlierbuild(tmp_path: Path) -> None:
         for package in ("kvstore", "pyspark_kvstore")
         for at, _, names in os.walk(source / package, followlinks=True)
         for name in names
-        if name.endswith((".py", ".pyi", ".pyx", ".pxi", ".so"))
+        if name.endswith((".py", ".pyi", ".pyx", ".pxi", ".h", ".so"))
         or name == "py.typed"
         or os.path.basename(at) in ("options", "files")
     }

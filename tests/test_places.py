@@ -16,7 +16,7 @@ import kvstore
 from kvstore import Span, bulk
 from kvstore.backup import Collection, replicate
 from kvstore.bulk.exports import export_rows
-from kvstore.bulk.tables import export_parquet
+from kvstore.bulk.outside import export_table
 from kvstore.errors import UsageError
 
 
@@ -60,7 +60,7 @@ MAKERS: dict[str, Callable[[World, Path], object]] = {
     "pushes": lambda w, path: bulk.Pushes(path).begin(1),
     "seed": lambda w, path: bulk.seed(path, [], at="at"),
     "export": lambda w, path: _exported(w, path.with_suffix(".csv")),
-    "table": lambda w, path: export_parquet(w.store, "t", path.with_suffix(".parquet")),
+    "table": lambda w, path: export_table(w.store, "t", path.with_suffix(".parquet")),
     "publish": lambda w, path: w.collection.publish("t", path.with_suffix(".parquet"), "parquet"),
 }
 

@@ -19,6 +19,8 @@ def test_every_block_of_the_quickstart_runs_in_order(
     blocks = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
     assert len(blocks) >= 4
     monkeypatch.chdir(tmp_path)
-    names: dict[str, Any] = {}
-    for number, block in enumerate(blocks):
-        exec(compile(block, f"README.md block {number}", "exec"), names)
+    without_spark = [block for block in blocks if "kvstore.spark" not in block]
+    for run in (blocks, without_spark):  # a second run works too
+        names: dict[str, Any] = {}
+        for number, block in enumerate(run):
+            exec(compile(block, f"README.md block {number}", "exec"), names)

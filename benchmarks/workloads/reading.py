@@ -7,6 +7,7 @@ from typing import Any
 from benchmarks.workloads.plan import (
     FOLLOWED,
     IMPORTED,
+    SHARED,
     SIDES,
     Call,
     Contender,
@@ -52,12 +53,50 @@ def followed(size: Size) -> list[Workload]:
             reach=1.0,
             has_cpu=False,
         ),
+        *(
+            Workload(
+                f"beside-batch{name}",
+                by("20 ms", "gets_beside", count=300_000, reader=reader, promised=True),
+                by("kvstore", "gets_beside", count=300_000, reader=reader, promised=False),
+                items=1,
+                has_cpu=False,
+            )
+            for name, reader in (("", "here"), ("-live", "live"), ("-http", "http"))
+        ),
         Workload(
             "open-live",
             by("open_read_only", "open_reader", count=5, live=False),
             by("kvstore", "open_reader", count=5, live=True),
             items=5,
         ),
+    ]
+
+
+def shared(size: Size) -> list[Workload]:
+    """The owner of a shared store and its guests, each in a process of its own."""
+
+    def row(name: str, operation: str, base: str, *ways: dict[str, Any], **how: Any) -> Workload:
+        sides = zip((base, "kvstore"), ways, strict=True)
+        contenders = [Contender(SHARED, Call(operation, way), label) for label, way in sides]
+        return Workload(name, *contenders, has_cpu=False, **how)
+
+    def by(count: int) -> list[dict[str, Any]]:
+        return [{"count": count, "by": role} for role in ("owner", "guest")]
+
+    def beside(count: int) -> list[dict[str, Any]]:
+        return [{"count": count, "guests": number} for number in (0, 4)]
+
+    def late(way: str) -> list[dict[str, Any]]:
+        return [{"way": way, "promised": is_promise} for is_promise in (True, False)]
+
+    gets, puts, fast = 5 * size.lookups, 200, 20_000
+    once = {"items": 1, "reach": 1.0}
+    return [
+        row("shared-get", "gets", "owner", *by(gets), items=gets, reach=0.9, repeats=3),
+        row("shared-put", "puts", "owner", *by(puts), items=puts, reach=0.5),
+        row("shared-beside", "puts_beside", "no guest", *beside(fast), items=fast, reach=0.95),
+        row("shared-closed", "take_over", "100 ms", *late("close"), **once),
+        row("shared-killed", "take_over", "1 s", *late("kill"), **once),
     ]
 
 

@@ -6,7 +6,7 @@ from benchmarks.workloads.joins import joins, spark_joins
 from benchmarks.workloads.journal import journal
 from benchmarks.workloads.plan import Call, Scene, Size, Stage, Workload
 from benchmarks.workloads.pushes import pushed
-from benchmarks.workloads.reading import beside_ranges, changes, followed, reading
+from benchmarks.workloads.reading import beside_ranges, changes, followed, reading, shared
 from benchmarks.workloads.rows import rows_loaded, rows_read
 from benchmarks.workloads.spark import spark
 from benchmarks.workloads.table import line_of, lines
@@ -62,6 +62,7 @@ def scenes(size: Size) -> list[Scene]:
         ),
         Scene([Stage((fill,), beside())]),
         Scene([Stage((fill, settle, Call("scan")), followed(size))]),
+        Scene([Stage((fill,), shared(size))]),
         pushed(size, (fill, settle)),
         Scene([Stage((Call("serve"),), served())], is_quick=False),
         Scene([Stage((), journal(size))]),

@@ -34,7 +34,7 @@ scan                all rows, newest values, one by one
 scan-as-of          all rows at a time before all updates
 scan-arrow          all rows as Arrow record batches
 scan-arrow-as-of    the same at a time before all updates
-scan-arrow-2        likewise by two processes, started before; below 24 MB by one
+scan-arrow-2        likewise by two threads
 get-imported        point reads of rows that came by bulk load, then updated as all others
 scan-imported       rows that came by bulk load
 arrow-imported      Arrow batches of rows that came by bulk load
@@ -42,6 +42,11 @@ get-live            point reads of a live reader, against point reads of the wri
 puts-followed       single commits, not synced, beside a live reader, against the same beside none
 stale-live          50 ms, which is promised, against the age of commits when a reader in another
                     process shows them, beside commits without a pause
+beside-batch        20 ms, against the 99th percentile of gets beside one commit of 300,000 rows, in
+                    the process that commits: 31 to 42 ms on two busy cores (64 to 70 as one batch)
+beside-batch-live   the same in the process of a live reader: 6 to 7 ms (5.5 as one batch)
+beside-batch-http   the same by a client of a server in the process that commits: 39 to 62 ms (215
+                    to 228 as one batch)
 open-live           live readers opened beside a writer and some MB of log, against open_read_only
 get-1-range         point reads beside 1 range tombstone, against none
 get-100-ranges      point reads beside 100 range tombstones, against none
@@ -143,6 +148,15 @@ Server
 serve-get-...       reads of one key by a client over the loopback, one after the other, against
                     redis, and against FastAPI with sqlite3
 serve-put-...       durable puts, likewise: redis syncs its log, and sqlite3 its WAL
+
+Shared
+shared-get          gets of a guest, values in its cache, against gets of the owner
+shared-put          durable puts of a guest, one after the other, against the owner's
+shared-beside       puts of the owner, not synced, beside 4 idle guests, against the same beside
+                    none
+shared-closed       100 ms, which is promised, against the time from the owner's close until the
+                    write of a guest that took over is done
+shared-killed       1 s, which is promised, against the time from the owner's death until then
 
 Journal and tasks
 journal-append-...  append records of 100 B to 1 MB, against a plain log with the same checksum

@@ -117,7 +117,7 @@ class _Year:
 
     def _apply(self, event: kvstore.Event) -> None:
         mirror = self._mirror
-        if event.op == Operation.RANGE_DELETE:
+        if event.op == Operation.DELETE_RANGE:
             for row in range(self.service.plan.rows_per_user):
                 mirror.pop(event.key + b"%04d" % row, None)
         elif event.value is None:

@@ -6,27 +6,38 @@ import logging
 import re
 import signal
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 from typing import Annotated, Final
 
 import typer
 
-from kvstore.base.arguments import word
-from kvstore.bulk.delimited import QUOTINGS
-from kvstore.bulk.files import FileReads, decoded_files, format_of, require_quoting
+from kvstore.base.arguments import AGE, word
+from kvstore.bulk.cli import (
+    DelimiterOption,
+    DuplicatesOption,
+    FileEncodingOption,
+    FilesArgument,
+    FormatOption,
+    NamesOption,
+    NestedOption,
+    NoHeaderOption,
+    QuotingOption,
+    file_reads,
+    local_files,
+)
+from kvstore.bulk.files import decoded_files
+from kvstore.bulk.progress import Reading
 from kvstore.bulk.pushes.log import ADD, MODE
 from kvstore.bulk.pushes.pull import ON_REFUSAL, Puller
 from kvstore.bulk.pushes.pushes import Pushes, send_rows
 from kvstore.bulk.sort import DUPLICATES
-from kvstore.bulk.staging import Reading
 from kvstore.cli.options import (
     Encoding,
     Encodings,
     JsonOption,
+    KeyEncodingOption,
     ListLimitOption,
     StoreArgument,
+    ValueEncodingOption,
     open_or_create,
     to_bytes,
 )
@@ -34,12 +45,13 @@ from kvstore.cli.output import (
     counting,
     in_one_line,
     note,
+    noted,
     print_figures,
     print_json,
     print_list,
     working,
 )
-from kvstore.cli.times import iso, to_duration
+from kvstore.cli.times import iso
 from kvstore.errors import (
     AccessDeniedError,
     CorruptionError,
@@ -58,14 +70,6 @@ _COUNT: Final = re.compile(r"[0-9]{1,19}")
 UrlArgument = Annotated[
     str,
     typer.Argument(metavar="URL", help="The root of the pushes.", show_default=False),
-]
-SourcesArgument = Annotated[
-    list[Path],
-    typer.Argument(
-        metavar="SOURCE",
-        help="Files: .parquet, .csv, .tsv, .jsonl, .arrow, .feather.",
-        show_default=False,
-    ),
 ]
 KeyOption = Annotated[str, typer.Option(metavar="COLUMN", help="The column with the keys.")]
 ValueOption = Annotated[str, typer.Option(metavar="COLUMN", help="The column with the values.")]
@@ -87,18 +91,6 @@ KeepNewerOption = Annotated[
 ]
 BuiltAtOption = Annotated[
     str | None, typer.Option(metavar="TIME", help="When the rows were read.", show_default=False)
-]
-QuotingOption = Annotated[
-    str,
-    typer.Option(
-        help="Quotes of CSV and TSV: standard (RFC 4180), or none: a quote is a letter as others."
-    ),
-]
-DuplicatesOption = Annotated[
-    str, typer.Option(help="A key that comes twice: error, or last: the last row counts.")
-]
-EncodingOption = Annotated[
-    Encoding, typer.Option("--encoding", "-e", help="The notation of keys and values in the files.")
 ]
 NumberArgument = Annotated[
     int, typer.Argument(metavar="PUSH", help="The number of a push.", show_default=False)
@@ -132,19 +124,19 @@ def pull_(
       kvstore push pull flights.db s3://bucket/pushes --name eu-1
       kvstore push pull flights.db s3://bucket/pushes --name eu-1 --shard 2 --once
     """
-    pause, pushes = to_duration(every).total_seconds(), Pushes(url)
+    pause, pushes = AGE.check("every", every).total_seconds(), Pushes(url)
     pushes.place.require_parent()
     with open_or_create(store, "rocksdb", create=create) as opened:
         how = ON_REFUSAL.check("on_refusal", on_refusal)
         puller = Puller(opened, pushes, name=name, shard=shard, every=pause, on_refusal=how)
         _note_empty(pushes)
         if once:
-            with _failures_noted(), working(f"pulling {url}", quiet=as_json):
+            with noted("kvstore.pull", logging.WARNING), working(f"pulling {url}", quiet=as_json):
                 while puller.step():
                     pass
         else:
             note(f"{store} follows {url} as {name}")
-            with _failures_noted(), puller:
+            with noted("kvstore.pull", logging.WARNING), puller:
                 stopped = _set_by_signal()  # before the first line that the thread may print
                 puller.start()
                 stopped.wait()
@@ -165,13 +157,14 @@ other keys there. With --keep-newer, keys that were written after --built-at sta
 Examples:
   kvstore push make s3://bucket/pushes fares.parquet --key trip --value fare
   kvstore push make s3://bucket/pushes codes.csv --mode replace --prefix code/
+  kvstore push make s3://bucket/pushes codes.csv --delimiter ';' --no-header
 """
 
 
 @app.command(name="make", help=_MAKE_HELP)
 def make_(
     url: UrlArgument,
-    sources: SourcesArgument,
+    sources: FilesArgument,
     key: KeyOption = "key",
     value: ValueOption = "value",
     shards: ShardsOption = 1,
@@ -180,29 +173,45 @@ def make_(
     keep_newer: KeepNewerOption = False,
     built_at: BuiltAtOption = None,
     duplicates: DuplicatesOption = "error",
+    format_: FormatOption = None,
     quoting: QuotingOption = "standard",
-    encoding: EncodingOption = Encoding.TEXT,
+    delimiter: DelimiterOption = None,
+    no_header: NoHeaderOption = False,
+    names: NamesOption = None,
+    nested: NestedOption = "error",
+    encoding: FileEncodingOption = Encoding.TEXT,
+    key_encoding: KeyEncodingOption = None,
+    value_encoding: ValueEncodingOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Take the options, and push."""
-    for source in sources:
-        format_of(source)
-    quotes = word(*QUOTINGS).check("quoting", quoting)
-    require_quoting(sources, quotes)
+    usual = [key, value]
+    reads = file_reads(quoting, delimiter, names, nested, no_header=no_header, usual_names=usual)
+    notation = Encodings.of(encoding, key_encoding, value_encoding)
     twice = word(*DUPLICATES).check("duplicates", duplicates)
-    building = Pushes(url).begin(
-        shards,
-        mode=MODE.check("mode", mode),
-        prefix=None if prefix is None else to_bytes(prefix, encoding),
-        keep_newer=keep_newer,
-        built_at=built_at,
-    )
-    with building, working(f"pushing to {url}", quiet=as_json) as progress:
-        reading, notation = Reading(sources), Encodings(encoding, encoding)
-        columns = {"key": key, "value": value}
-        reads = FileReads(reading, quotes)
-        found = decoded_files(sources, columns, notation, reads, has_expiries=True)
-        push = send_rows(building, reading.over(found, counting(progress, "rows read")), twice)
+    kind = MODE.check("mode", mode)
+    with (
+        working(f"pushing to {url}", quiet=as_json) as progress,
+        local_files(sources, progress, format_) as files,
+    ):
+        reads.require_fitting(files)
+        reading = Reading(files)
+        found = decoded_files(
+            files,
+            {"key": key, "value": value},
+            notation,
+            reads._replace(reading=reading),
+            has_expiries=True,
+        )
+        rows = reading.over(found, counting(progress, "rows read"))
+        with Pushes(url).begin(
+            shards,
+            mode=kind,
+            prefix=None if prefix is None else to_bytes(prefix, notation.key),
+            keep_newer=keep_newer,
+            built_at=built_at,
+        ) as building:
+            push = send_rows(building, rows, twice)
     figures = {"push": push.number, "rows": push.rows, "bytes": push.size_bytes}
     print_figures(figures, as_json=as_json)
 
@@ -282,7 +291,7 @@ def expire_(
       kvstore push expire s3://bucket/pushes --keep 5
     """
     with working(f"looking through {url}", quiet=as_json):
-        gone = _made(url).expire(keep=int(keep) if _COUNT.fullmatch(keep) else to_duration(keep))
+        gone = _made(url).expire(keep=int(keep) if _COUNT.fullmatch(keep) else keep)
     print_figures(
         {"pushes": len(gone), "bytes": sum(push.size_bytes for push in gone)}, as_json=as_json
     )
@@ -309,23 +318,6 @@ def _note_empty(pushes: Pushes) -> None:
         note(f"{pushes.where} holds no push yet")
     except (CorruptionError, RetryableError, StorageError) as error:
         note(in_one_line(str(error)))
-
-
-class _Notes(logging.Handler):
-    """Prints what happens to pushes, and failures without their tracebacks."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        note(in_one_line(record.getMessage()))
-
-
-@contextmanager
-def _failures_noted() -> Iterator[None]:
-    logger, handler = logging.getLogger("kvstore.pull"), _Notes(logging.WARNING)
-    logger.addHandler(handler)
-    try:
-        yield
-    finally:
-        logger.removeHandler(handler)
 
 
 def _set_by_signal() -> threading.Event:

@@ -1,5 +1,23 @@
-"""The log of a root of pushes: an object for each event, numbered from 1, and a report of each
-store.
+"""The log of a root of pushes: an object for each event, numbered from 1, each put by one process.
+
+    {"format": 1, "kind": "push", "push": n, "job": 32 hex, "shards": k, "at": ns,
+     "rows", "bytes",
+     "imports": [{"import_id": 16 hex, "checksum": 64 hex, "rows", "bytes"}, ...],
+     "feed": {"position": hex, "batch": n, "origin": text of bulk.micro_batches}}
+                                                  only in a push of a micro-batch
+    {"format": 1, "kind": "revert", "push": n, "of": position of the push, "job": 32 hex,
+     "at": ns}
+    {"format": 1, "kind": "expire", "push": n, "job": 32 hex, "at": ns}
+
+The event of a push that does more than to add its rows has the fields of its `PushMode`.
+
+Invariants
+1. The number of an event is taken by a put that only one process can make, so all readers see one
+   order. A process whose put was overtaken reads the event and tries the next number.
+2. Numbers have no gaps. A reader that finds no object under the next number has reached the end.
+3. Events are never removed, so a store that was away, or is new, finds all of them. A year of
+   pushes every five minutes is 100,000 objects of some hundred bytes. A job reads the newest
+   ones.
 """
 
 from __future__ import annotations
@@ -18,21 +36,15 @@ from zlib import crc32
 
 import pyarrow as pa
 
-from kvstore.base.arguments import (
-    INTEGER,
-    ArgumentKind,
-    integer,
-    require_outside,
-    require_parent,
-    require_path,
-    text,
-    word,
-)
+from kvstore.base.arguments import INTEGER, ArgumentKind, integer, text, word
 from kvstore.base.clock import Clock
+from kvstore.base.paths import require_outside, require_parent, require_path
 from kvstore.base.span import RESERVED, Span, merge_spans, require_key
 from kvstore.base.timestamp import TimeLike, Timestamp, to_timestamp
+from kvstore.bulk.bucket import BucketUrl
+from kvstore.bulk.manifest import Manifest
 from kvstore.bulk.micro_batches import BatchOrigin
-from kvstore.bulk.staging import BucketUrl, Manifest, Staging
+from kvstore.bulk.staging import Staging
 from kvstore.codec.json import JsonObject, read_object
 from kvstore.codec.keys import IMPORT_ID_MAX
 from kvstore.errors import (
@@ -289,26 +301,8 @@ def _instant(built_at: TimeLike) -> Timestamp:
 
 
 # --------------------------------------------------------------------------------------------------
-# The log of a root of pushes: an object for each event, numbered from 1, each put by one process.
-#
-#     {"format": 1, "kind": "push", "push": n, "job": 32 hex, "shards": k, "at": ns,
-#      "rows", "bytes",
-#      "imports": [{"import_id": 16 hex, "checksum": 64 hex, "rows", "bytes"}, ...],
-#      "feed": {"position": hex, "batch": n, "origin": text of bulk.micro_batches}}
-#                                                   only in a push of a micro-batch
-#     {"format": 1, "kind": "revert", "push": n, "of": position of the push, "job": 32 hex,
-#      "at": ns}
-#     {"format": 1, "kind": "expire", "push": n, "job": 32 hex, "at": ns}
-#
-# The event of a push that does more than to add its rows has the fields of its `PushMode`.
-#
-# Invariants
-# 1. The number of an event is taken by a put that only one process can make, so all readers see one
-#    order. A process whose put was overtaken reads the event and tries the next number.
-# 2. Numbers have no gaps. A reader that finds no object under the next number has reached the end.
-# 3. Events are never removed, so a store that was away, or is new, finds all of them. A year of
-#    pushes every five minutes is 100,000 objects of some hundred bytes. A job reads the newest
-#    ones.
+# The log.
+
 
 FORMAT: Final = 1
 PUSH: Final = "push"

@@ -32,6 +32,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
+from time import perf_counter
 from types import TracebackType
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
@@ -42,8 +43,12 @@ from kvstore.base.forks import own
 from kvstore.base.notices import notice
 from kvstore.base.span import RESERVED, Span, merge_spans
 from kvstore.base.timestamp import TIMESTAMP_MAX, Timestamp
+from kvstore.bulk.bucket import remove_fetched, require_space
+from kvstore.bulk.gate import Gate
 from kvstore.bulk.ingest import ingest_pushed, staging_beside
+from kvstore.bulk.manifest import Manifest
 from kvstore.bulk.part import PartWriter, SstFile
+from kvstore.bulk.progress import StageTimes
 from kvstore.bulk.pushes.log import (
     ERROR_CHARS_MAX,
     PUSH,
@@ -56,17 +61,10 @@ from kvstore.bulk.pushes.log import (
     PushMode,
 )
 from kvstore.bulk.pushes.pushes import Pushes, import_id_of, pushes_until
-from kvstore.bulk.staging import (
-    Manifest,
-    StageTimes,
-    Staging,
-    remove_fetched,
-    require_definitions,
-    require_space,
-)
+from kvstore.bulk.staging import Staging, check_definitions
 from kvstore.changes.events import Operation
 from kvstore.codec.keys import TAIL_BYTES, TOMBSTONE, frame, unframe_all
-from kvstore.engine.sorted_file import LooseFiles
+from kvstore.engine.loose_files import LooseFiles
 from kvstore.errors import (
     AccessDeniedError,
     BusyError,
@@ -85,6 +83,7 @@ from kvstore.errors import (
 from kvstore.limits import PULL_EVERY_S, PULL_PAUSE_S_MAX, PUSHES_TOLD, SETTLE_ROWS_MAX
 from kvstore.mvcc import Version, WriteSet
 from kvstore.mvcc.expiry_records import CARRIED, EXPIRY, carried_key, decode_due, waiting_key
+from kvstore.remote.control import client_of, present
 from kvstore.storage.contract import FAILURES
 from kvstore.store import Store
 from kvstore.timeline.committer import After
@@ -114,13 +113,15 @@ def pull(
     on_refusal: OnRefusal = "pass",
     options: Mapping[str, Any] | None = None,
     patience: float | None = None,
+    check: Gate | Mapping[str, Any] | None = None,
 ) -> Puller:
     """Keep `store` up to the pushes below `url`, until the puller is closed.
 
     `name` names the store in the statuses, and `shard` is the shard that it takes. The bucket is
     looked at every `every` seconds (`PULL_EVERY_S` by default), at one request each. The disk needs
     room for one push. A push that the store refuses is passed; with `on_refusal="wait"` later
-    pushes wait until it is added, reverted or expired.
+    pushes wait until it is added, reverted or expired. `check` is a gate that each push must pass,
+    as in `bulk.ingest`: a push that does not is refused, and its status tells the checks.
 
     `options` and `patience` are as in `bulk.Import.create`. Use it as a context manager. Raises
     `UsageError` at once for a bad argument or URL, and for a directory whose parent is missing;
@@ -128,7 +129,8 @@ def pull(
     """
     pushes = Pushes(url, options=options, patience=patience)
     pushes.place.require_parent()
-    puller = Puller(store, pushes, name=name, shard=shard, every=every, on_refusal=on_refusal)
+    how: dict[str, Any] = {"every": every, "on_refusal": on_refusal, "check": check}
+    puller = Puller(store, pushes, name=name, shard=shard, **how)
     puller.start()
     return puller
 
@@ -145,18 +147,27 @@ class Puller:
         shard: int = 0,
         every: float | None = None,
         on_refusal: OnRefusal = "pass",
+        check: Gate | Mapping[str, Any] | None = None,
     ) -> None:
         ON_REFUSAL.check("on_refusal", on_refusal)
         if not isinstance(store, Store):
             raise UsageError(
                 f"a Store pulls, not {type(store).__name__}", "pull in the process that has it open"
             )
+        if client_of(store) is not None:
+            raise UsageError(
+                f"{store.path} is open in another process",
+                "pull there: kvstore serve --pull URL, or bulk.pull(store, url, name=...)",
+            )
         self._waits = on_refusal == "wait"
+        self._gate = None if check is None else Gate.of(check)
         self.name = STORE_NAME.check("name", name)
         self.shard = NUMBER.check("shard", shard)
         self._every = PULL_EVERY_S if every is None else SECONDS.check("every", every)
         self._stop = threading.Event()
-        self._store, self._pushes = store, pushes_until(pushes, self._stop)
+        given = present(store)
+        assert isinstance(given, Store), "no client, see above"
+        self._store, self._pushes = given, pushes_until(pushes, self._stop)
         self._failures = Failures("kvstore.pull", Clock())
         store.upkeep.watch("pull", self._failures)
         # Take the lock, never the condition: a signal in the entry of a condition leaves it locked.
@@ -316,7 +327,7 @@ class Puller:
 
     def _take(self, event: PushEvent, fields: dict[str, Any]) -> None:
         """Add the push of an event, or refuse it."""
-        push, times = event.push, StageTimes()
+        push, times, began = event.push, StageTimes(), perf_counter()
         assert push is not None
         moved = {**fields, "log": max(event.position, fields["log"])}
 
@@ -340,6 +351,7 @@ class Puller:
                 tell=self._tell,
                 times=times,
                 keeps=self._waits,
+                gate=self._gate,
             )
         except _ENDS:
             raise
@@ -357,10 +369,11 @@ class Puller:
             self._refuse(event, push, moved, reason)
             return
         self._failing = {}
-        spent = {stage: round(seconds, 3) for stage, seconds in times.seconds.items()}
-        self._spent = {str(push.number): spent}
         if self._place.state_of(push.number) != "added":  # it was added by hand before
             self._store.positions.write(after(added))
+        times.add_rest("other", perf_counter() - began)
+        spent = {stage: round(seconds, 3) for stage, seconds in times.seconds.items()}
+        self._spent = {str(push.number): spent}
 
     def _tell_failure(self, number: str, error: KVStoreError) -> None:
         """Put the reason why a push waits into the status. The bucket may refuse the status too."""
@@ -385,13 +398,13 @@ class Puller:
             raise bucket.refusal("another import lies there than was pushed")
         push.how.require_rows([manifest])
         if not push.how.is_plain:
-            require_definitions(self._store, manifest.tables, bucket.where)
+            check_definitions(self._store, manifest.tables, bucket.where)
             tables = [self._store.table(each.table) for each in manifest.tables]
             push.how.require_tables(table.codec() for table in tables)
-        self._require_told(push, fields["pushes"])
+        self._require_remembered(push, fields["pushes"])
         return manifest
 
-    def _require_told(self, push: Push, told: Mapping[str, Mapping[str, Any]]) -> None:
+    def _require_remembered(self, push: Push, told: Mapping[str, Mapping[str, Any]]) -> None:
         """Raise `UsageError` if the position has forgotten pushes that were added since the build:
         their rows would be taken for newer writes."""
         newest = [told[number]["at"] for number in newest_told(told)]

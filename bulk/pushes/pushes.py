@@ -21,9 +21,11 @@ import pyarrow.compute as pc
 
 from kvstore.base.arguments import AGE, NUMBER, SECONDS, integer, word
 from kvstore.base.clock import Clock
-from kvstore.base.timestamp import NS_PER_SECOND, TimeLike
+from kvstore.base.timestamp import NS_PER_SECOND, AgeLike, TimeLike
+from kvstore.bulk.bucket import BEGUN_NAME, Bucket, scratch_directory
 from kvstore.bulk.building import Import
-from kvstore.bulk.loading import key_text, stored_batches
+from kvstore.bulk.loading import key_text, require_expiry, stored_batches, timed_rows
+from kvstore.bulk.manifest import EncodedBy, Manifest
 from kvstore.bulk.part import Part, PartWriter
 from kvstore.bulk.pushes.log import (
     ADD,
@@ -53,8 +55,7 @@ from kvstore.bulk.pushes.log import (
     unexpired,
 )
 from kvstore.bulk.sort import Duplicates, Sorter
-from kvstore.bulk.staging import BEGUN_NAME, Bucket, EncodedBy, Manifest, Staging, scratch_directory
-from kvstore.codec.columns import due_column
+from kvstore.bulk.staging import Staging
 from kvstore.codec.keys import IMPORT_ID_MAX
 from kvstore.errors import (
     Argument,
@@ -68,7 +69,6 @@ from kvstore.limits import KEY_BYTES_MAX, ORPHAN_S, PUSH_POLL_S
 from kvstore.storage.contract import Blob
 from kvstore.storage.wrapped import BlobBelow, until_stopped
 from kvstore.tables import Table, TableCodec
-from kvstore.tables.codec import conform, record_batches
 
 _BEGUN: Final = re.compile(rf"imports/([0-9a-f]{{32}})/([0-9]{{4}})/{re.escape(BEGUN_NAME)}")
 _LATE: Final = "look at Pushes.status, or wait longer (timeout=)"
@@ -281,7 +281,7 @@ class Pushes:
         """
         self._append(REVERT, number)
 
-    def expire(self, *, keep: int | timedelta) -> Sequence[Push]:
+    def expire(self, *, keep: int | AgeLike) -> Sequence[Push]:
         """Remove the files of old pushes: all but the newest `keep`, or all older than `keep`.
 
         Returns the pushes that were expired. Stores that have added them keep their rows. A store
@@ -291,9 +291,9 @@ class Pushes:
         """
         known = self.log.end()
         pushes = unexpired(self.log.newest_first(known))
-        if isinstance(keep, timedelta):
-            AGE.or_none.check("keep", keep)
-            oldest = Clock().wall_ns() - int(keep.total_seconds() * NS_PER_SECOND)
+        if isinstance(keep, timedelta | str):
+            age = AGE.check("keep", keep)
+            oldest = Clock().wall_ns() - int(age.total_seconds() * NS_PER_SECOND)
             old = [*takewhile(lambda push: push.at <= oldest, pushes)]
         else:
             NUMBER.check("keep", keep)
@@ -511,20 +511,12 @@ class PushedRows:
 
     def add(self, rows: object, expires: str | None) -> None:
         """Add rows; see `BuildingPush.add`."""
-        definition, first = self.codec.definition, 0
-        for batch in record_batches(rows):
-            dues = pa.nulls(batch.num_rows, pa.int64())
-            given = batch
-            if expires is not None:
-                if expires not in batch.schema.names:
-                    named = ", ".join(batch.schema.names)
-                    raise UsageError(f"the rows have no column {expires!r}", f"they have {named}")
-                dues = due_column(batch.column(expires), expires, first)
-                given = batch.drop_columns([expires])
-            stored = stored_batches(self.codec, conform(definition, given, first), dues)
+        require_expiry(self.codec, expires)
+        for batch, dues in timed_rows(self.codec, rows, expires):
+            due = pa.nulls(batch.num_rows, pa.int64()) if dues is None else dues
+            stored = stored_batches(self.codec, batch, due)
             for each in sharded_batches(stored, self._shards):
                 self._rows.add(each)
-            first += batch.num_rows
 
     def write(self, imports: Sequence[Import]) -> None:
         """Write the rows of each shard into its import. Raises `UsageError` for a row that came

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import errno
 import math
-import os
 import re
-import stat
 import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
-from pathlib import Path
+from datetime import date, timedelta
 from typing import Any, Final, Generic, TypeVar, final
 
 from typing_extensions import TypeIs
 
 from kvstore.base.span import Span
-from kvstore.base.timestamp import TimeLike, plain_integer
-from kvstore.errors import Argument, UsageError, Words, storage_errors
+from kvstore.base.timestamp import TimeLike, is_plain_number, length_of, plain_integer
+from kvstore.errors import Argument, UsageError
 from kvstore.limits import VALUE_BYTES_MAX
 
 _Key = TypeVar("_Key")
@@ -193,7 +188,17 @@ def _read_wait(given: object) -> float | Refused:
 
 
 def _read_age(given: object) -> timedelta | Refused:
-    return given if isinstance(given, timedelta) and given >= timedelta(0) else REFUSED
+    if isinstance(given, timedelta):
+        return given if given >= timedelta(0) else REFUSED
+    if is_plain_number(given) or plain_integer(given) is not None or isinstance(given, float):
+        return Refused(" has no unit", f"write '{given}s', or pass timedelta(seconds={given})")
+    length = length_of(given) if isinstance(given, str) else None
+    if length is None:
+        return REFUSED
+    try:
+        return timedelta(microseconds=length // 1000)
+    except OverflowError:
+        return Refused(" is older than time", "write a shorter age: 3650d")
 
 
 def _read_span(given: object) -> Span | Refused:
@@ -218,158 +223,17 @@ SECONDS: Final = ArgumentKind(_read_seconds, "pass seconds")
 WAIT: Final = ArgumentKind(_read_wait, "pass seconds").or_none
 """The seconds of a wait, None for no bound. A negative number becomes 0, and a number above the
 longest wait of the system becomes that wait."""
-AGE: Final = ArgumentKind(_read_age, "pass a timedelta that is not negative")
+AGE: Final = ArgumentKind(
+    _read_age,
+    "write a number from 0 on and us, ms, s, m, h, d or w, or the word of it: 90s, 30d, 2 weeks; "
+    "or pass timedelta(days=30)",
+)
+"""A length of time: the one reader of ages of all doors."""
 SPAN: Final = ArgumentKind(_read_span, "pass Span(start, end)")
 """None is every key."""
 COLUMN: Final = instance(str, hint="pass the name of a column")
 COLUMNS: Final = ArgumentKind(_read_columns, "pass a list of names").or_none
 """Names of columns, None for all. A text would be its letters."""
-
-
-VALUE_COLUMNS: Final = ("value", "value_timestamp")
-"""The columns that a join adds, unless its caller names others."""
-
-
-def require_path(path: object, *, name: str = "path") -> Path:
-    """`path` as a `Path`, if it is a text or a path: absolute and without links.
-
-    The result names the same place after the process has changed its directory. One place has one
-    name, because RocksDB compares names to find out whether this process has it open already.
-
-    A URL is refused: as a path it would name a directory `s3:` in the working directory.
-    """
-    if not isinstance(path, str | os.PathLike) or not isinstance(os.fspath(path), str):
-        raise UsageError(
-            (Argument(name), f" must be a path, not {type(path).__name__}"), "pass a str or Path"
-        )
-    if not os.fspath(path):  # not the working directory: an unset variable in a script
-        raise UsageError((Argument(name), " is empty"), "pass the path of a directory")
-    if is_url(text := os.fspath(path)):
-        raise UsageError(
-            (
-                Argument(name),
-                f" {text} is a URL, and a directory of a file system is needed",
-            ),
-            "pass the path of a directory",
-        )
-    if "\0" in text:
-        raise UsageError((Argument(name), f" {text!r} holds a zero byte"), "pass another path")
-    try:
-        return Path(os.path.realpath(path))
-    except (OSError, UnicodeError) as error:  # the working directory is gone; a lone surrogate
-        raise UsageError((Argument(name), f" {text!r}: {error}"), "pass another path") from error
-
-
-def require_absolute(path: str | os.PathLike[str], *, name: str = "path") -> Path:
-    """`path` as an absolute `Path`, checked as by `require_path`. Links are not
-    resolved, because a call that makes something at the path refuses a link."""
-    require_path(path, name=name)
-    return Path(path).absolute()
-
-
-def is_url(path: str) -> bool:
-    """Whether a text is a URL; also one with a single slash, as `Path("s3://b")` has."""
-    scheme, colon, rest = path.partition(":")
-    if not colon or "/" in scheme:  # `./a:` is a directory
-        return False
-    return rest.startswith("//") or (rest[:1] == "/" and scheme.lower() in URL_SCHEMES)
-
-
-_OPENED: Final = ("file", "memory", "http", "https", "s3", "s3a", "s3n", "gs", "az")
-_OF_HADOOP: Final = ("abfs", "abfss", "wasb", "wasbs", "hdfs", "webhdfs", "viewfs", "dbfs")
-URL_SCHEMES: Final = frozenset((*_OPENED, *_OF_HADOOP))
-"""The schemes of URLs that Spark and Hadoop also write with one slash, as `dbfs:/folder`."""
-
-
-def require_absent(path: Path, *, advice: Words) -> None:
-    """Raise `UsageError` with `advice` if something is at `path`, be it a link that leads nowhere.
-    A disk that fails raises `StorageError`."""
-    with storage_errors(str(path)):
-        try:
-            # `exists` takes a failing disk for a missing file, or raises an `OSError`
-            os.lstat(path)
-        except (FileNotFoundError, NotADirectoryError):
-            return
-    raise UsageError(f"{path} exists", advice)
-
-
-def require_parent(path: Path) -> None:
-    """Raise `UsageError` unless `path` has a directory that it can be made in, durably: see
-    `require_syncable`."""
-    if not stat.S_ISDIR(_mode(path.absolute().parent)):
-        raise UsageError(f"there is no directory {path.parent}", "make it first")
-    require_syncable(path)
-
-
-def require_syncable(path: Path) -> None:
-    """Raise `AccessDeniedError` where the directory of `path`, if there is one, cannot be opened:
-    a new name in it could not be made durable, and the error would come when all was written."""
-    with storage_errors(str(path)), suppress(FileNotFoundError, NotADirectoryError):
-        os.close(os.open(path.absolute().parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
-
-
-def require_outside(path: Path, *, name: str) -> None:
-    """Raise `UsageError` if something new would lie inside a store, a collection or an import: what
-    tidies, restores, moves or removes that directory would take it along. Links are followed.
-
-    Looks at a few names in each directory above `path`.
-    """
-    for above in Path(os.path.realpath(path)).parents:
-        kind = _kind_of(above)
-        if kind is not None:
-            raise UsageError(
-                (Argument(name), f" {path} lies inside {kind} at {above}"),
-                "choose a path beside it",
-            )
-
-
-_JOURNAL: Final = re.compile(r"[0-9a-f]{16}-(journal|snapshot)(-final)?")
-
-
-def _kind_of(directory: Path) -> str | None:
-    """What `directory` is, by the names in it: a store, a collection or an import. None for all
-    else, and for a directory that cannot be searched."""
-    with suppress(OSError):
-        if (directory / "CURRENT").exists() and (directory / "IDENTITY").exists():
-            return "the store"
-        # Only a directory with a lock is listed: another one may have millions of names.
-        if (directory / "LOCK").exists():
-            with os.scandir(directory) as entries:
-                if any(_JOURNAL.fullmatch(entry.name) for entry in entries):
-                    return "the store"
-        if (directory / "blob").is_dir() and (directory / "consensus").is_dir():
-            return "the collection"
-        if (directory / "import.json").exists():
-            return "the import"
-    return None
-
-
-def require_place_of_copy(path: object, *, store: Path | None) -> Path:
-    """`path` as a `Path`, if a checkpoint of the store at `store` can be made there: nothing is at
-    the path, and the path is not inside the store's directory, which an opening tidies."""
-    target = require_path(path)
-    require_absent(target, advice="checkpoint into a path that does not exist")
-    if store is not None and target.is_relative_to(os.path.realpath(store)):
-        raise UsageError(f"{target} is inside the store", "checkpoint into a path beside the store")
-    require_outside(target, name="path")
-    require_parent(target)
-    return target
-
-
-def is_there(path: Path) -> bool:
-    """Whether `path` leads to something. A disk that fails raises `StorageError`."""
-    return _mode(path) != 0
-
-
-def _mode(path: Path) -> int:
-    """The mode of the file that `path` leads to, 0 if there is none."""
-    with storage_errors(str(path)):
-        try:
-            return os.stat(path).st_mode
-        except OSError as error:
-            if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
-                raise
-            return 0
 
 
 def require_value(value: object, *, name: str = "value") -> bytes:
@@ -405,5 +269,5 @@ def is_many(as_of: TimeLike | Sequence[TimeLike] | None) -> TypeIs[Sequence[Time
     return hasattr(as_of, "__len__")
 
 
-_ONE_TIME: Final = (int, str, bytes, datetime)
+_ONE_TIME: Final = (int, str, bytes, date)
 """A tuple, because a call that writes `int | str` makes the union anew."""

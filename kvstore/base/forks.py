@@ -79,8 +79,9 @@ class _Handle(weakref.ref[Any]):
 
 
 OPEN_ANEW: Final = (
-    "after the fork, kvstore.follow(path) or kvstore.open_read_only(path) reads beside the owner, "
-    "and kvstore.connect(path) writes through it (docs/how-to/workers.md has the patterns)"
+    "open it with shared=True: that handle works in a forked child too; or after the fork, "
+    "kvstore.follow(path) or kvstore.open_read_only(path) reads beside the owner, and "
+    "kvstore.connect(path) writes through it (docs/how-to/workers.md)"
 )
 
 _HANDLES: Final[dict[int, _Handle]] = {}
@@ -131,9 +132,10 @@ def not_copied(kind: type) -> None:
 def _refuse_a_copy(handle: object) -> Any:
     raise UsageError(
         f"{type(handle).__name__} is a handle of this process, and cannot be pickled or copied",
-        "pass its path or URL, and open it there: kvstore.follow(path) or "
-        "kvstore.open_read_only(path) reads beside the owner, kvstore.connect(path) writes through "
-        "it, and backup.Collection(url) opens a collection",
+        "a store that was opened with kvstore.open(path, shared=True) can be; or pass the path or "
+        "URL, and open it there: kvstore.follow(path) or kvstore.open_read_only(path) reads beside "
+        "the owner, kvstore.connect(path) writes through it, and backup.Collection(url) opens a "
+        "collection",
     )
 
 

@@ -88,6 +88,18 @@ class Span:
             raise UsageError("a prefix goes without start and end", "pass one or the other")
         return cls.of_prefix(prefix)
 
+    @classmethod
+    def to_delete(cls, start: bytes | None, end: bytes | None, prefix: bytes | None) -> Span:
+        """The span that a range delete names, as `of`. It has an end: a prefix above which no key
+        lies ends where the keys of tables begin. Raises `UsageError` for neither end nor prefix."""
+        span = cls.of(start, end, prefix)
+        if span.end is None and prefix is not None and span.start < RESERVED:
+            span = cls(span.start, RESERVED)
+        if span.end is None:
+            remedy = "pass the least key that is to be kept, or a prefix"
+            raise UsageError("delete_range needs an end", remedy)
+        return span
+
     def __contains__(self, key: bytes) -> bool:
         return self.start <= key and (self.end is None or key < self.end)
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from datetime import datetime, timedelta, timezone
+from datetime import date, datetime, timedelta, timezone
 from numbers import Integral
 from operator import index
 from typing import Final, TypeAlias
@@ -124,10 +124,14 @@ def reached(time: int, newest: int) -> int:
     return newest if time == microseconds_of(newest) * 1000 else time
 
 
-TimeLike: TypeAlias = "int | datetime | timedelta | str"
-"""A time as callers pass it: a Timestamp, an aware datetime, a timedelta (that long ago),
-nanoseconds as a plain int, or text, in the forms that `ACCEPTED` tells. The shell, the options of
-Spark, the server and its page take the same text."""
+AgeLike: TypeAlias = "timedelta | str"
+"""A length of time as callers pass it: a timedelta that is not negative, or text such as `30d`,
+`90 min` or `2 weeks`. The shell takes the same text. `kvstore.base.arguments.AGE` reads it."""
+
+TimeLike: TypeAlias = "int | datetime | date | timedelta | str"
+"""A time as callers pass it: a Timestamp, an aware datetime, a date (its midnight in UTC), a
+timedelta (that long ago), nanoseconds as a plain int, or text, in the forms that `ACCEPTED` tells.
+The shell, the options of Spark, the server and its page take the same text."""
 
 ACCEPTED: Final = (
     "ISO-8601 with a zone (2026-11-22T10:00Z), a day (2026-11-22: its midnight in UTC), "
@@ -135,7 +139,9 @@ ACCEPTED: Final = (
 )
 """The forms of a time as text."""
 
-_WANTED: Final = f"an aware datetime, a Timestamp, a timedelta (that long ago), or text: {ACCEPTED}"
+_WANTED: Final = (
+    "an aware datetime, a date, a Timestamp, a timedelta (that long ago), or text: " + ACCEPTED
+)
 _UNITS_NS: Final = {
     "us": 1_000,
     "ms": 1_000_000,
@@ -183,7 +189,12 @@ def to_timestamp(
     if isinstance(value, int):
         return _of_number(value, name, now)
     if isinstance(value, datetime):
-        return Timestamp.from_datetime(value)
+        try:
+            return Timestamp.from_datetime(value)
+        except UsageError as error:
+            raise _of_argument(error, name, value) from error
+    if isinstance(value, date):
+        return _of_text(value.isoformat(), name, now)
     if isinstance(value, timedelta) and value < timedelta(0):
         raise UsageError((Argument.of(name, value), " lies ahead"), "pass how long ago it is")
     from_now = _from_now(value)
@@ -205,6 +216,14 @@ def to_timestamp(
             f"pass {_WANTED}; time.time_ns() counts nanoseconds, time.time() does not",
         )
     return _of_number(number, name, now)
+
+
+def _of_argument(error: UsageError, name: str, value: datetime) -> UsageError:
+    """The refusal of a datetime as an argument, with the forms that it may have."""
+    if error.what.endswith("since 1970"):
+        return _outside(Argument.of(name, value))
+    why = error.what.removeprefix(repr(value))
+    return UsageError((Argument.of(name, value), why), f"pass {_WANTED}")
 
 
 def _outside(named: str | Argument) -> UsageError:
@@ -263,6 +282,14 @@ def _of_text(value: str, name: str, now: Callable[[], int] | None) -> Timestamp:
 def is_plain_number(value: object) -> bool:
     """Whether `to_timestamp` takes a text for a count of nanoseconds."""
     return isinstance(value, str) and _NUMBER.fullmatch(value.strip()) is not None
+
+
+def is_count(value: object) -> bool:
+    """Whether a time was given as a number, which may count another unit than nanoseconds. A
+    `Timestamp` does not."""
+    if isinstance(value, Timestamp):
+        return False
+    return is_plain_number(value) or plain_integer(value) is not None
 
 
 def is_oldest(value: object) -> bool:

@@ -90,9 +90,9 @@ class Operation(IntEnum):
     """The code of an event or of an image."""
 
     PREIMAGE = 0
-    UPDATE = 1
-    ROW_DELETE = 3
-    RANGE_DELETE = 5
+    PUT = 1
+    DELETE = 3
+    DELETE_RANGE = 5
     POSTIMAGE = 9
     IMPORT = 16
     REVERT = 17

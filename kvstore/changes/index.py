@@ -1,7 +1,19 @@
-"""The change index: the changes of every commit, in time order, beside the versions.
+"""The change index: every commit's changes, in time order, beside the versions.
 
-Each commit writes one packed entry for each stream, in the same engine batch as its versions. A
-reader of a window reads entries, not keys: it costs what changed.
+One engine batch writes a commit's versions and its change entries, so neither exists without the
+other. With the index an incremental read costs what changed. An entry holds no large values: a
+reader fetches them from the versions, which are kept as long as the index.
+
+A large entry is first staged thin, that is without its values. The engine's log already has the
+values with the versions, and logging them a second time would cost more than all other work of
+the index (3 us a KB). The full entry is then written outside the log, in the place of the thin
+one. A crash can lose the full entry only; the thin entry means the same and is slower to read.
+
+Invariants
+1. A commit at t has exactly one run of chunks (stream, t, 0..n) in each stream that it touches,
+   and the last chunk is marked. The time t and the keys decide the streams (`generation`).
+2. The index is complete for a window `(since, upto]` if `since` is at or above its floor: the
+   store's own `since`, or in a restored store the time of the restore.
 """
 
 from __future__ import annotations
@@ -12,6 +24,7 @@ import sys
 from array import array
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from operator import itemgetter
 from typing import Any, Final, NamedTuple, TypeAlias, cast
 
@@ -22,7 +35,7 @@ from typing_extensions import Buffer
 from kvstore.base.timestamp import TIMESTAMP_MAX
 from kvstore.changes.streams import CONTROL_STREAM, Generation, Generations, GenerationWindow
 from kvstore.codec.keys import decode_change_key, encode_change_key
-from kvstore.engine.api import CHANGES, Engine, WriteBatch
+from kvstore.engine.api import CHANGES, Engine, WriteBatch, pairs
 from kvstore.errors import CorruptionError, FormatVersionError
 from kvstore.limits import (
     CHANGE_CHUNK_BYTES,
@@ -31,32 +44,25 @@ from kvstore.limits import (
     INLINE_VALUE_BYTES,
     THIN_FROM_BYTES,
 )
-from kvstore.loops.blocks import lz4_size
+from kvstore.loops.blocks import unpack_lz4
 from kvstore.loops.columns import cut, join, join_writes, survey, tuples
 from kvstore.loops.contract import ENTRY_HEAD, RULE_ANY, RULE_ID, RULE_NO_VALUE, RULE_SPAN
-from kvstore.mvcc.meta import Meta
+from kvstore.mvcc.meta import STAGED, Meta
 from kvstore.mvcc.write_set import WriteSet
 
 # --------------------------------------------------------------------------------------------------
-# LZ4 blocks with their size stored beside them; the stored size is checked before use.
-#
-# The decoder allocates as many bytes as the caller says, and does not clear bytes that the block
-# leaves unfilled. So `unpack_block` adds up the lengths inside the block first: a wrong size costs
-# no memory, and a caller never gets bytes that were not packed.
+# LZ4 blocks with their size stored beside them.
 
 CODEC: Final = "lz4_raw"
-"""The name by which Arrow packs and unpacks a block."""
+"""The name by which Arrow packs a block."""
 
 
 def unpack_block(block: Buffer, size: int, *, where: str) -> memoryview:
     """The `size` bytes of a block. Raises `CorruptionError` where the block has another size."""
-    found = lz4_size(block)
-    if found != size:
-        raise CorruptionError(where, f"a block of {found} bytes, not {size}")
     try:
-        return memoryview(pa.decompress(block, decompressed_size=size, codec=CODEC))
-    except (pa.ArrowException, OSError) as error:
-        raise CorruptionError(where, f"it does not decompress: {error}") from error
+        return memoryview(unpack_lz4(block, size))
+    except ValueError as error:
+        raise CorruptionError(where, str(error)) from error
 
 
 # --------------------------------------------------------------------------------------------------
@@ -303,22 +309,8 @@ def _opened(packed: bytes, where: str) -> tuple[int, int, int, int, int]:
 
 
 # --------------------------------------------------------------------------------------------------
-# The change index: every commit's changes, in time order, beside the versions.
-#
-# One engine batch writes a commit's versions and its change entries, so neither exists without the
-# other. With the index an incremental read costs what changed. An entry holds no large values: a
-# reader fetches them from the versions, which are kept as long as the index.
-#
-# A large entry is first staged thin, that is without its values. The engine's log already has the
-# values with the versions, and logging them a second time would cost more than all other work of
-# the index (3 us a KB). The full entry is then written outside the log, in the place of the thin
-# one. A crash can lose the full entry only; the thin entry means the same and is slower to read.
-#
-# Invariants
-# 1. A commit at t has exactly one run of chunks (stream, t, 0..n) in each stream that it touches,
-#    and the last chunk is marked. The time t and the keys decide the streams (`generation`).
-# 2. The index is complete for a window `(since, upto]` if `since` is at or above its floor: the
-#    store's own `since`, or in a restored store the time of the restore.
+# The index.
+
 
 FIRST_STREAM: Final = CONTROL_STREAM
 """The stream of a store with a single stream."""
@@ -367,7 +359,8 @@ class ChangeIndex:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self.generations = Generations(Meta(engine))
+        self._meta = Meta(engine)
+        self.generations = Generations(self._meta)
         self.trims: list[Callable[[WriteBatch, int], None]] = [self.generations.stage_trim]
 
     # -- writing ----------------------------------------------------------------------------
@@ -542,10 +535,23 @@ class ChangeIndex:
             oldest = min(oldest or timestamp, timestamp)
         return oldest
 
-    def last(self, *, below: int = TIMESTAMP_MAX) -> int:
+    def entries_at(self, timestamp: int) -> Iterator[tuple[bytes, ChangeEntry]]:
+        """The stored chunks of the commit at `timestamp`, which may lack some, by their keys."""
+        for stream in list(self.stored_streams()):
+            first = encode_change_key(stream, timestamp)
+            cursor = self._engine.cursor(CHANGES, first, encode_change_key(stream, timestamp + 1))
+            for key, value in pairs(cursor):
+                _, _, chunk = decode_change_key(key)
+                yield key, unpack(value, where=_where(timestamp, chunk))
+
+    def last(self, *, below: int = TIMESTAMP_MAX, passes_staged: bool = True) -> int:
         """Timestamp of the newest commit in the index before the time `below`, 0 if there is none.
         One or two seeks per stream, which finds streams of any writer.
+
+        A commit whose pieces are under way is passed over: see `kvstore.timeline.pieces`.
         """
+        if passes_staged and (staged := self._meta.timestamp(STAGED)):
+            below = min(below, staged)
         newest, bound = 0, None
         while True:
             found = self._last_key(b"", bound)
@@ -695,21 +701,49 @@ def _columns(writes: WriteSet | _Part) -> Iterator[tuple[bytes, list[bytes], lis
     values = [end for _, end in writes.ranges]
     ops = bytearray([OP_DELETE_RANGE]) * len(keys)
     size = 0
-    for key, value in writes.points.items():
-        if value is None:
-            ops.append(OP_DELETE)
-            values.append(b"")
-        elif len(value) <= INLINE_VALUE_BYTES:
-            ops.append(OP_PUT)
-            values.append(value)
-            size += len(value)
-        else:
-            ops.append(OP_PUT_LARGE)
-            values.append(b"")
-        keys.append(key)
-        size += len(key)
-        if size >= CHANGE_CHUNK_BYTES:
-            yield bytes(ops), keys, values
-            ops, keys, values, size = bytearray(), [], [], 0
+    rows = iter(writes.points.items())
+    while some := list(islice(rows, _ROWS_AT_ONCE)):
+        found = _small_puts(some)
+        if found is not None and size + found[2] < CHANGE_CHUNK_BYTES:  # hot: 50 ns a row
+            keys += found[0]
+            values += found[1]
+            ops += _PUT * len(some)
+            size += found[2]
+            continue
+        for key, value in some:
+            if value is None:
+                ops.append(OP_DELETE)
+                values.append(b"")
+            elif len(value) <= INLINE_VALUE_BYTES:
+                ops.append(OP_PUT)
+                values.append(value)
+                size += len(value)
+            else:
+                ops.append(OP_PUT_LARGE)
+                values.append(b"")
+            keys.append(key)
+            size += len(key)
+            if size >= CHANGE_CHUNK_BYTES:
+                yield bytes(ops), keys, values
+                ops, keys, values, size = bytearray(), [], [], 0
     if keys:
         yield bytes(ops), keys, values
+
+
+_ROWS_AT_ONCE: Final = 1024
+"""Rows of a large write set that are looked at together."""
+
+
+def _small_puts(
+    rows: Sequence[tuple[bytes, bytes | None]],
+) -> tuple[tuple[bytes, ...], tuple[bytes, ...], int] | None:
+    """The keys and values of rows, and their bytes, if each is a put whose value travels."""
+    keys: tuple[bytes, ...]
+    values: tuple[Any, ...]
+    keys, values = zip(*rows, strict=True)
+    try:
+        if max(map(len, values)) > INLINE_VALUE_BYTES:
+            return None
+    except TypeError:  # a delete
+        return None
+    return keys, values, sum(map(len, keys)) + sum(map(len, values))

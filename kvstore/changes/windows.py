@@ -1,5 +1,18 @@
-"""Reading the changes of a window `(since, upto]`: by key or by time, all or the latest, as changes
-or as events.
+"""Reading the changes of a window `(since, upto]`, by key or by time, all or the latest.
+
+There are two ways with the same answer. A read through the index costs what changed in the store,
+also outside the span. A pass over the versions (`kvstore.mvcc.passes`) costs what exists in the
+span, in bounded memory and in key order. A read in time order uses the index wherever the index
+is complete. A read in key order uses the index for windows that can be sorted in memory, unless
+the span has fewer entries than the index has rows; it uses the pass for all others.
+
+Invariants
+1. Both ways give the same changes. In key order the changes of one key come oldest first.
+2. A read in key order holds at most `SORTED_CHANGES_MAX` changes. It reads values again that do
+   not fit into `SORTED_CHANGES_BYTES_MAX`.
+
+The index stores an import as one event. A read expands it: the list of its keys or a pass over
+its spans gives its rows, and a revert gives the value that each of their keys took.
 """
 
 from __future__ import annotations
@@ -55,23 +68,6 @@ from kvstore.mvcc.fragments import RangeTombstone
 from kvstore.mvcc.key_history import newest_at
 from kvstore.mvcc.passes import Difference
 from kvstore.mvcc.versions import Versions
-
-# --------------------------------------------------------------------------------------------------
-# Reading the changes of a window `(since, upto]`, by key or by time, all or the latest.
-#
-# There are two ways with the same answer. A read through the index costs what changed in the store,
-# also outside the span. A pass over the versions (`kvstore.mvcc.passes`) costs what exists in the
-# span, in bounded memory and in key order. A read in time order uses the index wherever the index
-# is complete. A read in key order uses the index for windows that can be sorted in memory, unless
-# the span has fewer entries than the index has rows; it uses the pass for all others.
-#
-# Invariants
-# 1. Both ways give the same changes. In key order the changes of one key come oldest first.
-# 2. A read in key order holds at most `SORTED_CHANGES_MAX` changes. It reads values again that do
-#    not fit into `SORTED_CHANGES_BYTES_MAX`.
-#
-# The index stores an import as one event. A read expands it: the list of its keys or a pass over
-# its spans gives its rows, and a revert gives the value that each of their keys took.
 
 Revisions: TypeAlias = Literal["all", "latest"]
 Order: TypeAlias = Literal["key", "time"]
@@ -420,7 +416,7 @@ def _is_put(change: Change) -> bool:
 
 
 def _is_update(event: Event) -> bool:
-    return event.op is Operation.UPDATE
+    return event.op is Operation.PUT
 
 
 # --------------------------------------------------------------------------------------------------
@@ -503,7 +499,7 @@ class EventReader:
         span, images = wanted.span, wanted.images
         is_whole_span, keys_only = span == Span(), images == "none"
         with_pre, with_post = images.startswith("pre"), images.endswith("post")
-        get, update, row_delete = self._versions.get, Operation.UPDATE, Operation.ROW_DELETE
+        get, update, row_delete = self._versions.get, Operation.PUT, Operation.DELETE
         for row in rows:
             timestamp, sequence, (op, key, stored), stream, changeset = row
             if op not in (OP_PUT, OP_DELETE):
@@ -536,7 +532,7 @@ class EventReader:
                     for key in keys:
                         yield self._of_change(placed, Change(at, "delete", key, None, None), wanted)
             else:
-                yield _event(placed, Operation.RANGE_DELETE, part.start, part.end)
+                yield _event(placed, Operation.DELETE_RANGE, part.start, part.end)
         elif op in (OP_IMPORT, OP_REVERT):
             if wanted.expand == "none":
                 yield _event(placed, Operation(op), placed.row.key, None)
@@ -549,7 +545,7 @@ class EventReader:
 
     def _of_change(self, placed: PlacedRow, change: Change, wanted: Wanted) -> Event:
         images, key, at = wanted.images, change.key, change.timestamp
-        op = Operation.UPDATE if change.op == "put" else Operation.ROW_DELETE
+        op = Operation.PUT if change.op == "put" else Operation.DELETE
         value = None if images == "none" else change.value  # a large value, or one of an import
         pre = self._versions.get(key, at - 1) if images.startswith("pre") else None
         post = change.value
@@ -568,7 +564,7 @@ def of_puts(commit: Commit, images: Images) -> Iterator[Event]:
     fields = [
         Timestamp(timestamp),
         list(range(entry.count)),
-        Operation.UPDATE,
+        Operation.PUT,
         keys,
         None,
         None if images == "none" else values,

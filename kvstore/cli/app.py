@@ -1,5 +1,17 @@
-"""The `kvstore` command: its own commands, the commands of other packages, the report of
-failures."""
+"""The `kvstore` command: its own commands, the commands of other packages, the report of failures.
+
+The commands of loads and backups lie above this package, and are imported by name: the entry's
+name is the command, its object a `typer.Typer`.
+
+A failure prints one line on stderr (what happened; what to do) and sets an exit code. Only a bug
+of ours shows a traceback.
+
+Invariants
+1. A command is imported when it is called, so `kvstore get` imports no other command, and
+   `kvstore --help` imports no command that `summaries` knows.
+2. A command is imported before it runs: an interrupt meanwhile ends the process at once.
+3. Help and messages are plain text. Rich, which takes 90 ms, is imported for tables and progress.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +20,7 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import wraps
 from importlib import import_module
 from typing import Annotated, Any, Final
@@ -110,6 +122,7 @@ def from_system(error: OSError) -> KVStoreError:
 SUMMARIES: Final[Mapping[str, str]] = {
     "get": "Print the value of a key.",
     "scan": "Print keys and values in key order, a tab between them.",
+    "count": "Print the number of keys.",
     "history": "Print the kept versions of a key, newest first.",
     "stats": "Print frontiers, counts, sizes, and the claims that keep history.",
     "changes": "Print changes as JSON lines in time order.",
@@ -118,12 +131,13 @@ SUMMARIES: Final[Mapping[str, str]] = {
     "put": "Set a key and print the timestamp.",
     "delete": "Delete a key, which may be absent, and print the timestamp.",
     "delete-range": "Delete all keys of a span by one write, and print the timestamp.",
+    "trim": "Delete all but the last N keys of each prefix by one commit, and print the timestamp.",
     "revert": "Undo an import from now on, or the changes of a span since a time.",
     "verify": "Read the whole store and list all damage.",
     "gc": "Give up old history and free its space.",
     "checkpoint": "Copy a store as of now, and print the newest time of the copy.",
     "holds": "List the holds that keep history in a store, or drop an abandoned one.",
-    "imports": "List the imports of a store, or revert one.",
+    "imports": "List the imports of a store, show one, or revert one.",
     "feeds": "List the feeds of a store, print changes that a feed has not acknowledged, or drop "
     "one.",
     "tasks": "List the tasks of a store with their progress.",
@@ -134,8 +148,8 @@ SUMMARIES: Final[Mapping[str, str]] = {
     "journal": "Look at, compact or rescue a journal.",
     "help": "Print the help of a command, or of all commands.",
     "backup": "Back a store up, and restore it as of any instant.",
-    "export": "Write keys and values to a file that `kvstore import` reads, or a table as "
-    "typed Parquet.",
+    "export": "Write keys and values to a file that `kvstore import` reads, or the rows of a "
+    "table.",
     "import": "Load many rows at once.",
     "push": "Push loads through a bucket to many stores.",
     "expire-stagings": "Remove the imports below a URL that were begun long ago, sealed or not.",
@@ -186,23 +200,13 @@ def in_options(command: Any) -> Callable[[Argument], str]:
 
 
 # --------------------------------------------------------------------------------------------------
-# The `kvstore` command: its own commands, the commands of other packages, the report of failures.
-#
-# The commands of loads and backups lie above this package, and are imported by name: the entry's
-# name is the command, its object a `typer.Typer`.
-#
-# A failure prints one line on stderr (what happened; what to do) and sets an exit code. Only a bug
-# of ours shows a traceback.
-#
-# Invariants
-# 1. A command is imported when it is called, so `kvstore get` imports no other command, and
-#    `kvstore --help` imports no command that `summaries` knows.
-# 2. A command is imported before it runs: an interrupt meanwhile ends the process at once.
-# 3. Help and messages are plain text. Rich, which takes 90 ms, is imported for tables and progress.
+# The command.
+
 
 COMMANDS: Final = {
     "get": "read:get",
     "scan": "read:scan",
+    "count": "read:count",
     "history": "read:history",
     "stats": "read:stats",
     "changes": "changes:changes",
@@ -211,6 +215,7 @@ COMMANDS: Final = {
     "put": "write:put",
     "delete": "write:delete",
     "delete-range": "write:delete_range",
+    "trim": "write:trim",
     "revert": "write:revert",
     "verify": "upkeep:verify",
     "gc": "upkeep:gc",
@@ -235,6 +240,11 @@ COMMANDS: Final = {
 """The commands in the order of the help. Each is a module, by its name in `kvstore.cli` or by its
 whole name, and in it a function, or a `typer.Typer` of several commands."""
 
+ELSEWHERE: Final[Mapping[str, Mapping[str, str]]] = {
+    "table": {"publish": "kvstore.backup.cli:publish_app"}
+}
+"""Commands of a group whose modules lie above the module of the group."""
+
 _SUMMARY_MAX: Final = 200
 
 # Commands print waits and failures themselves; without a handler, logging prints each once more.
@@ -250,10 +260,16 @@ class Commands(TyperGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name not in COMMANDS:
             return None
-        command: Any = typer.main.get_command(_command(cmd_name))
+        command: Any = typer.main.get_command(_command(cmd_name, COMMANDS[cmd_name]))
         command.name = cmd_name
         _prepare(command, ctx)
+        if cmd_name in ELSEWHERE:
+            _add_elsewhere(command, ELSEWHERE[cmd_name])
         return command
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        _require_known(args, self.list_commands(ctx), ctx)
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         rows = [(name, self._summary(ctx, name)) for name in self.list_commands(ctx)]
@@ -297,7 +313,12 @@ app = typer.Typer(
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        print_line(f"kvstore {__version__}")
+        # Imported late: every other command that needs RocksDB opens a store.
+        from importlib.metadata import version
+
+        from kvstore.engine.rocks import release
+
+        print_line(f"kvstore {__version__}, RocksDB {release()}, rocksdict {version('rocksdict')}")
         raise typer.Exit
 
 
@@ -309,16 +330,46 @@ def _options(
             "--version",
             callback=_print_version,
             is_eager=True,
-            help="Print the version, and exit.",
+            help="Print the versions of kvstore and of RocksDB, and exit.",
         ),
     ] = False,
 ) -> None:
     """The options of `kvstore` itself."""
 
 
-def _command(name: str) -> typer.Typer:
+def _require_known(args: list[str], known: list[str], ctx: Any) -> None:
+    """End with the nearest words if the first one is no command."""
+    if args and args[0][:1] != "-" and args[0] not in known:
+        ctx.fail(f"No such command {args[0]!r}.{_near(args[0], known)}")
+
+
+def _near(word: str, words: Iterable[str]) -> str:
+    """A sentence that proposes the words that `word` may be a misspelling of; empty if none is."""
+    from difflib import get_close_matches
+
+    found = " or ".join(map(repr, get_close_matches(word, list(words))))
+    return f" Did you mean {found}?" if found else ""
+
+
+def _add_elsewhere(group: Any, places: Mapping[str, str]) -> None:
+    """Have a group list and find commands of other modules, which are imported when they are."""
+    listed, found = group.list_commands, group.get_command
+
+    def get_command(ctx: Any, name: str) -> Any:
+        if name not in places:
+            return found(ctx, name)
+        command: Any = typer.main.get_command(_command(name, places[name]))
+        command.name = name
+        _prepare(command, ctx)
+        return command
+
+    group.list_commands = lambda ctx: [*listed(ctx), *places]
+    group.get_command = get_command
+
+
+def _command(name: str, place: str) -> typer.Typer:
     """The command `name`, whose module is imported."""
-    module, member = COMMANDS[name].split(":")
+    module, member = place.split(":")
     found = getattr(import_module(module if "." in module else f"kvstore.cli.{module}"), member)
     if isinstance(found, typer.Typer):
         return found
@@ -343,6 +394,13 @@ def _prepare(command: Any, ctx: Any) -> None:
         return
     for each in below.values():
         _prepare(each, ctx)
+    resolve = command.resolve_command
+
+    def resolve_command(ctx: Any, args: list[str]) -> Any:
+        _require_known(args, command.list_commands(ctx), ctx)
+        return resolve(ctx, args)
+
+    command.resolve_command = resolve_command
 
 
 def _without_types(params: list[Any]) -> list[Any]:
@@ -397,6 +455,10 @@ def help_(
     for word in words or []:
         found = command.get_command(shown, word) if hasattr(command, "get_command") else None
         if found is None:
-            raise UsageError(f"no command {' '.join(words or [])!r}", "`kvstore help` lists all")
+            known = command.list_commands(shown) if hasattr(command, "list_commands") else []
+            raise UsageError(
+                f"no command {' '.join(words or [])!r}",
+                f"`kvstore help` lists all.{_near(word, known)}",
+            )
         command, shown = found, type(ctx)(found, info_name=word, parent=shown)
     print_line(command.get_help(shown))

@@ -1,4 +1,7 @@
-"""Commands that tell changes (`changes`, `follow`, `diff`), and the group `feeds`."""
+"""Commands that tell changes (`changes`, `follow`, `diff`), and the group `feeds`.
+
+They open the store to read and change nothing, so they run beside the service that has it open.
+"""
 
 from __future__ import annotations
 
@@ -47,11 +50,6 @@ from kvstore.opening import engine_at, open_read_only
 from kvstore.remote import live
 from kvstore.store import Store
 from kvstore.timeline.holds import FEED, HoldRecord
-
-# --------------------------------------------------------------------------------------------------
-# Commands that tell changes: changes, follow, diff.
-#
-# They open the store to read and change nothing, so they run beside the service that has it open.
 
 IMAGES: Final[tuple[Images, ...]] = ("none", "delta", "pre", "post", "pre+post")
 

@@ -9,20 +9,23 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Final, Literal, NamedTuple, TypeAlias
+from typing import Annotated, Any, Final, Literal, NamedTuple, TypeAlias
 
 import typer
 
 import kvstore
 from kvstore.base.clock import Clock
+from kvstore.base.timestamp import NS_PER_SECOND, Timestamp
 from kvstore.cli.app import NOT_FOUND
 from kvstore.cli.options import JsonOption
 from kvstore.cli.output import print_json, print_table
 from kvstore.cli.times import in_words, iso
 from kvstore.errors import KVStoreError
+from kvstore.evidence import require_new, write_evidence
 from kvstore.opening import engine_at, open_read_only
 from kvstore.store import Store
 from kvstore.version import __version__
@@ -56,6 +59,14 @@ def doctor(
         Path | None,
         typer.Argument(metavar="[STORE]", help="A store's directory.", show_default=False),
     ] = None,
+    report: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="PATH",
+            help="Write a file for an auditor: this one, or one of its own name in this directory.",
+            show_default=False,
+        ),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Look at the environment, and at a store: versions, disk, clock, holds, failures.
@@ -67,8 +78,12 @@ def doctor(
     Examples:
       kvstore doctor
       kvstore doctor flights.db --json | jq 'select(.verdict != "ok")'
+      kvstore doctor flights.db --report /var/lib/evidence
     """
+    kept = None if report is None else require_new(report)
     found = [*_environment(), *([] if store is None else _store(store))]
+    if kept is not None:
+        write_evidence(kept, "doctor", Timestamp(Clock().wall_ns()), _reported(store, found))
     if as_json:
         for finding in found:
             print_json(finding._asdict())
@@ -77,6 +92,47 @@ def doctor(
         print_table(["verdict", "subject", "fact"], rows)
     if any(finding.verdict == "bad" for finding in found):
         raise typer.Exit(NOT_FOUND)
+
+
+def _reported(path: Path | None, found: list[Finding]) -> dict[str, Any]:
+    """What the file for an auditor tells beside versions: findings, configuration, holds, ages."""
+    fields: dict[str, Any] = {
+        "outcome": "bad" if any(each.verdict == "bad" for each in found) else "well",
+        "findings": [each._asdict() for each in found],
+        "store": None,
+    }
+    if path is not None and engine_at(path) is not None:
+        with suppress(KVStoreError), open_read_only(path) as opened:  # the findings tell why not
+            fields["store"] = _described(path, opened)
+    return fields
+
+
+def _described(path: Path, store: Store) -> dict[str, Any]:
+    now, stats = Clock().wall_ns(), store.stats()
+    holds = [
+        {
+            "name": hold.name,
+            "kind": hold.kind,
+            "address": hold.address,
+            "owner": hold.owner,
+            "keeps_from": iso(hold.timestamp),
+            "age_seconds": max(now - hold.timestamp, 0) / NS_PER_SECOND,
+            "max_age_seconds": None if hold.max_age_ns is None else hold.max_age_ns / NS_PER_SECOND,
+            "lost": hold.lost,
+        }
+        for hold in store.holds.all()
+    ]
+    return {
+        "path": str(path.absolute()),
+        "store_id": store.store_id,
+        "engine": engine_at(path),
+        "readable_from": iso(store.since),
+        "readable_to": iso(store.upper),
+        "history_seconds": max(now - store.since, 0) / NS_PER_SECOND if store.since else None,
+        "holds": holds,
+        "tables": {name: store.table(name).codec().definition.revision for name in store.tables()},
+        "figures": {name: each for name, each in stats.items() if isinstance(each, int | float)},
+    }
 
 
 def _told(finding: Finding) -> str:

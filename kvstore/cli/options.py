@@ -6,24 +6,32 @@ from __future__ import annotations
 
 import base64
 import binascii
+import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from enum import Enum
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple, TypeVar
 
 import typer
 
 from kvstore.base.arguments import word
+from kvstore.base.paths import is_url
 from kvstore.base.span import Span
+from kvstore.cli.output import note
 from kvstore.cli.process import uninterrupted
+from kvstore.codec.json import bytes_json
 from kvstore.errors import KVStoreError, NotAStoreError, UsageError
 from kvstore.opening import ENGINES, engine_at, open_read_only
 from kvstore.opening import open as open_store
-from kvstore.remote.control import StoreOrClient, opened, reached
+from kvstore.remote import control
+from kvstore.remote.control import StoreOrClient, opened
 from kvstore.store import TASKS_DIRECTORY, Store
+
+if TYPE_CHECKING:
+    from kvstore.remote.client import Client
 
 # --------------------------------------------------------------------------------------------------
 # Words that the shell completes: the names of holds, feeds and imports of the store in question.
@@ -69,6 +77,15 @@ class Encoding(str, Enum):
 
 StoreArgument = Annotated[
     Path, typer.Argument(metavar="STORE", help="The store's directory.", show_default=False)
+]
+AddressArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="STORE",
+        help="The store's directory, or the URL of its server. KVSTORE_TOKEN has the token for a "
+        "server, KVSTORE_CA a file of certificates to trust.",
+        show_default=False,
+    ),
 ]
 EncodingOption = Annotated[
     Encoding, typer.Option("--encoding", "-e", help="The notation of keys and values.")
@@ -160,10 +177,7 @@ def to_json(raw: bytes | None, encoding: Encoding) -> str | dict[str, str] | Non
         return None
     if encoding is not Encoding.TEXT:
         return to_text(raw, encoding)
-    try:
-        return raw.decode()
-    except UnicodeDecodeError:
-        return {"base64": base64.b64encode(raw).decode()}
+    return bytes_json(raw)
 
 
 def to_span(
@@ -187,7 +201,45 @@ def open_to_write(path: Path) -> AbstractContextManager[Store]:
 def reach(path: Path) -> AbstractContextManager[StoreOrClient]:
     """Open a store as `open_to_write`, for work without an end. If another process has the store
     open, the result is a client of that process."""
-    return reached(path, open_here)
+    return control.reach(path, open_here)
+
+
+@contextmanager
+def open_to_read(address: str) -> Iterator[StoreOrClient]:
+    """Open a store to read: its files, which may be in use, or a client of its server by a URL. A
+    note tells of keys in the files that have expired, and that no writer has deleted yet."""
+    if is_url(address):
+        with _served(address) as client:
+            yield client
+        return
+    with open_read_only(address) as store:
+        count, has_more = store.browsing.expired()
+        if count:
+            note(
+                f"{'more than ' if has_more else ''}{count:,} keys have expired and are still "
+                "there: the next command that writes, or call of a writer, deletes them"
+            )
+        yield store
+
+
+@contextmanager
+def open_for_rows(address: str) -> Iterator[StoreOrClient]:
+    """Open a store to read and write rows: by its path as `reach`, or a client of its server by a
+    URL."""
+    if is_url(address):
+        with _served(address) as client:
+            yield client
+        return
+    with reach(Path(address)) as found:
+        yield found
+
+
+def _served(url: str) -> Client:
+    """A client of the server at `url`. The environment has its secret: each user of the machine can
+    read the words of a command."""
+    from kvstore.remote.client import connect  # brings TLS with it
+
+    return connect(url, os.environ.get("KVSTORE_TOKEN"), ca=os.environ.get("KVSTORE_CA"))
 
 
 def open_or_create(path: Path, engine: str, *, create: bool) -> AbstractContextManager[Store]:
@@ -197,6 +249,19 @@ def open_or_create(path: Path, engine: str, *, create: bool) -> AbstractContextM
         return _created(path, partial(open_store, path, made_of))
     _require_store(path, create=create)
     return open_to_write(path)
+
+
+def open_or_create_for_rows(
+    address: str, engine: str, *, create: bool
+) -> AbstractContextManager[StoreOrClient]:
+    """Open a store to write rows; where nothing is, make one if `create`."""
+    if not is_url(address):
+        return open_or_create(Path(address), engine, create=create)
+    if create:
+        raise UsageError(
+            "--create with a URL", "its server makes the store: kvstore serve --create"
+        )
+    return open_for_rows(address)
 
 
 def open_to_own(path: Path, engine: str, *, create: bool) -> AbstractContextManager[Store]:
@@ -223,6 +288,8 @@ def _created(path: Path, make: Callable[[], Store]) -> Iterator[Store]:
     An interrupt waits until the store is open, which takes some 30 ms. A process that ended earlier
     would leave files, and nobody could tell whether another process had made them.
     """
+    if not path.absolute().parent.exists():
+        note(f"{path.parent} is not there, and is made")
     had_directory, is_free = path.exists(), _is_free(path)
     store: Store | None = None
     try:

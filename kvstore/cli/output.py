@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import sys
 import time
@@ -195,6 +196,26 @@ def counting(
 def note(text: str) -> None:
     """Print a line that is no result, on stderr."""
     typer.echo(f"kvstore: {text}", err=True)
+
+
+class _Notes(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        note(in_one_line(record.getMessage()))
+
+
+@contextmanager
+def noted(name: str, level: int) -> Iterator[None]:
+    """Print what the logger `name` tells from `level` on, for the time of the block: each record in
+    a line, without the traceback of a failure."""
+    logger, handler = logging.getLogger(name), _Notes(level)
+    before = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(level)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
+        logger.removeHandler(handler)
 
 
 def print_list(

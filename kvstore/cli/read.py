@@ -1,19 +1,22 @@
-"""Commands that read: get, scan, history, stats.
+"""Commands that read: get, scan, count, history, stats.
 
 They open the store to read and change nothing, so they run beside the service that has it open.
-They show the state of the moment at which they began.
+They show the state of the moment at which they began. By a URL they ask the server of the store.
 """
 
 from __future__ import annotations
 
 import sys
 from itertools import islice
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from kvstore.base.paths import is_url
 from kvstore.cli.app import NOT_FOUND
 from kvstore.cli.options import (
+    AddressArgument,
     AsOfOption,
     Encoding,
     EncodingOption,
@@ -24,8 +27,8 @@ from kvstore.cli.options import (
     LimitOption,
     PrefixOption,
     StartOption,
-    StoreArgument,
     ValueEncodingOption,
+    open_to_read,
     to_bytes,
     to_json,
     to_span,
@@ -33,13 +36,13 @@ from kvstore.cli.options import (
 )
 from kvstore.cli.output import note, print_figures, print_json, print_line, print_raw
 from kvstore.cli.times import iso
-from kvstore.opening import open_read_only
+from kvstore.remote.presence import guests, read_owner, sharing
 
 KeyArgument = Annotated[str, typer.Argument(metavar="KEY", help="The key.", show_default=False)]
 
 
 def get(
-    store: StoreArgument,
+    store: AddressArgument,
     key: KeyArgument,
     as_of: AsOfOption = None,
     encoding: EncodingOption = Encoding.TEXT,
@@ -66,7 +69,7 @@ def get(
     """
     notation = Encodings.of(encoding, key_encoding, value_encoding)
     raw = to_bytes(key, notation.key)
-    with open_read_only(store) as opened:
+    with open_to_read(store) as opened:
         value = opened.get(raw, as_of)
     if value is None:
         note(f"no key {key!r} in {store}" + (f" as of {as_of}" if as_of else ""))
@@ -82,7 +85,7 @@ def get(
 
 
 def scan(
-    store: StoreArgument,
+    store: AddressArgument,
     prefix: PrefixOption = None,
     start: StartOption = None,
     end: EndOption = None,
@@ -105,7 +108,7 @@ def scan(
     """
     notation = Encodings.of(encoding, key_encoding, value_encoding)
     span = to_span(notation.key, start=start, end=end, prefix=prefix)
-    with open_read_only(store) as opened:
+    with open_to_read(store) as opened:
         rows = opened.scan(span.start, span.end, as_of=as_of, reverse=reverse, limit=limit)
         for key, value in rows:
             if as_json:
@@ -119,8 +122,33 @@ def scan(
                 print_line(f"{to_text(key, notation.key)}\t{to_text(value, notation.value)}")
 
 
+def count(
+    store: AddressArgument,
+    prefix: PrefixOption = None,
+    start: StartOption = None,
+    end: EndOption = None,
+    as_of: AsOfOption = None,
+    encoding: EncodingOption = Encoding.TEXT,
+    as_json: JsonOption = False,
+) -> None:
+    """Print the number of keys. Costs a pass over the keys of the span.
+
+    \b
+    Examples:
+      kvstore count flights.db
+      kvstore count flights.db --prefix AA --as-of yesterday
+    """
+    span = to_span(encoding, start=start, end=end, prefix=prefix)
+    with open_to_read(store) as opened:
+        found = opened.count(span.start, span.end, as_of=as_of)
+    if as_json:
+        print_json({"keys": found})
+    else:
+        print_line(str(found))
+
+
 def history(
-    store: StoreArgument,
+    store: AddressArgument,
     key: KeyArgument,
     limit: LimitOption = None,
     encoding: EncodingOption = Encoding.TEXT,
@@ -136,7 +164,7 @@ def history(
       kvstore history flights.db AA1 --limit 1 --json
     """
     notation = Encodings.of(encoding, key_encoding, value_encoding)
-    with open_read_only(store) as opened:
+    with open_to_read(store) as opened:
         versions = list(islice(opened.history(to_bytes(key, notation.key)), limit))
     for version in versions:
         if as_json:
@@ -150,16 +178,19 @@ def history(
         raise typer.Exit(NOT_FOUND)
 
 
-def stats(store: StoreArgument, as_json: JsonOption = False) -> None:
-    """Print frontiers, counts, sizes, and the claims that keep history.
+def stats(store: AddressArgument, as_json: JsonOption = False) -> None:
+    """Print frontiers, counts, sizes, and the claims that keep history. Of a store that processes
+    share: its owner, for how long it has owned the store, take-overs, and guests.
 
     \b
     Examples:
       kvstore stats flights.db
       kvstore stats flights.db --json | jq .data_bytes
     """
-    with open_read_only(store) as opened:
+    with open_to_read(store) as opened:
         figures = opened.stats()
+    if not is_url(store) and (read_owner(Path(store)) or guests(Path(store))):
+        figures |= sharing(Path(store))
     frontiers = {name: iso(figures[name]) for name in ("since", "upper", "durable")}
     shown = {**figures, **frontiers}
     held_by = shown["held_by"] if as_json else shown.pop("held_by")

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import re
 import time
-from collections.abc import Iterator
-from typing import Annotated
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from typing import Annotated, Any, Final
 
 import typer
 
+from kvstore.base.span import Span
 from kvstore.base.timestamp import NS_PER_SECOND, Timestamp
 from kvstore.cli.options import (
     LISTED_MAX,
@@ -17,15 +21,23 @@ from kvstore.cli.options import (
     names_of,
     open_to_write,
 )
-from kvstore.cli.output import note, print_figures, print_list
+from kvstore.cli.output import (
+    note,
+    print_figures,
+    print_json,
+    print_line,
+    print_list,
+    print_table,
+)
 from kvstore.cli.times import iso
-from kvstore.errors import NotAStoreError, UsageError
+from kvstore.errors import KVStoreError, NotAStoreError, NotFoundError, UsageError
 from kvstore.limits import HOLD_LOOK_S
 from kvstore.opening import engine_at, open_read_only
 from kvstore.store import TASKS_DIRECTORY, Store
 from kvstore.tasks import DEAD_SUFFIX, Task, read_tasks
 from kvstore.timeline.holds import BACKUP, HoldRecord
 from kvstore.timeline.import_records import ImportRecord
+from kvstore.timeline.reserved import FIRST_ROW
 
 # --------------------------------------------------------------------------------------------------
 # The command group `kvstore holds`: list, drop.
@@ -115,10 +127,13 @@ def _hold_fields(record: HoldRecord) -> dict[str, object]:
 
 
 # --------------------------------------------------------------------------------------------------
-# The command group `kvstore imports`: list, revert.
+# The command group `kvstore imports`: list, show, revert.
+
+_HEX_ID: Final = re.compile(r"[0-9A-Fa-f]{16}|0[xX][0-9A-Fa-f]{1,16}")
+_DECIMAL_ID: Final = re.compile(r"[0-9]{1,20}")
 
 imports_app = typer.Typer(
-    help="List the imports of a store, or revert one.",
+    help="List the imports of a store, show one, or revert one.",
     no_args_is_help=True,
     add_completion=False,
 )
@@ -144,8 +159,61 @@ def list_imports(
     """
     with open_read_only(store) as opened:
         known = sorted(opened.imports.all(), key=_time, reverse=True)
-    columns = ["import_id", "state", "added", "reverted", "rows", "bytes"]
-    print_list([_fields(record) for record in known], columns, limit, as_json=as_json)
+        listed = known[: limit + 1]
+        spans = _spans_of_tables(opened, listed)
+        found = [_fields(opened, record, spans) for record in listed]
+    names = ["id", "state", "added", "reverted", "table", "rows", "rows_and_entries", "bytes"]
+    found += [{}] * (len(known) - len(found))  # they are counted, and not shown
+    print_list(found, ["import_id", *names], limit, as_json=as_json)
+
+
+@imports_app.command(name="show")
+def show_import(
+    store: StoreArgument,
+    import_id: Annotated[
+        str,
+        typer.Argument(
+            metavar="IMPORT",
+            help="The 16 hex digits that `kvstore import` printed, or a job's decimal id.",
+            show_default=False,
+            autocompletion=names_of(import_ids),
+        ),
+    ],
+    as_json: JsonOption = False,
+) -> None:
+    """Show an import: its times, where its rows came from, and the checks that it has passed.
+
+    \b
+    Examples:
+      kvstore imports show flights.db 5e0c1d2f3a4b5c6d
+    """
+    number = to_import_id(import_id)
+    with open_read_only(store) as opened:
+        record = opened.imports.get(number)
+        fields = {}
+        if record is not None:
+            fields = _fields(opened, record, _spans_of_tables(opened, [record]))
+    if record is None:
+        raise NotFoundError(
+            f"there is no import {number:016x} (decimal: {number})", "see `kvstore imports list`"
+        )
+    report: dict[str, Any] = json.loads(record.report) if record.report else {}
+    facts = {**fields, "origin": record.origin or None, "report": report or None}
+    if as_json:
+        print_json(facts)
+        return
+    print_figures({name: each for name, each in facts.items() if name != "report"}, as_json=False)
+    checks = [
+        [
+            *(each["check"], str(each["figure"]), each["bound"], each["baseline"] or ""),
+            "yes" if each["passed"] else "no",
+        ]
+        for each in report.get("checks", [])
+    ]
+    if checks:
+        print_table(["check", "figure", "bound", "baseline", "passed"], checks)
+    if "forced" in report:
+        print_line(f"forced by {report['forced']['by']}: {report['forced']['reason']}")
 
 
 @imports_app.command(name="revert")
@@ -155,7 +223,7 @@ def revert_import(
         str,
         typer.Argument(
             metavar="IMPORT",
-            help="The id that `kvstore import` printed.",
+            help="The 16 hex digits that `kvstore import` printed, or a job's decimal id.",
             show_default=False,
             autocompletion=names_of(import_ids),
         ),
@@ -174,28 +242,61 @@ def revert_import(
 
 
 def to_import_id(text: str) -> int:
-    """Parse the id of an import. Raises `UsageError`."""
-    try:
+    """Parse the id of an import: all 16 hex digits, hex digits behind `0x`, or a decimal number of
+    another length. Raises `UsageError`: a guess could revert another import."""
+    if _HEX_ID.fullmatch(text):
         return int(text, 16)
-    except ValueError as error:
-        raise UsageError(
-            f"{text!r} is no id of an import", "pass the hex digits of `kvstore imports list`"
-        ) from error
+    if _DECIMAL_ID.fullmatch(text):
+        return int(text)
+    raise UsageError(
+        f"{text[:40]!r} is no id of an import",
+        "pass the 16 hex digits of `kvstore imports list`, or the decimal id of the job",
+    )
 
 
 def _time(record: ImportRecord) -> Timestamp:
     return record.added or record.prepared or Timestamp(0)
 
 
-def _fields(record: ImportRecord) -> dict[str, object]:
+def _spans_of_tables(store: Store, records: Iterable[ImportRecord]) -> dict[str, Span]:
+    """The rows of each table, without the entries of its indexes; none where `records` have plain
+    keys alone, so that a store without tables reads no definition."""
+    found: dict[str, Span] = {}
+    if not any(span.start >= FIRST_ROW for record in records for span in record.spans):
+        return found
+    for name in store.tables():
+        with suppress(KVStoreError):  # a definition that cannot be read hides no import
+            found[name] = Span.of_prefix(store.table(name).codec().key.prefix)
+    return found
+
+
+def _fields(store: Store, record: ImportRecord, tables: dict[str, Span]) -> dict[str, object]:
+    """The facts of an import. The rows of a table are counted where the store has the keys of the
+    import at hand, as of small ones; `rows_and_entries` is always known."""
+    table, rows = _table_of(record, tables), record.rows
+    counted: int | None = rows
+    if table is not None:
+        keys = store.imports.keys_of(record)
+        counted = None if keys is None else sum(key in tables[table] for key in keys)
     return {
         "import_id": f"{record.import_id:016x}",
+        "id": str(record.import_id),  # as text: JSON readers round numbers above 2**53
         "state": record.state,
         "added": None if record.added is None else iso(record.added),
         "reverted": None if record.reverted is None else iso(record.reverted),
-        "rows": record.rows,
+        "table": table,
+        "rows": counted,
+        "rows_and_entries": rows,
         "bytes": record.size_bytes,
     }
+
+
+def _table_of(record: ImportRecord, tables: dict[str, Span]) -> str | None:
+    """The table of an import; None if it has plain keys, or the store has its table no more."""
+    for name, rows in tables.items():
+        if any(span.start in rows for span in record.spans):  # a span starts with a key
+            return name
+    return None
 
 
 # --------------------------------------------------------------------------------------------------

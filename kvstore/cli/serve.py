@@ -6,8 +6,8 @@ import logging
 import secrets
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from datetime import timedelta
+from contextlib import ExitStack, contextmanager, suppress
+from enum import Enum
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeAlias
@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 import typer
 
 from kvstore.cli.options import StoreArgument, open_here, open_to_own
-from kvstore.cli.output import print_line
+from kvstore.cli.output import note, noted, print_line
 from kvstore.errors import UsageError
 from kvstore.store import Store
+from kvstore.version import __version__
 
 if TYPE_CHECKING:
     import ssl
@@ -29,9 +30,29 @@ ImportPlaces: TypeAlias = Annotated[
         help="Clients may have imports below this URL or directory added. May be repeated.",
     ),
 ]
+PullOption: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        metavar="URL",
+        help="Take the pushes below this URL or path, as `kvstore push pull` does.",
+    ),
+]
 SlowOption: TypeAlias = Annotated[
     float | None,
-    typer.Option(metavar="SECONDS", min=0.0, help="Print operations that take longer."),
+    typer.Option(metavar="SECONDS", min=0.0, help="Log operations that take longer."),
+]
+
+
+class LogForms(str, Enum):
+    """The forms of the log."""
+
+    json = "json"
+    text = "text"
+    off = "off"
+
+
+LogOption: TypeAlias = Annotated[
+    LogForms, typer.Option("--log", help="The form of the log's lines on stderr.")
 ]
 CertificateFile: TypeAlias = Annotated[
     Path | None, typer.Option(help="The certificate chain of the server (PEM).")
@@ -50,6 +71,15 @@ def serve(
     tls_cert: CertificateFile = None,
     tls_key: Annotated[Path | None, typer.Option(help="The key of the certificate (PEM).")] = None,
     imports_from: ImportPlaces = None,
+    pull: PullOption = None,
+    name: Annotated[
+        str | None,
+        typer.Option(
+            help="The name of this store in the statuses of pushes. Default: its directory's.",
+            show_default=False,
+        ),
+    ] = None,
+    shard: Annotated[int, typer.Option(help="The shard of pushes that this store takes.")] = 0,
     readers: Annotated[
         int, typer.Option(help="Processes that follow the store and answer reads.", min=0)
     ] = 0,
@@ -57,13 +87,22 @@ def serve(
         bool, typer.Option("--create", help="Create the store if it does not exist.")
     ] = False,
     slow: SlowOption = None,
+    log_form: LogOption = LogForms.json,
+    log_requests: Annotated[
+        bool,
+        typer.Option("--log-requests/--no-log-requests", help="Log a line for each request."),
+    ] = True,
 ) -> None:
     """Serve a store until a signal ends the process (SIGINT or SIGTERM).
 
     Other machines are served with TLS and tokens only. Commands of the same user on this machine,
     such as `kvstore backup run`, work beside it. With `--readers` that many processes answer reads
-    at the same address, and this process takes the writes. A browser finds a page at `/ui/`, which
-    changes nothing without an admin token. Needs the extra `server`.
+    at the same address, and this process takes the writes. With `--pull` it takes pushes as long as
+    it serves, and logs what becomes of each. A browser finds a page at `/ui/`, which changes
+    nothing without an admin token. Needs the extra `server`.
+
+    Its start, recovery and end and each request are logged on stderr, as lines of JSON by default.
+    Keys and values are never logged.
 
     \b
     Examples:
@@ -72,23 +111,37 @@ def serve(
         --tls-cert server.pem --tls-key server.key
       kvstore serve flights.db --readers 4
       kvstore serve flights.db --imports-from s3://bucket/staging
+      kvstore serve flights.db --pull s3://bucket/pushes --name eu-1
     """
     # Imported here: other commands start without the packages of a server.
-    from kvstore.remote.server import ListenAddress, read_tokens
+    from kvstore.base.notices import notice
+    from kvstore.remote.server import ListenAddress, log, read_tokens
     from kvstore.remote.server import serve as serve_app
+    from kvstore.remote.server.added import ADDED_VERBS, added
     from kvstore.remote.server.app import app
-    from kvstore.remote.server.invocation import ADDED_VERBS, added
 
     tls = _tls(tls_cert, tls_key)
     tokens = None if token_file is None else read_tokens(token_file)
     address = ListenAddress.parse(listen)
     verbs = added(ADDED_VERBS, "imports")(imports_from or [])
-    with _ended_by_signals() as ending, open_to_own(store, "rocksdb", create=create) as opened:
-        if slow is not None:
-            _tell_of_slow(opened, slow)
-        served = app(opened, tokens, verbs=verbs)
-        serve_app(served, address, tls=tls, ready=_say_where, readers=readers)
-        ending()
+    if pull is None and (name is not None or shard):
+        raise UsageError("--name and --shard are for pushes", "pass --pull URL, or leave them out")
+    told = log.Log(log_form.value, log_requests, slow)
+    with log.told(told):
+        notice(log.SERVER, "starting", store=str(store), version=__version__)
+        with ExitStack() as stack:
+            ending = stack.enter_context(_ended_by_signals())
+            opened = stack.enter_context(open_to_own(store, "rocksdb", create=create))
+            if told.slow is not None:
+                from kvstore.metrics.slow import warn_of_slow
+
+                warn_of_slow(opened, told.slow)
+            if pull is not None:
+                stack.enter_context(_pulling(opened, pull, name or store.resolve().stem, shard))
+            served = app(opened, tokens, verbs=verbs)
+            serve_app(served, address, tls=tls, ready=_say_where, readers=readers)
+            ending()
+        notice(log.SERVER, "stopped", store=str(store))
 
 
 def ui(
@@ -153,14 +206,22 @@ def _tls(certificate: Path | None, key: Path | None) -> ssl.SSLContext | None:
     return None
 
 
-def _tell_of_slow(store: Store, seconds: float) -> None:
-    """Print a line for each operation that takes longer."""
-    from kvstore.metrics.slow import warn_of_slow
+@contextmanager
+def _pulling(store: Store, url: str, name: str, shard: int) -> Iterator[None]:
+    """Take pushes for the time of the block, and tell what becomes of each, and each failure."""
+    from kvstore.base.notices import notice
+    from kvstore.remote.server import log
+    from kvstore.remote.server.added import ADDED_WORK, added
 
-    handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter("%(asctime)s %(name)s %(message)s"))
-    logging.getLogger("kvstore.slow").addHandler(handler)
-    warn_of_slow(store, timedelta(seconds=seconds))
+    pull = partial(added(ADDED_WORK, "pull"), store, url, name=name, shard=shard)
+    if log.begun().form != "off":
+        with pull():
+            notice("kvstore.pull", "following", store=str(store.path), pushes=url, name=name)
+            yield
+        return
+    with noted("kvstore.pull", logging.INFO), pull():  # it begins at once, and may fail at once
+        note(f"{store.path} follows {url} as {name}")
+        yield
 
 
 def _say_where(url: str) -> None:

@@ -1,32 +1,17 @@
-"""Times and lengths of time on the command line, which `kvstore.base.timestamp` reads.
+"""Times on the command line.
 
-A command passes the text of a time on as it is: the shell takes what Python, the server and Spark
-take, and gives the same errors.
+A command passes the text of a time or of an age on as it is: the shell takes what Python, the
+server and Spark take, and gives the same errors.
 """
 
 from __future__ import annotations
 
 import re
-from datetime import timedelta
 from typing import Final
 
-from kvstore.base.timestamp import Timestamp, length_of
-from kvstore.errors import UsageError
+from kvstore.base.timestamp import Timestamp
 
 _COUNTED: Final = re.compile(r"-\d+(us|ms|[smhdw])", re.ASCII)
-
-
-def to_duration(text: str) -> timedelta:
-    """Parse a length of time such as `90s`, `12h` or `30d`. Raises `UsageError`."""
-    found = length_of(text)
-    if found is None:
-        raise UsageError(
-            f"{text!r} is not an age", "write a number and us, ms, s, m, h, d or w: 30d"
-        )
-    try:
-        return timedelta(microseconds=found // 1000)
-    except OverflowError as error:
-        raise UsageError(f"{text!r} is older than time", "write a shorter age: 3650d") from error
 
 
 def ago(word: str) -> str:

@@ -17,7 +17,7 @@ from kvstore.cli.output import (
     print_line,
     working,
 )
-from kvstore.cli.times import iso, to_duration
+from kvstore.cli.times import iso
 from kvstore.errors import UsageError
 from kvstore.opening import open_read_only
 from kvstore.timeline.holds import HoldRecord
@@ -85,10 +85,9 @@ def gc(
     """
     if (keep is None) == (before is None):
         raise UsageError("gc takes either --keep or --before", "pass one of them")
-    age = None if keep is None else to_duration(keep)
     with working(f"collecting {store}", quiet=as_json) as progress, open_to_write(store) as opened:
         removed = counting(progress, "versions removed")
-        report = opened.gc(before, age, compact=compact, progress=removed)
+        report = opened.gc(before, keep, compact=compact, progress=removed)
         now = opened.now()
     print_figures(
         {

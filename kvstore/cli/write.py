@@ -1,6 +1,6 @@
-"""Commands that write: put, delete, delete-range, revert.
+"""Commands that write: put, delete, delete-range, trim, revert.
 
-A process that has the store open does it for them."""
+A process that has the store open does it for them; by a URL, the server of the store."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import typer
 from kvstore.base.span import Span
 from kvstore.base.timestamp import Timestamp
 from kvstore.cli.options import (
+    AddressArgument,
     Encoding,
     EncodingOption,
     Encodings,
@@ -20,11 +21,10 @@ from kvstore.cli.options import (
     KeyEncodingOption,
     PrefixOption,
     StartOption,
-    StoreArgument,
     ValueEncodingOption,
     names_of,
-    open_or_create,
-    open_to_write,
+    open_for_rows,
+    open_or_create_for_rows,
     to_bytes,
     to_span,
 )
@@ -36,7 +36,7 @@ from kvstore.errors import UsageError
 
 
 def put(
-    store: StoreArgument,
+    store: AddressArgument,
     key: KeyArgument,
     value: Annotated[
         str | None,
@@ -76,13 +76,13 @@ def put(
         raise UsageError("no value was given, and stdin is closed", "pass VALUE, or open stdin")
     notation = Encodings.of(encoding, key_encoding, value_encoding)
     raw = sys.stdin.buffer.read() if value is None else to_bytes(value, notation.value)
-    with open_or_create(store, engine, create=create) as opened:
+    with open_or_create_for_rows(store, engine, create=create) as opened:
         name = to_bytes(key, notation.key)
         _told(opened.put(name, raw, durability="sync", expires=expires), as_json)
 
 
 def delete(
-    store: StoreArgument,
+    store: AddressArgument,
     key: KeyArgument,
     encoding: EncodingOption = Encoding.TEXT,
     as_json: JsonOption = False,
@@ -93,12 +93,12 @@ def delete(
     Examples:
       kvstore delete flights.db AA1
     """
-    with open_to_write(store) as opened:
+    with open_for_rows(store) as opened:
         _told(opened.delete(to_bytes(key, encoding), durability="sync"), as_json)
 
 
 def delete_range(
-    store: StoreArgument,
+    store: AddressArgument,
     prefix: PrefixOption = None,
     start: StartOption = None,
     end: EndOption = None,
@@ -116,18 +116,41 @@ def delete_range(
     """
     span = _named(to_span(encoding, start=start, end=end, prefix=prefix)).plain()
     assert span.end is not None
-    with open_to_write(store) as opened:
+    with open_for_rows(store) as opened:
         deleted = opened.delete_range(span.start, span.end, idempotent=True, durability="sync")
     _told(deleted, as_json)
 
 
+def trim(
+    store: AddressArgument,
+    prefixes: Annotated[
+        list[str], typer.Option("--prefix", help="Keys that begin with this. Repeatable.")
+    ],
+    keep: Annotated[int, typer.Option(metavar="N", help="The keys that stay, of each prefix.")],
+    encoding: EncodingOption = Encoding.TEXT,
+    as_json: JsonOption = False,
+) -> None:
+    """Delete all but the last N keys of each prefix by one commit, and print the timestamp.
+
+    Where keys end in a time, the last ones are the newest. Nothing is written, and nothing printed,
+    if no prefix has more. History stays.
+
+    \b
+    Examples:
+      kvstore trim runs.db --prefix run/7/ --prefix run/8/ --keep 100
+    """
+    with open_for_rows(store) as opened:
+        named = [to_bytes(prefix, encoding) for prefix in prefixes]
+        _told(opened.trim(named, keep, durability="sync"), as_json)
+
+
 def revert(
-    store: StoreArgument,
+    store: AddressArgument,
     import_id: Annotated[
         str | None,
         typer.Argument(
             metavar="[IMPORT]",
-            help="The id that `kvstore import` printed.",
+            help="The 16 hex digits that `kvstore import` printed, or a job's decimal id.",
             show_default=False,
             autocompletion=names_of(import_ids),
         ),
@@ -160,12 +183,12 @@ def revert(
         if (prefix, start, end) != (None, None, None):
             raise UsageError("an import is reverted as a whole", "pass no span with it")
         number = to_import_id(import_id)
-        with open_to_write(store) as opened:
+        with open_for_rows(store) as opened:
             _told(opened.revert_import(number), as_json)
         return
     _named(span)
     assert to is not None, "one of the two was given"
-    with open_to_write(store) as opened:
+    with open_for_rows(store) as opened:
         _told(opened.revert_range(span.start, span.end, to), as_json)
 
 

@@ -13,11 +13,10 @@ The callers check formats, versions and checksums.
 
 from __future__ import annotations
 
+import base64
 import json
 import math
 from typing import Any, NoReturn, TypeVar
-
-import numpy as np
 
 from kvstore.errors import CorruptionError
 from kvstore.limits import JSON_BYTES_MAX, JSON_DEPTH_MAX
@@ -155,6 +154,8 @@ def _is_deeper(data: bytes, depth_max: int) -> bool:
     The parser recurses for each bracket, and its caller's stack limits the recursion. Costs about
     as much as parsing. Works block by block, so that memory does not grow with `data`.
     """
+    import numpy as np  # late: commands import this module, and few read large records
+
     plain = data.replace(b"\\\\", b"").replace(b'\\"', b"")  # quotes that are left bound strings
     steps = np.zeros(256, np.int8)
     steps[[*b"[{"]], steps[[*b"]}"]] = 1, -1
@@ -205,3 +206,15 @@ def _printed(found: object) -> str:
         return f"a {type(found).__name__} of {len(found)}"
     text = ascii(found[:60]) if isinstance(found, str) else repr(found)
     return text if len(text) <= 60 else f"{text[:60]}..."
+
+
+# --------------------------------------------------------------------------------------------------
+# Bytes in JSON: text where they are UTF-8, else {"base64": "..."}.
+
+
+def bytes_json(raw: bytes) -> str | dict[str, str]:
+    """Bytes as JSON, without loss."""
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        return {"base64": base64.b64encode(raw).decode()}

@@ -1,11 +1,21 @@
-"""Keys of the column families: order-preserving framing of byte strings, and the fields behind.
+"""Keys of the column families.
 
-    data      framed user key | suffix 8 | kind 1     newer versions first
-    ranges    framed start | suffix 8
-    changes   stream 16 | timestamp 8 | chunk 4
+    data    := | framed user key | suffix u64 | kind u8 |      value: the user's, verbatim
+    ranges  := | framed start    | suffix u64 |                value: | escaped end |
+    changes := | stream id 16    | timestamp u64 | chunk u32 | value: see changes/index.py
 
-A suffix whose first bit is 1 is a complemented timestamp. A suffix whose first bit is 0 is the id
-of an import, whose time is looked up when the entry is read.
+    suffix  := 2^64 - 1 - timestamp   first bit 1: newer sorts first
+             | import id              first bit 0: a stamp reference, sorts before all times
+    kind    := 00 tombstone | 01 value
+
+All integers are big-endian. The kind is part of the key, so that values are stored and returned
+unchanged. A version of an import has a stamp reference instead of a timestamp. Readers replace it
+by the time at which the import was added.
+
+Invariants
+1. The order of `data` is: user keys bytewise; in one key, references first, then newest first.
+2. Every timestamp is below 2^63, and every import id is in 1..2^63 - 1. The first bit of a suffix
+   tells them apart.
 """
 
 from __future__ import annotations
@@ -78,23 +88,7 @@ def check(framed: bytes, *, where: str) -> None:
 
 # --------------------------------------------------------------------------------------------------
 # Keys of the column families.
-#
-#     data    := | framed user key | suffix u64 | kind u8 |      value: the user's, verbatim
-#     ranges  := | framed start    | suffix u64 |                value: | escaped end |
-#     changes := | stream id 16    | timestamp u64 | chunk u32 | value: see changes/index.py
-#
-#     suffix  := 2^64 - 1 - timestamp   first bit 1: newer sorts first
-#              | import id              first bit 0: a stamp reference, sorts before all times
-#     kind    := 00 tombstone | 01 value
-#
-# All integers are big-endian. The kind is part of the key, so that values are stored and returned
-# unchanged. A version of an import has a stamp reference instead of a timestamp. Readers replace it
-# by the time at which the import was added.
-#
-# Invariants
-# 1. The order of `data` is: user keys bytewise; in one key, references first, then newest first.
-# 2. Every timestamp is below 2^63, and every import id is in 1..2^63 - 1. The first bit of a suffix
-#    tells them apart.
+
 
 U64_MAX: Final = (1 << 64) - 1
 IMPORT_ID_MAX: Final = (1 << 63) - 1

@@ -1,5 +1,27 @@
 """Several values as one key whose bytes sort as the values do, column by column.
 
+    tuple   := element*                a tuple sorts before the longer ones that begin with it
+    element := 01                      null, before everything else
+             | 02                      false
+             | 03                      true
+             | 10 | int64 |            big-endian, sign bit flipped
+             | 18 | uint64 |           big-endian: an integer from 2^63 on
+             | 20 | double |           big-endian; positive: sign bit flipped, negative: all bits
+             | 28 | decimal |          see codec/tuples.py
+             | 30 | framed bytes |     see codec/keys.py
+             | 40 | framed UTF-8 |     sorts by code point
+             | 50 | int64 |            days since the epoch, as an integer
+             | 60 | int64 |            microseconds since the epoch, as an integer
+             | 70 | UUID 16 |
+             | an element, all bits flipped: `desc`, which sorts the other way round
+
+Invariants
+1. The bytes of two tuples with values of the same types sort as the tuples do. -0.0 is 0.0, and
+   NaN sorts above all numbers, as in Spark.
+2. Decoding an encoded tuple returns its values.
+3. No element is the beginning of another one. So a flipped element sorts the other way round, and
+   an element ends where its own bytes say.
+
 `encode_tuple` and `decode_tuple` are public: other programs write and read such keys. Decimal
 numbers have an encoding of their own, which sorts as the numbers do.
 """
@@ -17,31 +39,6 @@ from uuid import UUID
 
 from kvstore.codec.keys import TERMINATOR, check, frame, unframe
 from kvstore.errors import CorruptionError, UsageError
-
-# --------------------------------------------------------------------------------------------------
-# Several values as one key whose bytes sort as the values do, column by column.
-#
-#     tuple   := element*                a tuple sorts before the longer ones that begin with it
-#     element := 01                      null, before everything else
-#              | 02                      false
-#              | 03                      true
-#              | 10 | int64 |            big-endian, sign bit flipped
-#              | 18 | uint64 |           big-endian: an integer from 2^63 on
-#              | 20 | double |           big-endian; positive: sign bit flipped, negative: all bits
-#              | 28 | decimal |          see codec/tuples.py
-#              | 30 | framed bytes |     see codec/keys.py
-#              | 40 | framed UTF-8 |     sorts by code point
-#              | 50 | int64 |            days since the epoch, as an integer
-#              | 60 | int64 |            microseconds since the epoch, as an integer
-#              | 70 | UUID 16 |
-#              | an element, all bits flipped: `desc`, which sorts the other way round
-#
-# Invariants
-# 1. The bytes of two tuples with values of the same types sort as the tuples do. -0.0 is 0.0, and
-#    NaN sorts above all numbers, as in Spark.
-# 2. Decoding an encoded tuple returns its values.
-# 3. No element is the beginning of another one. So a flipped element sorts the other way round, and
-#    an element ends where its own bytes say.
 
 
 @dataclass(frozen=True, slots=True)

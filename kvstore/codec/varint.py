@@ -21,3 +21,13 @@ def read_varint(data: bytes, at: int) -> tuple[int, int]:
         if shift > _SHIFT_MAX:
             raise ValueError("a number of a header has no end")
     return found | byte << shift, at + 1
+
+
+def write_varint(number: int) -> bytes:
+    """The bytes of a number from 0 to 2**64 - 1."""
+    found = bytearray()
+    while number > 127:
+        found.append(number & 127 | 128)
+        number >>= 7
+    found.append(number)
+    return bytes(found)

@@ -14,12 +14,13 @@ conformance suite (`kvstore.testing.engines`) checks on each implementation:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
 from kvstore.limits import SCAN_CHUNK, SCAN_CHUNK_BYTES
-from kvstore.loops.contract import Found
+from kvstore.loops.contract import Found, Nearby
+from kvstore.loops.files import Pass
 from kvstore.loops.live import Live
 
 DATA: Final = "data"
@@ -34,6 +35,11 @@ WHOLE_FIGURES: Final = (
 )
 """The figures of `Engine.stats` that concern no family alone. An engine without a cache or files
 has 0."""
+
+
+ReadAt: TypeAlias = "tuple[int, Mapping[bytes, tuple[int, int]], Callable[[bytes], Nearby] | None]"
+"""A time, the lifetimes of imports by their references, and how a pass learns of range tombstones:
+see `kvstore.loops.live.Live`."""
 
 
 class WriteBatch(Protocol):
@@ -148,6 +154,40 @@ class FileSpan(NamedTuple):
     size_bytes: int
 
 
+class HeldFiles(Protocol):
+    """Sorted files of `data`, open for passes that read them itself, by any threads."""
+
+    spans: Sequence[FileSpan]
+    """The files, to cut a span by."""
+
+    is_closed: bool
+    """Whether they were let go, perhaps because the engine was closed."""
+
+    has_flushed: bool
+    """Whether there is a new small file for them."""
+
+    def begin(
+        self,
+        begin: bytes,
+        end: bytes | None,
+        read: ReadAt,
+        *,
+        keys_only: bool = False,
+        whole: bool = False,
+    ) -> Pass:
+        """A pass over `begin <= stored key < end`: see `Pass`. One thread at a time may use it."""
+        ...
+
+    def take(self, one: Pass, rows: int, bytes_max: int, entries: int) -> bool:
+        """Have a pass go on: see `Pass.take`. Raises `CorruptionError` that names a damaged
+        file."""
+        ...
+
+    def close(self) -> None:
+        """Let the files go, once no thread is inside `take`. Repeatable."""
+        ...
+
+
 class Engine(Protocol):
     """Ordered families of bytes, written in atomic batches. One process owns it."""
 
@@ -169,7 +209,8 @@ class Engine(Protocol):
         """Make the batch visible, without waiting for the disk.
 
         `points`, if given, names the entries of `data` in the batch: it has a new version of each
-        of these user keys, and no other entry. `find` may then use older readers for other keys.
+        of these user keys, and no other entry that is read before the next call without `points`.
+        `find` may then use older readers for other keys.
 
         A batch that is not logged may be lost in a crash, even after a sync. Use it for entries
         that can be made again.
@@ -200,6 +241,12 @@ class Engine(Protocol):
     ) -> Cursor:
         """A pass over `start <= key < end`, ascending, or descending if `reverse`. The caller of a
         pass with `keys_only` ignores the values: an engine may leave them empty."""
+        ...
+
+    def hold_files(self, begin: bytes, end: bytes | None) -> HeldFiles | None:
+        """The sorted files of `data` that cross `begin <= key < end`, open for a pass that reads
+        them itself; nothing of the span lies elsewhere. None where the pass has to go by `cursor`.
+        The caller closes them, and has the view of its read already. Costs 30 us a file."""
         ...
 
     def find(self, key: bytes, rest: bytes, limit: bytes, /) -> Found:

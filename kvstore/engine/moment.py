@@ -1,7 +1,25 @@
 """A RocksDB directory at one moment, read beside the process that writes it.
 
-A reader opens a private directory, its home, with links to the files of that moment, so that the
-writer may delete them meanwhile.
+RocksDB reads the MANIFEST first and the logs after it. Beside a writer the logs may then be newer
+than the list of files: RocksDB sees the record of an import and not its files. So a reader notes
+the lengths of MANIFEST and logs, and opens a copy of exactly these bytes in a private directory.
+Sorted files never change and are read where they lie. Nothing is written to the database's own
+directory, which may be read-only or another user's.
+
+    home/CURRENT, MANIFEST-%06d    copies
+    home/%06d.log                  a copy of the newest log; links to older logs, which no longer
+                                   grow (copies, where an open file has no name to link to)
+    directory/%06d.sst             found by RocksDB's option `db_paths`
+
+These bytes are one moment: the bytes that killing the writer would have left. The reasons are
+1. MANIFEST and logs are only appended to. A file that was opened stays readable when its name is
+   removed.
+2. The MANIFEST is read before and after the logs. If its name and length are the same, no file
+   came or went meanwhile. If not, everything is read again.
+3. A log gets its first byte after the previous log got its last. The lengths of logs are noted
+   newest first, so each older log is complete.
+4. The names are listed twice. A log that is newer than every log of the first listing is left
+   out, so no log between two others is overlooked.
 """
 
 from __future__ import annotations
@@ -20,96 +38,6 @@ from typing import Final, NamedTuple
 from kvstore.base.forks import own
 from kvstore.errors import CorruptionError, StaleReaderError, storage_errors
 from kvstore.limits import MOMENT_COPY_BYTES, MOMENT_LOOKS_MAX
-
-# --------------------------------------------------------------------------------------------------
-# Homes: private directories in which readers open a database that another process writes.
-#
-# RocksDB writes an information log beside a database, and rocksdict a file of its own. A home takes
-# both, so that the writer's directory may be read-only storage or another user's.
-#
-#     TMPDIR/kvstore-follow-*/CURRENT, MANIFEST-%06d    links to the writer's files
-#                             LOCK                      locked as long as the reader is open
-#                             info/                     RocksDB's information log
-#
-# Invariants
-# 1. A home whose lock is free was abandoned by a reader that was killed. The next reader removes
-#    it.
-# 2. A home gets its name when it is locked, so that no other reader takes it for an abandoned one.
-
-_PREFIX: Final = "kvstore-follow-"
-_WHERE: Final = "the directory for temporary files (TMPDIR)"
-
-
-class ReaderHome:
-    """The home of one reader. It is removed when it is closed, and not in a forked child."""
-
-    def __init__(self, path: Path, lock: int) -> None:
-        self.path = path
-        self._lock = lock
-        own(self, f"the directory {path}")
-
-    @classmethod
-    def made(cls, directory: Path, manifest: str) -> ReaderHome:
-        """A new home for a reader of the database at `directory`. Raises `OutOfSpaceError`."""
-        with storage_errors(_WHERE):
-            unnamed = Path(tempfile.mkdtemp(prefix=f"new-{_PREFIX}"))
-            lock = os.open(unnamed / "LOCK", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX)
-                for name in ("CURRENT", manifest):
-                    (unnamed / name).symlink_to(directory.absolute() / name)
-                path = unnamed.with_name(unnamed.name.removeprefix("new-"))
-                unnamed.rename(path)
-            except BaseException:
-                os.close(lock)
-                shutil.rmtree(unnamed, ignore_errors=True)
-                raise
-            home = cls(path, lock)
-            _remove_abandoned(path.parent)
-        return home
-
-    def close(self) -> None:
-        """Remove the home. Repeatable."""
-        if self._lock >= 0:
-            shutil.rmtree(self.path, ignore_errors=True)  # the next reader removes what stays
-            lock, self._lock = self._lock, -1
-            os.close(lock)
-
-
-def _remove_abandoned(parent: Path) -> None:
-    for home in parent.glob(f"{_PREFIX}*"):
-        with suppress(OSError):  # it is another user's, or another reader removes it
-            lock = os.open(home / "LOCK", os.O_RDWR | os.O_CLOEXEC)
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(home)
-            finally:
-                os.close(lock)
-
-
-# --------------------------------------------------------------------------------------------------
-# A RocksDB directory at one moment, read beside the process that writes it.
-#
-# RocksDB reads the MANIFEST first and the logs after it. Beside a writer the logs may then be newer
-# than the list of files: RocksDB sees the record of an import and not its files. So a reader notes
-# the lengths of MANIFEST and logs, and opens a copy of exactly these bytes in a private directory.
-# Sorted files never change and are read where they lie. Nothing is written to the database's own
-# directory, which may be read-only or another user's.
-#
-#     home/CURRENT, MANIFEST-%06d    copies
-#     home/%06d.log                  a copy of the newest log; links to older logs, which no longer
-#                                    grow (copies, where an open file has no name to link to)
-#     directory/%06d.sst             found by RocksDB's option `db_paths`
-#
-# These bytes are one moment: the bytes that killing the writer would have left. The reasons are
-# 1. MANIFEST and logs are only appended to. A file that was opened stays readable when its name is
-#    removed.
-# 2. The MANIFEST is read before and after the logs. If its name and length are the same, no file
-#    came or went meanwhile. If not, everything is read again.
-# 3. A log gets its first byte after the previous log got its last. The lengths of logs are noted
-#    newest first, so each older log is complete.
-# 4. The names are listed twice. A log that is newer than every log of the first listing is left
-#    out, so no log between two others is overlooked.
 
 _MANIFEST = re.compile(rb"(MANIFEST-\d+)\n")
 _LOG = re.compile(r"\d+\.log")
@@ -179,24 +107,20 @@ class Moment:
         with storage_errors(where):  # `TemporaryDirectory` is removed when a forked child exits
             home = Path(tempfile.mkdtemp(prefix="kvstore-read-"))
         try:
-            self.lay_out(home, links=True)
+            self._lay_out(home)
             yield home
         finally:
             with storage_errors(where):
                 shutil.rmtree(home)
 
-    def lay_out(self, home: Path, *, links: bool = False) -> None:
-        """Put CURRENT, MANIFEST and logs into the directory `home`.
-
-        With `links`, older logs are links to the open files of this process, which no other process
-        can follow.
-        """
+    def _lay_out(self, home: Path) -> None:
+        """Put CURRENT, MANIFEST and logs into the directory `home`. Older logs are links to the
+        open files of this process, which no other process can follow."""
         with storage_errors(str(home)):
-            home.mkdir(mode=0o700, exist_ok=True)
             (home / "CURRENT").write_text(f"{self._manifest.name}\n")
             _copy(self._manifest, home)
             for log in self._logs[:-1]:
-                if links and _OPEN_FILES.is_dir():
+                if _OPEN_FILES.is_dir():
                     (home / log.name).symlink_to(_OPEN_FILES / str(log.descriptor))
                 else:
                     _copy(log, home)
@@ -271,3 +195,69 @@ def _copy(file: _File, home: Path) -> None:
 def _close(descriptors: list[int]) -> None:
     for descriptor in descriptors:
         os.close(descriptor)
+
+
+# --------------------------------------------------------------------------------------------------
+# Homes: private directories in which readers open a database that another process writes.
+#
+# RocksDB writes an information log beside a database, and rocksdict a file of its own. A home takes
+# both, so that the writer's directory may be read-only storage or another user's.
+#
+#     TMPDIR/kvstore-follow-*/CURRENT, MANIFEST-%06d    links to the writer's files
+#                             LOCK                      locked as long as the reader is open
+#                             info/                     RocksDB's information log
+#
+# Invariants
+# 1. A home whose lock is free was abandoned by a reader that was killed. The next reader removes
+#    it.
+# 2. A home gets its name when it is locked, so that no other reader takes it for an abandoned one.
+
+_PREFIX: Final = "kvstore-follow-"
+_WHERE: Final = "the directory for temporary files (TMPDIR)"
+
+
+class ReaderHome:
+    """The home of one reader. It is removed when it is closed, and not in a forked child."""
+
+    def __init__(self, path: Path, lock: int) -> None:
+        self.path = path
+        self._lock = lock
+        own(self, f"the directory {path}")
+
+    @classmethod
+    def made(cls, directory: Path, manifest: str) -> ReaderHome:
+        """A new home for a reader of the database at `directory`. Raises `OutOfSpaceError`."""
+        with storage_errors(_WHERE):
+            unnamed = Path(tempfile.mkdtemp(prefix=f"new-{_PREFIX}"))
+            lock = os.open(unnamed / "LOCK", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                for name in ("CURRENT", manifest):
+                    (unnamed / name).symlink_to(directory.absolute() / name)
+                path = unnamed.with_name(unnamed.name.removeprefix("new-"))
+                unnamed.rename(path)
+            except BaseException:
+                os.close(lock)
+                shutil.rmtree(unnamed, ignore_errors=True)
+                raise
+            home = cls(path, lock)
+            _remove_abandoned(path.parent)
+        return home
+
+    def close(self) -> None:
+        """Remove the home. Repeatable."""
+        if self._lock >= 0:
+            shutil.rmtree(self.path, ignore_errors=True)  # the next reader removes what stays
+            lock, self._lock = self._lock, -1
+            os.close(lock)
+
+
+def _remove_abandoned(parent: Path) -> None:
+    for home in parent.glob(f"{_PREFIX}*"):
+        with suppress(OSError):  # it is another user's, or another reader removes it
+            lock = os.open(home / "LOCK", os.O_RDWR | os.O_CLOEXEC)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(home)
+            finally:
+                os.close(lock)

@@ -1,8 +1,27 @@
 """RocksDB behind the `Engine` contract, through rocksdict.
 
-This module alone knows how a database is opened, tuned, merged, stalled and forked: the few knobs
-that a store offers come first, then the translation of errors, waiting outside RocksDB while it
-takes no writes, its threads at a fork, merges of small files, opening, and the engine itself.
+Observed behaviour of rocksdict 0.3.29, and its consequences
+* A synced `write` holds the interpreter lock for the whole fsync; `flush_wal(True)` releases it.
+  So a batch is written unsynced and the log is flushed after it. Commits can then share an fsync.
+* A `write` that RocksDB stops holds the interpreter lock: see `Stalls`.
+* `set_iterate_lower_bound` sets the *upper* bound. So only the upper bound is used, and
+  descending passes cut their own end.
+* Iterators, family handles and family objects each keep the database, and its lock, open: `close`
+  drops them all, cursors included.
+* `Snapshot` iterators do not keep to the snapshot; plain iterators keep to their own view.
+* Tailing iterators see later writes, but overlook range deletes, so they cannot be used here.
+* A database that is opened again without a list of its families gets default options for them.
+* Iteration over `items()` ends silently at a damaged block. So the end of every pass is checked
+  with a second iterator, which has a status.
+* An ingest that copies holds the interpreter lock throughout; a move takes 2 ms at any size.
+* RocksDB opens silently although a log is lost, unless its MANIFEST tracks logs. The MANIFEST
+  tracks all logs but the newest, whose loss stays silent.
+* Opening a database read-only still rewrites a file of rocksdict's own. So a reader opens a
+  private directory, see `kvstore.engine.moment`; `db_paths` names the place of the sorted files.
+* Every failure is a bare `Exception`. `translated` recognises it by its text.
+* `point_in_time` recovery silently cuts the log at the first bad byte, and loses synced records
+  behind it. `tolerate_corrupted_tail_records` refuses such a log, but also refuses a tail that a
+  power cut leaves (zeros in the place of bytes). `kvstore.engine.logs` decides between the two.
 """
 
 from __future__ import annotations
@@ -11,6 +30,7 @@ import bisect
 import ctypes
 import os
 import re
+import tempfile
 import threading
 import time
 import weakref
@@ -26,9 +46,21 @@ from typing import Any, Final, NamedTuple, NoReturn
 
 import rocksdict as rocks
 
-from kvstore.base.arguments import integer, require_syncable
+from kvstore.base.arguments import integer
 from kvstore.base.forks import own, undivided
-from kvstore.engine.api import DATA, FAMILIES, Cursor, EntryReader, FileSpan, WriteBatch, chunks
+from kvstore.base.paths import require_syncable
+from kvstore.engine.api import (
+    CHANGES,
+    DATA,
+    FAMILIES,
+    Cursor,
+    EntryReader,
+    FileSpan,
+    HeldFiles,
+    WriteBatch,
+    chunks,
+)
+from kvstore.engine.held_files import Footers, OpenFiles, hold_files, live_files
 from kvstore.engine.logs import cut, cut_manifest, find_damage, looks_recycled
 from kvstore.engine.moment import Moment
 from kvstore.errors import (
@@ -50,6 +82,8 @@ from kvstore.limits import (
     BESIDE_OPEN_FILES_MAX,
     BLOCK_BYTES,
     BLOCK_CACHE_BYTES,
+    COLUMNS_FLUSH_BYTES_MIN,
+    FLUSH_ROOM_FACTOR,
     FORK_WAIT_S_MAX,
     IDLE_READERS_MAX,
     INFO_LOG_BYTES_MAX,
@@ -73,6 +107,7 @@ from kvstore.limits import (
 )
 from kvstore.loops.live import Entries, Live, collect
 from kvstore.loops.lookup import Readers
+from kvstore.storage.os_files import OS_FILES
 
 # --------------------------------------------------------------------------------------------------
 # The few knobs of RocksDB that a store offers. None keeps the default of `kvstore.limits` or of
@@ -141,6 +176,445 @@ DEFAULTS = Options()
 
 
 # --------------------------------------------------------------------------------------------------
+# The engine.
+
+
+class RocksEngine:
+    """A RocksDB database with the store's column families.
+
+    A `read_only` database shows the moment of its opening. A caller that has laid out such a moment
+    passes its directory as `home`. A checkpoint is its own `home`. It is opened `beside` its source
+    database: the two share a cache, which holds each common file once, and the checkpoint keeps few
+    files open. A caller that opens the database in its own way passes a function as `database`.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        read_only: bool = False,
+        create: bool = True,
+        home: Path | None = None,
+        beside: RocksEngine | None = None,
+        database: Callable[[rocks.Cache], rocks.Rdict] | None = None,
+        knobs: Options = DEFAULTS,
+    ) -> None:
+        self.path = path
+        self.is_read_only = read_only
+        if not read_only:
+            THREADS.require_own(str(path))
+        THREADS.open(self)
+        require_store_directory(path, create=create and not read_only)
+        if not read_only:
+            make_store_directory(path)
+        self._is_passing = read_only and database is None
+        """Whether most reads are passes that come once: they leave the cache alone."""
+        size = PASSING_CACHE_BYTES if self._is_passing else knobs.cache()
+        self._cache: rocks.Cache = rocks.Cache(size) if beside is None else beside._cache
+        self._moment: Moment | None = None
+        self._db: rocks.Rdict | None
+        if database is not None:
+            self._db = database(self._cache)
+        elif read_only and home is None:
+            self._db, self._moment = opened_at_once(path, self._cache)
+        else:
+            files_max = -1 if beside is None else BESIDE_OPEN_FILES_MAX
+            try:
+                self._db = opened(path, self._cache, home=home, files_max=files_max, knobs=knobs)
+            except KVStoreError as error:
+                if home is None or home == path or not lacks_a_file(error):
+                    raise
+                raise StaleReaderError(str(path)) from error
+        self._take_families(self._db)
+        note_opened(path, self, writes=not read_only)
+        self._readers = Readers(self._new_reader, self.check, IDLE_READERS_MAX)
+        self.find = self._readers.find
+        self.borrow = self._readers.borrow
+        self.give_back = self._readers.give_back
+        self._unlogged = rocks.WriteOptions()
+        self._unlogged.disable_wal = True  # type: ignore[method-assign,assignment]
+        self._cursors: weakref.WeakSet[RocksCursor | OpenFiles] = weakref.WeakSet()
+        self._footers = Footers(path)
+        self._stalls = Stalls(lambda: self._family[DATA])
+        self._look_at, self._is_stop_near = 0.0, False
+        self._merges = Merges(str(path), self._opened, self.cursor)
+        own(self, f"the database at {path}", endings=("close", "give_back"))
+
+    def _take_families(self, database: rocks.Rdict) -> None:
+        with translated(str(self.path)):
+            self._family = {name: database.get_column_family(name) for name in FAMILIES}
+            self.families: Mapping[str, Any] = {
+                name: database.get_column_family_handle(name) for name in FAMILIES
+            }
+
+    # -- writing --------------------------------------------------------------------------
+
+    def batch(self) -> WriteBatch:
+        now = time.monotonic()
+        if now >= self._look_at:
+            self._look_at, self._is_stop_near = now + STALL_LOOK_S, self._has_signs()
+        if self._is_stop_near:
+            self._stalls.wait()
+        return rocks.WriteBatch(raw_mode=True)
+
+    def _has_signs(self) -> bool:
+        families = [*self._family.values()]
+        with suppress(Exception):  # the database was closed meanwhile: the write tells that
+            return any(each.property_int_value(sign) for each in families for sign in SIGNS)
+        return False
+
+    def write(
+        self,
+        batch: WriteBatch,
+        points: Mapping[bytes, bytes | None] | None = None,
+        *,
+        logged: bool = True,
+    ) -> None:
+        """Hot, as `sync` is. Translating errors without the `translated` object saves 0.5 of a
+        put's 10 us. The committer has checked that the store is open; a close since then is found
+        by the failure."""
+        how = None if logged else self._unlogged
+        try:
+            self._db.write(batch, how)  # type: ignore[arg-type,union-attr]  # from self.batch()
+        except Exception as error:
+            self._open()
+            raise from_text(str(self.path), error) from error
+        if points is None:
+            self._readers.renew()
+        else:
+            self._readers.outlive(points, READERS_BEHIND_BYTES_MAX)
+
+    def look_again(self) -> bool:
+        self._open()
+        self._readers.renew()
+        return True
+
+    def sync(self) -> None:
+        try:
+            self._open().flush_wal(True)
+        except KVStoreError:
+            raise
+        except Exception as error:
+            raise from_text(str(self.path), error) from error
+
+    def flush(self) -> None:
+        self._open()
+        family = self._family[DATA]
+        with translated(str(self.path)):
+            if active_bytes(family) >= INGEST_FLUSH_BYTES:
+                family.flush()
+
+    def empty_memory(self) -> None:
+        """Write large memtables to files, so that closing the database takes less. Does nothing
+        where RocksDB would wait, or the disk has little room."""
+        self._open()
+        for name in (DATA, CHANGES):
+            if active_bytes(self._family[name]) >= INGEST_FLUSH_BYTES:
+                self._flushed(self._family[name])
+
+    def ingest(self, files: Sequence[Path]) -> None:
+        options = rocks.IngestExternalFileOptions()
+        options.set_move_files(True)
+        self._open()
+        with translated(str(self.path)):
+            self._family[DATA].ingest_external_file([str(file) for file in files], options)
+        self._readers.renew()
+
+    # -- reading --------------------------------------------------------------------------
+
+    def get(self, family: str, key: bytes) -> bytes | None:
+        self._open()
+        with translated(str(self.path)):
+            value: bytes | None = self._family[family].get(key)
+        return value
+
+    def cursor(
+        self,
+        family: str,
+        start: bytes = b"",
+        end: bytes | None = None,
+        *,
+        reverse: bool = False,
+        keys_only: bool = False,
+    ) -> RocksCursor:
+        self._open()
+        options = rocks.ReadOptions()
+        if self._is_passing:  # saves 30 ns an entry; a pass reads no block twice
+            options.fill_cache(False)  # type: ignore[call-arg]  # as it is, not as its stub has it
+            options.set_readahead_size(PASSING_READAHEAD_BYTES)
+        if end is not None:
+            options.set_iterate_upper_bound(end)
+        where = str(self.path)
+        cursor = RocksCursor(
+            self._family[family], options, start, reverse=reverse, where=where, keys_only=keys_only
+        )
+        self._cursors.add(cursor)
+        if self._db is None:  # another thread has closed it, perhaps before the cursor was added
+            cursor.close()
+            raise ClosedError(where)
+        return cursor
+
+    def hold_files(self, begin: bytes, end: bytes | None) -> HeldFiles | None:
+        where, family = str(self.path), self._opened(DATA)
+        in_memory = self._in_memory()
+        if in_memory and not self._is_worth_a_flush(begin, end):
+            return None
+        if in_memory and not self._flushed(family):
+            return None
+        with translated(where):
+            held = hold_files(where, self._footers, lambda: live_files(family), (begin, end))
+        if held is not None:
+            held.has_flushed = in_memory
+            self._cursors.add(held)
+            if self._db is None:  # as in `cursor`
+                held.close()
+                raise ClosedError(where)
+        return held
+
+    def _in_memory(self) -> bool:
+        """Whether rows lie in memory only."""
+        family = self._opened(DATA)
+        with translated(str(self.path)):
+            return any(_value(family, name) for name in _ENTRIES_IN_MEMORY)
+
+    def _is_worth_a_flush(self, begin: bytes, end: bytes | None) -> bool:
+        """Whether a pass over a span is long enough to write first what lies in memory only."""
+        size = sum(
+            file.size_bytes
+            for file in self.files()
+            if file.last >= begin and (end is None or file.first < end)
+        )
+        return not self.is_read_only and size >= COLUMNS_FLUSH_BYTES_MIN
+
+    def _flushed(self, family: rocks.Rdict) -> bool:
+        """Have RocksDB write what lies in memory only; False where it would wait, or where the disk
+        has little room. A read does not wait for merges. A flush that fails stops all writes."""
+        if self._has_signs():
+            return False
+        try:
+            with translated(str(self.path)), storage_errors(str(self.path)):
+                room = os.statvfs(self.path)
+                wanted = FLUSH_ROOM_FACTOR * _value(family, "rocksdb.cur-size-all-mem-tables")
+                if room.f_bavail * room.f_frsize < wanted:
+                    return False
+                family.flush()  # gives the interpreter lock away
+        except StorageError:
+            return False
+        return True
+
+    def check(self, reader: EntryReader) -> None:
+        with translated(str(self.path)):
+            reader.status()
+
+    # -- upkeep ---------------------------------------------------------------------------
+
+    def checkpoint(self, target: Path) -> None:
+        database = self._open()
+        if self.is_read_only:
+            raise UsageError(
+                f"a checkpoint of {self.path}, which is open to read only",
+                "ask the process that writes it: kvstore.connect(path).checkpoint(...)",
+            )
+        with translated(str(target)):
+            rocks.Checkpoint(database).create_checkpoint(str(target))
+
+    def compact(self, family: str, start: bytes = b"", end: bytes | None = None) -> None:
+        self._open()
+        self._readers.renew()
+        options = rocks.CompactOptions()
+        options.set_bottommost_level_compaction(rocks.BottommostLevelCompaction.force_optimized())
+        with translated(str(self.path)):
+            self._family[family].flush()
+            self._family[family].compact_range(start or None, end, options)
+
+    def merges(self, rewritten: tuple[bytes, bytes] | None = None) -> Iterator[None]:
+        if self.is_read_only:
+            return
+        for _ in self._merges.run(rewritten):
+            self._readers.renew()  # the kept readers would read the files from before the merge
+            yield
+
+    def files(self) -> list[FileSpan]:
+        """The sorted files and the keys they lie between, of all families."""
+        with translated(str(self.path)):
+            found = self._open().live_files()
+        return [
+            FileSpan(bytes(file["start_key"]), bytes(file["end_key"]), int(file["size"]))
+            for file in found
+            if file["start_key"] is not None
+        ]
+
+    def stats(self) -> Mapping[str, int]:
+        self._open()
+        with translated(str(self.path)):
+            return figures({name: self._family[name] for name in FAMILIES})
+
+    def close(self) -> None:
+        if self._db is None:
+            return
+        # First replace the fields that other threads read: from now on they open nothing.
+        handles = [*self._family.values(), self._db]
+        self._db = None
+        self._cache = rocks.Cache(0)  # the old cache would keep its blocks in memory
+        self._family = self.families = _Closed(str(self.path))
+        self._readers.renew()
+        self._merges.finish()
+        if self._moment is not None:
+            self._moment.close()
+        for cursor in self._open_cursors():
+            cursor.close()
+        for handle in handles:
+            # Closing flushes memtables, which fails on a full disk. Nothing is lost: the log has
+            # their entries. The handle releases the database and its lock in any case.
+            with suppress(Exception):
+                handle.close()
+        THREADS.close(self)
+
+    def fork_parts(self) -> Sequence[object]:
+        """Open cursors: each holds an iterator, whose destructor may remove files."""
+        return self._open_cursors()
+
+    def _open_cursors(self) -> list[RocksCursor | OpenFiles]:
+        while True:
+            with suppress(RuntimeError):  # another thread has added a cursor
+                return list(self._cursors)
+
+    def _opened(self, name: str) -> rocks.Rdict:
+        self._open()
+        return self._family[name]
+
+    def _new_reader(self) -> EntryReader:
+        self._open()
+        reader: EntryReader = self._family[DATA].iter()
+        return reader
+
+    def _open(self) -> rocks.Rdict:
+        if self._db is None:
+            raise ClosedError(str(self.path))
+        return self._db
+
+
+class _Closed(dict[str, Any]):
+    """Stands for the families of a closed database."""
+
+    def __init__(self, where: str) -> None:
+        super().__init__()
+        self._where = where
+
+    def __missing__(self, name: str) -> NoReturn:
+        raise ClosedError(self._where)
+
+
+class RocksCursor:
+    """A pass over a RocksDB iterator, in chunks. Its upper bound lies in `options`.
+
+    It begins with an iterator that takes one call an entry and cannot seek. A second iterator, made
+    beside the first, takes three calls an entry. It takes over where a scan skips entries.
+
+    A write may come between the making of the two. The older iterator reads the references of a
+    key. So a row of an import that settles in between is read once, or twice with the same value,
+    and never missed.
+    """
+
+    def __init__(
+        self,
+        family: rocks.Rdict,
+        options: rocks.ReadOptions,
+        start: bytes,
+        *,
+        reverse: bool,
+        where: str,
+        keys_only: bool = False,
+    ) -> None:
+        self._where = where
+        self._start = start
+        self._reverse = reverse
+        self._options = options  # owns the bound: the iterators have a pointer to its bytes
+        with translated(where):
+            # References are the first entries of a key, so a descending pass reads them last.
+            older: Any = family.iter(options) if reverse else None
+            make = family.keys if keys_only else family.items
+            found: Any = make(
+                backwards=reverse, from_key=None if reverse else start, read_opt=options
+            )
+            # Copying a value of 100 bytes takes a fifth of an entry's time.
+            self._source: Iterator[Any] | None = (
+                zip(found, _NO_VALUES, strict=False) if keys_only else found
+            )
+            self._seeker: Any = older or family.iter(options)
+        self._last: bytes | None = None if reverse else start
+
+    def take(self, count: int) -> tuple[list[bytes], list[bytes]]:
+        keys: list[bytes] = []
+        values: list[bytes] = []
+        with translated(self._where):
+            has_more = collect(self._open(), keys, values, count, SCAN_CHUNK_BYTES)
+            if keys:
+                self._last = keys[-1]
+            if not has_more:
+                self._end()
+        if self._reverse and keys and keys[-1] < self._start:
+            # `set_iterate_lower_bound` of rocksdict 0.3.29 sets the upper bound.
+            inside = bisect.bisect_right(keys, -1, key=lambda key: -(key >= self._start))
+            del keys[inside:], values[inside:]
+            self._source = iter(())
+        return keys, values
+
+    def feed(self, live: Live, count: int) -> bool:
+        if self._reverse:
+            keys, values = self.take(count)
+            live.pass_over(zip(keys, values, strict=True), len(keys))
+            has_more = bool(keys)
+        else:
+            with translated(self._where):
+                has_more = live.pass_over(self._open(), count, SCAN_CHUNK_BYTES)
+                self._last = live.last or self._last
+                if not has_more:
+                    self._end()
+        if live.ahead is not None:
+            self._go(*live.ahead)
+        return has_more
+
+    def close(self) -> None:
+        self._source = self._seeker = None
+
+    def _open(self) -> Iterator[Any]:
+        if self._source is None:
+            raise ClosedError(f"a scan of {self._where}")
+        return self._source
+
+    def _open_seeker(self) -> Any:
+        """The second iterator. Another thread may have closed the pass meanwhile."""
+        seeker = self._seeker
+        if seeker is None:
+            raise ClosedError(f"a scan of {self._where}")
+        return seeker
+
+    def _go(self, target: bytes, is_floor: bool) -> None:
+        seeker = self._open_seeker()
+        with translated(self._where):
+            seeker.seek_for_prev(target) if is_floor else seeker.seek(target)
+        self._source = Entries(seeker, reverse=self._reverse)
+
+    def _end(self) -> None:
+        """Raise if the pass stopped at a damaged block and not at its end."""
+        seeker = self._open_seeker()
+        self._source = iter(())
+        if self._last is None:
+            seeker.seek_to_last()
+        elif self._reverse:
+            seeker.seek_for_prev(self._last)
+        else:
+            seeker.seek(self._last)
+        if seeker.valid():
+            seeker.prev() if self._reverse else seeker.next()
+        seeker.status()
+
+
+_NO_VALUES = repeat(b"")
+
+
+# --------------------------------------------------------------------------------------------------
 # How a store's RocksDB database and its families are stored.
 
 
@@ -164,6 +638,19 @@ def database_options(cache: rocks.Cache, *, requires_logs: bool = True) -> rocks
 
 
 _OPTIONS_DIRECTORY = Path(__file__).with_name("options")
+
+
+def release() -> str:
+    """The release of RocksDB that rocksdict has built in, such as "10.4.2". rocksdict does not tell
+    it, but the options file of a database does: an empty one is made, in some 10 ms."""
+    with (
+        tempfile.TemporaryDirectory(prefix="kvstore-") as place,
+        translated(f"an empty database in {place}"),
+    ):
+        rocks.Rdict(place).close()
+        told = [path.read_text() for path in Path(place).glob("OPTIONS-*")]
+        found: str = re.findall(r"^\s*rocksdb_version=(\S+)$", "\n".join(told), re.MULTILINE)[0]
+        return found
 
 
 def family_options(family: str, cache: rocks.Cache) -> rocks.Options:
@@ -310,6 +797,11 @@ def _value(family: rocks.Rdict, prop: str) -> int:
 # 3. An empty write changes nothing: it has no sequence number and no record in the log.
 #
 # Source: `DelayWrite` and `RecalculateWriteStallConditions` of RocksDB.
+
+_ENTRIES_IN_MEMORY: Final = (
+    "rocksdb.num-entries-active-mem-table",
+    "rocksdb.num-entries-imm-mem-tables",
+)
 
 _STOPPED: Final = "rocksdb.is-write-stopped"
 SIGNS: Final = (
@@ -484,9 +976,9 @@ def _end_behind_python() -> None:
 # Small sorted files: the groups of a family's files that are worth a merge.
 #
 # RocksDB merges files whose spans of keys overlap. It moves files whose keys follow one another,
-# such as files of the change index, down its levels as they are. Each checkpoint, parallel scan and
-# opening flushes the memtables into files of their own. Without a merge a store would therefore
-# have more files with each of them, and RocksDB has no option against it.
+# such as files of the change index, down its levels as they are. Each checkpoint and opening, and
+# many a long pass, flushes the memtables into files of their own. Without a merge a store would
+# therefore have more files with each of them, and RocksDB has no option against it.
 #
 # Invariants
 # 1. A group is a stretch of small neighbours on one level, of at least `SMALL_FILES_MAX` files. So
@@ -768,8 +1260,6 @@ def make_store_directory(path: Path) -> None:
             raise LockedError(str(path), "this process")
         if is_there:
             return
-        from kvstore.storage.journal.files import OS_FILES  # a store that exists needs no journal
-
         require_syncable(path)
         OS_FILES.make_directory(str(path))
         OS_FILES.sync_directory(str(path.absolute().parent))
@@ -953,415 +1443,3 @@ def salvage(path: Path) -> None:
     families = {family: family_options(family, cache) for family in FAMILIES}
     with translated(str(path)):
         rocks.Rdict(str(path), options, families).close()
-
-
-# --------------------------------------------------------------------------------------------------
-# RocksDB behind the `Engine` contract, through rocksdict.
-#
-# Observed behaviour of rocksdict 0.3.29, and its consequences
-# * A synced `write` holds the interpreter lock for the whole fsync; `flush_wal(True)` releases it.
-#   So a batch is written unsynced and the log is flushed after it. Commits can then share an fsync.
-# * A `write` that RocksDB stops holds the interpreter lock: see `Stalls`.
-# * `set_iterate_lower_bound` sets the *upper* bound. So only the upper bound is used, and
-#   descending passes cut their own end.
-# * Iterators, family handles and family objects each keep the database, and its lock, open: `close`
-#   drops them all, cursors included.
-# * `Snapshot` iterators do not keep to the snapshot; plain iterators keep to their own view.
-# * Tailing iterators see later writes, but overlook range deletes, so they cannot be used here.
-# * A database that is opened again without a list of its families gets default options for them.
-# * Iteration over `items()` ends silently at a damaged block. So the end of every pass is checked
-#   with a second iterator, which has a status.
-# * An ingest that copies holds the interpreter lock throughout; a move takes 2 ms at any size.
-# * RocksDB opens silently although a log is lost, unless its MANIFEST tracks logs. The MANIFEST
-#   tracks all logs but the newest, whose loss stays silent.
-# * Opening a database read-only still rewrites a file of rocksdict's own. So a reader opens a
-#   private directory, see `kvstore.engine.moment`; `db_paths` names the place of the sorted files.
-# * Every failure is a bare `Exception`. `translated` recognises it by its text.
-# * `point_in_time` recovery silently cuts the log at the first bad byte, and loses synced records
-#   behind it. `tolerate_corrupted_tail_records` refuses such a log, but also refuses a tail that a
-#   power cut leaves (zeros in the place of bytes). `kvstore.engine.logs` decides between the two.
-
-
-class RocksEngine:
-    """A RocksDB database with the store's column families.
-
-    A `read_only` database shows the moment of its opening. A caller that has laid out such a moment
-    passes its directory as `home`. A checkpoint is its own `home`. It is opened `beside` its source
-    database: the two share a cache, which holds each common file once, and the checkpoint keeps few
-    files open. A caller that opens the database in its own way passes a function as `database`.
-    """
-
-    def __init__(
-        self,
-        path: Path,
-        *,
-        read_only: bool = False,
-        create: bool = True,
-        home: Path | None = None,
-        beside: RocksEngine | None = None,
-        database: Callable[[rocks.Cache], rocks.Rdict] | None = None,
-        knobs: Options = DEFAULTS,
-    ) -> None:
-        self.path = path
-        self.is_read_only = read_only
-        if not read_only:
-            THREADS.require_own(str(path))
-        THREADS.open(self)
-        require_store_directory(path, create=create and not read_only)
-        if not read_only:
-            make_store_directory(path)
-        self._is_passing = read_only and database is None
-        """Whether most reads are passes that come once: they leave the cache alone."""
-        size = PASSING_CACHE_BYTES if self._is_passing else knobs.cache()
-        self._cache: rocks.Cache = rocks.Cache(size) if beside is None else beside._cache
-        self._moment: Moment | None = None
-        self._db: rocks.Rdict | None
-        if database is not None:
-            self._db = database(self._cache)
-        elif read_only and home is None:
-            self._db, self._moment = opened_at_once(path, self._cache)
-        else:
-            files_max = -1 if beside is None else BESIDE_OPEN_FILES_MAX
-            try:
-                self._db = opened(path, self._cache, home=home, files_max=files_max, knobs=knobs)
-            except KVStoreError as error:
-                if home is None or home == path or not lacks_a_file(error):
-                    raise
-                raise StaleReaderError(str(path)) from error
-        self._take_families(self._db)
-        note_opened(path, self, writes=not read_only)
-        self._readers = Readers(self._new_reader, self.check, IDLE_READERS_MAX)
-        self.find = self._readers.find
-        self.borrow = self._readers.borrow
-        self.give_back = self._readers.give_back
-        self._unlogged = rocks.WriteOptions()
-        self._unlogged.disable_wal = True  # type: ignore[method-assign,assignment]
-        self._cursors: weakref.WeakSet[RocksCursor] = weakref.WeakSet()
-        self._stalls = Stalls(lambda: self._family[DATA])
-        self._look_at, self._is_stop_near = 0.0, False
-        self._merges = Merges(str(path), self._opened, self.cursor)
-        own(self, f"the database at {path}", endings=("close", "give_back"))
-
-    def _take_families(self, database: rocks.Rdict) -> None:
-        with translated(str(self.path)):
-            self._family = {name: database.get_column_family(name) for name in FAMILIES}
-            self.families: Mapping[str, Any] = {
-                name: database.get_column_family_handle(name) for name in FAMILIES
-            }
-
-    # -- writing --------------------------------------------------------------------------
-
-    def batch(self) -> WriteBatch:
-        now = time.monotonic()
-        if now >= self._look_at:
-            self._look_at, self._is_stop_near = now + STALL_LOOK_S, self._has_signs()
-        if self._is_stop_near:
-            self._stalls.wait()
-        return rocks.WriteBatch(raw_mode=True)
-
-    def _has_signs(self) -> bool:
-        families = [*self._family.values()]
-        with suppress(Exception):  # the database was closed meanwhile: the write tells that
-            return any(each.property_int_value(sign) for each in families for sign in SIGNS)
-        return False
-
-    def write(
-        self,
-        batch: WriteBatch,
-        points: Mapping[bytes, bytes | None] | None = None,
-        *,
-        logged: bool = True,
-    ) -> None:
-        """Hot, as `sync` is. Translating errors without the `translated` object saves 0.5 of a
-        put's 10 us. The committer has checked that the store is open; a close since then is found
-        by the failure."""
-        how = None if logged else self._unlogged
-        try:
-            self._db.write(batch, how)  # type: ignore[arg-type,union-attr]  # from self.batch()
-        except Exception as error:
-            self._open()
-            raise from_text(str(self.path), error) from error
-        if points is None:
-            self._readers.renew()
-        else:
-            self._readers.outlive(points, READERS_BEHIND_BYTES_MAX)
-
-    def look_again(self) -> bool:
-        self._open()
-        self._readers.renew()
-        return True
-
-    def sync(self) -> None:
-        try:
-            self._open().flush_wal(True)
-        except KVStoreError:
-            raise
-        except Exception as error:
-            raise from_text(str(self.path), error) from error
-
-    def flush(self) -> None:
-        self._open()
-        family = self._family[DATA]
-        with translated(str(self.path)):
-            if active_bytes(family) >= INGEST_FLUSH_BYTES:
-                family.flush()
-
-    def ingest(self, files: Sequence[Path]) -> None:
-        options = rocks.IngestExternalFileOptions()
-        options.set_move_files(True)
-        self._open()
-        with translated(str(self.path)):
-            self._family[DATA].ingest_external_file([str(file) for file in files], options)
-        self._readers.renew()
-
-    # -- reading --------------------------------------------------------------------------
-
-    def get(self, family: str, key: bytes) -> bytes | None:
-        self._open()
-        with translated(str(self.path)):
-            value: bytes | None = self._family[family].get(key)
-        return value
-
-    def cursor(
-        self,
-        family: str,
-        start: bytes = b"",
-        end: bytes | None = None,
-        *,
-        reverse: bool = False,
-        keys_only: bool = False,
-    ) -> RocksCursor:
-        self._open()
-        options = rocks.ReadOptions()
-        if self._is_passing:  # saves 30 ns an entry; a pass reads no block twice
-            options.fill_cache(False)  # type: ignore[call-arg]  # as it is, not as its stub has it
-            options.set_readahead_size(PASSING_READAHEAD_BYTES)
-        if end is not None:
-            options.set_iterate_upper_bound(end)
-        where = str(self.path)
-        cursor = RocksCursor(
-            self._family[family], options, start, reverse=reverse, where=where, keys_only=keys_only
-        )
-        self._cursors.add(cursor)
-        if self._db is None:  # another thread has closed it, perhaps before the cursor was added
-            cursor.close()
-            raise ClosedError(where)
-        return cursor
-
-    def check(self, reader: EntryReader) -> None:
-        with translated(str(self.path)):
-            reader.status()
-
-    # -- upkeep ---------------------------------------------------------------------------
-
-    def lay_out(self, home: Path) -> None:
-        """Make `home` a directory in which other processes can open the moment that this reader
-        shows. Costs a copy of the logs."""
-        self._open()
-        assert self._moment is not None, "only a reader that found its own moment is asked"
-        self._moment.lay_out(home)
-
-    def checkpoint(self, target: Path) -> None:
-        database = self._open()
-        if self.is_read_only:
-            raise UsageError(
-                f"a checkpoint of {self.path}, which is open to read only",
-                "ask the process that writes it: kvstore.connect(path).checkpoint(...)",
-            )
-        with translated(str(target)):
-            rocks.Checkpoint(database).create_checkpoint(str(target))
-
-    def compact(self, family: str, start: bytes = b"", end: bytes | None = None) -> None:
-        self._open()
-        self._readers.renew()
-        options = rocks.CompactOptions()
-        options.set_bottommost_level_compaction(rocks.BottommostLevelCompaction.force_optimized())
-        with translated(str(self.path)):
-            self._family[family].flush()
-            self._family[family].compact_range(start or None, end, options)
-
-    def merges(self, rewritten: tuple[bytes, bytes] | None = None) -> Iterator[None]:
-        if self.is_read_only:
-            return
-        for _ in self._merges.run(rewritten):
-            self._readers.renew()  # the kept readers would read the files from before the merge
-            yield
-
-    def files(self) -> list[FileSpan]:
-        """The sorted files and the keys they lie between, of all families."""
-        with translated(str(self.path)):
-            found = self._open().live_files()
-        return [
-            FileSpan(bytes(file["start_key"]), bytes(file["end_key"]), int(file["size"]))
-            for file in found
-            if file["start_key"] is not None
-        ]
-
-    def stats(self) -> Mapping[str, int]:
-        self._open()
-        with translated(str(self.path)):
-            return figures({name: self._family[name] for name in FAMILIES})
-
-    def close(self) -> None:
-        if self._db is None:
-            return
-        # First replace the fields that other threads read: from now on they open nothing.
-        handles = [*self._family.values(), self._db]
-        self._db = None
-        self._cache = rocks.Cache(0)  # the old cache would keep its blocks in memory
-        self._family = self.families = _Closed(str(self.path))
-        self._readers.renew()
-        self._merges.finish()
-        if self._moment is not None:
-            self._moment.close()
-        for cursor in self._open_cursors():
-            cursor.close()
-        for handle in handles:
-            # Closing flushes memtables, which fails on a full disk. Nothing is lost: the log has
-            # their entries. The handle releases the database and its lock in any case.
-            with suppress(Exception):
-                handle.close()
-        THREADS.close(self)
-
-    def fork_parts(self) -> Sequence[object]:
-        """Open cursors: each holds an iterator, whose destructor may remove files."""
-        return self._open_cursors()
-
-    def _open_cursors(self) -> list[RocksCursor]:
-        while True:
-            with suppress(RuntimeError):  # another thread has added a cursor
-                return list(self._cursors)
-
-    def _opened(self, name: str) -> rocks.Rdict:
-        self._open()
-        return self._family[name]
-
-    def _new_reader(self) -> EntryReader:
-        self._open()
-        reader: EntryReader = self._family[DATA].iter()
-        return reader
-
-    def _open(self) -> rocks.Rdict:
-        if self._db is None:
-            raise ClosedError(str(self.path))
-        return self._db
-
-
-class _Closed(dict[str, Any]):
-    """Stands for the families of a closed database."""
-
-    def __init__(self, where: str) -> None:
-        super().__init__()
-        self._where = where
-
-    def __missing__(self, name: str) -> NoReturn:
-        raise ClosedError(self._where)
-
-
-class RocksCursor:
-    """A pass over a RocksDB iterator, in chunks. Its upper bound lies in `options`.
-
-    It begins with an iterator that takes one call an entry and cannot seek. A second iterator, made
-    beside the first, takes three calls an entry. It takes over where a scan skips entries.
-
-    A write may come between the making of the two. The older iterator reads the references of a
-    key. So a row of an import that settles in between is read once, or twice with the same value,
-    and never missed.
-    """
-
-    def __init__(
-        self,
-        family: rocks.Rdict,
-        options: rocks.ReadOptions,
-        start: bytes,
-        *,
-        reverse: bool,
-        where: str,
-        keys_only: bool = False,
-    ) -> None:
-        self._where = where
-        self._start = start
-        self._reverse = reverse
-        self._options = options  # owns the bound: the iterators have a pointer to its bytes
-        with translated(where):
-            # References are the first entries of a key, so a descending pass reads them last.
-            older: Any = family.iter(options) if reverse else None
-            make = family.keys if keys_only else family.items
-            found: Any = make(
-                backwards=reverse, from_key=None if reverse else start, read_opt=options
-            )
-            # Copying a value of 100 bytes takes a fifth of an entry's time.
-            self._source: Iterator[Any] | None = (
-                zip(found, _NO_VALUES, strict=False) if keys_only else found
-            )
-            self._seeker: Any = older or family.iter(options)
-        self._last: bytes | None = None if reverse else start
-
-    def take(self, count: int) -> tuple[list[bytes], list[bytes]]:
-        keys: list[bytes] = []
-        values: list[bytes] = []
-        with translated(self._where):
-            has_more = collect(self._open(), keys, values, count, SCAN_CHUNK_BYTES)
-            if keys:
-                self._last = keys[-1]
-            if not has_more:
-                self._end()
-        if self._reverse and keys and keys[-1] < self._start:
-            # `set_iterate_lower_bound` of rocksdict 0.3.29 sets the upper bound.
-            inside = bisect.bisect_right(keys, -1, key=lambda key: -(key >= self._start))
-            del keys[inside:], values[inside:]
-            self._source = iter(())
-        return keys, values
-
-    def feed(self, live: Live, count: int) -> bool:
-        if self._reverse:
-            keys, values = self.take(count)
-            live.pass_over(zip(keys, values, strict=True), len(keys))
-            has_more = bool(keys)
-        else:
-            with translated(self._where):
-                has_more = live.pass_over(self._open(), count, SCAN_CHUNK_BYTES)
-                self._last = live.last or self._last
-                if not has_more:
-                    self._end()
-        if live.ahead is not None:
-            self._go(*live.ahead)
-        return has_more
-
-    def close(self) -> None:
-        self._source = self._seeker = None
-
-    def _open(self) -> Iterator[Any]:
-        if self._source is None:
-            raise ClosedError(f"a scan of {self._where}")
-        return self._source
-
-    def _open_seeker(self) -> Any:
-        """The second iterator. Another thread may have closed the pass meanwhile."""
-        seeker = self._seeker
-        if seeker is None:
-            raise ClosedError(f"a scan of {self._where}")
-        return seeker
-
-    def _go(self, target: bytes, is_floor: bool) -> None:
-        seeker = self._open_seeker()
-        with translated(self._where):
-            seeker.seek_for_prev(target) if is_floor else seeker.seek(target)
-        self._source = Entries(seeker, reverse=self._reverse)
-
-    def _end(self) -> None:
-        """Raise if the pass stopped at a damaged block and not at its end."""
-        seeker = self._open_seeker()
-        self._source = iter(())
-        if self._last is None:
-            seeker.seek_to_last()
-        elif self._reverse:
-            seeker.seek_for_prev(self._last)
-        else:
-            seeker.seek(self._last)
-        if seeker.valid():
-            seeker.prev() if self._reverse else seeker.next()
-        seeker.status()
-
-
-_NO_VALUES = repeat(b"")

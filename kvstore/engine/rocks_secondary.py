@@ -166,6 +166,10 @@ class SecondaryEngine(RocksEngine):
         with self.lock:
             return super().cursor(family, start, end, reverse=reverse, keys_only=keys_only)
 
+    def hold_files(self, begin: bytes, end: bytes | None) -> None:
+        """The writer may remove history beside a pass, and only an iterator keeps what it saw."""
+        return
+
     def close(self) -> None:
         with self.lock:
             super().close()

@@ -1,61 +1,50 @@
-"""RocksDB's sorted files, read where they lie: figures and keys without a database, rows merged by
-RocksDB.
+"""RocksDB's sorted files, read and written without a database.
+
+    file    := block* | metaindex block | index block | footer
+    footer  := checksum type u8 | handles, padded to 40 | format u32 | magic u64
+    handles := handle of the metaindex | handle of the index
+    handle  := offset varint | size varint
+
+    block   := contents, perhaps compressed | codec u8 | checksum u32
+    packed  := size of the contents varint | LZ4 or zstd          where there is a codec
+    entries := entry* | restart u32* | count of restarts u32      the contents of each block
+    entry   := shared varint | fresh varint | size varint | key, without `shared` bytes | value
+    indexed := 0 varint | fresh varint | key | handle             an entry of the index
+
+    key     := stored key | 1 u8 | 0 u56      a put; files built outside a database have no other
+
+This is the block-based table of RocksDB 6 to 10 with `format_version=5`. The last part of this file
+writes it.
+Reading the figures takes 0.1 ms, and the time of reading the index. RocksDB reads both again when
+it takes the file.
+
+Invariants
+1. The checksum of each block is verified before the block is used. The footer has no checksum, so
+   a handle is compared with the size of the file before its bytes are read.
+2. A length is compared with the block before it is used. Bytes of a stranger may raise
+   `CorruptionError`, and no other error.
 """
 
 from __future__ import annotations
 
-import fcntl
 import os
-import shutil
 import struct
-import tempfile
-import time
-from collections.abc import Generator, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import rocksdict as rocks
-from xxhash import xxh3_64_intdigest
 
-from kvstore.base.forks import own
-from kvstore.codec.varint import read_varint
-from kvstore.engine.api import chunks
-from kvstore.engine.rocks import THREADS, RocksCursor, translated
-from kvstore.errors import CorruptionError, StorageError, storage_errors
-from kvstore.limits import BESIDE_OPEN_FILES_MAX, KEY_BYTES_MAX, VALUE_BYTES_MAX
-from kvstore.loops.blocks import block_handles, block_keys, lz4_size
+from kvstore.codec.varint import read_varint, write_varint
+from kvstore.errors import CorruptionError, storage_errors
+from kvstore.limits import KEY_BYTES_MAX, VALUE_BYTES_MAX
+from kvstore.loops.blocks import block_handles, block_keys, unpack_lz4, xxh3
 from kvstore.loops.contract import BLOCK_KEYS_BYTES_MAX
-
-# --------------------------------------------------------------------------------------------------
-# RocksDB's sorted files, read where they lie, without a database: their figures and their keys.
-#
-#     file    := block* | metaindex block | index block | footer
-#     footer  := checksum type u8 | handles, padded to 40 | format u32 | magic u64
-#     handles := handle of the metaindex | handle of the index
-#     handle  := offset varint | size varint
-#
-#     block   := contents, perhaps compressed | codec u8 | checksum u32
-#     packed  := size of the contents varint | LZ4 or zstd          where there is a codec
-#     entries := entry* | restart u32* | count of restarts u32      the contents of each block
-#     entry   := shared varint | fresh varint | size varint | key, without `shared` bytes | value
-#     indexed := 0 varint | fresh varint | key | handle             an entry of the index
-#
-#     key     := stored key | 1 u8 | 0 u56      a put; files built outside a database have no other
-#
-# This is the block-based table of RocksDB 6 to 10 with `format_version=5`, as
-# `kvstore.bulk.part` writes it.
-# Reading the figures takes 0.1 ms, and the time of reading the index. RocksDB reads both again when
-# it takes the file.
-#
-# Invariants
-# 1. The checksum of each block is verified before the block is used. The footer has no checksum, so
-#    a handle is compared with the size of the file before its bytes are read.
-# 2. A length is compared with the block before it is used. Bytes of a stranger may raise
-#    `CorruptionError`, and no other error.
+from kvstore.loops.packing import Packer, Stretch
 
 _Handle: TypeAlias = "tuple[int, int]"
 """Offset and size of a block."""
@@ -71,7 +60,7 @@ _CODEC_PRIME: Final = 0x6B9083D9
 lie."""
 
 _LZ4: Final = 4
-_CODECS: Final = {_LZ4: "lz4_raw", 7: "zstd"}
+_ZSTD: Final = 7
 _INDEX_RATIO_MAX: Final = 256
 """An index of more bytes than a block of data may have packs little: its keys differ."""
 
@@ -108,12 +97,48 @@ _EXPECTED: Final = {
 level. RocksDB would refuse another one when it is asked to take it."""
 
 
+_PLAIN_INDEX: Final = b"rocksdb.index.key.is.user.key"
+_EXPECTED_ANYWHERE: Final = (
+    b"rocksdb.comparator",
+    b"rocksdb.block.based.table.index.type",
+    b"rocksdb.index.value.is.delta.encoded",
+)
+"""The properties that every file has which RocksDB writes for a store."""
+
+_UNREAD: Final = (b"rocksdb.num.range-deletions", b"rocksdb.merge.operands")
+_FILTERS: Final = (b"fullfilter.", b"filter.")
+"""Blocks of metadata that a pass does not need. Stores write none."""
+
+
 class Figures(NamedTuple):
     """The figures that a file tells without a pass."""
 
     first: bytes
     last: bytes
     entries: int
+
+
+class TableFooter(NamedTuple):
+    """What a pass must know of a file: where its blocks end, offset and size of its index, and
+    whether the keys of the index are stored keys, without kind and number behind them."""
+
+    end: int
+    index_at: int
+    index_size: int
+    has_plain_index: bool
+
+
+def table_footer(descriptor: int) -> TableFooter:
+    """The footer of an open file of a database. Raises `ValueError` unless its blocks are those of
+    `kvstore.loops.files`, without range deletes of RocksDB, merges and blobs."""
+    table = _Table(descriptor)
+    told = table.told({_PROPERTIES}, _FILTERS)
+    for name in _EXPECTED_ANYWHERE:
+        if told.get(name) != _EXPECTED[name]:
+            raise ValueError(f"its property {name.decode()} is {told.get(name)!r}")
+    if any(_number(told, name) for name in _UNREAD):
+        raise ValueError("it has range deletes or merges")
+    return TableFooter(table.end, *table.index_handle, told.get(_PLAIN_INDEX) == b"\x01")
 
 
 def figures_of(file: Path | str) -> Figures:
@@ -173,13 +198,28 @@ class _Table:
         for handle in (self._metaindex, self._index):
             self._require(handle)
 
-    def properties(self) -> dict[bytes, bytes]:
-        """The properties of the file."""
+    @property
+    def end(self) -> int:
+        """Where its blocks end."""
+        return self._end
+
+    @property
+    def index_handle(self) -> _Handle:
+        """The block that is its index."""
+        return self._index
+
+    def told(self, names: set[bytes], further: tuple[bytes, ...] = ()) -> dict[bytes, bytes]:
+        """The properties of the file. Raises `ValueError` unless its blocks of metadata have these
+        `names`; others may begin with one of `further`."""
         blocks = _pairs(self._contents(self._metaindex, _METADATA_BYTES_MAX))
-        if {*blocks} != {_PROPERTIES}:  # no range deletes, filters or dictionaries
+        if {name for name in blocks if not name.startswith(further)} != names:
             raise ValueError(f"its blocks of metadata are {[*blocks][:9]!r}")
         handle, _ = _handle(blocks[_PROPERTIES], 0)
-        told = _pairs(self._contents(handle, _METADATA_BYTES_MAX))
+        return _pairs(self._contents(handle, _METADATA_BYTES_MAX))
+
+    def properties(self) -> dict[bytes, bytes]:
+        """The properties of the file."""
+        told = self.told({_PROPERTIES})  # no range deletes, filters or dictionaries
         for name, expected in _EXPECTED.items():
             if told.get(name) != expected:
                 shown = told.get(name, b"")[:_SHOWN_BYTES]
@@ -217,7 +257,7 @@ class _Table:
         data = self._read(size + _TRAILER.size, offset)
         stored = memoryview(data)[:size]
         codec, checksum = _TRAILER.unpack_from(data, size)
-        if (xxh3_64_intdigest(stored) ^ codec * _CODEC_PRIME) & 0xFFFFFFFF != checksum:
+        if (xxh3(stored) ^ codec * _CODEC_PRIME) & 0xFFFFFFFF != checksum:
             raise ValueError(f"the checksum of the block at {offset} differs")
         return _unpacked(data[:size], codec, most) if codec else data[:size]
 
@@ -235,16 +275,15 @@ class _Table:
 
 def _unpacked(packed: bytes, codec: int, most: int) -> bytes:
     size, at = read_varint(packed, 0)
-    if codec not in _CODECS:
+    if codec not in (_LZ4, _ZSTD):
         raise ValueError(f"a block has the unknown codec {codec}")
     if size > most:
         raise ValueError(f"a packed block of {len(packed)} bytes tells {size} bytes")
-    block, name = memoryview(packed)[at:], _CODECS[codec]
+    block = memoryview(packed)[at:]
+    if codec == _LZ4:
+        return unpack_lz4(block, size)
     try:
-        # Arrow compares the size of zstd. It would leave the rest of an LZ4 block as memory was.
-        if codec == _LZ4 and lz4_size(block) != size:
-            raise ValueError(f"a packed block has not the {size} bytes that it tells")
-        unpacked: bytes = pa.decompress(block, decompressed_size=size, codec=name, asbytes=True)
+        unpacked: bytes = pa.decompress(block, decompressed_size=size, codec="zstd", asbytes=True)
     except (OSError, MemoryError) as error:  # Arrow's, not the disk's
         raise ValueError(f"a block does not unpack: {error}") from error
     return unpacked
@@ -306,145 +345,114 @@ def _number(told: dict[bytes, bytes], name: bytes) -> int:
 
 
 # --------------------------------------------------------------------------------------------------
-# The rows of sorted files that no store has taken, merged.
+# Sorted files, written. `kvstore.loops.packing` makes the blocks of data and the index, and here
+# stands what comes behind them.
 #
-# rocksdict has no reader of single SST files, and `sorted_file` reads no values. So a throw-away
-# database takes links to the files. RocksDB checks their form as a store would, and merges them.
-# The links are symbolic: the files may lie on any file system, and nothing is written beside them.
+# Blocks of data and index are those of RocksDB's writer, but for the bytes of LZ4. Properties are
+# sorted by name, and their keys are cut without a restart. They differ from those of RocksDB's
+# writer in three: the name of the machine and the options of the compression are left out, and the
+# identity of a file, 20 letters and digits by which RocksDB tells files apart, is made of the
+# checksums of its blocks. So the same rows make the same bytes.
 #
-# Opening costs 2 ms, and 0.2 ms for each file of any size. Entries are read on demand.
+# Not written, though the format has it: filters, dictionaries of compression, an index of two
+# levels or of hashes, range deletes, deletes, merges, blobs, sequence numbers other than 0, blocks
+# of aligned size, timestamps of RocksDB, checksums other than XXH3, versions other than 5.
 
-IN_MEMORY: Final = "/dev/shm"
-"""Making a throw-away database takes 1 ms there, and 5 ms on disk."""
+CODECS: Final = {"lz4": _LZ4, "zstd": _ZSTD, "none": 0}
+"""The compressions of blocks, by their numbers in a file."""
 
-_MANIFEST_BYTES: Final = 64 << 10
-"""Preallocated for its MANIFEST. RocksDB's default of 4 MB is much for the 64 MB of `/dev/shm` that
-a container has."""
+_ZSTD_LEVEL: Final = 3
+"""The level that RocksDB takes if no other one is set."""
 
-_UNBORN_S: Final = 3600.0
-"""Age of a throw-away directory without a lock file from which on no process makes a database in
-it: a killed process left it."""
-
-_PREFIX: Final = "kvstore-loose-"
-
-
-class LooseFiles:
-    """Sorted files opened for reading. Use it as a context manager.
-
-    Raises `CorruptionError` if a file is no sorted file built outside a database, or if a block
-    that is read is damaged.
-    """
-
-    def __init__(self, files: Sequence[Path | str]) -> None:
-        self._where = ", ".join(map(str, files[:3])) + (", ..." if len(files) > 3 else "")
-        THREADS.require_own(self._where)
-        for file in files:
-            require_footer(file)
-        linked = _may_be_linked(files)
-        self._database: rocks.Rdict | None = None
-        in_memory = linked and os.access(IN_MEMORY, os.W_OK | os.X_OK)
-        if in_memory:
-            _remove_left()
-        try:
-            self._take(files, IN_MEMORY if in_memory else None, move=linked)
-        except StorageError:  # `/dev/shm` may be full
-            if not in_memory:
-                raise
-            self._take(files, None, move=linked)
-        own(self, self._where)
-
-    def rows(
-        self, start: bytes = b"", last: bytes | None = None
-    ) -> Generator[tuple[list[bytes], list[bytes]], None, None]:
-        """Keys and values of all files from `start` to `last`, merged, in chunks. A key that comes
-        twice is given once."""
-        options = rocks.ReadOptions()
-        if last is not None:
-            options.set_iterate_upper_bound(last + b"\x00")
-        cursor = RocksCursor(self._open(), options, start, reverse=False, where=self._where)
-        yield from chunks(cursor)
-
-    def get(self, key: bytes) -> bytes | None:
-        """The value of `key`, None if no file has it."""
-        with translated(self._where):
-            found: bytes | None = self._open().get(key)
-        return found
-
-    def close(self) -> None:
-        """Release the files. Repeatable."""
-        if self._database is not None:
-            self._database.close()
-            self._database = None
-        THREADS.close(self)
-        shutil.rmtree(self._scratch, ignore_errors=True)
-
-    def __enter__(self) -> LooseFiles:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def _take(self, files: Sequence[Path | str], place: str | None, *, move: bool) -> None:
-        with storage_errors(self._where):
-            self._scratch = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=place))
-        THREADS.open(self)
-        try:
-            self._link(files, move=move)
-        except BaseException:
-            self.close()
-            raise
-
-    def _link(self, files: Sequence[Path | str], *, move: bool) -> None:
-        options = rocks.Options(raw_mode=True)
-        options.create_if_missing(True)
-        options.set_max_background_jobs(1)
-        options.set_max_file_opening_threads(1)
-        options.set_max_open_files(BESIDE_OPEN_FILES_MAX)
-        options.set_disable_auto_compactions(True)
-        options.set_manifest_preallocation_size(_MANIFEST_BYTES)
-        links = []
-        with storage_errors(self._where):
-            for number, file in enumerate(files):
-                link = self._scratch / f"{number:06d}.sst"
-                link.symlink_to(os.path.abspath(file))
-                links.append(str(link))
-        ingestion = rocks.IngestExternalFileOptions()
-        ingestion.set_move_files(move)
-        with translated(self._where):
-            self._database = rocks.Rdict(str(self._scratch / "db"), options)
-            if links:
-                self._database.ingest_external_file(links, ingestion)
-
-    def _open(self) -> rocks.Rdict:
-        assert self._database is not None, "used after close"
-        return self._database
+_NAMES: Final = {"lz4": b"LZ4", "zstd": b"ZSTD", "none": b"NoCompression"}
+_IDENTITY_LETTERS: Final = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+_IDENTITY_SIZE: Final = 20
 
 
-def _may_be_linked(files: Sequence[Path | str]) -> bool:
-    """Whether RocksDB may take links to the files: it opens a linked file for writing, to sync it.
-    It copies a file that may only be read, which needs space."""
-    return all(os.access(file, os.W_OK) for file in files)
+def pack_zstd(block: bytes) -> bytes:
+    """The bytes of a block, packed by zstd."""
+    packed: bytes = _packing().compress(block, asbytes=True)
+    return packed
 
 
-def _remove_left() -> None:
-    """Remove the databases of killed processes: no process holds their locks."""
-    own, oldest = f"{_PREFIX}{os.getpid()}-", time.time() - _UNBORN_S
-    with suppress(OSError):
-        for left in Path(IN_MEMORY).glob(f"{_PREFIX}*"):
-            if left.name.startswith(own):
-                continue  # closing our own lock file would drop the lock
-            lock = left / "db" / "LOCK"
-            with suppress(OSError):
-                is_old = left.stat().st_mtime < oldest
-                if not is_old and _runs(left.name.removeprefix(_PREFIX).partition("-")[0]):
-                    continue  # RocksDB makes its lock file, and locks it a moment later
-                if not lock.exists() and is_old:
-                    shutil.rmtree(left, ignore_errors=True)
-                with lock.open("r+b") as file:
-                    fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    shutil.rmtree(left, ignore_errors=True)
+@cache
+def _packing() -> pa.Codec:
+    return pa.Codec("zstd", compression_level=_ZSTD_LEVEL)
 
 
-def _runs(process: str) -> bool:
-    """Whether a process of this id runs here; a container may show another one under the id."""
-    return process.isdecimal() and os.path.exists(f"/proc/{process}")
+def seal(stretch: Stretch, compression: str) -> None:
+    """Pack the blocks of a stretch. Several threads may do so at once, each with its stretch."""
+    stretch.seal(CODECS[compression], pack_zstd)
+
+
+def ending(packer: Packer, compression: str) -> bytes:
+    """What stands behind the blocks of data, all of which `packer` has taken: index, properties and
+    footer."""
+    contents, digest = packer.index()
+    tail = bytearray()
+
+    def put(contents: bytes, compression: str = "none") -> bytes:
+        block, offset = Stretch(), packer.size + len(tail)
+        block.put(contents)
+        seal(block, compression)
+        tail.extend(memoryview(block))
+        return write_varint(offset) + write_varint(packer.size + len(tail) - offset - _TRAILER.size)
+
+    index = put(contents, compression)
+    told = {
+        **_EXPECTED,
+        b"rocksdb.block.based.table.prefix.filtering": b"0",
+        b"rocksdb.block.based.table.whole.key.filtering": b"1",
+        b"rocksdb.compression": _NAMES[compression],
+        b"rocksdb.creating.db.identity": b"SST Writer",
+        b"rocksdb.creating.session.identity": _identity(digest),
+        b"rocksdb.merge.operator": b"nullptr",
+        b"rocksdb.prefix.extractor.name": b"nullptr",
+        b"rocksdb.property.collectors": b"[]",
+    }
+    numbers = {
+        b"creation.time": 0,
+        b"data.size": packer.size,
+        b"deleted.keys": 0,
+        b"filter.size": 0,
+        b"fixed.key.length": 0,
+        b"format.version": _FORMAT,
+        b"index.size": len(contents) + _TRAILER.size,
+        b"key.largest.seqno": 0,
+        b"merge.operands": 0,
+        b"num.data.blocks": packer.blocks,
+        b"num.entries": packer.entries,
+        b"num.filter_entries": 0,
+        b"num.range-deletions": 0,
+        b"oldest.key.time": 0,
+        b"original.file.number": 1,
+        b"raw.key.size": packer.key_bytes,
+        b"raw.value.size": packer.value_bytes,
+        b"tail.start.offset": packer.size,
+    }
+    told |= {b"rocksdb." + name: write_varint(number) for name, number in numbers.items()}
+    metaindex = put(_block_of({_PROPERTIES: put(_block_of(told, cuts=True))}))
+    return bytes(tail) + _FOOTER.pack(_XXH3, metaindex + index, _FORMAT, _MAGIC)
+
+
+def _block_of(entries: dict[bytes, bytes], *, cuts: bool = False) -> bytes:
+    """A block of metadata, of entries in any order. With `cuts` only its first key is whole."""
+    block, restarts, before = bytearray(), list[int](), b""
+    for key, value in sorted(entries.items()):
+        if not cuts or not restarts:
+            restarts.append(len(block))
+            before = b""
+        pairs = zip(before, key, strict=False)
+        shared = next((at for at, (one, other) in enumerate(pairs) if one != other), len(before))
+        block += b"".join(map(write_varint, (shared, len(key) - shared, len(value))))
+        block += key[shared:] + value
+        before = key
+    return bytes(block) + struct.pack(f"<{len(restarts) + 1}I", *restarts, len(restarts))
+
+
+def _identity(digest: bytes) -> bytes:
+    left, letters = int.from_bytes(digest, "big"), ""
+    for _ in range(_IDENTITY_SIZE):
+        left, letter = divmod(left, len(_IDENTITY_LETTERS))
+        letters += _IDENTITY_LETTERS[letter]
+    return letters.encode()

@@ -1,7 +1,23 @@
 """Feeds: every durable change once, in order, to a consumer that may stop and come back.
 
-The position of a feed is a hold. A group shares the streams of one feed among consumers. Quiescent
-points are states in which no changeset is half done.
+A feed reads windows of the change index that end at the durable frontier, so it never delivers a
+change that a crash can take back. Catching up and following are one loop: if the frontier has not
+moved, the feed waits for the next commit. The position of a feed is a hold. It keeps the history
+that the feed still needs, and fences an older consumer of the same name.
+
+    hold feed/<name>                       a feed with one consumer
+    hold feed/<name>/<worker>of<workers>   a feed whose streams several workers share
+
+Invariants
+1. The position of a batch covers all deliveries up to it: all changes at or below `timestamp`,
+   and the first `taken` events of the next commit. Reading from a position gives the same events
+   on every run, so a consumer that stores the position with its output processes each change
+   exactly once.
+2. `ack` moves the hold. A consumer that only acks receives some changes again after a crash and
+   misses none. The hold is never above the last delivery.
+3. A feed delivers a batch only while it owns its hold, because history that a fenced or overdue
+   consumer would read may be gone.
+4. A feed holds one batch and a chunk of the index per stream in memory.
 """
 
 from __future__ import annotations
@@ -17,7 +33,15 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from kvstore.base.arguments import AGE, COUNT, NUMBER, SECONDS, SPAN, printable
 from kvstore.base.span import Span, require_key
-from kvstore.base.timestamp import NOW, NS_PER_SECOND, OLDEST, TimeLike, Timestamp, is_oldest
+from kvstore.base.timestamp import (
+    NOW,
+    NS_PER_SECOND,
+    OLDEST,
+    AgeLike,
+    TimeLike,
+    Timestamp,
+    is_oldest,
+)
 from kvstore.changes.batches import from_events
 from kvstore.changes.epochs import Audit, ChangesetId, Epoch, find_anchor
 from kvstore.changes.events import (
@@ -47,89 +71,13 @@ from kvstore.loops.columns import gather
 from kvstore.mvcc import Versions
 from kvstore.timeline.changesets import Changesets
 from kvstore.timeline.committer import Committer
-from kvstore.timeline.holds import FEED, FEED_HOLDS, Hold, HoldRecord, Pins
+from kvstore.timeline.holds import FEED, FEED_HOLDS, Hold, HoldRecord, Pins, listed_names
 from kvstore.timeline.parts import Parts
 from kvstore.timeline.reads import Reads
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-
-# --------------------------------------------------------------------------------------------------
-# The beginning of a feed: the state at one time, as events, before the changes after it.
-#
-# A worker that shares a feed gets the rows whose later changes it gets too. So no change of a key
-# overtakes the row of that key, and the workers need not wait for each other.
-#
-# Invariants
-# 1. The rows come by key, and each batch ends at a key. Reading from there gives the same rows on
-#    every run, because the hold of the feed keeps the time readable.
-# 2. One chunk of a scan and one batch are in memory.
-
-_NO_CHANGESET = ChangesetId(0, 0)
-
-
-@dataclass(frozen=True, slots=True)
-class StateReader:
-    """Reads the state of a store. `generation` gives the streams at a time."""
-
-    versions: Versions
-    generation: Callable[[int], Generation]
-    dues: DueTimes
-
-    def events(self, wanted: Wanted, at: Timestamp, first: bytes) -> Iterator[Event]:
-        """The live rows of `wanted` at the time `at`, from the key `first` on."""
-        span = wanted.span.intersect(first, None)
-        if span is None:
-            return iter(())
-        return self.dues.of_events(self._events(wanted, at, span), span, as_of=at)
-
-    def _events(self, wanted: Wanted, at: Timestamp, span: Span) -> Iterator[Event]:
-        found = self.generation(at)
-        mine = None if wanted.select is None else set(wanted.select(found))
-        keys_only, with_post = wanted.images == "none", wanted.images.endswith("post")
-        stream = found.streams[0]
-        for keys, values in self.versions.scan(span, at):
-            for key, value in zip(keys, values, strict=True):
-                if found.is_split:
-                    stream = found.stream_of(key)
-                if mine is None or stream in mine:
-                    yield Event(
-                        at,
-                        0,
-                        Operation.UPDATE,
-                        key,
-                        None,
-                        None if keys_only else value,
-                        None,
-                        value if with_post else None,
-                        _NO_CHANGESET,
-                        stream,
-                        False,
-                    )
-
-
-# --------------------------------------------------------------------------------------------------
-# Feeds: every durable change once, in order, to a consumer that may stop and come back.
-#
-# A feed reads windows of the change index that end at the durable frontier, so it never delivers a
-# change that a crash can take back. Catching up and following are one loop: if the frontier has not
-# moved, the feed waits for the next commit. The position of a feed is a hold. It keeps the history
-# that the feed still needs, and fences an older consumer of the same name.
-#
-#     hold feed/<name>                       a feed with one consumer
-#     hold feed/<name>/<worker>of<workers>   a feed whose streams several workers share
-#
-# Invariants
-# 1. The position of a batch covers all deliveries up to it: all changes at or below `timestamp`,
-#    and the first `taken` events of the next commit. Reading from a position gives the same events
-#    on every run, so a consumer that stores the position with its output processes each change
-#    exactly once.
-# 2. `ack` moves the hold. A consumer that only acks receives some changes again after a crash and
-#    misses none. The hold is never above the last delivery.
-# 3. A feed delivers a batch only while it owns its hold, because history that a fenced or overdue
-#    consumer would read may be gone.
-# 4. A feed holds one batch and a chunk of the index per stream in memory.
 
 _BYTES = Event._fields.index("key"), Event._fields.index("changeset")
 """The fields of an event between which its bytes are counted."""
@@ -425,6 +373,60 @@ class Feed:
 
 
 # --------------------------------------------------------------------------------------------------
+# The beginning of a feed: the state at one time, as events, before the changes after it.
+#
+# A worker that shares a feed gets the rows whose later changes it gets too. So no change of a key
+# overtakes the row of that key, and the workers need not wait for each other.
+#
+# Invariants
+# 1. The rows come by key, and each batch ends at a key. Reading from there gives the same rows on
+#    every run, because the hold of the feed keeps the time readable.
+# 2. One chunk of a scan and one batch are in memory.
+
+_NO_CHANGESET = ChangesetId(0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class StateReader:
+    """Reads the state of a store. `generation` gives the streams at a time."""
+
+    versions: Versions
+    generation: Callable[[int], Generation]
+    dues: DueTimes
+
+    def events(self, wanted: Wanted, at: Timestamp, first: bytes) -> Iterator[Event]:
+        """The live rows of `wanted` at the time `at`, from the key `first` on."""
+        span = wanted.span.intersect(first, None)
+        if span is None:
+            return iter(())
+        return self.dues.of_events(self._events(wanted, at, span), span, as_of=at)
+
+    def _events(self, wanted: Wanted, at: Timestamp, span: Span) -> Iterator[Event]:
+        found = self.generation(at)
+        mine = None if wanted.select is None else set(wanted.select(found))
+        keys_only, with_post = wanted.images == "none", wanted.images.endswith("post")
+        stream = found.streams[0]
+        for keys, values in self.versions.scan(span, at):
+            for key, value in zip(keys, values, strict=True):
+                if found.is_split:
+                    stream = found.stream_of(key)
+                if mine is None or stream in mine:
+                    yield Event(
+                        at,
+                        0,
+                        Operation.PUT,
+                        key,
+                        None,
+                        None if keys_only else value,
+                        None,
+                        value if with_post else None,
+                        _NO_CHANGESET,
+                        stream,
+                        False,
+                    )
+
+
+# --------------------------------------------------------------------------------------------------
 # Opening, sharing and dropping feeds, and the holds behind the name of a feed.
 #
 # The holds of a feed are its only record. Workers that share a feed have a hold each. The first
@@ -459,7 +461,7 @@ class Feeds:
         expand: Expand = "imports",
         *,
         span: Span | None = None,
-        max_age: timedelta | None = None,
+        max_age: AgeLike | None = None,
         batch_rows: int | None = None,
         batch_bytes: int | None = None,
     ) -> Feed:
@@ -470,7 +472,7 @@ class Feeds:
             IMAGES_CHOICE.check("images", images),
             EXPAND_CHOICE.check("expand", expand),
         )
-        AGE.or_none.check("max_age", max_age)
+        age = AGE.or_none.check("max_age", max_age)
         self._committer.health.require()
         FEED_NAME.check("name", name)
         count = len(self._index.generations.current.streams)
@@ -485,7 +487,7 @@ class Feeds:
             position = self._start(name, start, share)
             self._reads.require_indexed(position.timestamp)
             self._reads.require_kept(wanted.span, position.timestamp)
-            hold = self._take(name, share, position, max_age=max_age, reset=start is not None)
+            hold = self._take(name, share, position, max_age=age, reset=start is not None)
         return self._feed(name, share, hold, position, wanted, batch_rows, batch_bytes)
 
     def resume(
@@ -622,6 +624,16 @@ class Feeds:
                 self._pins.keep(pin, batch.resolved, kind="follower")
         finally:
             self._pins.let_go(pin, None)
+
+    def __repr__(self) -> str:
+        names = sorted(
+            {
+                record.name.removeprefix(FEED_HOLDS).partition("/")[0]
+                for record in self._holds.all()
+                if record.kind == FEED
+            }
+        )
+        return f"<kvstore.Feeds: {listed_names(names)}>"
 
     def _known(self, name: str) -> dict[str, HoldRecord]:
         """All holds of a feed, by name."""

@@ -17,7 +17,7 @@ from kvstore.feeds.feed import FeedBatch
 # --------------------------------------------------------------------------------------------------
 # Changes as JSON lines, for pipes: the output of `kvstore changes`.
 #
-#     {"timestamp": "2013-01-01T05:00:00.000000001Z", "seq": 0, "op": "update", "key": "AA1",
+#     {"timestamp": "2013-01-01T05:00:00.000000001Z", "seq": 0, "op": "put", "key": "AA1",
 #      "value": "on time", "changeset": "<domain>.<serial>", "stream": "...", "end_of_batch": true}
 #
 # A put whose value expires has `"expires": "2013-01-01T06:00:00.000000000Z"` at the end.
@@ -118,9 +118,9 @@ def _line(fields: dict[str, Any]) -> str:
 _BY_ID = (Operation.IMPORT, Operation.REVERT)
 
 _OPERATIONS: dict[Op, Operation] = {
-    "put": Operation.UPDATE,
-    "delete": Operation.ROW_DELETE,
-    "delete_range": Operation.RANGE_DELETE,
+    "put": Operation.PUT,
+    "delete": Operation.DELETE,
+    "delete_range": Operation.DELETE_RANGE,
 }
 
 
@@ -167,7 +167,7 @@ def debezium_lines(batch: FeedBatch, *, name: str, has_before: bool = False) -> 
 
 
 def _envelope(event: Event, name: str, *, is_state: bool, has_before: bool) -> dict[str, Any]:
-    if event.op not in (Operation.UPDATE, Operation.ROW_DELETE):
+    if event.op not in (Operation.PUT, Operation.DELETE):
         raise UsageError(
             f"an event {event.op.name} at {event.timestamp} has no envelope",
             'open the feed with expand="all"',
@@ -175,7 +175,7 @@ def _envelope(event: Event, name: str, *, is_state: bool, has_before: bool) -> d
     op = "u" if event.pre is not None or not has_before else "c"
     if is_state:
         op = "r"
-    elif event.op == Operation.ROW_DELETE:
+    elif event.op == Operation.DELETE:
         op = "d"
     source = {
         "connector": "kvstore",

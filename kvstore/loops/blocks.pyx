@@ -1,5 +1,5 @@
 # cython: language_level=3, wraparound=False, initializedcheck=False
-"""The blocks of sorted files and of packed columns: their keys, and their sizes.
+"""The blocks of sorted files and of packed columns: their keys, checksums and bytes.
 
 The keys of a sorted file's block are cut: each names how many bytes it shares with the key before
 it (`kvstore.engine.sorted_file` has the form). A block of a stranger may tell anything.
@@ -13,6 +13,14 @@ from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from libc.stdint cimport UINT64_MAX, uint32_t
 
 include "shared.pxi"
+
+cdef extern from "blocks.h" nogil:
+    enum:
+        KV_PAD
+    uint64_t kv_xxh3(const unsigned char *data, size_t size)
+    int kv_unpack_lz4(
+        const unsigned char *packed, size_t size, unsigned char *to, size_t wanted
+    )
 
 cdef enum:
     VARINT_SHIFT_MAX = 63
@@ -169,48 +177,39 @@ cdef inline bytes _extended(
     return key
 
 
-def lz4_size(block):
-    """The number of bytes that an LZ4 block decompresses to, added up from the lengths inside it;
-    -1 where the block is cut short.
-
-    A decoder that is told a larger size leaves uninitialized memory at the end of its output.
-    """
+def xxh3(data):
+    """The checksum of bytes: XXH3 of 64 bits, with seed 0."""
     cdef Py_buffer view
-    PyObject_GetBuffer(block, &view, PyBUF_SIMPLE)
+    PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
     try:
-        return _lz4_size(<const unsigned char *>view.buf, view.len)
+        return kv_xxh3(<const unsigned char *>view.buf, view.len)
     finally:
         PyBuffer_Release(&view)
 
 
-cdef Py_ssize_t _lz4_size(const unsigned char *block, Py_ssize_t end) noexcept:
-    cdef Py_ssize_t at = 0, size = 0, literals
-    cdef int token
-    while at < end:
-        token = block[at]
-        at += 1
-        literals = _lz4_length(block, &at, end, token >> 4)
-        at += literals
-        size += literals
-        if at >= end:
-            return size if at == end else -1
-        at += 2
-        size += _lz4_length(block, &at, end, token & 15) + 4
-    return -1
-
-
-cdef inline Py_ssize_t _lz4_length(
-    const unsigned char *block, Py_ssize_t *at, Py_ssize_t end, Py_ssize_t length
-) noexcept:
-    """A length whose first four bits are `length`. Moves `at` behind it, or behind `end` where the
-    length is cut short."""
-    cdef int more = 255
-    if length == 15:
-        while more == 255:
-            if at[0] >= end:
-                at[0] = end + 1
-                break
-            more = block[at[0]]
-            at[0] += 1
-            length += more
-    return length
+def unpack_lz4(block, Py_ssize_t size):
+    """The `size` bytes of an LZ4 block. Raises `ValueError` where the block does not unpack, or to
+    another number of bytes; takes memory for the bytes that were asked for."""
+    cdef Py_buffer view
+    cdef unsigned char *padded = NULL
+    cdef unsigned char *unpacked = NULL
+    cdef int status = -1
+    if size < 0:
+        raise ValueError("a block has no negative size")
+    PyObject_GetBuffer(block, &view, PyBUF_SIMPLE)
+    try:
+        padded = <unsigned char *>malloc(view.len + KV_PAD)
+        unpacked = <unsigned char *>malloc(size + KV_PAD)
+        if padded is NULL or unpacked is NULL:
+            raise MemoryError
+        memcpy(padded, view.buf, view.len)
+        memset(padded + view.len, 0, KV_PAD)
+        with nogil:
+            status = kv_unpack_lz4(padded, view.len, unpacked, size)
+        if status:
+            raise ValueError(f"a block of LZ4 does not unpack to {size} bytes")
+        return PyBytes_FromStringAndSize(<const char *>unpacked, size)
+    finally:
+        free(padded)
+        free(unpacked)
+        PyBuffer_Release(&view)

@@ -51,7 +51,7 @@ cdef int _open(Source *source, object column, Py_ssize_t count, list held) excep
     return 0
 
 
-cdef inline bint is_null(Source *source, Py_ssize_t at) noexcept:
+cdef inline bint is_null(Source *source, Py_ssize_t at) noexcept nogil:
     at += source.offset
     return source.valid is not NULL and not source.valid[at >> 3] >> (at & 7) & 1
 
@@ -73,7 +73,7 @@ cdef struct Target:
     int32_t *ends
 
 
-cdef list open_target(Target *target, Py_ssize_t count):
+cdef inline list open_target(Target *target, Py_ssize_t count):
     """The buffers of a column of `count` values: validity, data and offsets."""
     cdef bytes valid = PyBytes_FromStringAndSize(NULL, (count + 7) // 8), data = b"", ends = None
     memset(PyBytes_AS_STRING(valid), 255, (count + 7) // 8)

@@ -49,6 +49,19 @@ BLOCK_KEYS_BYTES_MAX: Final = 1 << 20
 """Where the last entry of a sorted file's block begins at most. RocksDB ends a block with the entry
 that reaches `BLOCK_BYTES`."""
 
+WINDOW_BYTES: Final = 128 << 10
+"""Bytes of a sorted file that a pass reads at once. A read takes 1 us, as long as unpacking a
+block."""
+
+BLOCK_BYTES_MOST: Final = (1 << 30) + BLOCK_KEYS_BYTES_MAX
+"""Bytes of a block of rows at most: one that RocksDB ends behind a value of the greatest size."""
+
+INDEX_BYTES_MOST: Final = 1 << 30
+"""Bytes of the index of a sorted file at most."""
+
+STORED_KEY_BYTES_MOST: Final = (128 << 10) + 64
+"""More than a stored key has: each of 64 KiB of a user key may be a zero, which takes two bytes."""
+
 ROW_FORMAT: Final = 1
 """The version of the format of rows."""
 
@@ -95,6 +108,10 @@ Column: TypeAlias = "tuple[int, Buffer | None, int, Buffer | None, Buffer | None
 """A column of values: their width in bytes, 0 if it varies; bits of validity, None where no value
 is null; the first row; the bytes of the values; where it varies, the offsets of the values."""
 
+FileRows: TypeAlias = "tuple[int, Column, Column, bytes, bytes | None, bool]"
+"""Rows that go to a sorted file: how many there are; their keys and values; their suffixes; their
+kinds; and whether the keys are framed. See `kvstore.loops.packing.Packer.add`."""
+
 Made: TypeAlias = "Sequence[Any]"
 """The buffers of a column that was made: bits of validity, the bytes of the values, and where
 their width varies, the offsets."""
@@ -135,12 +152,6 @@ class Walker(Protocol):
     def value(self) -> bytes: ...
 
 
-class Settable(Protocol):
-    """Takes entries, as the writer of a sorted file does."""
-
-    def __setitem__(self, key: bytes, value: bytes, /) -> None: ...
-
-
 Ahead: TypeAlias = "tuple[bytes, bool]"
 """A place to continue from: the first entry at or above the stored key, or, where the flag is set,
 the last entry at or below it."""
@@ -167,6 +178,14 @@ class Frontiers(Protocol):
     def upper(self) -> int: ...
     @property
     def is_healthy(self) -> bool: ...
+
+
+class OutOfOrder(Exception):  # noqa: N818  # a signal to the caller, who knows the user's keys
+    """The key at `index` of the rows to add is not above the one before it."""
+
+    def __init__(self, index: int) -> None:
+        super().__init__(index)
+        self.index = index
 
 
 def let_others_run() -> None:

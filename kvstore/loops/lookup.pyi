@@ -102,6 +102,16 @@ def find_ordered(
     steps: int,
     bytes_max: int,
 ) -> tuple[array[int], bytes, array[int]] | None: ...
+def find_following(
+    reader: BackSeeker,
+    check: Callable[[Any], None],
+    keys: Sequence[bytes],
+    times: Buffer,
+    limits: LimitNode,
+    depth: int,
+    stamps: Mapping[bytes, tuple[int, int]],
+    upto: int,
+) -> array[int]: ...
 def find_floors(
     reader: BackSeeker,
     check: Callable[[Any], None],

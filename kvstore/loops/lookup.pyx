@@ -1,6 +1,7 @@
 # cython: language_level=3, wraparound=False, initializedcheck=False
 """Look-ups in the entries of `data`: the value of one key, of many keys, of many keys each at a time
-of its own; and floors, the greatest live key at or below a place.
+of its own, or its next version from that time on; and floors, the greatest live key at or below a
+place.
 
 `kvstore/mvcc/lookup.py` draws the stretch of entries in which a look-up searches: from the escaped
 key with `rest` behind it, to below the escaped key with a limit behind it. Where range tombstones
@@ -54,7 +55,7 @@ cdef enum:
 
 cdef object ABSENT = _contract.ABSENT, Timestamp = _Timestamp  # looking names up takes time
 cdef object array = _array
-cdef bytes EMPTY = b"", FIRST_TIMED_SUFFIX = _keys.FIRST_TIMED_SUFFIX
+cdef bytes EMPTY = b"", LAST = b"\xff", FIRST_TIMED_SUFFIX = _keys.FIRST_TIMED_SUFFIX
 cdef Py_ssize_t SUFFIX = _keys.SUFFIX_BYTES
 cdef object MOVED = "an entry that was passed is gone from the reader's view"
 cdef Py_ssize_t LONGEST_KEY
@@ -884,6 +885,155 @@ cdef class _Walk:
         if here is None:
             self._check(self._bound.reader)
         return 0
+
+
+# -- the next versions of keys -----------------------------------------------------------------------
+
+
+def find_following(
+    reader,
+    check,
+    list keys not None,
+    times,
+    limits,
+    Py_ssize_t depth,
+    stamps,
+    int64_t upto,
+):
+    """For each of `keys`: the time of its oldest version at or above its own time of `times`, which
+    are integers of 64 bits, and at or below `upto`; -1 where there is none. A deletion is a version,
+    and so is the revert of an import that was in sight.
+
+    `limits` is as in `find_timed`. Costs a seek for each key, and two more and a step for each entry
+    of an import where there are imports.
+    """
+    cdef list asked = list(keys)
+    cdef Py_ssize_t count = PyList_GET_SIZE(asked), at, place
+    cdef bytes out = PyBytes_FromStringAndSize(NULL, 8 * count)
+    cdef int64_t *found = <int64_t *>PyBytes_AS_STRING(out)
+    cdef bytes key, before = None
+    cdef tuple deletions = NONE_DELETED
+    cdef _Ascent ascent = _Ascent(reader, check, stamps)
+    cdef int64_t *asked_at = copied(times, count)
+    cdef Place *order = NULL
+    try:
+        order = order_of(asked, asked_at)
+        for at in range(count):
+            if at % TURN == TURN - 1:
+                let_others_run()
+            place = order[at].at
+            key = <bytes>PyList_GET_ITEM(asked, place)
+            if before is None or (key is not before and compare(key, before)):
+                before = key
+                deletions = deletions_of(limits, depth, key)
+                ascent.enter(key)
+            found[place] = ascent.oldest(asked_at[place], deletions)
+            if found[place] > upto:
+                found[place] = INVISIBLE
+    finally:
+        free(order)
+        free(asked_at)
+    return array("q", out)
+
+
+@cython.final
+cdef class _Ascent:
+    """A reader that looks for the oldest version of a key at or above a time."""
+    cdef _BoundReader _bound
+    cdef object _seek_for_prev, _check
+    cdef _Walk _walk            # None: there is no import
+    cdef bytes _escaped
+
+    def __cinit__(self, reader, check, stamps):
+        self._bound = _BoundReader(reader)
+        self._seek_for_prev = reader.seek_for_prev
+        self._check = check
+        self._walk = _Walk(reader, check, stamps, 0) if stamps else None
+
+    cdef int enter(self, bytes key) except -1:
+        self._escaped = escape(key)
+        if self._walk is not None:
+            self._walk._is_placed = False
+            self._walk.enter(key)
+        return 0
+
+    cdef int64_t oldest(self, int64_t since, tuple deletions) except -2:
+        """The time of that version, `INVISIBLE` if there is none."""
+        cdef int64_t best = self._stored(since)
+        cdef int64_t deleted = _oldest_of(deletions, since)
+        cdef _Life life
+        cdef int64_t reverted
+        if deleted != INVISIBLE and (best == INVISIBLE or deleted < best):
+            best = deleted
+        if self._walk is None:
+            return best
+        for each in self._walk._lives:
+            life = <_Life>each
+            if life.added >= since and (best == INVISIBLE or life.added < best):
+                best = life.added
+        for each in self._walk._lives:
+            life = <_Life>each
+            reverted = <int64_t>life.reverted
+            if (
+                reverted >= since  # negative where the import was not reverted
+                and (best == INVISIBLE or reverted < best)
+                and self._was_showing(life, reverted, deletions)
+            ):
+                best = reverted
+        return best
+
+    cdef bint _was_showing(self, _Life life, int64_t reverted, tuple deletions) except -1:
+        """Whether `life` was in sight until it was reverted: then its revert is a version."""
+        cdef int64_t shown
+        self._walk._is_placed = False
+        self._walk._is_fresh = True
+        self._walk.version(reverted, INVISIBLE, &shown)
+        return self._walk._was_showing(life, max(self._walk._time, deleted_at(deletions, reverted)))
+
+    cdef int64_t _stored(self, int64_t since) except -2:
+        """The oldest entry with a time of its own, at or above `since`."""
+        cdef const unsigned char *tail
+        cdef uint64_t suffix = ~<uint64_t>since
+        cdef Py_ssize_t size
+        self._seek_for_prev(concat(self._escaped, TERMINATOR) + suffix.to_bytes(SUFFIX, "big") + LAST)
+        here = self._bound.key()
+        if here is None:
+            self._check(self._bound.reader)
+            return INVISIBLE
+        cdef bytes found = <bytes?>here
+        size = PyBytes_GET_SIZE(found)
+        if (
+            not is_below(found, self._escaped, UNLIMITED)
+            or compare(found, concat(self._escaped, TERMINATOR)) < 0
+        ):
+            return INVISIBLE
+        _require_size(found, self._escaped)
+        tail = <const unsigned char *>PyBytes_AS_STRING(found) + size - TAIL
+        suffix = big_endian(tail)
+        return <int64_t>~suffix if suffix >= FIRST_TIMED else INVISIBLE
+
+
+cdef int64_t _oldest_of(tuple deletions, int64_t since) except -2:
+    """The oldest of these times that is at or above `since`, else `INVISIBLE`."""
+    cdef int64_t one = _oldest(deletions[0], since), other = _oldest(deletions[1], since)
+    if one == INVISIBLE or other == INVISIBLE:
+        return max(one, other)
+    return min(one, other)
+
+
+cdef int64_t _oldest(tuple stack, int64_t since) except -2:
+    cdef Py_ssize_t low = 0
+    cdef Py_ssize_t high = len(stack)
+    cdef Py_ssize_t middle
+    cdef int64_t time
+    while low < high:
+        middle = (low + high) // 2
+        time = stack[middle]
+        if time >= since:
+            low = middle + 1
+        else:
+            high = middle
+    return <int64_t>stack[low - 1] if low else INVISIBLE
 
 
 # -- floors ------------------------------------------------------------------------------------------

@@ -33,7 +33,7 @@ cdef inline bytes escape(bytes key):
     return key.replace(ZERO, ESCAPED_ZERO)
 
 
-cdef inline Py_ssize_t unescape(char *bytes_, Py_ssize_t size) noexcept:
+cdef inline Py_ssize_t unescape(char *bytes_, Py_ssize_t size) noexcept nogil:
     """Replace each escaped zero by a zero, in place. Returns the new length, -1 where a zero is
     not escaped."""
     cdef char *read = <char *>memchr(bytes_, 0, size)
@@ -68,7 +68,7 @@ cdef inline int compare(bytes one, bytes other) noexcept:
     return difference if difference else (size > other_size) - (size < other_size)
 
 
-cdef inline uint64_t big_endian(const unsigned char *bytes_) noexcept:
+cdef inline uint64_t big_endian(const unsigned char *bytes_) noexcept nogil:
     cdef uint64_t word = 0
     cdef int at
     for at in range(8):

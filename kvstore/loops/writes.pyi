@@ -1,7 +1,5 @@
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
-
-from kvstore.loops.contract import Column, Settable
 
 class Puts:
     _points: dict[bytes, bytes | None]
@@ -26,6 +24,11 @@ def put_all(
     suffix: bytes,
     family: Any,
 ) -> None: ...
-def set_rows(
-    target: Settable, keys: Column, values: Column, count: int, suffixes: bytes, kinds: bytes | None
-) -> tuple[int, Exception | None]: ...
+def put_in_pieces(
+    next_batch: Callable[[], Any],
+    points: Mapping[bytes, bytes | None],
+    suffix: bytes,
+    family: Any,
+    rows_max: int,
+    bytes_max: int,
+) -> Iterator[Any]: ...

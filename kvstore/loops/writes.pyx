@@ -1,15 +1,12 @@
 # cython: language_level=3, wraparound=False, initializedcheck=False
-"""Writes: the puts that a commit collects, the entries that it makes of them, and the entries that
-go to a sorted file.
+"""Writes: the puts that a commit collects, and the entries that it makes of them.
 
 Invariants
 1. A key is checked to be bytes before its bytes are read.
-2. A buffer of a column is compared with the number of rows before its first byte is read.
 """
 
 include "shared.pxi"
 include "order.pxi"
-include "buffers.pxi"
 
 from kvstore.limits import KEY_BYTES_MAX, VALUE_BYTES_MAX
 
@@ -125,81 +122,39 @@ def put_all(put, dict points not None, bytes suffix not None, family):
         free(order)
 
 
-def set_rows(target, keys, values, Py_ssize_t count, bytes suffixes not None, bytes kinds):
-    """Set `count` entries of `data`, in their order, until `target` raises an error. Returns how
-    many were set, and the error.
-
-    `suffixes` has the suffix of all entries, or one for each. `kinds` has a byte for each, `VALUE`
-    or `TOMBSTONE`; without it all have values. A tombstone and a null have an empty value.
-    """
-    cdef list held = []
-    cdef Source key, value
-    cdef unsigned char kind = VALUE[0], tombstone = TOMBSTONE[0]
-    cdef Py_ssize_t at = 0, start = 0, end = 0, step = 0, size = TAIL - 1
-    cdef const char *suffix = PyBytes_AS_STRING(suffixes)
-    cdef bytes entry, stored
-    open_varying(&key, keys, count, held)
-    open_varying(&value, values, count, held)
-    if kinds is not None and PyBytes_GET_SIZE(kinds) != count:
-        raise ValueError("an entry has one kind")
-    if PyBytes_GET_SIZE(suffixes) != size:
-        if PyBytes_GET_SIZE(suffixes) != size * count:
-            raise ValueError("an entry has one suffix")
-        step = size
-    for at in range(count):
-        if at % TURN == TURN - 1:
-            let_others_run()
-        if kinds is not None:
-            kind = <unsigned char>PyBytes_AS_STRING(kinds)[at]
-        bounds_of(&key, at, &start, &end)
-        entry = entry_of(key.data + start, end - start, suffix + at * step, kind)
-        stored = b""
-        if kind != tombstone and not is_null(&value, at):
-            bounds_of(&value, at, &start, &end)
-            stored = PyBytes_FromStringAndSize(<const char *>value.data + start, end - start)
-        try:
-            target[entry] = stored
-        except Exception as error:
-            return at, error
-    return count, None
-
-
-cdef int open_varying(Source *source, object column, Py_ssize_t count, list held) except -1:
-    _open(source, column, count, held)
-    if source.width:
-        raise ValueError("keys and values have no fixed width")
-    return 0
-
-
-cdef bytes entry_of(
-    const unsigned char *key, Py_ssize_t size, const char *suffix, unsigned char kind
+def put_in_pieces(
+    next_batch,
+    dict points not None,
+    bytes suffix not None,
+    family,
+    Py_ssize_t rows_max,
+    Py_ssize_t bytes_max,
 ):
-    """The stored key of a version: the framed key, its suffix and its kind."""
-    cdef Py_ssize_t at, zeros = 0
-    cdef const unsigned char *end = key + size
-    cdef const unsigned char *found = key
-    cdef bytes made
-    cdef char *out
-    while found < end:
-        found = <const unsigned char *>memchr(found, 0, end - found)
-        if found is NULL:
-            break
-        zeros += 1
-        found += 1
-    made = PyBytes_FromStringAndSize(NULL, size + zeros + 2 + TAIL)
-    out = PyBytes_AS_STRING(made)
-    if zeros == 0:
-        if size:
-            memcpy(out, key, size)
-        out += size
-    else:
-        for at in range(size):
-            out[0] = <char>key[at]
-            out += 1
-            if key[at] == 0:
-                out[0] = ESCAPED_ZERO_1
-                out += 1
-    out[0], out[1] = TERMINATOR_0, TERMINATOR_1
-    memcpy(out + 2, suffix, TAIL - 1)
-    out[1 + TAIL] = <char>kind
-    return made
+    """Put the entries of `put_all`, in the same order, into one batch after the other, which
+    `next_batch` gives. Yields each batch when it has `rows_max` entries or `bytes_max` bytes, and
+    the last one earlier."""
+    cdef list keys = list(points), values = list(points.values())
+    cdef bytes value_tail = TERMINATOR + suffix + VALUE
+    cdef bytes tombstone_tail = TERMINATOR + suffix + TOMBSTONE
+    cdef bytes entry
+    cdef Py_ssize_t at = 0, place, count = PyList_GET_SIZE(keys), rows, size
+    cdef Place *order = order_of(keys)
+    try:
+        while at < count:
+            rows = size = 0
+            batch = next_batch()
+            put = batch.put
+            while at < count and rows < rows_max and size < bytes_max:
+                place = order[at].at
+                value = <object>PyList_GET_ITEM(values, place)
+                entry = escape(<bytes>PyList_GET_ITEM(keys, place))
+                entry = concat(entry, tombstone_tail if value is None else value_tail)
+                if value is None:
+                    value = b""
+                put(entry, value, family)
+                size += PyBytes_GET_SIZE(entry) + len(value)
+                rows += 1
+                at += 1
+            yield batch
+    finally:
+        free(order)

@@ -6,6 +6,7 @@ REGISTRY.register(kvstore.metrics.PrometheusCollector(store))
 
 from typing import TYPE_CHECKING
 
+from kvstore.base.notices import JsonLines
 from kvstore.metrics.figures import DEFINITIONS, Distribution, Metric, MetricDefinition, metrics_of
 from kvstore.metrics.late import __getattr__ as __getattr__
 
@@ -16,6 +17,7 @@ __all__ = [
     "DEFINITIONS",
     "MetricDefinition",
     "Distribution",
+    "JsonLines",
     "Metric",
     "PrometheusCollector",
     "metrics_of",

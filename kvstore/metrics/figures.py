@@ -48,6 +48,9 @@ _GAUGES: Final = (
     ("staleness_seconds", "seconds", "The age of the newest complete time.", ()),
     ("not_durable_seconds", "seconds", "The time that is complete and not durable.", ()),
     ("healthy", "", "1 while the store takes calls, 0 after a failed write.", ()),
+    ("owned", "", "1 where this process takes the commits, 0 where it only reads.", ()),
+    ("guests", "", "The handles that are guests of the shared store.", ()),
+    ("owner_age_seconds", "seconds", "The time since the shared store has its owner.", ()),
     ("claims", "", "The holds and pins that keep history.", ("kind",)),
     ("lost_holds", "", "The holds that garbage collection has passed.", ()),
     ("claim_age_seconds", "seconds", "The age of the time that a hold keeps.", ("kind", "name")),
@@ -115,9 +118,11 @@ _COUNTERS: Final = (
     ("conflicts_total", "", "Transactions that another commit called off.", ()),
     ("imports_added_total", "", "Imports that became visible.", ()),
     ("imports_reverted_total", "", "Imports that were reverted.", ()),
+    ("takeovers_total", "", "How often another process became the owner of the shared store.", ()),
     ("clears_total", "", "Spans that were destroyed.", ()),
     ("collected_entries_total", "", "Entries that garbage collection removed.", ()),
     ("write_stops_total", "", "Stops of writes until a compaction or a flush ends.", ()),
+    ("passes_total", "", "Long passes over rows, by the way that they were read.", ("way",)),
     ("value_cache_hits_total", "", "Reads of one key that the cache answered.", ()),
     ("value_cache_misses_total", "", "Reads of one key that the cache did not answer.", ()),
     ("requests_total", "", "Requests of clients to servers in this process.", ("result",)),
@@ -216,11 +221,17 @@ def _values(parts: Parts, stats: Mapping[str, Any]) -> Iterator[_Value]:
     yield from _claims(parts, begin)
     yield from _history(parts, stats, first or parts.committer.upper)
     yield from _counted(parts.committer.meters)
+    yield "owned", (), int(parts.committer.policy.records is None)
+    yield "guests", (), stats.get("guests", 0)
+    yield "owner_age_seconds", (), stats.get("role_age_s") or 0.0
+    yield "takeovers_total", (), stats.get("takeovers", 0)
     adding = stats["imports_adding"]
     yield "imports", ("adding",), adding
     yield "imports", ("added",), stats["imports"] - adding
     yield "cleared_spans", (), stats["clears"]
     yield "range_fragments", (), stats["range_fragments"]
+    for way, count in parts.versions.passes.items():
+        yield "passes_total", (way,), count
     newest = parts.versions.newest
     yield "value_cache_bytes", (), newest.size
     yield "value_cache_hits_total", (), newest.hits

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +13,8 @@ from typing_extensions import Buffer
 
 from kvstore.base.timestamp import TIMESTAMP_MAX
 from kvstore.limits import ARROW_BYTES_MAX
-from kvstore.loops.columns import join
+from kvstore.loops.columns import cut, join
+from kvstore.loops.contract import Buffers
 
 
 @cache
@@ -56,11 +58,31 @@ def array_of(
     return pa.Array.from_buffers(pa.binary(), length, parts, null_count=nulls)
 
 
+def arrays_of(rows: Buffers) -> tuple[pa.Array, pa.Array]:
+    """The keys and the values of rows that a loop has found."""
+    count, key_offsets, keys, value_offsets, values = rows
+    return array_of(count, key_offsets, keys), array_of(count, value_offsets, values)
+
+
 def buffers_of(array: pa.Array) -> tuple[int, Buffer, Buffer]:
     """A binary array as its length, the offsets of its items, and their joined bytes."""
     _, offsets, data = array.buffers()
     places = np.frombuffer(offsets, np.int32)[array.offset : array.offset + len(array) + 1]
     return len(array), places.data, np.frombuffer(b"" if data is None else data, np.uint8).data
+
+
+def items_of(column: pa.Array | pa.ChunkedArray) -> list[bytes]:
+    """The items of a binary column without nulls: 30 ns each, where `to_pylist` takes 200."""
+    found: list[bytes] = []
+    for chunk in column.chunks if isinstance(column, pa.ChunkedArray) else [column]:
+        for first in range(0, len(chunk), _ITEMS_AT_ONCE):
+            _, offsets, data = buffers_of(chunk.slice(first, _ITEMS_AT_ONCE))
+            found += cut(memoryview(offsets), memoryview(data))
+    return found
+
+
+_ITEMS_AT_ONCE: Final = 8192
+"""Items between two turns of other threads."""
 
 
 def to_microseconds(times: pa.Array) -> pa.Array:

@@ -1,4 +1,28 @@
-"""The records of expiries: which version of a key expires, at what time, and how they are found."""
+"""The records of expiries: which version of a key expires, and at what time.
+
+A put that expires writes two records beside its version, in the same commit:
+
+    carried := | expiry | "k" | user key |             value: | due u64 | import u64 |
+    waiting := | expiry | "t" | due u64 | import u64 | user key |    value: | row |
+
+    expiry := | reserved | 00 | "x" |     reserved: nine bytes ff, see kvstore.base.span
+    import := the id of the import that brought the record, 0 for a commit
+    row    := the key of the row with which an index entry expires; empty for all other keys
+
+Both are ordinary keys with versions. So change entries, backups, restores and replicas carry them
+like all other keys. `waiting` sorts the keys by their due times. `carried` tells of a key where
+its `waiting` record is.
+
+Invariants
+1. A key expires if its newest version is a value with the same timestamp as a `waiting` record
+   that is alive. An index entry expires only if its row does by the same timestamp. Any later
+   write to the key, with another timestamp, cancels the expiry. The revert of an import is such a
+   write: a value that it brings back has the time of the revert.
+2. No import covers a `waiting` record of a commit or of another import, so its revert gives none
+   a new time.
+3. A due time is above the timestamp of the commit that wrote its records. A due time of an import
+   may lie below the stamp of the import: the key is due right after it.
+"""
 
 from __future__ import annotations
 
@@ -14,32 +38,6 @@ from kvstore.errors import CorruptionError
 from kvstore.limits import EXPIRY_READ_BYTES, KEY_BYTES_MAX
 from kvstore.mvcc.lookup import SearchBounds
 from kvstore.mvcc.versions import Versions
-
-# --------------------------------------------------------------------------------------------------
-# The records of expiries: which version of a key expires, and at what time.
-#
-# A put that expires writes two records beside its version, in the same commit:
-#
-#     carried := | expiry | "k" | user key |             value: | due u64 | import u64 |
-#     waiting := | expiry | "t" | due u64 | import u64 | user key |    value: | row |
-#
-#     expiry := | reserved | 00 | "x" |     reserved: nine bytes ff, see kvstore.base.span
-#     import := the id of the import that brought the record, 0 for a commit
-#     row    := the key of the row with which an index entry expires; empty for all other keys
-#
-# Both are ordinary keys with versions. So change entries, backups, restores and replicas carry them
-# like all other keys. `waiting` sorts the keys by their due times. `carried` tells of a key where
-# its `waiting` record is.
-#
-# Invariants
-# 1. A key expires if its newest version is a value with the same timestamp as a `waiting` record
-#    that is alive. An index entry expires only if its row does by the same timestamp. Any later
-#    write to the key, with another timestamp, cancels the expiry. The revert of an import is such a
-#    write: a value that it brings back has the time of the revert.
-# 2. No import covers a `waiting` record of a commit or of another import, so its revert gives none
-#    a new time.
-# 3. A due time is above the timestamp of the commit that wrote its records. A due time of an import
-#    may lie below the stamp of the import: the key is due right after it.
 
 EXPIRY: Final = RESERVED + b"\x00x"
 """All records of expiries have keys that begin with this."""

@@ -1,7 +1,27 @@
 """Range tombstones in memory: which timestamps deleted each stretch of the key space.
 
-The map is a B-tree whose nodes never change: a write copies one node of each depth, and a reader
-keeps the root that it began with.
+With keys on X and time on Y a range tombstone is a horizontal line. The ends of all lines cut
+them into fragments: between two neighbouring boundaries the same timestamps cover every key. So a
+look-up is one search, whatever order the tombstones were written in.
+
+    keys     a       c       f       k
+    t=9              |-------|                    boundaries  a    c      f    k
+    t=5      |---------------|-------|            stacks     (5) (9,5)   (5)   ()
+
+The boundaries lie in the leaves of the B-tree, whose nodes never change.
+
+Invariants
+1. Boundaries ascend strictly; below the first one nothing is deleted.
+2. Each stack is strictly descending. The last stack is empty, the first is not.
+3. Neighbouring stacks differ: state is a function of content, not of the order of writes.
+4. The leaves hold the newest tombstone of each stack in the form of a stored key, so that a
+   look-up compares bytes and decodes nothing.
+5. An instance never changes: a writer makes a new one that shares all nodes it does not touch,
+   and a reader keeps its own without a lock. A write costs O(log n) beside the stretches it
+   covers.
+
+Source: Pebble's fragmented range keys and CockroachDB's MVCC range tombstones; the tree copies
+the path from its root to what changes, as LMDB and other B-trees without locks do.
 """
 
 from __future__ import annotations
@@ -423,30 +443,7 @@ def _cuts(count: int) -> Iterator[tuple[int, int]]:
 
 
 # --------------------------------------------------------------------------------------------------
-# Range tombstones in memory: which timestamps deleted each stretch of the key space.
-#
-# With keys on X and time on Y a range tombstone is a horizontal line. The ends of all lines cut
-# them into fragments: between two neighbouring boundaries the same timestamps cover every key. So a
-# look-up is one search, whatever order the tombstones were written in.
-#
-#     keys     a       c       f       k
-#     t=9              |-------|                    boundaries  a    c      f    k
-#     t=5      |---------------|-------|            stacks     (5) (9,5)   (5)   ()
-#
-# The boundaries lie in the leaves of the B-tree, whose nodes never change.
-#
-# Invariants
-# 1. Boundaries ascend strictly; below the first one nothing is deleted.
-# 2. Each stack is strictly descending. The last stack is empty, the first is not.
-# 3. Neighbouring stacks differ: state is a function of content, not of the order of writes.
-# 4. The leaves hold the newest tombstone of each stack in the form of a stored key, so that a
-#    look-up compares bytes and decodes nothing.
-# 5. An instance never changes: a writer makes a new one that shares all nodes it does not touch,
-#    and a reader keeps its own without a lock. A write costs O(log n) beside the stretches it
-#    covers.
-#
-# Source: Pebble's fragmented range keys and CockroachDB's MVCC range tombstones; the tree copies
-# the path from its root to what changes, as LMDB and other B-trees without locks do.
+# The map of range tombstones.
 
 
 class RangeTombstone(NamedTuple):

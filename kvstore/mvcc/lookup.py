@@ -34,7 +34,14 @@ from kvstore.codec.keys import TERMINATOR, UNLIMITED, encode_suffix, escape, spa
 from kvstore.engine.api import Engine
 from kvstore.limits import STEPS_BEFORE_SEEK
 from kvstore.loops.contract import ABSENT
-from kvstore.loops.lookup import find_among, find_floors, find_many, find_ordered, find_timed
+from kvstore.loops.lookup import (
+    find_among,
+    find_floors,
+    find_following,
+    find_many,
+    find_ordered,
+    find_timed,
+)
 from kvstore.mvcc.arrow import array_of
 from kvstore.mvcc.fragments import Fragments, limit_of
 from kvstore.mvcc.key_history import Stamps
@@ -170,6 +177,24 @@ def columns_at(
     offsets, data, stored = found
     times = np.frombuffer(stored, np.int64)
     return TimedColumns(array_of(len(times), offsets, data, times >= 0), times)
+
+
+def following_at(
+    engine: Engine,
+    keys: Sequence[bytes],
+    times: Buffer,
+    upto: int,
+    fragments: Fragments,
+    stamps: Stamps,
+) -> npt.NDArray[np.int64]:
+    """For each of `keys`: the time of its oldest version at or above its own time of `times`,
+    integers of 64 bits, and at or below `upto`; -1 where there is none. Deletions and reverts are
+    versions. A seek for each key."""
+    ticket, reader = engine.borrow()
+    limits, depth = fragments.tree
+    found = find_following(reader, engine.check, keys, times, limits, depth, stamps, upto)
+    engine.give_back(ticket, reader)
+    return np.frombuffer(found, np.int64)
 
 
 def floors_at(

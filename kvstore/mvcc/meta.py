@@ -5,6 +5,7 @@
     upper                      timestamp: no commit may take one below it
     since                      timestamp: history below it may be gone
     index-floor                timestamp: the change index is complete above it
+    staged                     timestamp: see kvstore/timeline/pieces.py
     collected                  timestamp: GC has done its work for all below or at it
     import/<id, 16 hex>        see kvstore/timeline/import_records.py
     import-keys/<id, 16 hex>   see kvstore/timeline/import_records.py
@@ -59,6 +60,7 @@ UPPER: Final = "upper"
 SINCE: Final = "since"
 INDEX_FLOOR: Final = "index-floor"
 COLLECTED: Final = "collected"
+STAGED: Final = "staged"
 
 _NUMBER = re.compile(r"[0-7][0-9a-f]{15}")
 """A number below 2^63 as names have it."""

@@ -33,6 +33,9 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     import pyarrow as pa
 
+    Bools = npt.NDArray[np.bool_]
+    Numbers = npt.NDArray[np.int64]
+
 
 # --------------------------------------------------------------------------------------------------
 # A chunk of `data` keys as columns, so that an export decides about thousands of keys at a time.
@@ -45,13 +48,6 @@ if TYPE_CHECKING:
 #     key     := | stem (framed user key) | suffix u64 | kind u8 |
 #
 # Values stay a list; `of_chosen` picks from it.
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
-    import pyarrow as pa
-
-    Bools = npt.NDArray[np.bool_]
-    Numbers = npt.NDArray[np.int64]
 
 _WORD: Final = 8
 _PAD: Final = bytes(_WORD)

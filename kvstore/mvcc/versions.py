@@ -1,12 +1,25 @@
-"""Versions over an engine: reads at any time, and the view of range tombstones that they share."""
+"""Versions over an engine: reads at any time, and the view of range tombstones that they share.
+
+A read at a time sees exactly the versions at or below it. The commit path stages the writes
+(`kvstore.mvcc.write_set`) and chooses their timestamps; `publish_ranges` shows its range
+tombstones.
+
+Invariants
+1. `view` holds all range tombstones and all import stamps of the engine. A writer replaces the
+   view and never changes it, so that a reader keeps a consistent one.
+2. A reader takes the view first and reads entries afterwards, because a covered entry leaves the
+   engine before its tombstone leaves the view.
+"""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice, starmap
 from typing import NamedTuple, TypeAlias
 
+import numpy as np
+import numpy.typing as npt
 from typing_extensions import Buffer
 
 from kvstore.base.arguments import FLAG
@@ -23,12 +36,12 @@ from kvstore.codec.keys import (
     require_entry,
     span_bounds,
 )
-from kvstore.engine.api import DATA, RANGES, Cursor, Engine, pairs
+from kvstore.engine.api import DATA, RANGES, Cursor, Engine, HeldFiles, pairs
 from kvstore.limits import FEW_ROWS_MAX, REBUILD_FRAGMENTS_FROM, SCAN_CHUNK, SCAN_CHUNK_BYTES
 from kvstore.loops.live import LiveRows
 from kvstore.loops.lookup import Lookup, NewestValues
 from kvstore.mvcc.fragments import Fragments, RangeTombstone
-from kvstore.mvcc.key_history import Revision, Stamps, StoredEntry, Version, timeline
+from kvstore.mvcc.key_history import Lifetime, Revision, Stamps, StoredEntry, Version, timeline
 from kvstore.mvcc.lookup import (
     EVERYTHING,
     LabelColumns,
@@ -38,11 +51,13 @@ from kvstore.mvcc.lookup import (
     TimedValues,
     columns_at,
     floors_at,
+    following_at,
     value_below,
     values_among_imports,
     values_at,
     versions_at,
 )
+from kvstore.mvcc.parallel_scan import ThreadedScan
 from kvstore.mvcc.passes import (
     Difference,
     VersionColumns,
@@ -50,20 +65,17 @@ from kvstore.mvcc.passes import (
     stored_keys,
     version_columns,
 )
-from kvstore.mvcc.scan import Read, RowArrays, RowChunk, few_rows, live_columns, live_rows
-
-# --------------------------------------------------------------------------------------------------
-# Versions over an engine: reads at any time, and the view of range tombstones that they share.
-#
-# A read at a time sees exactly the versions at or below it. The commit path stages the writes
-# (`kvstore.mvcc.write_set`) and chooses their timestamps; `publish_ranges` shows its range
-# tombstones.
-#
-# Invariants
-# 1. `view` holds all range tombstones and all import stamps of the engine. A writer replaces the
-#    view and never changes it, so that a reader keeps a consistent one.
-# 2. A reader takes the view first and reads entries afterwards, because a covered entry leaves the
-#    engine before its tombstone leaves the view.
+from kvstore.mvcc.scan import (
+    EntryPass,
+    FilePass,
+    Onward,
+    Read,
+    RowArrays,
+    RowChunk,
+    few_rows,
+    live_columns,
+    live_rows,
+)
 
 Tombstones: TypeAlias = "list[RangeTombstone]"
 
@@ -87,6 +99,13 @@ class Versions:
         """`cache_bytes` bounds the cache of newest values, which needs `newest.note` of each
         commit."""
         self.engine = engine
+        self.passes = {"files": 0, "iterator": 0}
+        """How many long passes have read the files themselves, and how many RocksDB's iterator."""
+        self.guard: Callable[[], Callable[[], bool]] = lambda: lambda: False
+        """Gives a function that tells whether no history has been removed since: see
+        `kvstore.timeline.reads.Reads.guard`. A long pass asks it before it reads files itself."""
+        self.after_flush: Callable[[], None] = lambda: None
+        """Called when a pass had the engine write what lay in memory to a small file."""
         self.newest = NewestValues(cache_bytes)
         self.lookup = Lookup(engine, self._get_slowly, self.newest)
         self.get = self.lookup.get
@@ -122,6 +141,11 @@ class Versions:
         """The floor of each of `keys` at its own time: see `floors_at`."""
         fragments, stamps = self.view
         return floors_at(self.engine, keys, times, span, fragments, stamps, bytes_max)
+
+    def following(self, keys: list[bytes], times: Buffer, upto: int) -> npt.NDArray[np.int64]:
+        """The next version of each of `keys` from its own time on: see `following_at`."""
+        fragments, stamps = self.view
+        return following_at(self.engine, keys, times, upto, fragments, stamps)
 
     def history(self, key: bytes) -> list[Version]:
         """All versions of `key`, newest first, range tombstones over it included."""
@@ -163,8 +187,9 @@ class Versions:
             found = few_rows(self.engine, bounds, read, limit, reverse=reverse)
             if found is not None:
                 return iter([found] if found[0] else [])
+        onward = None if reverse else self._onward(span, read, keys_only=keys_only)
         cursor = self._cursor(span, reverse=reverse, keys_only=keys_only)
-        return live_rows(cursor, read, limit=limit)
+        return live_rows(cursor, read, limit=limit, onward=onward)
 
     def scan_columns(
         self,
@@ -178,13 +203,27 @@ class Versions:
         """As `scan`, in Arrow arrays of at most `chunk` rows."""
         FLAG.check("reverse", reverse)
         read = self._read(as_of)
+        onward = None if reverse else self._onward(span, read, keys_only=keys_only)
         cursor = self._cursor(span, reverse=reverse, keys_only=keys_only)
-        return live_columns(cursor, read, chunk=chunk)
+        return live_columns(cursor, read, chunk=chunk, onward=onward)
 
-    def live_pass(self, span: Span, as_of: int) -> tuple[Cursor, LiveRows]:
+    def scan_by_threads(
+        self, span: Span, as_of: int, *, chunk: int, threads: int
+    ) -> Iterator[RowArrays]:
+        """As `scan_columns`, with `threads` threads, if the pass can read the files itself."""
+        read = self._read(as_of)
+        held = self._held(*span_bounds(span.start, span.end), self.guard())
+        if held is None:
+            return live_columns(self._cursor(span), read, chunk=chunk)
+        return ThreadedScan(held, span, read, chunk=chunk, threads=threads)
+
+    def live_pass(
+        self, span: Span, as_of: int, *, reverse: bool = False
+    ) -> tuple[Cursor, LiveRows]:
         """A pass over `span` and the loop that picks its live rows, for a caller that counts the
         entries. The caller closes the pass."""
-        return self._cursor(span), LiveRows(*self._read(as_of))
+        read = self._read(as_of)
+        return self._cursor(span, reverse=reverse), LiveRows(*read)
 
     def diff(
         self,
@@ -198,7 +237,7 @@ class Versions:
         span."""
         fragments, stamps = self.view
         return differences(
-            self._cursor(span),
+            self._entries_of_span(span),
             span,
             since=since,
             upto=upto,
@@ -227,20 +266,38 @@ class Versions:
         """All versions in `(since, upto]`: the point versions of the keys in `span`, as columns,
         and the range tombstones that start in `span`, by start."""
         fragments, stamps = self.view
-        cursor = self._cursor(span)
+        cursor = self._entries_of_span(span)
         columns = version_columns(
             cursor, since=since, upto=upto, stamps=stamps, fragments=fragments
         )
         tombstones = fragments.tombstones(Span(), since=since, upto=upto)
         return columns, [found for found in tombstones if found.start in span]
 
+    def kept(self, span: Span, *, keys_only: bool) -> Iterator[tuple[bytes, list[bytes]]]:
+        """Each key of `span` that has a stored version, deleted ones and those of imports that do
+        not show included, with the values of its versions. One pass over `span`, in memory for one
+        key at a time. With `keys_only` values may be empty."""
+        cursor = self._cursor(span, keys_only=keys_only)
+        try:
+            for key, entries in stored_keys(cursor):
+                yield key, [value for tail, value in entries if tail[-1:] == VALUE]
+        finally:
+            cursor.close()
+
     def imported_keys(self, span: Span, reference: bytes) -> Iterator[tuple[bytes, bytes | None]]:
         """The keys in `span` that an import wrote, each with the import's value. One pass over
         `span`."""
-        for key, entries in stored_keys(self._cursor(span)):
+        for key, entries in stored_keys(self._entries_of_span(span)):
             for tail, value in entries:
                 if tail[:-1] == reference:
                     yield key, value if tail[-1:] == VALUE else None
+
+    def imported_columns(self, span: Span, reference: bytes) -> Iterator[RowArrays]:
+        """The keys in `span` that an import put, with the import's values, as columns. No other
+        version shows. One pass over `span`, in a compiled loop."""
+        alone = Read(0, {reference: Lifetime(0)}, None)
+        onward = self._onward(span, alone, keys_only=False)
+        return live_columns(self._cursor(span), alone, chunk=SCAN_CHUNK, onward=onward)
 
     def imported_among(
         self, keys: Iterable[bytes], reference: bytes
@@ -291,6 +348,37 @@ class Versions:
     def _read(self, as_of: int) -> Read:
         fragments, stamps = self.view
         return Read(as_of, stamps, fragments.nearby(as_of))
+
+    def _onward(self, span: Span, read: Read, *, keys_only: bool) -> Onward:
+        """How a scan goes ahead. Call it before making the cursor: the guard has to look first."""
+        _, end = span_bounds(span.start, span.end)
+        is_whole = self.guard()
+
+        def onward(begin: bytes) -> FilePass | None:
+            held = self._held(begin, end, is_whole)
+            if held is None:
+                return None
+            return FilePass(held, begin, end, read, keys_only=keys_only)
+
+        return onward
+
+    def _held(
+        self, begin: bytes, end: bytes | None, is_whole: Callable[[], bool]
+    ) -> HeldFiles | None:
+        held = self.engine.hold_files(begin, end)
+        if held is not None and not is_whole():  # look behind the opening
+            held.close()
+            held = None
+        self.passes["iterator" if held is None else "files"] += 1
+        if held is not None and held.has_flushed:
+            self.after_flush()
+        return held
+
+    def _entries_of_span(self, span: Span) -> Cursor:
+        """A pass over all entries, which reads the files itself where it is long."""
+        _, end = span_bounds(span.start, span.end)
+        is_whole = self.guard()
+        return EntryPass(self._cursor(span), end, lambda begin: self._held(begin, end, is_whole))
 
     def _cursor(self, span: Span, *, reverse: bool = False, keys_only: bool = False) -> Cursor:
         bounds = span_bounds(span.start, span.end)

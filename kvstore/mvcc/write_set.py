@@ -13,6 +13,7 @@ from __future__ import annotations
 import bisect
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import repeat
 from typing import Any, ClassVar, NamedTuple
 
 from kvstore.base.arguments import require_value
@@ -23,6 +24,15 @@ from kvstore.errors import ClosedError, UsageError, printable
 from kvstore.loops.writes import Puts, put_all
 from kvstore.mvcc.expiry_records import Due, carried_key, encode_due, longest_key, waiting_key
 from kvstore.mvcc.fragments import RangeTombstone
+
+
+def require_plain(key: bytes) -> None:
+    """Raise `UsageError` for a key, or the start of a span, that belongs to tables."""
+    if key >= RESERVED:
+        raise UsageError(
+            f"key {printable(key)} belongs to tables",
+            "use the calls of the table, or choose a key that does not begin with nine bytes ff",
+        )
 
 
 class WriteSet(Puts):
@@ -46,6 +56,11 @@ class WriteSet(Puts):
 
     def __bool__(self) -> bool:
         return bool(self._points or self._ranges)
+
+    def told(self) -> str:
+        """How much is in the set, in words."""
+        count = len(self._points) + len(self._ranges)
+        return f"{count} {'write' if count == 1 else 'writes'}, {self.size} bytes"
 
     def require_open(self) -> None:
         """Raise `ClosedError` after the end, `UsageError` where no more writes fit."""
@@ -110,23 +125,28 @@ class WriteSet(Puts):
         self,
         keys: Sequence[bytes],
         values: Sequence[bytes],
-        due: int | None = None,
+        due: int | list[int | None] | None = None,
         rows: Sequence[bytes] = (),
     ) -> None:
-        """Set keys of a table, until the time `due` if there is one. `rows` has, for each key, the
-        row with which it expires, and is empty for a row itself."""
+        """Set keys of a table, until the time `due` if there is one, or each until its own one of
+        a list. `rows` has, for each key, the row with which it expires, and is empty for a row
+        itself."""
         self.require_open()
+        dues = due if isinstance(due, list) else repeat(due, len(keys))
         if due is not None:
-            for key in keys:
-                self._require_expiring(key)
+            for key, at in zip(keys, dues, strict=True):
+                if at is not None:
+                    self._require_expiring(key)
         self._points.update(zip(keys, values, strict=True))
         self._size += sum(map(len, keys)) + sum(map(len, values))
-        if due is None and self.expiring is not None:
+        if self.expiring is not None:
             for key in keys:
                 self.expiring.pop(key, None)
         if due is not None:
-            for key, row in zip(keys, rows, strict=True):
-                self._expire(key, due, row)
+            dues = due if isinstance(due, list) else repeat(due, len(keys))
+            for key, at, row in zip(keys, dues, rows, strict=True):
+                if at is not None:
+                    self._expire(key, at, row)
         self._require_room()
 
     def delete_rows(self, keys: Iterable[bytes]) -> None:
@@ -137,35 +157,37 @@ class WriteSet(Puts):
             self._size += len(key)
         self._require_room()
 
-    def delete_range(self, start: bytes, end: bytes) -> None:
-        """Delete all keys `start <= key < end`. Drops the earlier writes of this set inside the
-        range."""
+    def delete_range(
+        self, start: bytes | None, end: bytes | None, prefix: bytes | None = None
+    ) -> None:
+        """Delete all keys `start <= key < end`, or all with `prefix`. Drops the earlier writes of
+        this set inside the range."""
         self.require_open()
-        span = Span(start, end)
-        if span.end is None:
-            raise UsageError("delete_range needs an end", "pass the least key that is to be kept")
+        span = Span.to_delete(start, end, prefix)
         if self.is_plain:
             self._require_own(span.start)
             span = span.plain()
-        for key in [key for key in self._points if key in span]:
-            del self._points[key]
         assert span.end is not None, "it ends where tables begin, or before"
-        self._add_range(span.start, span.end)
+        self.delete_row_range(span.start, span.end)
+
+    def delete_row_range(self, start: bytes, end: bytes) -> None:
+        """As `delete_range`, of keys of a table."""
+        self.require_open()
+        for key in [key for key in self._points if start <= key < end]:
+            del self._points[key]
+        self._add_range(start, end)
 
     def delete_range_below(self, start: bytes, end: bytes) -> None:
-        """As `delete_range`, but for any keys, and the earlier writes inside the range stay. For
-        tables, and for a replica, which takes the parts of a sealed batch in any order."""
+        """As `delete_range`, but for any keys, and the earlier writes inside the range stay. For a
+        replica, which takes the parts of a sealed batch in any order."""
         self.require_open()
         self._add_range(start, end)
 
     def _require_own(self, key: object) -> bytes:
         """`key`, if it can be stored and does not belong to tables."""
         found = require_key(key)
-        if self.is_plain and found >= RESERVED:
-            raise UsageError(
-                f"key {printable(found)} belongs to tables",
-                "write to the table, or choose a key that does not begin with nine bytes ff",
-            )
+        if self.is_plain:
+            require_plain(found)
         return found
 
     def _require_room(self) -> None:

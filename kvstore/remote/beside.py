@@ -16,17 +16,16 @@ Invariants
 
 from __future__ import annotations
 
-import json
-import secrets
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 from kvstore import opening
-from kvstore.base.arguments import require_place_of_copy
-from kvstore.base.timestamp import NS_PER_SECOND, TimeLike, Timestamp
+from kvstore.base.arguments import AGE
+from kvstore.base.paths import require_place_of_copy
+from kvstore.base.timestamp import NS_PER_SECOND, AgeLike, TimeLike, Timestamp
 from kvstore.changes import ChangeIndex
 from kvstore.codec.json import JsonObject
 from kvstore.errors import UsageError
@@ -36,20 +35,19 @@ from kvstore.limits import (
 from kvstore.mvcc import Versions
 from kvstore.mvcc.meta import Meta
 from kvstore.remote import verbs
-from kvstore.remote.arrivals import NoneCame
 from kvstore.remote.client import Client
 from kvstore.remote.client.client import hold_record
 from kvstore.retention.gc import GcReport
 from kvstore.store import Store
-from kvstore.tables.sources import MakeChange, StoreRows
-from kvstore.tables.table import Table
+from kvstore.tables.sources import ImportTarget, MakeChange, StoreRows
+from kvstore.tables.table import Row, Table, model_of
 from kvstore.tasks import Tasks
 from kvstore.timeline.committer import After, Committer
 from kvstore.timeline.durability import Durability
 from kvstore.timeline.expiries import Expires
 from kvstore.timeline.holds import BACKUP, REPLICA, USER, Hold, HoldRecord, Holds, Pins
-from kvstore.timeline.import_records import Amend, ImportRecord, import_fields, read_import
-from kvstore.timeline.imports import Check, Imports
+from kvstore.timeline.import_records import ImportRecord, read_import
+from kvstore.timeline.imports import Imports
 
 
 class StoreBeside(Store):
@@ -97,23 +95,35 @@ class StoreBeside(Store):
 
     def delete_range(
         self,
-        start: bytes,
-        end: bytes,
+        start: bytes | None = None,
+        end: bytes | None = None,
         idempotent: bool = False,
         *,
+        prefix: bytes | None = None,
         durability: Durability | None = None,
     ) -> Timestamp | None:
         """See `Store.delete_range`."""
-        return self.owner.delete_range(start, end, idempotent, durability=durability)
+        how: dict[str, Any] = {"prefix": prefix, "durability": durability}
+        return self.owner.delete_range(start, end, idempotent, **how)
 
-    def table(self, name: str, *new: Any, **made: Any) -> Table:
+    def trim(
+        self,
+        prefixes: bytes | Sequence[bytes],
+        keep: int,
+        *,
+        durability: Durability | None = None,
+    ) -> Timestamp | None:
+        """See `Store.trim`."""
+        return self.owner.trim(prefixes, keep, durability=durability)
+
+    def table(self, name: str, *new: Any, **made: Any) -> Table[Any]:
         """See `Store.table`. It is read here, as of this handle's moment. The owner makes
         tables, alters them and takes rows."""
-        if new or made:
+        if new or made.keys() - {"row"}:
             return self.owner.table(name, *new, **made)
         rows = RowsBeside(self, self._transactions.catalogue, self._parts)
-        rows.codec(name)
-        return TableBeside(name, rows, self.owner)
+        model, fields = model_of(name, rows.codec(name), made.get("row"))
+        return TableBeside(name, rows, self.owner, model, fields)
 
     def revert_import(self, import_id: int) -> Timestamp:
         """See `Store.revert_import`."""
@@ -130,7 +140,7 @@ class StoreBeside(Store):
     def gc(
         self,
         before: TimeLike | None = None,
-        keep: timedelta | None = None,
+        keep: AgeLike | None = None,
         *,
         compact: bool = False,
         progress: Callable[[int], None] | None = None,
@@ -147,17 +157,40 @@ class RowsBeside(StoreRows):
     def write(self, name: str, make: MakeChange, *, is_checked: bool) -> Timestamp | None:
         return self.store.owner.table_rows().write(name, make, is_checked=is_checked)
 
+    def import_target(self, name: str) -> ImportTarget:
+        """See `Table.import_target`. The definition is the owner's newest one."""
+        return self.store.owner.table_rows().import_target(name)._replace(store=self.store)
 
-class TableBeside(Table):
+
+class TableBeside(Table[Row]):
     """A table at one moment. The owner of its store takes rows, alters it and builds indexes."""
 
-    def __init__(self, name: str, rows: StoreRows, owner: Client) -> None:
-        super().__init__(name, rows)
+    def __init__(
+        self,
+        name: str,
+        rows: StoreRows,
+        owner: Client,
+        model: type[Row] | None,
+        fields: tuple[str, ...] | None,
+    ) -> None:
+        super().__init__(name, rows, model, fields)
         self._owner = owner
 
     def alter(self, *args: Any, **alteration: Any) -> None:
         """See `Table.alter`. This handle keeps the old definition."""
         self._owner.table(self.name).alter(*args, **alteration)
+
+    def revert(self, *args: Any, **span: Any) -> Timestamp | None:
+        """See `Table.revert`."""
+        return self._owner.table(self.name).revert(*args, **span)
+
+    def clear(self, *args: Any, **rows: Any) -> Timestamp:
+        """See `Table.clear`."""
+        return self._owner.table(self.name).clear(*args, **rows)
+
+    def drop(self) -> Timestamp:
+        """See `Table.drop`."""
+        return self._owner.table(self.name).drop()
 
     def build_index(
         self, index: str, *, progress: Callable[[int], None] | None = None
@@ -177,7 +210,6 @@ class HoldsBeside(Holds):
     def __init__(self, meta: Meta, committer: Committer, pins: Pins, *, owner: Client) -> None:
         super().__init__(meta, committer, pins)
         self.owner = owner
-        self._newest = committer.upper - 1
         self._leased: dict[str, tuple[Hold, dict[str, Any]]] = {}
         """The leases by name, each with the arguments of the hold that was asked for."""
 
@@ -189,7 +221,7 @@ class HoldsBeside(Holds):
         self,
         name: str,
         at: TimeLike | None = None,
-        max_age: timedelta | None = None,
+        max_age: AgeLike | None = None,
         *,
         durable: bool = True,
         kind: str = USER,
@@ -199,15 +231,16 @@ class HoldsBeside(Holds):
         history read here must stay."""
         known = next((each for each in self.all() if each.name == name and not each.lost), None)
         if at is None and known is None:
-            at = self._newest
+            at = self._committer.upper - 1
         wanted: dict[str, Any] = {"name": name, "kind": kind, "address": address}
         is_lease = kind in (BACKUP, REPLICA) and (known is None or _is_lease(known))
         lease = timedelta(seconds=CONTROL_LEASE_S)
-        age = lease if is_lease and (max_age is None or max_age > lease) else max_age
+        wish = AGE.or_none.check("max_age", max_age)
+        age = lease if is_lease and (wish is None or wish > lease) else wish
         found = self.owner.pool.call(verbs.HOLD, **wanted, at=at, max_age=age, durable=durable)
         hold = Hold(self, name, found["token"], is_new=found["is_new"])
         if is_lease:
-            self._leased[name] = hold, {**wanted, "max_age": max_age}
+            self._leased[name] = hold, {**wanted, "max_age": wish}
         return hold
 
     def move(
@@ -241,18 +274,11 @@ class HoldsBeside(Holds):
         return hold_record(self.owner.pool.call(verbs.HELD, name=name, token=token))
 
 
-class ImportsBeside(Imports):
-    """The imports of a store that another process owns. The files are brought here; the owner takes
-    them, in the call that adds the import."""
+class ServedImports:
+    """The records of the imports of a store that another process owns."""
 
-    def __init__(
-        self, versions: Versions, index: ChangeIndex, committer: Committer, *, owner: Client
-    ) -> None:
-        super().__init__(versions, index, committer)
+    def __init__(self, owner: Client) -> None:
         self.owner = owner
-        self._prepared: dict[int, ImportRecord] = {}
-        self._files: list[str] = []
-        self.place_suffix = f"-{secrets.token_hex(4)}"
 
     def get(self, import_id: int) -> ImportRecord | None:
         """See `Imports.get`."""
@@ -261,45 +287,20 @@ class ImportsBeside(Imports):
             return None
         return read_import(import_id, JsonObject(dict(fields), where="the owner's answer"))
 
-    def is_linked(self, record: ImportRecord) -> bool:
-        """False: the owner looks when it takes the files."""
-        return False
-
-    def prepare(self, record: ImportRecord, keys: Collection[bytes] | None = None) -> None:
-        """See `Imports.prepare`."""
-        self._prepared[record.import_id] = record
-        self.owner.pool.call(verbs.PREPARE_IMPORT, **_import_named(record), keys=keys)
-
-    def flush(self) -> None:
-        """Nothing: the owner does it before it takes the files."""
-
-    def link(self, files: Sequence[Path]) -> None:
-        """Note the files. The owner takes them in `add`."""
-        self._files = [f"{file.parent.name}/{file.name}" for file in files]
-
-    def add(
-        self,
-        import_id: int,
-        *,
-        check: Check = None,
-        after: After | None = None,
-        amend: Amend | None = None,
-    ) -> Timestamp:
-        """See `Imports.add`. `check` is a `NoneCame`, which the owner makes again."""
-        assert check is None or isinstance(check, NoneCame)
-        assert after is None
-        assert amend is None
-        return self.owner.pool.work(
-            verbs.ADD_IMPORT,
-            None,
-            **_import_named(self._prepared[import_id]),
-            files=self._files,
-            none_since=None if check is None else Timestamp(check.since),
-        )
-
     def abort(self, import_id: int) -> bool:
         """See `Imports.abort`."""
         return self.owner.pool.work(verbs.ABORT_IMPORT, None, import_id=f"{import_id:016x}")
+
+
+class ImportsBeside(ServedImports, Imports):
+    """The imports of a store that another process owns. Their files are brought here, and the owner
+    checks and adds them."""
+
+    def __init__(
+        self, versions: Versions, index: ChangeIndex, committer: Committer, *, owner: Client
+    ) -> None:
+        Imports.__init__(self, versions, index, committer)
+        self.owner = owner
 
     def revert(self, import_id: int, *, after: After | None = None) -> Timestamp:
         """See `Imports.revert`."""
@@ -326,7 +327,3 @@ def beside(owner: Client) -> Iterator[StoreBeside]:
 
 def _is_lease(record: HoldRecord) -> bool:
     return record.max_age_ns == int(CONTROL_LEASE_S * NS_PER_SECOND)
-
-
-def _import_named(record: ImportRecord) -> dict[str, str]:
-    return {"import_id": f"{record.import_id:016x}", "record": json.dumps(import_fields(record))}

@@ -12,25 +12,30 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, overload
 
 from kvstore import opening
-from kvstore.base.arguments import require_path
 from kvstore.base.clock import WallClock
+from kvstore.base.paths import require_path
 from kvstore.engine import Engine
 from kvstore.engine.rocks import Options
-from kvstore.errors import LockedError, NotListeningError, UsageError
+from kvstore.errors import ForkedError, KVStoreError, LockedError, NotListeningError, UsageError
 from kvstore.limits import (
     CONTROL_TRIES,
     CONTROL_TRY_S,
 )
+from kvstore.remote.presence import guests
+from kvstore.remote.shared import Role, SharedStore, open_shared
 from kvstore.retention.gc import GcPolicy
 from kvstore.store import Store
 from kvstore.timeline.durability import Durability
 
 if TYPE_CHECKING:
+    from kvstore.remote.beside import ServedImports
     from kvstore.remote.client import Client
+    from kvstore.timeline.imports import Imports
 
 # --------------------------------------------------------------------------------------------------
 # How a script reaches a store: by opening it, or beside the process that has it open.
@@ -38,8 +43,17 @@ if TYPE_CHECKING:
 # with opened(path) as store: ...          by its path
 # with as_store(client) as store: ...      by a client of its owner
 
+SERVER: Final = "uvicorn"
+"""The package of the extra `server` by which a store listens."""
+
 StoreOrClient: TypeAlias = "Store | Client"
 """A store of this process, or the client of one that another process of this machine owns."""
+
+
+def present(given: StoreOrClient) -> StoreOrClient:
+    """What a shared handle is at this moment: its store, or a client of the owner. Another object
+    is given back as it is."""
+    return given.reached() if isinstance(given, SharedStore) else given
 
 
 @contextmanager
@@ -50,6 +64,7 @@ def as_store(given: StoreOrClient) -> Iterator[Store]:
     fsync of the owner, and the opening of a reader. Raises `UsageError` for the client of a URL:
     the files of its store are elsewhere.
     """
+    given = present(given)
     if isinstance(given, Store):
         yield given
         return
@@ -62,8 +77,21 @@ def as_store(given: StoreOrClient) -> Iterator[Store]:
         yield store
 
 
+def imports_of(given: StoreOrClient) -> Imports | ServedImports:
+    """The imports of a store, of which a client can ask for a record, and abort one."""
+    given = present(given)
+    if isinstance(given, Store):
+        return given.imports
+    from kvstore.remote.beside import ServedImports  # see `as_store`
+
+    owner = client_of(given)
+    assert owner is not None, "a client has an owner"
+    return ServedImports(owner)
+
+
 def client_of(given: StoreOrClient) -> Client | None:
     """The client of the owner; None for a store that this process owns, or only reads."""
+    given = present(given)
     if isinstance(given, Store):
         found: Client | None = getattr(given, "owner", None)
         return found
@@ -84,53 +112,81 @@ def opened(
     """The store at `path`, opened to write for the time of the block; if another process has it
     open and listens, the store as of now beside that process.
 
-    Raises as `reached`.
+    Raises as `reach`.
     """
-    with reached(path, open_here) as found, as_store(found) as store:
+    with reach(path, open_here) as found, as_store(found) as store:
         yield store
 
 
-@contextmanager
-def reached(
+def reach(
     path: str | os.PathLike[str], open_here: Callable[[Path], Store] | None = None
-) -> Iterator[StoreOrClient]:
-    """The store at `path`, opened to write for the time of the block; if another process has it
-    open and listens, a client of that process. A client keeps no file of the store open, so it
-    suits work without an end.
+) -> StoreOrClient:
+    """The store at `path`, opened to write; if another process has it open and listens, a client of
+    that process. The caller closes it. A client keeps no file of the store open, so it suits work
+    without an end. A store that has guests is shared: the result is one of its handles.
 
-    Raises as `kvstore.open`, and `LockedError` if the owner does not listen.
+    Raises as `kvstore.open`, and `LockedError` if the owner does not listen. In a child that was
+    forked while RocksDB was in use, the owner alone can serve; without one `ForkedError` is raised.
     """
     place = require_path(path)
+    if guests(place) and find_spec(SERVER) is not None:
+        how: dict[str, Any] = {"create": False, "gc": None, "options": None}
+        return open_shared(place, "group", **how, role=None, patience=None)
     open_here = open_here or partial(opening.open, create=False)
     for attempt in range(CONTROL_TRIES):
         if attempt:
             time.sleep(CONTROL_TRY_S)  # an owner that opens or closes is between two states
         try:
-            store = open_here(place)
+            return open_here(place)
+        except ForkedError as error:  # this copy of RocksDB has no threads; the owner's has
+            refusal: KVStoreError = error
         except LockedError as error:
-            refusal = error
-        else:
-            with store:
-                yield store
-            return
+            remedy = "open it there with shared=True or control=True, or close it there"
+            refusal = LockedError(error.path, error.owner, remedy)
         from kvstore.remote.client import connect  # see above
 
         try:
-            client = connect(place)
+            return connect(place)
         except NotListeningError:
             continue
-        with client:
-            yield client
-        return
-    raise LockedError(
-        refusal.path,
-        refusal.owner,
-        "have it listen (kvstore.open(path, control=True)), or close it there",
-    )
+    raise refusal
 
 
 # --------------------------------------------------------------------------------------------------
 # `kvstore.open`: a store that this process owns, and that listens to scripts if it is asked to.
+
+
+@overload
+def open(  # noqa: A001  # see below
+    path: str | os.PathLike[str] | None,
+    engine: str | Engine = "rocksdb",
+    durability: Durability = "group",
+    clock: WallClock | None = None,
+    *,
+    create: bool = True,
+    gc: GcPolicy | None = None,
+    options: Options | None = None,
+    shared: Literal[True],
+    role: Role | None = None,
+    patience: float | None = None,
+) -> SharedStore: ...
+
+
+@overload
+def open(  # noqa: A001  # see below
+    path: str | os.PathLike[str] | None,
+    engine: str | Engine = "rocksdb",
+    durability: Durability = "group",
+    clock: WallClock | None = None,
+    *,
+    create: bool = True,
+    gc: GcPolicy | None = None,
+    control: bool = False,
+    options: Options | None = None,
+    shared: bool = False,
+    role: Role | None = None,
+    patience: float | None = None,
+) -> Store: ...
 
 
 def open(  # noqa: A001  # kvstore.open is the public name
@@ -143,6 +199,9 @@ def open(  # noqa: A001  # kvstore.open is the public name
     gc: GcPolicy | None = None,
     control: bool = False,
     options: Options | None = None,
+    shared: bool = False,
+    role: Role | None = None,
+    patience: float | None = None,
 ) -> Store:
     """Open the store at `path`, creating it where nothing is (unless `create=False`).
 
@@ -159,7 +218,17 @@ def open(  # noqa: A001  # kvstore.open is the public name
     (docs/how-to/scripts-beside-a-service.md). One thread answers them; reads and commits of this
     process cost the same. It needs the extra `server`, and a local file system.
 
-    The store belongs to the process that opens it: in a forked child each call raises
+    With `shared=True` any number of processes of this user open the store, each with this call, and
+    get a `SharedStore`. Whoever comes first owns it. The others are guests: they read the files by
+    themselves and write through the owner, and when the owner goes, a guest that writes takes over.
+    A call that needs the owner waits for `patience` seconds (`limits.CLIENT_PATIENCE_S`) and then
+    raises `OwnerAwayError`, or `LockedError` if a process owns the store that was opened without
+    `shared` and `control`. With `role="guest"` this process never owns; with `role="keeper"`
+    neither, and a process of its own owns the store as long as a guest lives. `durability` is the
+    default of this handle; `gc` and `options` take effect where it owns. Needs the extra `server`
+    and a local file system: `UsageError` tells what is missing.
+
+    Any other store belongs to the process that opens it: in a forked child each call raises
     `ForkedError`, and `close` does nothing. Servers that fork their workers open in each worker.
     A child forked while a RocksDB store is open can open others to read only (`open_read_only`),
     for its copy of RocksDB has no threads; spawn and forkserver start processes without that limit.
@@ -169,6 +238,16 @@ def open(  # noqa: A001  # kvstore.open is the public name
     it, `CorruptionError` if bytes are damaged. Costs some 7 ms, and 1 us per range tombstone
     and import; in memory some 5 us per entry.
     """
+    if shared:
+        if control or clock is not None or engine != "rocksdb":
+            raise UsageError(
+                "a shared store has its own socket, the machine's clock and the engine rocksdb",
+                "leave out control=, clock= and engine=",
+            )
+        how: dict[str, Any] = {"create": create, "gc": gc, "options": options}
+        return open_shared(path, durability, **how, role=role, patience=patience)
+    if role is not None or patience is not None:
+        raise UsageError("role= and patience= are of shared stores", "pass shared=True")
     if not control:
         return opening.open(path, engine, durability, clock, create=create, gc=gc, options=options)
     return _open_listening(path, engine, durability, clock, create=create, gc=gc, options=options)

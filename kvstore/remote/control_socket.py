@@ -2,6 +2,7 @@
 
     <store>/control/          mode 0700: only the user of the owner reaches the socket
     <store>/control/socket    accepts connections as long as the owner listens
+    <store>/control/turn      accepts nothing, and ends once the owner of a shared store has let go
     <store>/control/readers-* sockets for the reader processes of the owner
 
 Invariants
@@ -38,6 +39,7 @@ from kvstore.limits import CONTROL_BACKLOG
 
 CONTROL_DIRECTORY: Final = "control"
 SOCKET_NAME: Final = "socket"
+TURN_NAME: Final = "turn"
 HELPERS_PREFIX: Final = "readers-"
 _ADDRESS_BYTES_MAX: Final = 100
 """Bytes of an address. The system has 108 on Linux and 104 on macOS, with the final zero."""
@@ -48,9 +50,10 @@ _DESCRIPTORS: Final = Path("/proc/self/fd")
 def listen(store: Path, name: str = SOCKET_NAME) -> socket.socket:
     """A socket at its place in the directory `store`, which accepts connections.
 
-    Another `name` begins with `HELPERS_PREFIX`: the owner tells it to its helpers. The caller has
-    the store open to write. Raises `AccessDeniedError` where the directory takes no files, and
-    `UsageError` where its file system has no sockets, or no way to a path of this length.
+    Another `name` is `TURN_NAME`, or begins with `HELPERS_PREFIX`: the owner tells it to its
+    helpers. The caller has the store open to write. Raises `AccessDeniedError` where the directory
+    takes no files, and `UsageError` where its file system has no sockets, or no way to a path of
+    this length.
     """
     place = store / CONTROL_DIRECTORY
     listener = socket.socket(socket.AF_UNIX)
@@ -133,7 +136,7 @@ def short(place: Path, name: str) -> Iterator[bytes]:
 def _remove_stale(place: Path) -> None:
     """Remove the sockets of owners that were killed, and of their helpers."""
     for name in os.listdir(place):
-        if name == SOCKET_NAME or name.startswith(("new-", HELPERS_PREFIX)):
+        if name in (SOCKET_NAME, TURN_NAME) or name.startswith(("new-", HELPERS_PREFIX)):
             (place / name).unlink()
 
 

@@ -34,8 +34,8 @@ from kvstore.base.timestamp import (
     Timestamp,
     ahead_of,
     counts_from_now,
+    is_count,
     is_oldest,
-    is_plain_number,
     to_timestamp,
 )
 from kvstore.errors import Argument, UsageError
@@ -345,7 +345,7 @@ def sent_time(time: TimeLike, name: str) -> int | str:
     if counts_from_now(time):
         return str(time)
     at = to_timestamp(time, name=name)
-    if at > OTHER_UNITS_MAX or type(time) is int or is_plain_number(time):
+    if at > OTHER_UNITS_MAX or is_count(time):
         return int(at)
     return str(at)  # a small number would be refused: it may count seconds
 

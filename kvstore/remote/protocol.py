@@ -1,5 +1,14 @@
 """The language of a server and its clients: bytes in JSON and URLs, errors as JSON, rows as Arrow
 columns.
+
+    GET | PUT | DELETE  /v1/keys/<key>     one key, percent-encoded; the value is the body
+    GET | POST          /v1/<verb>         every other verb; arguments in the query, or as JSON
+
+Rows travel as Arrow IPC streams, other answers as JSON. `docs/reference/protocol.md` describes
+all of it.
+
+`kvstore.remote.verbs` declares the verbs, by the kinds of arguments in `parameters` and the kinds
+of answers in `results`.
 """
 
 from __future__ import annotations
@@ -15,6 +24,7 @@ from urllib.parse import quote_from_bytes, unquote_to_bytes
 import pyarrow as pa
 
 from kvstore import errors
+from kvstore.codec.json import bytes_json
 from kvstore.errors import (
     Argument,
     IndeterminateError,
@@ -23,18 +33,6 @@ from kvstore.errors import (
     StorageError,
     UsageError,
 )
-
-# --------------------------------------------------------------------------------------------------
-# The language of a server and its clients: names, bytes in JSON, errors, and Arrow columns.
-#
-#     GET | PUT | DELETE  /v1/keys/<key>     one key, percent-encoded; the value is the body
-#     GET | POST          /v1/<verb>         every other verb; arguments in the query, or as JSON
-#
-# Rows travel as Arrow IPC streams, other answers as JSON. `docs/reference/protocol.md` describes
-# all of it.
-#
-# `kvstore.remote.verbs` declares the verbs, by the kinds of arguments in `parameters` and the kinds
-# of answers in `results`.
 
 __all__ = [
     "ARROW_TYPE",
@@ -101,8 +99,14 @@ class WriteOp(IntEnum):
 
 
 READ_SCHEMA: Final = pa.schema(
-    [pa.field("key", pa.binary(), nullable=False), pa.field("as_of", pa.int64())]
+    [
+        pa.field("key", pa.binary(), nullable=False),
+        pa.field("as_of", pa.int64()),
+        pa.field("instant", pa.int64()),
+    ]
 )
+"""`instant` has the time of a key that surely counts nanoseconds, in the place of `as_of`: a small
+number there may count seconds by mistake, and is refused."""
 KEYS_SCHEMA: Final = pa.schema([pa.field("key", pa.binary(), nullable=False)])
 LABELS_SCHEMA: Final = pa.schema(
     [pa.field("key", pa.binary(), nullable=False), pa.field("at", pa.int64(), nullable=False)]
@@ -254,12 +258,7 @@ KEYS_PATH: Final = "/v1/keys/"
 
 def to_json(raw: bytes | None) -> str | dict[str, str] | None:
     """Bytes as JSON; None is null."""
-    if raw is None:
-        return None
-    try:
-        return raw.decode()
-    except UnicodeDecodeError:
-        return {"base64": base64.b64encode(raw).decode()}
+    return None if raw is None else bytes_json(raw)
 
 
 def from_json(found: object, *, name: str) -> bytes:

@@ -32,10 +32,13 @@ from kvstore.errors import (
     DependencyError,
     FencedError,
     HistoryGoneError,
+    HistoryHeldError,
+    ImportRefusedError,
     KeyConflictError,
     KVStoreError,
     NotACounterError,
     NotFoundError,
+    NotUniqueError,
     NotYetWrittenError,
     PreconditionError,
     TableAlteredError,
@@ -77,20 +80,7 @@ from kvstore.remote.parameters import (
     word,
 )
 from kvstore.remote.protocol import LABELS_SCHEMA, READ_SCHEMA, WRITES_SCHEMA, WriteOp
-from kvstore.remote.results import (
-    ANY_OBJECT,
-    BYTES,
-    COUNT,
-    INTEGER,
-    NANOSECONDS,
-    NUMBER,
-    TIMESTAMP,
-    Result,
-    fields,
-    items,
-    one,
-    or_null,
-)
+from kvstore.remote.results import Result
 from kvstore.timeline.durability import DURABILITIES
 from kvstore.timeline.expiries import Expires
 from kvstore.transaction import COUNTER_MAX, UNCHECKED
@@ -135,7 +125,7 @@ class Verb(Generic[T_co]):
     """Whether a reader process answers it, which has the files of the store and nothing else."""
     is_short: bool = False
     """Whether it is done on the event loop of the server if its request is small."""
-    waits: bool = False
+    blocks: bool = False
     """Whether it waits for others: a thread of its own does it."""
     is_work: bool = False
     """Whether it is long work: rows tell its progress, and the last one has the result."""
@@ -160,8 +150,8 @@ class Verb(Generic[T_co]):
 
     @property
     def methods(self) -> tuple[str, ...]:
-        """The methods of HTTP by which it is called. What takes rows, or waits, takes no GET."""
-        by_get = self.is_read and self.rows is None and not self.waits
+        """The methods of HTTP by which it is called. What takes rows, or blocks, takes no GET."""
+        by_get = self.is_read and self.rows is None and not self.blocks
         return ("GET", "HEAD", "POST") if by_get else ("POST",)
 
     @property
@@ -228,7 +218,7 @@ GET: Final = Verb(
     "get",
     READ,
     {**_KEY, "as_of": TIME},
-    one("value", or_null(BYTES), found=results.FLAG),
+    results.one("value", results.or_null(results.BYTES), found=results.FLAG),
     errors=_AT_A_TIME,
     is_read=True,
     from_files=True,
@@ -238,7 +228,7 @@ GET_MANY: Final = Verb(
     "get_many",
     READ,
     _MANY,
-    one("values", items(or_null(BYTES))),
+    results.one("values", results.items(results.or_null(results.BYTES))),
     READ_SCHEMA,
     errors=_AT_A_TIME,
     is_read=True,
@@ -248,7 +238,12 @@ FLOOR: Final = Verb(
     "floor",
     READ,
     {**_MANY, "below": KEY},
-    one("floors", items(fields(key=or_null(BYTES), value=or_null(BYTES)))),
+    results.one(
+        "floors",
+        results.items(
+            results.fields(key=results.or_null(results.BYTES), value=results.or_null(results.BYTES))
+        ),
+    ),
     READ_SCHEMA,
     errors=_AT_A_TIME,
     is_read=True,
@@ -276,7 +271,7 @@ COUNT_KEYS: Final = Verb(
     "count",
     READ,
     _SPAN_AT,
-    one("count", COUNT),
+    results.one("count", results.COUNT),
     errors=_AT_A_TIME,
     is_read=True,
     from_files=True,
@@ -286,14 +281,21 @@ TTL: Final = Verb(
     "ttl",
     READ,
     _KEY,
-    fields(seconds=or_null(NUMBER), expires=or_null(TIMESTAMP)),
+    results.fields(
+        seconds=results.or_null(results.NUMBER), expires=results.or_null(results.TIMESTAMP)
+    ),
     is_read=True,
 )
 HISTORY: Final = Verb(
     "history",
     READ,
     _KEY,
-    one("versions", items(fields(timestamp=TIMESTAMP, value=or_null(BYTES)))),
+    results.one(
+        "versions",
+        results.items(
+            results.fields(timestamp=results.TIMESTAMP, value=results.or_null(results.BYTES))
+        ),
+    ),
     is_read=True,
     from_files=True,
 )
@@ -304,29 +306,37 @@ SPLITS: Final = Verb(
     "splits",
     READ,
     {**SPAN, "count": count(1, SCAN_PIECES_MAX)},
-    one("splits", items(fields(start=BYTES, end=or_null(BYTES)))),
+    results.one(
+        "splits",
+        results.items(results.fields(start=results.BYTES, end=results.or_null(results.BYTES))),
+    ),
     is_read=True,
     apart=_SPAN_APART,
 )
-STATS: Final = Verb("stats", READ, {}, ANY_OBJECT, is_read=True)
-METRICS: Final = Verb("metrics", READ, {}, ANY_OBJECT, is_read=True)
+STATS: Final = Verb("stats", READ, {}, results.ANY_OBJECT, is_read=True)
+METRICS: Final = Verb("metrics", READ, {}, results.ANY_OBJECT, is_read=True)
 TIMES: Final = Verb(
     "times",
     READ,
     {},
-    fields(
-        since=TIMESTAMP,
-        upper=TIMESTAMP,
-        durable=TIMESTAMP,
-        whole_since=TIMESTAMP,
-        indexed_since=TIMESTAMP,
-        now=TIMESTAMP,
+    results.fields(
+        since=results.TIMESTAMP,
+        upper=results.TIMESTAMP,
+        durable=results.TIMESTAMP,
+        whole_since=results.TIMESTAMP,
+        indexed_since=results.TIMESTAMP,
+        now=results.TIMESTAMP,
         store_id=results.TEXT,
     ),
     is_read=True,
 )
 RESOLVE: Final = Verb(
-    "resolve", READ, {"as_of": TIME}, one("as_of", TIMESTAMP), errors=_AT_A_TIME, is_read=True
+    "resolve",
+    READ,
+    {"as_of": TIME},
+    results.one("as_of", results.TIMESTAMP),
+    errors=_AT_A_TIME,
+    is_read=True,
 )
 
 # -- reads that many tasks share, and joins --------------------------------------------------------
@@ -343,7 +353,7 @@ LEASE: Final = Verb(
         "at": TIME,
         "seconds": seconds(READER_LEASE_S_MAX, above=0).required,
     },
-    fields(at=TIMESTAMP, is_new=results.FLAG),
+    results.fields(at=results.TIMESTAMP, is_new=results.FLAG),
     errors=_AT_A_TIME,
     is_repeatable=True,
 )
@@ -351,15 +361,17 @@ RELEASE_LEASE: Final = Verb(
     "release_lease",
     READ,
     {"name": _LEASE_NAME.required},
-    fields(released=results.FLAG),
+    results.fields(released=results.FLAG),
     is_repeatable=True,
 )
 FILES: Final = Verb(
     "files",
     READ,
     SPAN,
-    fields(
-        files=items(fields(first=BYTES, last=BYTES, size_bytes=COUNT)),
+    results.fields(
+        files=results.items(
+            results.fields(first=results.BYTES, last=results.BYTES, size_bytes=results.COUNT)
+        ),
         hides_reserved=results.FLAG,
     ),
     is_read=True,
@@ -369,7 +381,7 @@ COUNT_CHANGES: Final = Verb(
     "count_changes",
     READ,
     _WINDOW,
-    fields(changes=COUNT, is_exact=results.FLAG),
+    results.fields(changes=results.COUNT, is_exact=results.FLAG),
     errors=_AT_A_TIME,
     is_read=True,
 )
@@ -391,7 +403,15 @@ VERSIONS: Final[Verb[Any]] = Verb(
 JOIN: Final[Verb[Any]] = Verb(
     "join",
     READ,
-    {"max_age": seconds(), "null_if_gone": FLAG, "first": count()},
+    {
+        "max_age": seconds(),
+        "null_if_gone": FLAG,
+        "first": count(),
+        "direction": word(("backward", "forward", "nearest")),
+        "exclude_exact": FLAG,
+        "newest": integer(0, TIMESTAMP_MAX),
+        "on_future": word(("error", "newest")),
+    },
     rows=LABELS_SCHEMA,
     errors=_AT_A_TIME,
     is_read=True,
@@ -403,8 +423,8 @@ JOIN: Final[Verb[Any]] = Verb(
 _DURABILITY: Final = {"durability": word(DURABILITIES)}
 _PUT: Final = {**_KEY, "value": VALUE.required, "expires": EXPIRY}
 _CONDITION: Final = {"expected": VALUE.or_null, "unchanged_since": TIME}
-_ALWAYS: Final = one("timestamp", TIMESTAMP)
-_PERHAPS: Final = one("timestamp", or_null(TIMESTAMP))
+_ALWAYS: Final = results.one("timestamp", results.TIMESTAMP)
+_PERHAPS: Final = results.one("timestamp", results.or_null(results.TIMESTAMP))
 
 
 class SentWrite(NamedTuple):
@@ -528,7 +548,7 @@ POP: Final = Verb(
     "pop",
     WRITE,
     {**_KEY, **_DURABILITY},
-    one("value", or_null(BYTES), found=results.FLAG),
+    results.one("value", results.or_null(results.BYTES), found=results.FLAG),
     once=True,
     is_short=True,
 )
@@ -537,7 +557,7 @@ INCREMENT: Final = Verb(
     "increment",
     WRITE,
     {**_KEY, "by": integer(-COUNTER_MAX - 1, COUNTER_MAX), "expires": EXPIRY, **_DURABILITY},
-    one("sum", INTEGER),
+    results.one("sum", results.INTEGER),
     errors=(NotACounterError,),
     once=True,
     is_short=True,
@@ -550,7 +570,7 @@ REVERT_RANGE: Final = Verb(
     errors=_AT_A_TIME,
     apart=_SPAN_APART,
 )
-SYNC: Final = Verb("sync", WRITE, {}, one("upper", TIMESTAMP), is_repeatable=True)
+SYNC: Final = Verb("sync", WRITE, {}, results.one("upper", results.TIMESTAMP), is_repeatable=True)
 
 # -- changesets of callers -------------------------------------------------------------------------
 
@@ -558,17 +578,17 @@ OPEN_CHANGESET: Final = Verb(
     "open_changeset",
     WRITE,
     {"outer": NAME},
-    fields(name=results.TEXT, domain=INTEGER, serial=INTEGER),
+    results.fields(name=results.TEXT, domain=results.INTEGER, serial=results.INTEGER),
     errors=(UnknownChangesetError,),
-    waits=True,
+    blocks=True,
 )
 END_CHANGESET: Final = Verb(
     "end_changeset",
     WRITE,
     {"name": NAME.required},
-    one("events", COUNT),
+    results.one("events", results.COUNT),
     errors=(UnknownChangesetError,),
-    waits=True,
+    blocks=True,
 )
 
 # -- tables ----------------------------------------------------------------------------------------
@@ -589,10 +609,22 @@ _ALTER: Final = {
     "definition": json_text(DEFINITION_FORMAT, "the definition of the table").required,
 }
 _INDEX: Final = {"index": TEXT.required.but("pass a name: no index is meant without one")}
-_DEFINED: Final = one("definition", ANY_OBJECT)
+_DEFINED: Final = results.one("definition", results.ANY_OBJECT)
 _OF_A_TABLE: Final = (*_AT_A_TIME, NotFoundError, TableAlteredError)
 
-TABLE_SCAN: Final[Verb[Any]] = Verb("table_scan", READ, _ROWS, errors=_OF_A_TABLE, is_read=True)
+_PASSED: Final = {"filter": VALUE.but("pass an expression as Arrow serializes it")}
+
+TABLE_SCAN: Final[Verb[Any]] = Verb(
+    "table_scan", READ, {**_ROWS, **_PASSED}, errors=_OF_A_TABLE, is_read=True
+)
+TABLE_COUNT: Final = Verb(
+    "table_count",
+    READ,
+    {**_TABLE, "start": BOUND, "end": BOUND, "as_of": TIME, **_PASSED},
+    results.one("count", results.COUNT),
+    errors=_OF_A_TABLE,
+    is_read=True,
+)
 TABLE_FIND: Final[Verb[Any]] = Verb(
     "table_find", READ, {**_ROWS, **_INDEX}, errors=_OF_A_TABLE, is_read=True
 )
@@ -622,6 +654,28 @@ MAKE_TABLE: Final = Verb(
 ALTER_TABLE: Final = Verb(
     "alter_table", ADMIN, _ALTER, _DEFINED, errors=(NotFoundError, TableAlteredError)
 )
+DROP_TABLE: Final = Verb("drop_table", ADMIN, _TABLE, _ALWAYS, errors=(NotFoundError,))
+CLEAR_TABLE: Final = Verb(
+    "clear_table",
+    ADMIN,
+    {**_TABLE, "start": BOUND, "end": BOUND, **_PASSED, "compact": FLAG},
+    _ALWAYS,
+    errors=(*_OF_A_TABLE, HistoryHeldError),
+    is_work=True,
+)
+REVERT_TABLE: Final = Verb(
+    "revert_table",
+    WRITE,
+    {
+        **_TABLE,
+        "start": BOUND,
+        "end": BOUND,
+        "to": TIME.required.but("pass the time of the state to restore"),
+        **_PASSED,
+    },
+    _PERHAPS,
+    errors=(*_OF_A_TABLE, ConflictError, NotUniqueError),
+)
 BUILD_INDEX: Final = Verb(
     "build_index", ADMIN, {**_TABLE, **_INDEX}, _PERHAPS, errors=(NotFoundError,), is_work=True
 )
@@ -649,20 +703,20 @@ _PLACE: Final = {
     "state_from": KEY,
 }
 _POSITION: Final[dict[str, Result[Any]]] = {
-    "timestamp": TIMESTAMP,
-    "taken": COUNT,
-    "state_from": or_null(BYTES),
+    "timestamp": results.TIMESTAMP,
+    "taken": results.COUNT,
+    "state_from": results.or_null(results.BYTES),
 }
 _OF_A_FEED: Final = (*_AT_A_TIME, FencedError, NotFoundError)
 
-POSITION: Final = fields(**_POSITION)
+POSITION: Final = results.fields(**_POSITION)
 """The position of a feed, in the metadata of a batch."""
 
 OPEN_FEED: Final = Verb(
     "open_feed",
     WRITE,
     {**_FEED, "since": time_or(*STARTS), "taken": count(), "state_from": KEY, "max_age": age()},
-    fields(token=results.TEXT, **_POSITION),
+    results.fields(token=results.TEXT, **_POSITION),
     errors=_OF_A_FEED,
     apart=_SPAN_APART,
     needs=_FEED_NEEDS,
@@ -673,7 +727,7 @@ FETCH: Final[Verb[Any]] = Verb(
     {**_FEED, **_PLACE, "wait": seconds()},
     errors=_OF_A_FEED,
     is_read=True,
-    waits=True,
+    blocks=True,
     apart=_SPAN_APART,
     needs=_FEED_NEEDS,
 )
@@ -681,20 +735,22 @@ ACK: Final = Verb(
     "ack",
     WRITE,
     {**_FEED, **_PLACE},
-    one("acked", TIMESTAMP),
+    results.one("acked", results.TIMESTAMP),
     errors=_OF_A_FEED,
     is_repeatable=True,
     apart=_SPAN_APART,
     needs=_FEED_NEEDS,
 )
 DROP_FEED: Final = Verb(
-    "drop_feed", WRITE, {"name": _FEED_NAME.required}, fields(), errors=(NotFoundError,)
+    "drop_feed", WRITE, {"name": _FEED_NAME.required}, results.fields(), errors=(NotFoundError,)
 )
 
 # -- commits, their epochs and their streams -------------------------------------------------------
 
-_GENERATION: Final = fields(
-    opened_at=TIMESTAMP, closed_at=or_null(TIMESTAMP), streams=items(results.TEXT)
+_GENERATION: Final = results.fields(
+    opened_at=results.TIMESTAMP,
+    closed_at=results.or_null(results.TIMESTAMP),
+    streams=results.items(results.TEXT),
 )
 
 EVENTS: Final[Verb[Any]] = Verb(
@@ -707,13 +763,13 @@ WAIT_BEYOND: Final = Verb(
         "upper": count(0, TIMESTAMP_MAX).required.but("pass the timestamp of a commit"),
         "wait": seconds(),
     },
-    one("upper", TIMESTAMP),
+    results.one("upper", results.TIMESTAMP),
     is_read=True,
-    waits=True,
+    blocks=True,
 )
 EPOCHS: Final[Verb[Any]] = Verb("epochs", READ, {"since": TIME}, errors=_AT_A_TIME, is_read=True)
 GENERATIONS: Final = Verb(
-    "generations", READ, {}, one("generations", items(_GENERATION)), is_read=True
+    "generations", READ, {}, results.one("generations", results.items(_GENERATION)), is_read=True
 )
 RESHARD: Final = Verb("reshard", ADMIN, {"streams": count(1, STREAMS_MAX).required}, _GENERATION)
 FORCE_QUIESCENCE: Final = Verb(
@@ -724,28 +780,28 @@ FORCE_QUIESCENCE: Final = Verb(
 
 _HOLD: Final = {"name": NAME.required.but("pass the name of a hold")}
 _OWNED: Final = {**_HOLD, "token": TEXT.required}
-_HELD: Final = fields(
+_HELD: Final = results.fields(
     name=results.TEXT,
-    timestamp=NANOSECONDS,
+    timestamp=results.NANOSECONDS,
     token=results.TEXT,
-    max_age_ns=or_null(COUNT),
+    max_age_ns=results.or_null(results.COUNT),
     lost=results.FLAG,
     kind=results.TEXT,
     address=results.TEXT,
     owner=results.TEXT,
-    created_at=or_null(COUNT),
-    moved_at=or_null(COUNT),
-    reached=or_null(COUNT),
-    state_from=or_null(results.TEXT),
+    created_at=results.or_null(results.COUNT),
+    moved_at=results.or_null(results.COUNT),
+    reached=results.or_null(results.COUNT),
+    state_from=results.or_null(results.TEXT),
 )
 _OF_A_HOLD: Final = (NotFoundError, FencedError, *_AT_A_TIME)
 
-HOLDS: Final = Verb("holds", ADMIN, {}, one("holds", items(_HELD)))
+HOLDS: Final = Verb("holds", ADMIN, {}, results.one("holds", results.items(_HELD)))
 HOLD: Final = Verb(
     "hold",
     ADMIN,
     {**_HOLD, "at": TIME, "max_age": age(), "durable": FLAG, "kind": NAME, "address": TEXT},
-    fields(token=results.TEXT, is_new=results.FLAG),
+    results.fields(token=results.TEXT, is_new=results.FLAG),
     errors=_AT_A_TIME,
 )
 HELD: Final = Verb("held", ADMIN, _OWNED, _HELD, errors=_OF_A_HOLD)
@@ -753,42 +809,43 @@ MOVE_HOLD: Final = Verb(
     "move_hold",
     ADMIN,
     {**_OWNED, "to": TIME.required, "durable": FLAG, "reached": TIME},
-    fields(),
+    results.fields(),
     errors=_OF_A_HOLD,
 )
-RELEASE_HOLD: Final = Verb("release_hold", ADMIN, _OWNED, fields(), errors=_OF_A_HOLD)
+RELEASE_HOLD: Final = Verb("release_hold", ADMIN, _OWNED, results.fields(), errors=_OF_A_HOLD)
 DROP_HOLD: Final = Verb("drop_hold", ADMIN, _HOLD, _HELD, errors=(NotFoundError,))
 
 # -- imports ---------------------------------------------------------------------------------------
 
-_FILE: Final = text(
-    pattern=r"[A-Za-z0-9_-]+/part-[A-Za-z0-9_.-]+\.sst",
-    hint="pass <directory>/<file> of an import in ingest/",
+_BROUGHT: Final = text(
+    pattern=r"[0-9a-f]{16}-[0-9a-f]+",
+    hint="pass the name of a directory in ingest/: the id of its import, a hyphen and hex digits",
 )
 _IMPORT: Final = {
     "import_id": text(
-        1, 16, pattern="0*[1-9a-fA-F][0-9a-fA-F]*", hint="pass 16 hex digits, not all 0"
+        16, 16, pattern="0*[1-9a-fA-F][0-9a-fA-F]*", hint="pass 16 hex digits, not all 0"
     ).required
 }
-_RECORD: Final = {
-    **_IMPORT,
-    "record": json_text("kvstore-import", "the record of an import").required,
-}
 
-IMPORTS: Final = Verb("imports", ADMIN, {}, one("imports", items(ANY_OBJECT)))
-KNOWN_IMPORT: Final = Verb("known_import", ADMIN, _IMPORT, one("import", or_null(ANY_OBJECT)))
-PREPARE_IMPORT: Final = Verb(
-    "prepare_import", ADMIN, {**_RECORD, "keys": list_of(KEY)}, fields(), errors=(KeyConflictError,)
+IMPORTS: Final = Verb(
+    "imports", ADMIN, {}, results.one("imports", results.items(results.ANY_OBJECT))
+)
+KNOWN_IMPORT: Final = Verb(
+    "known_import", ADMIN, _IMPORT, results.one("import", results.or_null(results.ANY_OBJECT))
 )
 ADD_IMPORT: Final = Verb(
     "add_import",
     ADMIN,
-    {**_RECORD, "files": list_of(_FILE).required, "none_since": TIME},
+    {"directory": _BROUGHT.required, "none_since": TIME, "origin": TEXT, "report": TEXT},
     _ALWAYS,
+    errors=(
+        *(ImportRefusedError, KeyConflictError, NotUniqueError, TableAlteredError),
+        ConflictError,
+    ),
     is_work=True,
 )
 ABORT_IMPORT: Final = Verb(
-    "abort_import", ADMIN, _IMPORT, one("aborted", results.FLAG), is_work=True
+    "abort_import", ADMIN, _IMPORT, results.one("aborted", results.FLAG), is_work=True
 )
 REVERT_IMPORT: Final = Verb(
     "revert_import", ADMIN, _IMPORT, _ALWAYS, errors=(NotFoundError, HistoryGoneError)
@@ -797,20 +854,20 @@ REVERT_IMPORT: Final = Verb(
 # -- work of the owner -----------------------------------------------------------------------------
 
 _TASK_NAME: Final = text(1, TASK_NAME_BYTES_MAX)
-_TASK: Final = fields(
+_TASK: Final = results.fields(
     id=results.TEXT,
-    version=COUNT,
+    version=results.COUNT,
     queue=results.TEXT,
-    available_at=COUNT,
-    created_at=COUNT,
-    changed_at=COUNT,
+    available_at=results.COUNT,
+    created_at=results.COUNT,
+    changed_at=results.COUNT,
 )
 
 GC: Final = Verb(
     "gc",
     ADMIN,
     {"before": TIME, "keep": age(), "compact": FLAG},
-    ANY_OBJECT,
+    results.ANY_OBJECT,
     errors=_AT_A_TIME,
     is_work=True,
 )
@@ -821,7 +878,7 @@ CHECKPOINT: Final = Verb(
     _ALWAYS,
     is_work=True,
 )
-VERIFY: Final = Verb("verify", ADMIN, {}, ANY_OBJECT, is_work=True)
+VERIFY: Final = Verb("verify", ADMIN, {}, results.ANY_OBJECT, is_work=True)
 CLEAR_RANGE: Final = Verb(
     "clear_range",
     ADMIN,
@@ -842,7 +899,7 @@ SUBMIT_TASK: Final = Verb(
         "available_at": count(0, TIMESTAMP_MAX),
         "id": _TASK_NAME,
     },
-    one("task", _TASK),
+    results.one("task", _TASK),
     errors=(DependencyError,),
 )
 

@@ -50,6 +50,7 @@ from kvstore.limits import (
     GC_SORTED_KEYS_BYTES_MAX,
     GC_SORTED_KEYS_MAX,
     GC_SPANS_PER_STEP,
+    REFUSED_LOAD_S,
     SCAN_CHUNK_BYTES,
     SETTLE_STEP_ROWS,
     STALE_IMPORT_S,
@@ -62,7 +63,7 @@ from kvstore.mvcc.versions import ReadView, imported_entries
 from kvstore.timeline.committer import Committer
 from kvstore.timeline.holds import HoldRecord
 from kvstore.timeline.import_records import ImportRecord
-from kvstore.timeline.imports import INGEST_DIRECTORY, Imports
+from kvstore.timeline.imports import INGEST_DIRECTORY, REFUSED_PREFIX, Imports
 from kvstore.timeline.parts import Parts
 from kvstore.timeline.reads import Clear
 
@@ -666,16 +667,19 @@ class Leftovers:
 
     def remove_files(self, age_s: float) -> None:
         """Remove files older than `age_s` from `ingest/`, except the files that an import waits
-        for."""
+        for. Those of a refused load stay for `REFUSED_LOAD_S`."""
         if self._path is None:
             return
         # The machine's clock dates files, and the store's clock may be far ahead of it.
-        oldest = min(self._oldest(age_s), time.time_ns() - int(age_s * NS_PER_SECOND))
+        now = min(self._committer.now(), time.time_ns())
         waiting = {f"{record.import_id:016x}" for record in self._imports.all() if not record.added}
         place = self._path / INGEST_DIRECTORY
         with storage_errors(str(place)):
             for left in place.iterdir() if place.is_dir() else ():
                 with suppress(FileNotFoundError):  # its owner removed it meanwhile
+                    is_refused = left.name.startswith(REFUSED_PREFIX)
+                    stays_s = max(age_s, REFUSED_LOAD_S) if is_refused else age_s
+                    oldest = now - int(stays_s * NS_PER_SECOND)
                     if left.name not in waiting and left.lstat().st_mtime_ns < oldest:
                         _remove(left)
 
@@ -1152,10 +1156,10 @@ class GcPolicy:
     I/O."""
 
     def __post_init__(self) -> None:
-        AGE.or_none.check("keep", self.keep)
-        AGE.or_none.check("every", self.every)
-        if self.keep is None or not self.every:
-            raise UsageError(f"{self}", "keep must not be negative, every must be positive")
+        object.__setattr__(self, "keep", AGE.check("keep", self.keep))
+        object.__setattr__(self, "every", AGE.check("every", self.every))
+        if not self.every:
+            raise UsageError(f"{self}", "every must be positive")
 
 
 class GcWorker:

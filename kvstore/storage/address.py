@@ -23,8 +23,8 @@ from collections.abc import Mapping
 from typing import Any, BinaryIO, Final, NamedTuple
 from urllib.parse import quote, unquote
 
-from kvstore.base.arguments import is_url
 from kvstore.base.meters import OnProgress
+from kvstore.base.paths import is_url, require_no_home
 from kvstore.errors import KVStoreError, UsageError
 from kvstore.storage.contract import Blob, Storage
 from kvstore.storage.files import FileBlob, FileConsensus
@@ -85,6 +85,7 @@ def parse_address(url: str | os.PathLike[str]) -> StorageAddress:
     if not colon or not (is_url(text) or scheme in _SCHEMES):
         if "\0" in text:
             raise UsageError(f"the path {text!r} holds a zero byte", "pass another path")
+        require_no_home(text)
         return StorageAddress("file", "", text)
     if not rest.startswith("//") and not (scheme == "file" and rest.startswith("/")):
         known = scheme if scheme in _SCHEMES else "s3"
@@ -112,6 +113,8 @@ def parse_address(url: str | os.PathLike[str]) -> StorageAddress:
         if host not in ("", "localhost"):
             raise UsageError(f"{text!r} names a host", "write file:///absolute/path")
         decoded = "/" + unquote(path, errors="surrogateescape")
+        if decoded.startswith("/~"):
+            require_no_home(decoded[1:])
         if "\0" in decoded:
             raise UsageError(f"{text!r} holds a zero byte", "pass another path")
         return StorageAddress("file", "", decoded)

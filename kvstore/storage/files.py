@@ -18,6 +18,7 @@ from pathlib import Path
 from threading import Lock
 from typing import NamedTuple
 
+from kvstore.base.paths import tell_of_parent
 from kvstore.errors import (
     AccessDeniedError,
     CorruptionError,
@@ -40,8 +41,9 @@ from kvstore.storage.contract import (
     require_name,
     require_truncation,
 )
-from kvstore.storage.journal import OS_FILES, Journal, Record, replay
-from kvstore.storage.journal.files import COMPACTING_NAME, LOCK_NAME
+from kvstore.storage.journal import Journal, Record, replay
+from kvstore.storage.journal.names import COMPACTING_NAME, LOCK_NAME
+from kvstore.storage.os_files import OS_FILES
 from kvstore.storage.patience import PATIENCE, Patience
 
 # --------------------------------------------------------------------------------------------------
@@ -186,7 +188,7 @@ class FileBlob:
         folder = os.path.dirname(target)
         temporary = f"{folder}/{_TEMPORARY}{secrets.token_hex(8)}"
         try:
-            os.makedirs(folder, exist_ok=True)
+            self._make_folder(folder)
             try:
                 with path.open("rb") as source, open(temporary, "xb") as copy:
                     shutil.copyfileobj(source, copy, _SLICE_BYTES)
@@ -276,6 +278,7 @@ class FileBlob:
             return
         if not os.path.isdir(folder):
             above = os.path.dirname(folder) or "."
+            tell_of_parent(self.root.absolute().parent)
             if folder != above:
                 self._make_folder(above)
             Path(folder).mkdir(exist_ok=True)
@@ -517,6 +520,8 @@ class FileConsensus:
         deadline = monotonic() + min(_LOCK_WAIT_S_MAX, self._patience.seconds)
         pause = 0.0002
         folder = self._folder(key)
+        if not self._closed and not os.path.isdir(self.root):
+            tell_of_parent(self.root.absolute().parent)
         while True:
             versions.clear()
             try:

@@ -1,4 +1,28 @@
-"""Blobs and consensus on an object store (S3, GCS, Azure, or a folder), through obstore."""
+"""Blobs and consensus on an object store (S3, GCS, Azure, or a folder), through obstore.
+
+`put(mode="create")` writes an object only where none of that name exists. That is the
+write-once rule of blobs, and all the compare-and-set that consensus needs.
+
+Objects of consensus, below `<prefix>/<key>/`
+    v<index, 20 digits>      the index-th version of the key: indexes are dense, from 1
+    floor<index, 20 digits>  empty: versions below this index are truncated, even if listed
+Bytes of a version object
+    seqno  u64, big-endian
+    nonce  16 random bytes of the one call that wrote it
+    data   the rest
+
+Invariants
+1. Setting the version after index i creates index i + 1, which only one can do.
+2. The floor is written before anything below it is deleted. A writer may sleep so long that its
+   index is truncated away, and then create that index again: it finds a floor above the index.
+   This looks the same as a truncation just after its own commit, so it raises
+   `IndeterminateError`. The created object is ignored, because of rule 3.
+3. The head is never deleted: the highest index is always the true head, and objects below the
+   floor are never versions.
+4. A client library may repeat a put whose reply was lost, and then learn that the object exists.
+   The nonce shows that this was our own put, so a commit is never taken for a mismatch. Where a
+   read behind the put fails, the outcome is unknown, and `IndeterminateError` says so.
+"""
 
 from __future__ import annotations
 
@@ -54,127 +78,6 @@ from kvstore.storage.contract import (
 )
 from kvstore.storage.files import not_done, translate_os_error
 from kvstore.storage.patience import PATIENCE, Patience
-
-# --------------------------------------------------------------------------------------------------
-# Failures of an object store, as errors of the one tree.
-#
-# Invariants
-# 1. A failure that may pass becomes the error that the caller passes: the call had no effect, or
-#    its effect is unknown.
-# 2. A failure that another attempt would meet again is raised at once, with the remedy.
-
-_METADATA_SERVICE = "169.254.169.254"
-"""The address at which a provider's machines ask for credentials that are found nowhere else."""
-_CREDENTIALS = (
-    "check the credentials, in the environment (AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, "
-    "GOOGLE_APPLICATION_CREDENTIALS, AZURE_STORAGE_ACCOUNT_KEY) or options=, and what they allow"
-)
-_PASSING = re.compile(
-    r"status code: (408|409|425|429|500|502|503|504|509|52\d)\b"
-    r"|\b(RequestTimeout|SlowDown|OperationAborted|ServerBusy|OperationTimedOut)\b"
-    r"|error sending request|error decoding response body|timed out|connection closed"
-)
-"""Messages of obstore for failures that may pass: a status, a provider's code inside a status 400,
-or no answer at all."""
-_NO_BUCKET = re.compile(r"NoSuchBucket|ContainerNotFound|The specified bucket does not exist")
-_OS_ERROR = re.compile(r"\(os error (\d+)\)")
-
-
-class _Client:
-    """obstore's threads: one set for the process, which a forked child does not get."""
-
-    def __init__(self) -> None:
-        self._is_owned = False
-
-    def use(self) -> None:
-        """Call it before any request. Raises `ForkedError` where a request would hang."""
-        if not self._is_owned:
-            self._is_owned = True
-            remedy = "start a fresh process (spawn, forkserver, subprocess), or fork before any use"
-            own(self, "the client of object stores", remedy=remedy)
-
-
-_CLIENT: Final = _Client()
-
-
-@contextmanager
-def translated(where: str, failure: type[DeterminateError | IndeterminateError]) -> Iterator[None]:
-    """Translate the store's exceptions into errors of ours: `failure` where they may pass."""
-    _CLIENT.use()
-    try:
-        yield
-    except (BaseError, OSError) as error:
-        raise _refusal(where, error) or _failure(where, error, failure) from error
-
-
-@contextmanager
-def unknown(where: str) -> Iterator[None]:
-    """Raise `IndeterminateError` for a failed read that would have told the outcome of a put."""
-    try:
-        yield
-    except (DeterminateError, AccessDeniedError, NoBucketError) as error:
-        raise IndeterminateError(where, error.cause) from error
-
-
-def _failure(
-    where: str, error: Exception, failure: type[DeterminateError | IndeterminateError]
-) -> KVStoreError:
-    said = str(error).partition("\n\nDebug source")[0]
-    if (number := _OS_ERROR.search(said)) is not None:
-        cause = OSError(int(number[1]), first_line(error))
-        is_unknown = failure is IndeterminateError
-        return translate_os_error(where, cause) if is_unknown else not_done(where, cause)
-    if _PASSING.search(said):
-        return failure(where, first_line(error))
-    remedy = "repair the storage; acknowledged writes stand"
-    return StorageError(f"{where} failed: {first_line(error)}", remedy)
-
-
-def _refusal(where: str, error: Exception) -> AccessDeniedError | NoBucketError | None:
-    """The error of our tree if another attempt would meet `error` again, else None."""
-    text = first_line(error)
-    if _METADATA_SERVICE in text:
-        return AccessDeniedError(where, f"no credentials were found ({text})", _CREDENTIALS)
-    if _NO_BUCKET.search(str(error)) is not None:
-        return NoBucketError(where, text)
-    if isinstance(error, PermissionDeniedError | UnauthenticatedError | PermissionError):
-        return AccessDeniedError(where, text, _CREDENTIALS)
-    # For an object 404 is no error: it is not there. For a list, the bucket is not there.
-    if "404 Not Found" in text:
-        return NoBucketError(where, text)
-    return None
-
-
-def first_line(error: BaseException) -> str:
-    """The message of obstore without its debug output."""
-    return str(error).partition("\n")[0]
-
-
-# --------------------------------------------------------------------------------------------------
-# Blob and consensus on an object store: S3, GCS, Azure, or a folder, through obstore.
-#
-# `put(mode="create")` writes an object only where none of that name exists. That is the
-# write-once rule of blobs, and all the compare-and-set that consensus needs.
-#
-# Objects of consensus, below `<prefix>/<key>/`
-#     v<index, 20 digits>      the index-th version of the key: indexes are dense, from 1
-#     floor<index, 20 digits>  empty: versions below this index are truncated, even if listed
-# Bytes of a version object
-#     seqno  u64, big-endian
-#     nonce  16 random bytes of the one call that wrote it
-#     data   the rest
-#
-# Invariants
-# 1. Setting the version after index i creates index i + 1, which only one can do.
-# 2. The floor is written before anything below it is deleted. A writer may sleep so long that its
-#    index is truncated away, and then create that index again: it finds a floor above the index.
-#    This looks the same as a truncation just after its own commit, so it raises
-#    `IndeterminateError`. The created object is ignored, because of rule 3.
-# 3. The head is never deleted: the highest index is always the true head, and objects below the
-#    floor are never versions.
-# 4. A client library may repeat a put whose reply was lost, and then learn that the object exists.
-#    The nonce shows that this was our own put, so a commit is never taken for a mismatch. Where a
-#    read behind the put fails, the outcome is unknown, and `IndeterminateError` says so.
 
 _HEADER = struct.Struct(">Q16s")
 _INDEX_DIGITS = 20
@@ -500,3 +403,98 @@ def _list(store: ObjectStore, folder: str) -> list[tuple[str, int]]:
     with translated(f"list of {folder}", DeterminateError):
         listed = [meta for chunk in obstore.list(store, folder or None) for meta in chunk]
     return sorted((meta["path"], meta["size"]) for meta in listed)
+
+
+# --------------------------------------------------------------------------------------------------
+# Failures of an object store, as errors of the one tree.
+#
+# Invariants
+# 1. A failure that may pass becomes the error that the caller passes: the call had no effect, or
+#    its effect is unknown.
+# 2. A failure that another attempt would meet again is raised at once, with the remedy.
+
+_METADATA_SERVICE = "169.254.169.254"
+"""The address at which a provider's machines ask for credentials that are found nowhere else."""
+_CREDENTIALS = (
+    "check the credentials, in the environment (AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, "
+    "GOOGLE_APPLICATION_CREDENTIALS, AZURE_STORAGE_ACCOUNT_KEY) or options=, and what they allow"
+)
+_PASSING = re.compile(
+    r"status code: (408|409|425|429|500|502|503|504|509|52\d)\b"
+    r"|\b(RequestTimeout|SlowDown|OperationAborted|ServerBusy|OperationTimedOut)\b"
+    r"|error sending request|error decoding response body|timed out|connection closed"
+)
+"""Messages of obstore for failures that may pass: a status, a provider's code inside a status 400,
+or no answer at all."""
+_NO_BUCKET = re.compile(r"NoSuchBucket|ContainerNotFound|The specified bucket does not exist")
+_OS_ERROR = re.compile(r"\(os error (\d+)\)")
+
+
+class _Client:
+    """obstore's threads: one set for the process, which a forked child does not get."""
+
+    def __init__(self) -> None:
+        self._is_owned = False
+
+    def use(self) -> None:
+        """Call it before any request. Raises `ForkedError` where a request would hang."""
+        if not self._is_owned:
+            self._is_owned = True
+            remedy = "start a fresh process (spawn, forkserver, subprocess), or fork before any use"
+            own(self, "the client of object stores", remedy=remedy)
+
+
+_CLIENT: Final = _Client()
+
+
+@contextmanager
+def translated(where: str, failure: type[DeterminateError | IndeterminateError]) -> Iterator[None]:
+    """Translate the store's exceptions into errors of ours: `failure` where they may pass."""
+    _CLIENT.use()
+    try:
+        yield
+    except (BaseError, OSError) as error:
+        raise _refusal(where, error) or _failure(where, error, failure) from error
+
+
+@contextmanager
+def unknown(where: str) -> Iterator[None]:
+    """Raise `IndeterminateError` for a failed read that would have told the outcome of a put."""
+    try:
+        yield
+    except (DeterminateError, AccessDeniedError, NoBucketError) as error:
+        raise IndeterminateError(where, error.cause) from error
+
+
+def _failure(
+    where: str, error: Exception, failure: type[DeterminateError | IndeterminateError]
+) -> KVStoreError:
+    said = str(error).partition("\n\nDebug source")[0]
+    if (number := _OS_ERROR.search(said)) is not None:
+        cause = OSError(int(number[1]), first_line(error))
+        is_unknown = failure is IndeterminateError
+        return translate_os_error(where, cause) if is_unknown else not_done(where, cause)
+    if _PASSING.search(said):
+        return failure(where, first_line(error))
+    remedy = "repair the storage; acknowledged writes stand"
+    return StorageError(f"{where} failed: {first_line(error)}", remedy)
+
+
+def _refusal(where: str, error: Exception) -> AccessDeniedError | NoBucketError | None:
+    """The error of our tree if another attempt would meet `error` again, else None."""
+    text = first_line(error)
+    if _METADATA_SERVICE in text:
+        return AccessDeniedError(where, f"no credentials were found ({text})", _CREDENTIALS)
+    if _NO_BUCKET.search(str(error)) is not None:
+        return NoBucketError(where, text)
+    if isinstance(error, PermissionDeniedError | UnauthenticatedError | PermissionError):
+        return AccessDeniedError(where, text, _CREDENTIALS)
+    # For an object 404 is no error: it is not there. For a list, the bucket is not there.
+    if "404 Not Found" in text:
+        return NoBucketError(where, text)
+    return None
+
+
+def first_line(error: BaseException) -> str:
+    """The message of obstore without its debug output."""
+    return str(error).partition("\n")[0]

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import Any, Final, NamedTuple, Protocol, TypeAlias
+from typing import Any, Final, Literal, NamedTuple, Protocol, TypeAlias
 
 import pyarrow as pa
 
 from kvstore.base.span import Span
+from kvstore.codec.json import read_object
 from kvstore.codec.tuples import desc
 from kvstore.errors import Argument, ConflictError, NotFoundError, TableAlteredError, UsageError
 from kvstore.limits import TABLE_COLUMNS_MAX, TABLE_LAYOUTS_MAX, TABLE_NAME_BYTES_MAX
@@ -25,11 +27,14 @@ from kvstore.tables.definition import (
     Index,
     KeyPart,
     definition_key,
+    is_instant,
     kind_of,
     name_of,
+    progress_prefix,
+    table_prefix,
 )
 from kvstore.timeline.parts import Parts
-from kvstore.timeline.reserved import CATALOGUE
+from kvstore.timeline.reserved import DEFINITIONS, NUMBERS
 
 # --------------------------------------------------------------------------------------------------
 # How tables begin and change: the definition of a new table, and the one after an alteration.
@@ -39,6 +44,7 @@ from kvstore.timeline.reserved import CATALOGUE
 #     widen       a type that holds each value of the old one; a column that may be null from now on
 #     add_index   an index whose entries of existing rows `Table.build_index` makes
 #     drop_index
+#     expires     the column that tells when rows expire that are written from now on; False: none
 #
 # Stored rows stay as they are. Everything else is refused by name, with `UsageError`.
 
@@ -66,6 +72,8 @@ class Alteration:
     widen: Mapping[str, pa.DataType | pa.Field] | None = None
     add_index: Mapping[str, IndexColumns] | None = None
     drop_index: Sequence[str] | str | None = None
+    expires: str | Literal[False] | None = None
+    valid_to: str | Literal[False] | None = None
 
 
 def define(
@@ -75,6 +83,8 @@ def define(
     key: str | desc | Sequence[str | desc],
     indexes: Mapping[str, IndexColumns] | None = None,
     event_time: str | None = None,
+    expires: str | None = None,
+    valid_to: str | None = None,
 ) -> Definition:
     """The definition of a new table. Its indexes are whole, because it has no rows."""
     where = f"table {require_name(name)!r}"
@@ -106,7 +116,8 @@ def define(
         replace(column, is_nullable=False) if column.id in found.key_ids else column
         for column in columns
     )
-    found = replace(found, columns=columns).with_layout()
+    found = _expiring(replace(found, columns=columns).with_layout(), expires)
+    found = _ending(found, valid_to)
     return _with_indexes(found, _mapping(indexes, "indexes"), is_whole=True)
 
 
@@ -117,6 +128,8 @@ class TableArguments(NamedTuple):
     key: list[str | desc]
     indexes: Mapping[str, IndexColumns]
     event_time: str | None
+    expires: str | None
+    valid_to: str | None
 
 
 def arguments_of(definition: Definition) -> TableArguments:
@@ -128,7 +141,15 @@ def arguments_of(definition: Definition) -> TableArguments:
         for index in definition.indexes
         for columns in [named_parts(definition, index.parts)]
     }
-    return TableArguments(definition.schema, key[:-1] if event_time else key, indexes, event_time)
+    expires, end = definition.expiry_column, definition.end_column
+    return TableArguments(
+        definition.schema,
+        key[:-1] if event_time else key,
+        indexes,
+        event_time,
+        None if expires is None else expires.name,
+        None if end is None else end.name,
+    )
 
 
 def named_parts(definition: Definition, parts: Sequence[KeyPart]) -> list[str | desc]:
@@ -143,9 +164,16 @@ def alter(definition: Definition, alteration: Alteration) -> Definition:
     """The definition after an alteration. Raises `UsageError` for one that cannot be, and for one
     that changes nothing."""
     found = _without_indexes(definition, _names(alteration.drop_index, "drop_index"))
+    if alteration.expires is False:
+        found = replace(found, expires=None)
+    if alteration.valid_to is False:
+        found = replace(found, valid_to=None)
     found = _without_columns(found, _names(alteration.drop, "drop"))
     found = _widened(found, _mapping(alteration.widen, "widen"))
     found = _with_columns(found, _mapping(alteration.add, "add"))
+    found = _expiring(found, alteration.expires or None)
+    end = found.end_column
+    found = _ending(found, alteration.valid_to or (None if end is None else end.name))
     found = _with_indexes(found, _mapping(alteration.add_index, "add_index"), is_whole=False)
     if found == definition:
         raise UsageError(
@@ -159,8 +187,12 @@ def alter(definition: Definition, alteration: Alteration) -> Definition:
                 Argument("widen"),
                 ", ",
                 Argument("add_index"),
-                " or ",
+                ", ",
                 Argument("drop_index"),
+                ", ",
+                Argument("expires"),
+                " or ",
+                Argument("valid_to"),
             ),
         )
     found = replace(found, revision=definition.revision + 1).with_layout()
@@ -188,7 +220,13 @@ def require_name(name: object) -> str:
 
 
 def require_same(
-    definition: Definition, other: Definition, *, has_indexes: bool, has_event_time: bool
+    definition: Definition,
+    other: Definition,
+    *,
+    has_indexes: bool,
+    has_event_time: bool,
+    has_expiry: bool,
+    has_end: bool,
 ) -> None:
     """Raise `UsageError` with the first difference between a table and what its opener expects."""
     ours, theirs = (_named(each, each.key) for each in (definition, other))
@@ -201,13 +239,19 @@ def require_same(
             _differs(definition, what)
         elif (one.type, one.is_nullable) != (two.type, two.is_nullable):
             _differs(definition, f"column {name!r} {_shown(one)}, not {_shown(two)}")
+    column, wanted = (each.expiry_column for each in (definition, other))
+    if has_expiry and (column and column.name) != (wanted and wanted.name):
+        _differs(definition, f"expires={column and column.name!r}")
+    column, wanted = (each.end_column for each in (definition, other))
+    if has_end and (column and column.name) != (wanted and wanted.name):
+        _differs(definition, f"valid_to={column and column.name!r}")
     if has_indexes:
-        indexes, wanted = (
+        indexes, asked = (
             {index.name: (_named(each, index.parts), index.is_unique) for index in each.indexes}
             for each in (definition, other)
         )
-        for name in {**indexes, **wanted}:
-            if indexes.get(name) != wanted.get(name):
+        for name in {**indexes, **asked}:
+            if indexes.get(name) != asked.get(name):
                 _differs(definition, f"another index {name!r}, or none")
 
 
@@ -247,8 +291,7 @@ def two_named(definition: Definition, name: str) -> UsageError:
 
 def require_free_names(definition: Definition, names: Iterable[str]) -> None:
     """Raise `UsageError` for a new column that has a name of ours: a frame would have two columns
-    of this name. Spark does not tell capitals from small letters. Tables of older releases may have
-    such a column."""
+    of this name. Spark does not tell capitals from small letters."""
     for name in names:
         if name.lower() in ADDED_NAMES or name.lower().startswith("kvstore_"):
             raise UsageError(
@@ -294,11 +337,53 @@ def _require_event_time(
         raise UsageError(f"{where}: event_time {name!r} is in the key", "it is put last by itself")
 
 
+def _expiring(definition: Definition, name: object) -> Definition:
+    """The definition with a column that tells when rows expire."""
+    if name is None:
+        return definition
+    column = definition.column(name)
+    if not is_instant(column.type):
+        raise UsageError(
+            f"{definition.where}: expires names {name!r}, which is {column.type}",
+            'use timestamps with a time zone: pa.timestamp("us", "UTC")',
+        )
+    return replace(definition, expires=column.id)
+
+
+def _ending(definition: Definition, name: object) -> Definition:
+    """The definition with a column that tells until when rows are valid."""
+    if name is None:
+        return definition
+    column = definition.column(name)
+    if not definition.has_event_time:
+        raise UsageError(
+            f"{definition.where}: valid_to names {name!r}, and rows begin at no time",
+            "name the column of their beginning: event_time",
+        )
+    begins = definition.key_columns[-1]
+    if column.id in definition.key_ids or column.type != begins.type:
+        raise UsageError(
+            f"{definition.where}: valid_to names {name!r}, which is {column.type}",
+            f"name a column beside the key, of the type of {begins.name!r}: {begins.type}",
+        )
+    return replace(definition, valid_to=column.id)
+
+
 def _without_columns(definition: Definition, names: Sequence[str]) -> Definition:
     for name in names:
         column = definition.column(name)
         if column.id in definition.key_ids:
             raise UsageError(f"{definition.where}: {name!r} is in the key", "it cannot be dropped")
+        if column.id == definition.expires:
+            raise UsageError(
+                f"{definition.where}: {name!r} tells when rows expire",
+                "end that too: expires=False; rows that are there expire as they were to",
+            )
+        if column.id == definition.valid_to:
+            raise UsageError(
+                f"{definition.where}: {name!r} tells until when rows are valid",
+                "end that too: valid_to=False",
+            )
         for index in definition.indexes:
             if column.id in {part.id for part in index.parts}:
                 raise UsageError(
@@ -501,7 +586,10 @@ def _mapping(given: Any, what: str) -> Mapping[str, Any]:
 # Invariants
 # 1. A row is committed only while the definition by which it was made is the newest one: the commit
 #    looks under its lock. So a new index misses no row.
-# 2. The numbers of tables differ: a transaction that makes a table has read all definitions.
+# 2. The numbers of tables differ: a transaction that makes a table has read all definitions. The
+#    number of a table that was dropped is never given again, because history has its rows.
+#
+#     numbers := JSON    number: the greatest one of a table that was dropped
 
 
 class StoreDefinitions:
@@ -516,8 +604,8 @@ class StoreDefinitions:
         # A commit under way may have written versions that it has not shown yet.
         return [version for version in versions if version.timestamp <= upto]
 
-    def scan(self, *, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
-        span = Span.of_prefix(prefix)
+    def scan(self, start: bytes, end: bytes | None) -> Iterator[tuple[bytes, bytes]]:
+        span = Span(start, end)
         chunks = self._reads.read(None, span, lambda at: self._versions.scan(span, at))
         return chain.from_iterable(zip(*chunk, strict=True) for chunk in chunks)
 
@@ -529,8 +617,8 @@ class Definitions(Protocol):
         """All kept versions of `key`, newest first."""
         ...
 
-    def scan(self, *, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """Live keys and values now."""
+    def scan(self, start: bytes, end: bytes | None) -> Iterator[tuple[bytes, bytes]]:
+        """Live keys and values of a span now."""
         ...
 
 
@@ -552,25 +640,50 @@ class Catalogue:
 
     def names(self) -> list[str]:
         """The tables, by name."""
-        return [name_of(key) for key, _ in self._reader.scan(prefix=CATALOGUE)]
+        return [name_of(key) for key, _ in self._reader.scan(DEFINITIONS.start, DEFINITIONS.end)]
 
     def codec(self, name: str, as_of: int | None = None) -> TableCodec:
         """The definition of a table as of a time, and its oldest one for a time before it. Raises
         `UsageError` where there is no such table."""
-        try:
-            versions = self._known.get(name)
-        except TypeError as error:  # a list
-            raise NotFoundError(f"there is no table {name!r}", self._hint()) from error
-        if versions is None or self._changing or self._moves():
-            versions = self._load(name)
         found: TableCodec | None = None
-        for at, codec in versions:
+        for at, codec in self._versions(name):
             found = codec or found
             if as_of is None or at <= as_of:
                 break
         if found is None:
             raise NotFoundError(f"there is no table {name!r}", self._hint())
         return found
+
+    def codec_of(self, name: str, number: int, as_of: int) -> TableCodec:
+        """As `codec`, of the table that had this number: also once it was dropped."""
+        found: TableCodec | None = None
+        for at, codec in self._versions(name):
+            if codec is not None and codec.definition.number == number:
+                found = codec
+                if at <= as_of:
+                    break
+        if found is None:  # history has forgotten it
+            raise NotFoundError(f"there is no table {name!r}", self._hint())
+        return found
+
+    def indexes_of(self, name: str, number: int) -> dict[int, tuple[TableCodec, Index]]:
+        """The indexes that the table of this number has had in the kept history, each by its number
+        with its newest codec."""
+        found: dict[int, tuple[TableCodec, Index]] = {}
+        for _, codec in self._versions(name):
+            if codec is not None and codec.definition.number == number:
+                for index in codec.definition.indexes:
+                    found.setdefault(index.number, (codec, index))
+        return found
+
+    def _versions(self, name: str) -> list[tuple[int, TableCodec | None]]:
+        try:
+            versions = self._known.get(name)
+        except TypeError as error:  # a list
+            raise NotFoundError(f"there is no table {name!r}", self._hint()) from error
+        if versions is None or self._changing or self._moves():
+            versions = self._load(name)
+        return versions
 
     def number_free(self, stored: Iterable[tuple[bytes, bytes]]) -> int:
         """A number that none of these definitions has. Decodes the definitions that came since the
@@ -614,7 +727,8 @@ class Catalogue:
             versions.append((at, codec))
         self._decoded[name] = {codec.stored: codec for _, codec in versions if codec}
         with self._lock:
-            if turn == self._turn and not self._changing and versions:  # else one came meanwhile
+            is_there = bool(versions) and versions[0][1] is not None  # else one may come
+            if turn == self._turn and not self._changing and is_there:  # else one came meanwhile
                 self._known[name] = versions
         return versions
 
@@ -634,22 +748,27 @@ def make(
     key: str | desc | Sequence[str | desc],
     indexes: Mapping[str, IndexColumns] | None,
     event_time: str | None,
+    expires: str | None,
+    valid_to: str | None,
     *,
     number_free: Callable[[Iterable[tuple[bytes, bytes]]], int],
 ) -> None:
     """Make a table, or raise `UsageError` unless it is there and the same. Costs a pass over all
     definitions if it is not there; `number_free` is the method of `Catalogue`."""
     has_indexes, has_event_time = indexes is not None, event_time is not None
-    stored = transaction.get(definition_key(require_name(name)))
-    if stored is not None:
-        known = Definition.from_bytes(name, stored)
-        wanted = define(name, known.number, schema, key, indexes, event_time)
-        require_same(known, wanted, has_indexes=has_indexes, has_event_time=has_event_time)
+    found = transaction.get(definition_key(require_name(name)))
+    if found is not None:
+        known = Definition.from_bytes(name, found)
+        wanted = define(name, known.number, schema, key, indexes, event_time, expires, valid_to)
+        given = {"has_indexes": has_indexes, "has_event_time": has_event_time}
+        given |= {"has_expiry": expires is not None, "has_end": valid_to is not None}
+        require_same(known, wanted, **given)
         return
-    number = number_free(transaction.scan(prefix=CATALOGUE))
+    stored = transaction.scan(DEFINITIONS.start, DEFINITIONS.end)
+    number = max(number_free(stored), _dropped_number(transaction) + 1)
     if number > TABLE_NUMBER_MAX:
         raise UsageError(f"{number} tables are too many", "make another store")
-    wanted = define(name, number, schema, key, indexes, event_time)
+    wanted = define(name, number, schema, key, indexes, event_time, expires, valid_to)
     require_free_names(wanted, wanted.by_name)
     transaction.put_rows([definition_key(name)], [wanted.to_bytes()])
 
@@ -673,6 +792,30 @@ def change(
             transaction.delete_rows((), _dropped(seen, altered))
     except ConflictError as error:
         raise TableAlteredError(name) from error
+
+
+def drop(transaction: Any, name: str) -> None:
+    """Delete a table: its definition, its rows and the entries of its indexes. Raises
+    `NotFoundError` where there is no such table."""
+    key = definition_key(name)
+    stored = transaction.get(key)
+    if stored is None:
+        raise NotFoundError(f"there is no table {name!r}", "it was dropped already")
+    number = Definition.from_bytes(name, stored).number
+    greatest = max(number, _dropped_number(transaction))
+    transaction.put_rows([NUMBERS], [json.dumps({"number": greatest}).encode()])
+    spans = Span.of_prefix(table_prefix(number)), Span.of_prefix(progress_prefix(name))
+    ends = [(span.start, span.end) for span in spans if span.end is not None]
+    transaction.delete_rows([key], ends)
+
+
+def _dropped_number(transaction: Any) -> int:
+    """The greatest number of a table that was dropped, 0 if none was."""
+    stored = transaction.get(NUMBERS)
+    if stored is None:
+        return 0
+    record = read_object(stored, where="the number of dropped tables")
+    return record.integer("number", least=1, most=TABLE_NUMBER_MAX)
 
 
 def _is_definition(stored: bytes, seen: Definition) -> bool:

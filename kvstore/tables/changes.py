@@ -4,7 +4,6 @@ table."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from datetime import timedelta
 from functools import partial
 from itertools import islice
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
@@ -13,7 +12,7 @@ import pyarrow as pa
 
 from kvstore.base.arguments import ArgumentKind, word
 from kvstore.base.span import Span
-from kvstore.base.timestamp import TimeLike, Timestamp
+from kvstore.base.timestamp import AgeLike, TimeLike, Timestamp
 from kvstore.changes import Change
 from kvstore.changes.events import Event
 from kvstore.errors import CorruptionError
@@ -32,7 +31,7 @@ from kvstore.tables.sources import StoreRows
 #     _commit_version      the timestamp of the commit, in nanoseconds
 #     _commit_timestamp    the same in microseconds, rounded up: a read as of it has the row
 #
-# An older release took rows that their columns do not hold (`kvstore.tables.exact`). History keeps
+# A damaged or forged row may hold what its columns do not (`kvstore.tables.exact`). History keeps
 # such a version also when the row was deleted or put anew, so a consumer must get past it. A change
 # of such a row raises, and names it, or it is handed over as its stored bytes (`OnUnreadable`).
 
@@ -287,7 +286,7 @@ def open_feed(
     images: RowImages = "pre+post",
     columns: Sequence[str] | None = None,
     on_unreadable: OnUnreadable | None = None,
-    max_age: timedelta | None = None,
+    max_age: AgeLike | None = None,
     batch_rows: int | None = None,
     batch_bytes: int | None = None,
 ) -> TableFeed:
@@ -306,4 +305,5 @@ def open_feed(
         batch_rows=batch_rows,
         batch_bytes=batch_bytes,
     )
-    return TableFeed(feed, partial(rows.codec, table), images, columns, on_unreadable)
+    codec_at = partial(rows.catalogue.codec_of, table, codec.definition.number)
+    return TableFeed(feed, codec_at, images, columns, on_unreadable)

@@ -14,6 +14,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kvstore.base.arguments import key_list
+from kvstore.base.span import Span
+from kvstore.base.timestamp import OTHER_UNITS_MAX, TIMESTAMP_MAX
 from kvstore.codec.keys import frame
 from kvstore.codec.tuples import (
     FALSE,
@@ -92,6 +94,27 @@ class KeyCodec:
             return self._make(values)
         except ValueError:
             self._refuse(values)
+
+    def span(self, start: Any = None, end: Any = None, prefix: Any = None) -> Span:
+        """The keys from `start` to below `end`, or that begin with `prefix`: each is a tuple of
+        values of some of the columns from the first on, or the value of the first column. All keys
+        if none is given."""
+        whole = Span.of_prefix(self.prefix)
+        if prefix is not None:
+            if start is not None or end is not None:
+                raise UsageError("a prefix goes without start and end", "pass one or the other")
+            return Span.of_prefix(self._bound(prefix))
+        low = whole.start if start is None else self._bound(start)
+        high = whole.end if end is None else self._bound(end)
+        if high is not None and low >= high:
+            raise UsageError(
+                f"{self._where}: no key lies from {start!r:.100} to below {end!r:.100}",
+                "start must be below end, in the order of the key",
+            )
+        return Span(low, high)
+
+    def _bound(self, given: Any) -> bytes:
+        return self.key(given if isinstance(given, tuple | list) else (given,))
 
     def whole_key(self, values: Sequence[Any]) -> bytes:
         """The key of values for all columns, none of them null."""
@@ -177,8 +200,8 @@ class KeyCodec:
         return keys
 
     def arrays(self, keys: pa.Array) -> list[pa.Array]:
-        """The columns of keys. Raises `CorruptionError` for bytes that are no key. A key of an
-        older release may have values that its columns do not hold."""
+        """The columns of keys. Raises `CorruptionError` for bytes that are no key. A forged
+        key may have values that its columns do not hold."""
         made, ends = self._decoded(keys, len(self.columns))
         _, offsets, _ = keys.buffers()
         bounds = np.frombuffer(offsets or b"", np.int32)
@@ -294,7 +317,7 @@ def _read_way(kind: Kind) -> tuple[int, Callable[[Any], Any] | None]:
 
 def _maker(kind: Kind, *, is_falling: bool) -> _OneElement:
     """The function that makes an element of one value."""
-    make = _plain_maker(kind)
+    make = element_maker(kind)
 
     def falling(value: Any) -> bytes:
         return flip(NULL if value is None else make(value))
@@ -318,7 +341,8 @@ def _stored_as_given(kind: Kind) -> Callable[[Any], Any]:
     return stored
 
 
-def _plain_maker(kind: Kind) -> _OneElement:
+def element_maker(kind: Kind) -> _OneElement:
+    """The function that makes the rising element of a value that is not null."""
     stored, tag = kind.stored, kind.tag
     number, pack = tag[0], _TAGGED.pack
     if kind.key_kind == contract.SIGNED:
@@ -436,7 +460,7 @@ def cell_buffers(column: pa.Array, width: int) -> BufferColumn:
 
 
 def array_made(type_: pa.DataType, made: Made, count: int) -> pa.Array:
-    """The array of a type whose buffers the loops made. Rows of older releases may hold what a
+    """The array of a type whose buffers the loops made. A damaged row may hold what a
     column does not: texts that are no UTF-8, and times outside of its range."""
     kind = kind_of(type_)
     valid, data, ends = made
@@ -592,8 +616,8 @@ class UnknownLayoutError(CorruptionError):
 
 
 class UnreadableRowError(CorruptionError):
-    """A row holds a value that its column does not hold: an older release took it, or its bytes
-    are damaged. `row` is its place among the rows that were decoded."""
+    """A row holds a value that its column does not hold: its bytes are damaged or forged.
+    `row` is its place among the rows that were decoded."""
 
     def __init__(
         self,
@@ -746,12 +770,26 @@ class TableCodec:
             for name in values:
                 definition.column(name)
         key = self.key.whole_key([values.get(column.name) for column in self.key.columns])
+        if len(key) > KEY_BYTES_MAX:
+            raise self._too_long(key)
+        if definition.expires is not None:
+            self._require_due_time(values)
         return key, self._writer.value([self.cell(column, values) for column in self._written])
+
+    def _require_due_time(self, values: Mapping[str, Any]) -> None:
+        column = self.definition.expiry_column
+        assert column is not None, "there is one"
+        cell = self.cell(column, values)
+        if cell is not None:
+            _require_due_times(self.definition, pa.array([cell], column.type), None)
 
     def entry(self, index: Index, row: Mapping[str, Any]) -> bytes:
         """The key of the entry that a row, with all columns, has in an index."""
         codec = self.index_codec(index)
-        return codec.key([row[column.name] for column in codec.columns])
+        entry = codec.key([row[column.name] for column in codec.columns])
+        if len(entry) > KEY_BYTES_MAX:
+            raise self._too_long(entry)
+        return entry
 
     def entries_of(self, key: bytes, value: bytes) -> list[bytes]:
         """The entries of a stored row, in the order of the indexes: also of a row that holds what
@@ -939,6 +977,12 @@ class TableCodec:
             )
         return reader
 
+    def _too_long(self, key: bytes) -> UsageError:
+        return UsageError(
+            f"{self.definition.where}: a key of the row, or of an index, has {len(key)} bytes",
+            f"at most {KEY_BYTES_MAX} are allowed",
+        )
+
     def _first_no_text(self, batch: pa.RecordBatch) -> tuple[int, str] | None:
         """The first row of a batch with a text that is no UTF-8, and the reason."""
         faults = []
@@ -1013,6 +1057,43 @@ def _has_local(column: pa.Array) -> bool:
     return True
 
 
+def row_dues(column: pa.Array) -> pa.Array:
+    """The times at which rows expire, in a column of times with a zone, as nanoseconds: null for
+    rows that stay, which have a null or a time behind the last one of a timeline. A time before
+    1978, which only a row has that was written before the column told of expiries, is given as a
+    later one that has passed too."""
+    step = _step(column.type)
+    times = column.cast(pa.int64())
+    stays = pc.greater(times, (TIMESTAMP_MAX - 1) // step)
+    times = pc.if_else(stays, pa.scalar(None, pa.int64()), times)
+    least = OTHER_UNITS_MAX // step + 1
+    times = pc.if_else(pc.less(times, least), least, times)
+    return pc.multiply(times, step)
+
+
+def _require_due_times(definition: Definition, column: pa.Array, first: int | None) -> None:
+    """Raise `UsageError` for the first time of a column of expiries that is surely a mistake, by
+    which the row would go at once: an instant made of a number of another unit. Row `first` is the
+    first one; None for a single row."""
+    expiry = definition.expiry_column
+    assert expiry is not None, "there is one"
+    least = OTHER_UNITS_MAX // _step(expiry.type)
+    wrong = pc.index(pc.less_equal(column.cast(pa.int64()), least), True).as_py()
+    if wrong >= 0:
+        where = "" if first is None else f" in row {first + wrong}"
+        instant = column[wrong : wrong + 1].cast(pa.timestamp(expiry.type.unit, "UTC"))
+        raise UsageError(
+            f"{definition.where}, column {expiry.name!r} has {instant.cast(pa.string())[0]}{where}:"
+            " the row would expire at once",
+            "pass a time from 1978 on, and null for a row that stays",
+        )
+
+
+def _step(type_: pa.DataType) -> int:
+    """The nanoseconds of a unit."""
+    return int(10 ** (9 - 3 * ("s", "ms", "us", "ns").index(type_.unit)))
+
+
 def default_value(column: Column) -> Any:
     """The value that rows of older layouts have in a column."""
     if column.default is None:
@@ -1066,10 +1147,16 @@ _PANDAS_INDEX: Final = re.compile(r"__index_level_\d+__")
 
 
 def conform(
-    definition: Definition, batch: pa.RecordBatch, first: int = 0, what: str = ""
+    definition: Definition,
+    batch: pa.RecordBatch,
+    first: int = 0,
+    what: str = "",
+    *,
+    only: Collection[str] | None = None,
 ) -> pa.RecordBatch:
     """A batch with the columns of a table, in their order and types. `first` is the number of its
-    first row. Raises `UsageError`."""
+    first row. With `only` the result has these columns, and no other one is looked at. Raises
+    `UsageError`."""
     where = what or definition.where
     names = batch.schema.names
     for name in names:
@@ -1082,8 +1169,13 @@ def conform(
     if len(set(names)) < len(names):
         double = next(name for name in names if names.count(name) > 1)
         raise UsageError(f"{where}: two columns {double!r}", "pass one")
-    columns = [_column(definition, column, batch, first) for column in definition.columns]
-    return pa.RecordBatch.from_arrays(columns, schema=definition.schema)
+    chosen = [each for each in definition.columns if only is None or each.name in only]
+    columns = [_column(definition, column, batch, first) for column in chosen]
+    due = definition.expiry_column
+    if due is not None and due in chosen:
+        _require_due_times(definition, columns[chosen.index(due)], first)
+    schema = pa.schema([definition.schema.field(each.name) for each in chosen])
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
 def _column(definition: Definition, column: Column, batch: pa.RecordBatch, first: int) -> pa.Array:

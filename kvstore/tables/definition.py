@@ -8,7 +8,7 @@ import json
 import re
 import struct
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date, datetime, time, timedelta, timezone
 from decimal import Context, Decimal, Inexact, InvalidOperation
@@ -19,6 +19,7 @@ from uuid import UUID
 
 import numpy as np
 import pyarrow as pa
+from typing_extensions import NotRequired, ReadOnly, Required
 
 from kvstore.base.span import RESERVED
 from kvstore.codec import tuples
@@ -35,6 +36,7 @@ from kvstore.timeline.reserved import CATALOGUE, FIRST_ROW
 #     name          := | reserved | 00 | "kvstore.tables" 00 | name in UTF-8 |    of a table
 #     row           := | reserved | table | 00 | tuple of the key columns |
 #     entry         := | reserved | table | index | tuple of the index columns | tuple of the key |
+#     progress      := | reserved | 00 | "kvstore.tables.progress" 00 | name | 00 | index |
 #
 #     reserved := ff ff ff ff ff ff ff ff ff     nine bytes: see kvstore.base.span
 #     table    := number u8                      from 1 to 239
@@ -46,6 +48,7 @@ INDEX_NUMBER_MAX: Final = 255
 
 _WIDE: Final = 0xF0
 _ROWS: Final = b"\x00"
+_PROGRESS: Final = RESERVED + b"\x00kvstore.tables.progress\x00"
 
 
 def definition_key(name: str) -> bytes:
@@ -73,6 +76,11 @@ def rows_prefix(number: int) -> bytes:
     return table_prefix(number) + _ROWS
 
 
+def progress_prefix(name: str) -> bytes:
+    """The beginning of the notes of how far the indexes of a table are built."""
+    return _PROGRESS + name.encode() + b"\x00"
+
+
 def is_entry(key: bytes) -> bool:
     """Whether a key is an entry of an index: a key of tables that is neither a row nor a
     definition."""
@@ -81,6 +89,19 @@ def is_entry(key: bytes) -> bool:
     at = len(RESERVED)
     at += 5 if key[at] == _WIDE else 1
     return key[at : at + 1] > _ROWS
+
+
+def entries_among(keys: Sequence[bytes]) -> Iterable[bytes]:
+    """The entries of indexes among keys. Rows of one table are known by their first and last."""
+    if not keys:
+        return ()
+    least, most = min(keys), max(keys)
+    if least >= FIRST_ROW and not is_entry(least):
+        at = len(RESERVED)
+        at += 6 if least[at] == _WIDE else 2
+        if least[:at] == most[:at] and least[at - 1 : at] == _ROWS:
+            return ()
+    return filter(is_entry, keys)
 
 
 def index_prefix(number: int, index: int) -> bytes:
@@ -93,8 +114,8 @@ def index_prefix(number: int, index: int) -> bytes:
 #
 # Each function refuses a value of another type, and a value that would lose something, with
 # `ValueError`: the caller knows the column, and says so in a `UsageError`. A function that goes
-# back raises `OverflowError` for what Python has no value for: rows of older releases may hold
-# that.
+# back raises `OverflowError` for what Python has no value for: a damaged or forged row
+# may hold that.
 #
 # The rule, and the same for arrays, is in `exact.py`.
 
@@ -677,6 +698,8 @@ _PATTERNS: Final[tuple[tuple[re.Pattern[str], Callable[..., pa.DataType]], ...]]
 #     indexes        name, number, columns as in `key`, is_unique, is_whole
 #     layouts        of each schema number: id and type of each column, in the order of the row
 #     layout         the schema number of rows that are written now
+#     expires        the id of the column that tells when a row expires; left out if there is none
+#     valid_to       the id of the column that tells until when a row is valid; left out likewise
 #     ids, index_numbers    the numbers that were given to columns and indexes so far
 #
 # A dropped column leaves its id behind, so that a later column of the same name begins empty.
@@ -747,6 +770,10 @@ class Definition:
     layout: int
     ids: int
     index_numbers: int
+    expires: int | None = None
+    """The id of the column of the times at which rows expire."""
+    valid_to: int | None = None
+    """The id of the column of the event times until which rows are valid."""
 
     @cached_property
     def by_name(self) -> dict[str, Column]:
@@ -777,6 +804,16 @@ class Definition:
     def value_columns(self) -> list[Column]:
         """The columns that a row's value holds, in the order of the schema."""
         return [column for column in self.columns if column.id not in self.key_ids]
+
+    @property
+    def expiry_column(self) -> Column | None:
+        """The column of the times at which rows expire, if there is one."""
+        return None if self.expires is None else self.by_id[self.expires]
+
+    @property
+    def end_column(self) -> Column | None:
+        """The column of the event times until which rows are valid, if there is one."""
+        return None if self.valid_to is None else self.by_id[self.valid_to]
 
     @property
     def where(self) -> str:
@@ -849,6 +886,10 @@ class Definition:
             "ids": self.ids,
             "index_numbers": self.index_numbers,
         }
+        if self.expires is not None:
+            fields["expires"] = self.expires
+        if self.valid_to is not None:
+            fields["valid_to"] = self.valid_to
         return json.dumps(fields, sort_keys=True).encode()
 
     @classmethod
@@ -871,6 +912,8 @@ class Definition:
             layout=record.integer("layout"),
             ids=record.integer("ids"),
             index_numbers=record.integer("index_numbers", most=INDEX_NUMBER_MAX),
+            expires=None if record.get("expires") is None else record.integer("expires"),
+            valid_to=None if record.get("valid_to") is None else record.integer("valid_to"),
         )
         found._require_sound(record)
         return found
@@ -882,11 +925,26 @@ class Definition:
         parts = [*self.key, *(part for index in self.indexes for part in index.parts)]
         if not {part.id for part in parts} <= set(ids):
             raise record.damaged("a key or an index has a column that is missing")
+        if self.expires is not None and (
+            self.expires not in ids or not is_instant(self.by_id[self.expires].type)
+        ):
+            raise record.damaged("the column of the times at which rows expire is missing")
+        if self.valid_to is not None and (
+            self.valid_to not in ids
+            or not self.has_event_time
+            or self.by_id[self.valid_to].type != self.key_columns[-1].type
+        ):
+            raise record.damaged("the column of the times until which rows are valid is missing")
         if self.layout >= len(self.layouts):
             raise record.damaged("its layout is missing")
         types = dict(self.layouts[self.layout])
         if any(types.get(column.id) != column.type for column in self.value_columns):
             raise record.damaged("its layout does not fit its columns")
+
+
+def is_instant(type_: pa.DataType) -> bool:
+    """Whether values of the type are times with a zone, which a column of expiries has."""
+    return bool(pa.types.is_timestamp(type_) and type_.tz is not None)
 
 
 def _parts_as_json(parts: Sequence[KeyPart]) -> list[dict[str, Any]]:
@@ -943,9 +1001,9 @@ def _stored_type(text: str) -> pa.DataType:
 # --------------------------------------------------------------------------------------------------
 # Classes as schemas: the annotated fields of a class are the columns, and its instances the rows.
 #
-# A class may be a dataclass, a model of pydantic, or a struct of msgspec: any class with
-# annotations that is made from its fields by name. `X | None` is a column that may be null, and
-# `Annotated[int, pa.int32()]` names the Arrow type.
+# A class may be a dataclass, a model of pydantic, a struct of msgspec, or a TypedDict: any class
+# with annotations that is made from its fields by name. `X | None` is a column that may be null,
+# and `Annotated[int, pa.int32()]` names the Arrow type.
 
 _TYPES: Final[Mapping[type, pa.DataType]] = {
     bool: pa.bool_(),
@@ -981,9 +1039,55 @@ def schema_of_class(given: type) -> pa.Schema:
     return pa.schema(fields)
 
 
+def model_fields(given: type, definition: Definition) -> tuple[str, ...]:
+    """The columns that instances of a class have, of a table that is there. Raises `UsageError`
+    unless the table has each field as a column whose values are of its type, and `NotFoundError`
+    where there is no such column."""
+    names = []
+    for field in schema_of_class(given):
+        column = definition.column(field.name)
+        if python_type(column.type) is not python_type(field.type):
+            raise UsageError(
+                f"{given.__name__}.{field.name} is {python_type(field.type).__name__}, and "
+                f"{definition.where} has {python_type(column.type).__name__} there",
+                "annotate it so",
+            )
+        if column.is_nullable and not field.nullable:
+            raise UsageError(
+                f"{given.__name__}.{field.name} is never None, and {definition.where} takes nulls",
+                f"annotate it: {python_type(column.type).__name__} | None",
+            )
+        names.append(field.name)
+    return tuple(names)
+
+
+def python_type(type_: pa.DataType) -> type:
+    """The class of the values of a column."""
+    kind = kind_of(type_)
+    if kind.value is None:
+        if pa.types.is_floating(type_):
+            return float
+        return bytes if kind.key_kind == contract.FRAMED else int
+    return next(python for fits, python in _PYTHON if fits(type_))
+
+
+_PYTHON: Final[tuple[tuple[Callable[[pa.DataType], bool], type], ...]] = (
+    (pa.types.is_boolean, bool),
+    (_is_text, str),
+    (_is_unique, UUID),
+    (pa.types.is_decimal, Decimal),
+    (pa.types.is_date32, date),
+    (pa.types.is_timestamp, datetime),
+    (pa.types.is_time, time),
+    (pa.types.is_duration, timedelta),
+)
+
+
 def _field(given: type, name: str, hint: Any) -> pa.Field:
     is_nullable = False
     found = None
+    if get_origin(hint) in (Required, NotRequired, ReadOnly):  # of a TypedDict
+        (hint,) = get_args(hint)
     if get_origin(hint) in (Union, types.UnionType):
         rest = [each for each in get_args(hint) if each is not type(None)]
         is_nullable = len(rest) < len(get_args(hint))

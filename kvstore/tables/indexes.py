@@ -1,28 +1,32 @@
-"""Indexes: rows found by an entry, entries made for rows that were there before, and entries that
-no row fits any more.
+"""Indexes: rows found by an entry, entries made for rows that were there before, entries that no
+row fits any more, and entries that are destroyed with their rows.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import islice
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 import pyarrow as pa
 
-from kvstore.base.span import RESERVED, Span
+from kvstore.base.span import Span
 from kvstore.base.timestamp import Timestamp
 from kvstore.errors import TableAlteredError, UsageError
-from kvstore.limits import ARROW_BYTES_MAX, INDEX_CHUNK_ROWS, SCAN_CHUNK
+from kvstore.limits import ARROW_BYTES_MAX, CLEAR_SPANS_MAX, INDEX_CHUNK_ROWS, SCAN_CHUNK
 from kvstore.mvcc.arrow import binary_array
 from kvstore.mvcc.meta import Meta
+from kvstore.retention.clear import Clearing
 from kvstore.tables.catalogue import Catalogue
-from kvstore.tables.codec import TableCodec
-from kvstore.tables.definition import Definition, Index, table_prefix
+from kvstore.tables.codec import TableCodec, UnknownLayoutError
+from kvstore.tables.definition import Definition, Index, progress_prefix, table_prefix
 from kvstore.tables.exact import as_python
 from kvstore.tables.sources import (
+    GetMany,
+    Passing,
     RowChange,
     RowSource,
     StoreRows,
@@ -144,10 +148,6 @@ def _next_count(count: int, taken: int, size: int) -> int:
     return max(min(fitting, 2 * count, SCAN_CHUNK), 1)
 
 
-GetMany: TypeAlias = Callable[[list[bytes]], Sequence["bytes | None"]]
-"""The values of keys, in their order."""
-
-
 def _fit(batch: pa.RecordBatch, fits: list[bool | None]) -> pa.RecordBatch:
     if len(fits) == batch.num_rows and all(fits):
         return batch
@@ -194,8 +194,6 @@ def fitting(
 # 3. A unique index becomes whole only if no two rows have the same values. Writers that come later
 #    find all entries.
 
-_PROGRESS = RESERVED + b"\x00kvstore.tables.progress\x00"
-
 
 def build_index(
     rows: StoreRows, name: str, index_name: str, progress: Callable[[int], None] | None
@@ -204,7 +202,7 @@ def build_index(
     index = rows.codec(name).definition.index(index_name)
     if index.is_whole:
         return None
-    note = _PROGRESS + name.encode() + b"\x00" + bytes([index.number])
+    note = progress_prefix(name) + bytes([index.number])
     while not _build(rows, name, index_name, note, progress):
         rows.write_blind(name, lambda *_: RowChange(gone=[note]))
         rows.write_blind(name, lambda *_: RowChange([note], [b""]))
@@ -492,3 +490,106 @@ class Tidying:
 def _meets(codec: TableCodec, spans: Iterable[Span]) -> bool:
     whole = Span.of_prefix(table_prefix(codec.definition.number))
     return any(span.intersect(whole.start, whole.end) is not None for span in spans)
+
+
+# --------------------------------------------------------------------------------------------------
+# Rows that are destroyed: the spans of their keys, and of each entry that leads to one of them.
+#
+# Invariants
+# 1. Each stored version of a chosen row goes, and each entry of any index that leads to the row,
+#    deleted ones and those of dropped indexes included: entries have values of columns. The entries
+#    are found by a pass over them, because GC may have removed the version that made one.
+# 2. No entry of another row goes. So neighbours are one span only if nothing is stored between
+#    them, and no commit writes into the table between the pass and the clear.
+
+
+def clear_rows(
+    rows: StoreRows,
+    name: str,
+    span: Callable[[TableCodec], Span],
+    where: Passing | None,
+    *,
+    compact: bool,
+) -> Timestamp:
+    """Destroy the rows of a span, or of those the ones that pass `where` at any kept time. See
+    `Table.clear`."""
+    rows.parts.committer.require_commits()
+    clearing, catalogue = Clearing(rows.parts), rows.catalogue
+    catalogue.forget(name)
+    codec = catalogue.codec(name)
+    within, number = span(codec), codec.definition.number
+    whole = Span.of_prefix(table_prefix(number))
+    if where is None and within == Span.of_prefix(codec.key.prefix):
+        return clearing.clear(whole, compact=compact)
+    groups: list[list[Span]] = []
+
+    def find() -> list[Span]:
+        catalogue.forget(name)
+        indexes = catalogue.indexes_of(name, number)
+        chosen = [within] if where is None else _rows_passing(rows, name, within, where)
+        groups[:] = [chosen]
+        for each, index in indexes.values():
+            groups.append(_entries_leading(rows, each, index, chosen))
+        found = [each for group in groups for each in group]
+        if len(found) > CLEAR_SPANS_MAX:
+            raise UsageError(
+                f"{codec.definition.where}: these rows and their entries are {len(found)} spans of "
+                f"keys, and one clear takes {CLEAR_SPANS_MAX}",
+                "clear fewer rows at once, with a call of gc in between; or all rows",
+            )
+        return sorted(found, key=lambda each: each.start)
+
+    at = clearing.clear_found(whole, find)
+    if compact:
+        for group in filter(None, groups):
+            clearing.compact(Span(group[0].start, group[-1].end))
+    return at
+
+
+def _rows_passing(rows: StoreRows, name: str, within: Span, where: Passing) -> list[Span]:
+    """Spans of the rows of which a kept version passes a filter."""
+    codec = rows.catalogue.codec(name)
+
+    def marked() -> Iterator[tuple[bytes, bool]]:
+        kept = rows.parts.versions.kept(within, keys_only=False)
+        while piece := list(islice(kept, INDEX_CHUNK_ROWS)):
+            keys = [key for key, values in piece for _ in values]
+            values = [value for _, values in piece for value in values]
+            try:
+                passing = {keys[place] for place in where(codec, keys, values)} if keys else set()
+            except UnknownLayoutError:
+                raise TableAlteredError(name) from None
+            yield from ((key, key in passing) for key, _ in piece)
+
+    return _runs(marked())
+
+
+def _entries_leading(
+    rows: StoreRows, codec: TableCodec, index: Index, chosen: Sequence[Span]
+) -> list[Span]:
+    """Spans of the entries of an index that lead to rows of ascending spans."""
+    span, starts = Span.of_prefix(codec.index_codec(index).prefix), [each.start for each in chosen]
+
+    def marked() -> Iterator[tuple[bytes, bool]]:
+        kept = rows.parts.versions.kept(span, keys_only=True)
+        while entries := [key for key, _ in islice(kept, INDEX_CHUNK_ROWS)]:
+            for entry, row in zip(entries, codec.row_keys(index, entries), strict=True):
+                at = bisect_right(starts, row) - 1
+                yield entry, at >= 0 and row in chosen[at]
+
+    return _runs(marked())
+
+
+def _runs(marked: Iterable[tuple[bytes, bool]]) -> list[Span]:
+    """Spans of the marked keys of an ascending pass; no other key of the pass lies in one."""
+    spans: list[Span] = []
+    first = last = None
+    for key, is_marked in marked:
+        if is_marked:
+            first, last = first or key, key
+        elif first is not None and last is not None:
+            spans.append(Span(first, last + b"\x00"))
+            first = None
+    if first is not None and last is not None:
+        spans.append(Span(first, last + b"\x00"))
+    return spans

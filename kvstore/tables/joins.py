@@ -20,11 +20,12 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kvstore.base.arguments import AGE, COLUMN, ArgumentKind, instance, is_many, word
+from kvstore.base.arguments import AGE, COLUMN, FLAG, ArgumentKind, instance, is_many, word
 from kvstore.base.span import Span, require_key
 from kvstore.base.timestamp import (
     OTHER_UNITS_MAX,
     TIMESTAMP_MAX,
+    AgeLike,
     TimeLike,
     Timestamp,
     microseconds_of,
@@ -41,6 +42,7 @@ from kvstore.mvcc.arrow import batch_bytes, buffers_of, key_words, shown_bytes
 from kvstore.mvcc.lookup import EVERYTHING, LabelColumns, SearchBounds
 from kvstore.tables.catalogue import two_named
 from kvstore.tables.codec import TableCodec, key_values
+from kvstore.tables.exact import plain
 from kvstore.timeline.parts import Parts
 
 # --------------------------------------------------------------------------------------------------
@@ -333,13 +335,14 @@ class Asked(NamedTuple):
 
 
 class AskedSpans(NamedTuple):
-    """Labels that ask for the first live key from `starts` on and below `ends`, each at its time.
-    `first` is the row of the first label."""
+    """Labels that ask for the first live key from `starts` on and below `ends`, each at its time;
+    for the last one if `is_reverse`. `first` is the row of the first label."""
 
     starts: Sequence[bytes]
     ends: Sequence[bytes | None]
     times: Numbers
     first: int
+    is_reverse: bool = False
 
 
 class RowsFound(NamedTuple):
@@ -350,13 +353,29 @@ class RowsFound(NamedTuple):
     times: Numbers
 
 
+Direction: TypeAlias = Literal["backward", "forward", "nearest"]
+DIRECTION: Final[ArgumentKind[Direction]] = word("backward", "forward", "nearest")
+
+
 class Search(NamedTuple):
-    """A version older than `age_max` ns at the time of its label is no answer. A label whose
-    history is gone is an error, or null. All values together have `bytes_max` bytes at most."""
+    """Which version answers a label. A version further than `age_max` ns from the label's time is
+    no answer. A label whose history is gone is an error, or null. All values together have
+    `bytes_max` bytes at most."""
 
     age_max: int
     is_gone_null: bool
     bytes_max: int
+    direction: Direction = "backward"
+    allows_exact: bool = True
+    newest: int | None = None
+    """No version above this time counts; None for the newest time of the side."""
+    is_future_newest: bool = False
+    """Whether a label above `newest` is answered as of `newest`, and is no error."""
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether one look-up at the label's time answers it."""
+        return self.direction == "backward" and self.allows_exact and not self.is_future_newest
 
 
 class Answers(Protocol):
@@ -383,8 +402,18 @@ class Answers(Protocol):
         ...
 
 
+class StoredVersions(Answers, Protocol):
+    """Answers of a source that has the versions itself."""
+
+    def following(self, labels: Asked, search: Search) -> Numbers:
+        """The time of the oldest version at or above the time of each label, or above it if the
+        search allows no exact match; -1 where there is none, and where history is gone and the
+        search allows that. A deletion is a version."""
+        ...
+
+
 class RowAnswers(Answers, Protocol):
-    """Answers of a source that finds the first live rows of spans, too."""
+    """Answers of a source that finds the first and the last live rows of spans, too."""
 
     @property
     def spans_max(self) -> int:
@@ -392,8 +421,8 @@ class RowAnswers(Answers, Protocol):
         ...
 
     def first_alive(self, labels: AskedSpans, search: Search) -> RowsFound | None:
-        """The first live row of each span, at the time of its label. None where several rows have
-        too many bytes together."""
+        """The first live row of each span, or the last one, at the time of its label. None where
+        several rows have too many bytes together."""
         ...
 
 
@@ -424,9 +453,10 @@ class Join:
     """One of several sources that the same labels are joined to, for `kvstore.join`.
 
     `source` is a store, a snapshot, a collection, or a table without an event time. Column `key` of
-    the labels has its keys; the default is the `key` of the whole join. A value older than
-    `max_age` is null. `columns` names the columns that the source adds, in the place of `value` and
-    `value_timestamp`; `prefix` stands before each name.
+    the labels has its keys; the default is the `key` of the whole join. `max_age`, which may be
+    called `tolerance`, `direction` and `allow_exact` are as in `Store.join`. `columns` names the
+    columns that the source adds, in the place of `value` and `value_timestamp`; `prefix` stands
+    before each name.
 
     For a table, `key` names a column of the labels for each column of its key; the default is their
     own names. `columns` chooses columns of the table, by default all beside the key. The time of
@@ -435,9 +465,12 @@ class Join:
 
     source: Joinable
     key: str | Sequence[str] | None = None
-    max_age: timedelta | None = None
+    max_age: AgeLike | None = None
     columns: Sequence[str] | None = None
     prefix: str = ""
+    direction: Direction = "backward"
+    tolerance: AgeLike | None = None
+    allow_exact: bool = True
 
 
 def value_columns(values: pa.Array, times: Numbers) -> list[pa.Array]:
@@ -455,6 +488,112 @@ def placed(values: pa.Array, places: Numbers, count: int) -> pa.Array:
 def everywhere(time: int, rows: int) -> Numbers:
     """The times of labels that have none of their own."""
     return np.full(rows, time, np.int64)
+
+
+# --------------------------------------------------------------------------------------------------
+# Directions: the version before a label, the one behind it, or the nearer of the two.
+#
+#     backward    the newest version at or below the label's time
+#     forward     the oldest version at or above the label's time
+#     nearest     the nearer of both answers, and the one before where both are as near
+#
+# Without exact matches `below` and `above` take the place of `at or below` and `at or above`.
+#
+# A deletion is a version, so a label whose version it is has null. The nearest answer is the nearer
+# of those that are not null.
+#
+# Invariants
+# 1. A version is found by its time, and its value by a plain look-up at that time. So all
+#    directions see the history that backward look-ups see.
+# 2. Two versions of a key never have the same time, and one commit makes at most one of them. So
+#    the same labels get the same answer in each run.
+
+
+def directed(side: StoredVersions, labels: Asked, search: Search) -> list[pa.Array] | None:
+    """The columns `VALUE_FIELDS` of a search that is not plain. Costs a plain look-up for each
+    direction, and a seek for each label that looks forward."""
+    before = behind = None
+    if search.direction != "forward":
+        before = _before(side, labels, search)
+        if before is None:
+            return None
+    if search.direction != "backward":
+        behind = _behind(side, labels, search)
+        if behind is None:
+            return None
+    if before is None or behind is None:
+        return before or behind
+    return _nearer(labels.times, before, behind)
+
+
+def _before(side: StoredVersions, labels: Asked, search: Search) -> list[pa.Array] | None:
+    newest = side.newest if search.newest is None else search.newest
+    times = labels.times
+    if not search.allows_exact:
+        # A time that means the newest one is above it: its version is no exact match.
+        times = np.where(reached_times(times, newest) == times, np.maximum(times - 1, 0), newest)
+    if search.is_future_newest:
+        times = np.minimum(times, newest)
+    plain = _plain(search, search.age_max if times is labels.times else TIMESTAMP_MAX)
+    found = side.answer(labels._replace(times=times), plain)
+    if found is None:
+        return None
+    distances = labels.times - _nanoseconds(found)
+    fits = (distances >= (0 if search.allows_exact else 1)) & (distances <= search.age_max)
+    return found if fits.all() else nulled(found, fits)
+
+
+def _behind(side: StoredVersions, labels: Asked, search: Search) -> list[pa.Array] | None:
+    times = side.following(labels, search)
+    there = np.flatnonzero((times >= 0) & (times - labels.times <= search.age_max))
+    asked = Asked(labels.keys.take(pa.array(there)), times[there], labels.first)
+    found = side.answer(asked, _plain(search, TIMESTAMP_MAX))
+    if found is None:
+        return None
+    known = np.full(len(times), -1, np.int64)
+    known[there] = _nanoseconds(found)
+    return value_columns(placed(found[0], there, len(times)), known)
+
+
+def _nearer(times: Numbers, before: list[pa.Array], behind: list[pa.Array]) -> list[pa.Array]:
+    older, newer = _nanoseconds(before), _nanoseconds(behind)
+    is_behind = (newer >= 0) & ((older < 0) | (newer - times < times - older))
+    places = np.arange(len(times)) + np.where(is_behind, len(times), 0)
+    values = pa.concat_arrays([before[0], behind[0]]).take(pa.array(places))
+    return value_columns(values, np.where(is_behind, newer, older))
+
+
+def _plain(search: Search, age_max: int) -> Search:
+    return Search(age_max, search.is_gone_null, search.bytes_max)
+
+
+def _nanoseconds(found: list[pa.Array]) -> Numbers:
+    """The times of versions; -1 where there is none."""
+    times: Numbers = found[-1].cast(pa.int64()).fill_null(-1).to_numpy()
+    return times
+
+
+def nulled(columns: list[pa.Array], is_kept: npt.NDArray[np.bool_]) -> list[pa.Array]:
+    """The columns, null in the rows that are not kept."""
+    places = pa.array(np.arange(len(is_kept)), mask=~is_kept)
+    return [column.take(places) for column in columns]
+
+
+def age_in_ns(age: timedelta | None) -> int:
+    """The bound of a search for versions."""
+    if age is None:
+        return TIMESTAMP_MAX
+    return min(age // timedelta(microseconds=1) * 1000, TIMESTAMP_MAX)
+
+
+def age_of(max_age: object, tolerance: object) -> timedelta | None:
+    """The bound that a caller gave by one of its two names. Raises `UsageError` for both."""
+    if max_age is not None and tolerance is not None:
+        raise UsageError(
+            "max_age and tolerance are two names of one bound", "pass one of them: max_age"
+        )
+    name = "max_age" if tolerance is None else "tolerance"
+    return AGE.or_none.check(name, max_age if tolerance is None else tolerance)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -495,6 +634,8 @@ class StoredAnswers:
 
     def answer(self, labels: Asked, search: Search) -> list[pa.Array] | None:
         """The values of the labels and the timestamps of their versions."""
+        if not search.is_plain:
+            return directed(self, labels, search)
         parts, labels = self._parts, within(labels, self._upto)
         asked = Labels(_Keys(labels.keys), labels.times, labels.first)
         floor = parts.committer.frontiers.floor
@@ -519,29 +660,42 @@ class StoredAnswers:
         times[places] = found.times
         return value_columns(placed(found.values, places, len(times)), times)
 
+    def following(self, labels: Asked, search: Search) -> Numbers:
+        """See `StoredVersions`. One seek for each label."""
+        parts, asked, is_future = self._parts, *present(labels, search, self.newest)
+        asked = within(asked, self._upto)
+        checked = Labels(_Keys(asked.keys), asked.times, asked.first)
+        floor = parts.committer.frontiers.floor
+        checked = require_complete(parts, checked)
+        lost = gone(parts, checked)
+        if lost is not None and not search.is_gone_null:
+            require_kept(parts, checked)
+        starts = checked.times + (0 if search.allows_exact else 1)
+        upto = self.newest if search.newest is None else min(search.newest, self.newest)
+        found = parts.versions.following(asked.keys.to_pylist(), starts.data, upto)
+        if parts.committer.frontiers.floor != floor:
+            return self.following(labels, search)
+        is_none = is_future if lost is None else is_future | lost
+        return np.where(is_none, -1, found) if is_none.any() else found
+
     def first_alive(self, labels: AskedSpans, search: Search) -> RowsFound | None:
         """One seek for each span, and a step for each dead key before its row."""
         labels = within(labels, self._upto)
         starts = require_complete(self._parts, Labels(labels.starts, labels.times, labels.first))
         require_kept(self._parts, starts)
-        firsts: dict[tuple[bytes, int], bytes | None] = {}
+        firsts: dict[tuple[bytes, bytes | None, int], bytes | None] = {}
         keys: list[bytes | None] = []
         for start, end, time in zip(labels.starts, labels.ends, starts.times.tolist(), strict=True):
-            asked = start, time
+            asked = start, end, time
             if asked not in firsts:
-                firsts[asked] = self._first_key(Span(start, end), time)
+                span = Span(start, end)
+                firsts[asked] = self._first_key(span, time, reverse=labels.is_reverse)
             keys.append(firsts[asked])
-        there = np.array([at for at, key in enumerate(keys) if key is not None], np.int64)
-        wanted = pa.array([key for key in keys if key is not None], pa.binary())
-        found = rows_at(self, Asked(wanted, starts.times[there], labels.first), search)
-        if found is None:
-            return None
-        times = np.full(len(keys), -1, np.int64)
-        times[there] = found.times
-        return RowsFound(pa.array(keys, pa.binary()), placed(found.values, there, len(keys)), times)
+        return rows_of_keys(self, keys, starts.times, labels.first, search)
 
-    def _first_key(self, span: Span, as_of: int) -> bytes | None:
-        chunk = next(self._parts.versions.scan(span, as_of, limit=1), None)
+    def _first_key(self, span: Span, as_of: int, *, reverse: bool) -> bytes | None:
+        found = self._parts.versions.scan(span, as_of, limit=1, reverse=reverse)
+        chunk = next(found, None)
         return None if chunk is None else chunk[0][0]
 
 
@@ -561,6 +715,16 @@ class _Keys(Sequence[bytes]):
 _Labels = TypeVar("_Labels", Asked, AskedSpans)
 
 
+def present(labels: _Labels, search: Search, newest: int) -> tuple[_Labels, npt.NDArray[np.bool_]]:
+    """The labels, those above the newest time at that time if the search takes them so, and which
+    ones these are."""
+    newest = newest if search.newest is None else search.newest
+    is_future: npt.NDArray[np.bool_] = labels.times > newest
+    if not search.is_future_newest or not is_future.any():
+        return labels, np.zeros(len(labels.times), np.bool_)
+    return labels._replace(times=np.where(is_future, newest, labels.times)), is_future
+
+
 def within(labels: _Labels, upto: int | None) -> _Labels:
     """The labels, if none asks for a time above `upto`. Raises `NotYetWrittenError`."""
     if upto is None:
@@ -577,6 +741,22 @@ def within(labels: _Labels, upto: int | None) -> _Labels:
             f"the snapshot ends at {Timestamp(upto)}",
         )
     return labels
+
+
+def rows_of_keys(
+    answers: Answers, keys: Sequence[bytes | None], times: Numbers, first: int, search: Search
+) -> RowsFound | None:
+    """The rows of keys that are alive at their times, where a label has found one. None where
+    several rows have too many bytes together."""
+    there = np.array([at for at, key in enumerate(keys) if key is not None], np.int64)
+    wanted = pa.array([key for key in keys if key is not None], pa.binary())
+    found = rows_at(answers, Asked(wanted, times[there], first), search)
+    if found is None:
+        return None
+    written = np.full(len(keys), -1, np.int64)
+    written[there] = found.times
+    values = placed(found.values, there, len(keys))
+    return RowsFound(pa.array(keys, pa.binary()), values, written)
 
 
 def rows_at(answers: Answers, labels: Asked, search: Search) -> RowsFound | None:
@@ -609,6 +789,14 @@ class Piece(NamedTuple):
     def rows(self) -> int:
         """The number of labels."""
         return sum(batch.num_rows for batch in self.batches)
+
+    def before(self, rows: int) -> Piece:
+        """The first labels of the piece."""
+        found, left = [], rows
+        for batch in self.batches:
+            found.append(batch.slice(0, left))
+            left -= found[-1].num_rows
+        return Piece(found, self.first)
 
     def behind(self, rows: int) -> Piece:
         """The piece without its first labels."""
@@ -731,6 +919,94 @@ class Pieces:
             yield Piece(batches, first)
 
 
+class WholeLabels(NamedTuple):
+    """Labels of a piece, and the columns by which they ask, where each null has the values of the
+    label before it: no label asks for more than its neighbour. `is_whole` tells the labels without
+    a null, None if all are; `asked` is None if none is."""
+
+    piece: Piece
+    asked: Piece | None
+    is_whole: npt.NDArray[np.bool_] | None
+
+    def halves(self) -> Iterator[WholeLabels]:
+        """The labels in two, of one label at least."""
+        assert self.asked is not None, "there is a label that asks"
+        middle = self.piece.rows // 2
+        cut = [None, None] if self.is_whole is None else np.split(self.is_whole, [middle])
+        halves = zip(self.piece.halves(), self.asked.halves(), cut, strict=True)
+        return (WholeLabels(*half) for half in halves)
+
+    def beside(self, added: list[pa.Array] | None, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        """The labels with the columns that answer them, which are null where a label has a
+        null."""
+        if added is None:
+            width = len(self.piece.batches[0].schema)
+            added = [pa.nulls(self.piece.rows, field.type) for field in list(schema)[width:]]
+        elif self.is_whole is not None:
+            added = nulled(added, self.is_whole)
+        first = 0
+        for batch in self.piece.batches:
+            columns = [column.slice(first, batch.num_rows) for column in added]
+            first += batch.num_rows
+            if batch.num_rows:
+                yield pa.RecordBatch.from_arrays([*batch.columns, *columns], schema=schema)
+
+
+def whole_labels(piece: Piece, names: Sequence[str] | None) -> Iterator[WholeLabels]:
+    """The labels of a piece, in parts: those before the first label without a null in the columns
+    `names`, which ask for nothing, and the others. Without `names` all labels ask."""
+    if names is None:
+        yield WholeLabels(piece, piece, None)
+        return
+    validity = [[_is_there(batch.column(name)) for batch in piece.batches] for name in names]
+    is_whole = np.logical_and.reduce([np.concatenate(each) for each in validity])
+    if is_whole.all():
+        yield WholeLabels(piece, piece, None)
+        return
+    first = int(np.argmax(is_whole)) if is_whole.any() else len(is_whole)
+    if first:
+        yield WholeLabels(piece.before(first), None, None)
+        piece, is_whole = piece.behind(first), is_whole[first:]
+    if not len(is_whole):
+        return
+    columns = [[batch.column(name) for batch in piece.batches] for name in names]
+    shown = sum(_shown(column) for each in columns for column in each)
+    if shown > JOIN_LABEL_BYTES_MAX and piece.rows > 1:
+        # A dictionary or a view may show the same bytes in many rows.
+        for half in piece.halves():
+            yield from whole_labels(half, names)
+        return
+    sources = np.maximum.accumulate(np.where(is_whole, np.arange(len(is_whole)), 0))
+    filled = [
+        pa.concat_arrays([plain(column, name) for column in each]).take(pa.array(sources))
+        for each, name in zip(columns, names, strict=True)
+    ]
+    asked = pa.RecordBatch.from_arrays(filled, names=list(names))
+    yield WholeLabels(piece, Piece([asked], piece.first), is_whole)
+
+
+def _shown(column: pa.Array) -> int:
+    """The bytes of a column whose rows may share them, 0 for another column."""
+    values = column.dictionary if pa.types.is_dictionary(column.type) else column
+    is_view = pa.types.is_string_view(values.type) or pa.types.is_binary_view(values.type)
+    is_shared = is_view or (values is not column and values.type in _TEXTS)
+    return shown_bytes(column) if is_shared else 0
+
+
+_TEXTS: Final = (pa.string(), pa.large_string(), pa.binary(), pa.large_binary())
+
+
+def _is_there(column: pa.Array) -> npt.NDArray[np.bool_]:
+    """Which values of a column are not null. A dictionary may have a null as well."""
+    if pa.types.is_run_end_encoded(column.type):
+        column = pc.run_end_decode(column)
+    valid = column.is_valid()
+    if pa.types.is_dictionary(column.type) and column.dictionary.null_count:
+        valid = column.dictionary.is_valid().take(column.indices).fill_null(False)
+    found: npt.NDArray[np.bool_] = valid.to_numpy(zero_copy_only=False)
+    return found
+
+
 def keys_of(piece: Piece, name: str) -> pa.Array | None:
     """The column `name` of a piece as one binary array without nulls. None where several keys have
     too many bytes together: a dictionary or a view may show the same bytes in many rows."""
@@ -821,7 +1097,7 @@ class TableSide:
             yield TableAnswers(answers, self._codec, self._columns)
 
     def _require_once(self, columns: Sequence[str]) -> None:
-        if ROW_TIMESTAMP in columns:  # of a table of an older release
+        if ROW_TIMESTAMP in columns:  # of a forged definition
             raise two_named(self._codec.definition, ROW_TIMESTAMP)
 
 
@@ -867,6 +1143,13 @@ class TableAnswers:
 
 OnGone: TypeAlias = Literal["error", "null"]
 ON_GONE: Final[ArgumentKind[OnGone]] = word("error", "null", hint="pass 'error' or 'null'")
+OnNull: TypeAlias = Literal["error", "null"]
+ON_NULL: Final[ArgumentKind[OnNull]] = word("error", "null", hint="pass 'error' or 'null'")
+OnFuture: TypeAlias = Literal["error", "newest"]
+ON_FUTURE: Final[ArgumentKind[OnFuture]] = word("error", "newest", hint="pass 'error' or 'newest'")
+AS_OF: Final = "as_of"
+"""The column that tells as of which time a label was answered, where labels may lie above the
+newest time."""
 PREFIX: Final = instance(str, hint="pass text to stand before the names")
 
 
@@ -881,11 +1164,21 @@ class _Part(NamedTuple):
 
 
 class _Plan(NamedTuple):
-    """A join whose arguments and columns are checked."""
+    """A join whose arguments and columns are checked. `newest` is the time above which nothing
+    counts, None for the newest time of each side at the call."""
 
     parts: list[_Part]
     at: str | None
     schema: pa.Schema
+    newest: int | None
+    is_future_newest: bool
+    is_null_null: bool
+
+    @property
+    def asked(self) -> list[str]:
+        """The columns of the labels with their keys and times."""
+        keys = (name for part in self.parts for name in part.key)
+        return list(dict.fromkeys([*keys, *([] if self.at is None else [self.at])]))
 
 
 class _Opened(NamedTuple):
@@ -900,15 +1193,36 @@ def join(
     key: str = "id",
     at: str | None = "ts",
     on_gone: OnGone = "error",
+    on_future: OnFuture = "error",
+    on_null: OnNull = "error",
 ) -> pa.RecordBatchReader:
     """The labels, each with the values that its keys had at its time in each of several sources.
 
     The labels are read once, and the columns of the sources stand side by side, in the order of
     `joins`. Each of `joins` is a `Join`, or a source alone: a store, a snapshot, a collection or a
     table. Arguments, columns, errors and memory
-    are as in `Store.join`; a name that two sources add is refused.
+    are as in `Store.join`; a name that two sources add is refused. With `on_future="newest"` the
+    newest time is the one that all sources have reached.
     """
+    on: dict[str, Any] = {"on_gone": on_gone, "on_future": on_future, "on_null": on_null}
+    return join_up_to(None, labels, joins, key=key, at=at, **on)
+
+
+def join_up_to(
+    newest: int | None,
+    labels: object,
+    joins: Sequence[Join],
+    *,
+    key: str,
+    at: str | None,
+    on_gone: OnGone,
+    on_future: OnFuture,
+    on_null: OnNull,
+) -> pa.RecordBatchReader:
+    """As `join`, of sources whose versions above `newest` do not count."""
     ON_GONE.check("on_gone", on_gone)
+    ON_FUTURE.check("on_future", on_future)
+    ON_NULL.check("on_null", on_null)
     if not isinstance(joins, Sequence) or not joins:
         raise UsageError("there is no source to join", "pass a list of stores or of kvstore.Join")
     parts = [_part(each, key, on_gone == "null") for each in joins]
@@ -922,9 +1236,23 @@ def join(
             require_bytes_type(reader.schema.field(part.key[0]))
         for field, name in zip(part.side.fields, part.names, strict=True):
             schema = schema.append(field.with_name(name))
-    batches = _joined(reader, _Plan(parts, at, schema))
+    if on_future == "newest":
+        schema = with_as_of(schema, reader.schema, "")
+    how = newest, on_future == "newest", on_null == "null"
+    batches = _joined(reader, _Plan(parts, at, schema, *how))
     next(batches)
     return pa.RecordBatchReader.from_batches(schema, batches)
+
+
+def with_as_of(schema: pa.Schema, labels: pa.Schema, prefix: str) -> pa.Schema:
+    """The schema of a result with the column `AS_OF`. Raises `UsageError` if it is there."""
+    if prefix + AS_OF in schema.names:
+        whose = "labels have" if prefix + AS_OF in labels.names else "a source adds"
+        raise UsageError(
+            f"{whose} a column {prefix + AS_OF!r} already, which on_future='newest' adds",
+            "rename the column",
+        )
+    return schema.append(pa.field(prefix + AS_OF, TIME_TYPE))
 
 
 def _part(given: Join, key: str, is_gone_null: bool) -> _Part:
@@ -934,9 +1262,14 @@ def _part(given: Join, key: str, is_gone_null: bool) -> _Part:
             f"a source of a join must be a store, not {type(each.source).__name__}",
             "pass stores, snapshots, collections or tables, or kvstore.Join of them",
         )
-    AGE.or_none.check("max_age", each.max_age)
-    age = TIMESTAMP_MAX if each.max_age is None else each.max_age // timedelta(microseconds=1)
-    search = Search(min(age * 1000, TIMESTAMP_MAX), is_gone_null, JOIN_VALUE_BYTES_MAX)
+    age = age_of(each.max_age, each.tolerance)
+    search = Search(
+        age_in_ns(age),
+        is_gone_null,
+        JOIN_VALUE_BYTES_MAX,
+        DIRECTION.check("direction", each.direction),
+        FLAG.check("allow_exact", each.allow_exact),
+    )
     side = each.source.join_side()
     if isinstance(side, TableSide):
         side = side if each.columns is None else side.choose(column_names("columns", each.columns))
@@ -975,44 +1308,45 @@ def _joined(reader: pa.RecordBatchReader, plan: _Plan) -> Iterator[pa.RecordBatc
     with ExitStack() as held:
         opened = [_Opened(part, held.enter_context(part.side.opened())) for part in plan.parts]
         every = [each.answers for each in opened]
-        if plan.at is None:
+        if plan.newest is None and plan.is_future_newest:
+            plan = plan._replace(newest=min(each.newest for each in every))
+        elif plan.at is None or any(not part.search.is_plain for part in plan.parts):
             for each in every:
-                _ = each.newest  # the time of the call is the time of labels
+                _ = each.newest  # the time of the call is the time of labels, or their bound
         # A batch without columns first: taking it holds the history, within the call.
         yield pa.record_batch([], names=[])
         pieces = Pieces(reader, min(a.rows_first for a in every), min(a.rows_max for a in every))
         for piece in pieces:
             size = 0
-            for batch in _answered(opened, piece, plan):
-                size += sum(
-                    batch.column(name).nbytes for part in plan.parts for name in part.names[:-1]
-                )
-                yield batch
+            for whole in whole_labels(piece, plan.asked if plan.is_null_null else None):
+                for batch in _answered(opened, whole, plan):
+                    size += sum(
+                        batch.column(name).nbytes for part in plan.parts for name in part.names[:-1]
+                    )
+                    yield batch
             pieces.learn(piece.rows, size)
 
 
-def _answered(opened: list[_Opened], piece: Piece, plan: _Plan) -> Iterator[pa.RecordBatch]:
+def _answered(opened: list[_Opened], labels: WholeLabels, plan: _Plan) -> Iterator[pa.RecordBatch]:
     """The batches of a piece with the columns of all sides."""
-    columns = _columns(opened, piece, plan.at)
-    if columns is None:
-        for half in piece.halves():
+    columns = None if labels.asked is None else _columns(opened, labels.asked, plan)
+    if columns is None and labels.asked is not None:
+        for half in labels.halves():
             yield from _answered(opened, half, plan)
         return
-    at = 0
-    for batch in piece.batches:
-        rows = batch.num_rows
-        added = [column.slice(at, rows) for column in columns]
-        at += rows
-        if rows:
-            yield pa.RecordBatch.from_arrays([*batch.columns, *added], schema=plan.schema)
+    yield from labels.beside(columns, plan.schema)
 
 
 def _newest(opened: list[_Opened]) -> int:
     return max(each.answers.newest for each in opened)
 
 
-def _columns(opened: list[_Opened], piece: Piece, at: str | None) -> list[pa.Array] | None:
-    times = None if at is None else times_of_labels(piece, at, partial(_newest, opened))
+def _columns(opened: list[_Opened], piece: Piece, plan: _Plan) -> list[pa.Array] | None:
+    times = None
+    if plan.at is not None:
+        times = times_of_labels(piece, plan.at, partial(_newest, opened))
+    elif plan.newest is not None:
+        times = everywhere(plan.newest, piece.rows)
     keys: dict[str, pa.Array] = {}  # of stores: tables encode theirs
     columns: list[pa.Array] = []
     for part, answers in opened:
@@ -1024,8 +1358,15 @@ def _columns(opened: list[_Opened], piece: Piece, at: str | None) -> list[pa.Arr
                 return None
             keys[part.key[0]] = asked
         asked_at = everywhere(answers.newest, piece.rows) if times is None else times
-        found = answers.answer(Asked(asked, asked_at, piece.first), part.search)
+        search = part.search
+        if plan.newest is not None:
+            search = search._replace(newest=plan.newest, is_future_newest=plan.is_future_newest)
+        found = answers.answer(Asked(asked, asked_at, piece.first), search)
         if found is None:
             return None
         columns += found
+    if plan.is_future_newest:
+        assert times is not None, "the labels have times"
+        assert plan.newest is not None, "the join has a newest time"
+        columns.append(pa.array(np.minimum(times, plan.newest)).cast(TIME_TYPE))
     return columns

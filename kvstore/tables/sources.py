@@ -9,7 +9,7 @@ from abc import ABCMeta, abstractmethod
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, NamedTuple, NoReturn
+from typing import Any, ClassVar, Literal, NamedTuple, NoReturn
 
 import pyarrow as pa
 from typing_extensions import Self
@@ -24,13 +24,13 @@ from kvstore.errors import (
     TableAlteredError,
     UsageError,
 )
-from kvstore.limits import BATCH_BYTES_MAX, SCAN_CHUNK
+from kvstore.limits import BATCH_BYTES_MAX, REVERT_ATTEMPTS, REVERT_ROWS_MAX, SCAN_CHUNK
 from kvstore.mvcc import Version, WriteSet
-from kvstore.mvcc.arrow import binary_array, rows_schema
-from kvstore.tables.catalogue import Alteration, Catalogue, alter, change, named_parts
+from kvstore.mvcc.arrow import binary_array, items_of, rows_schema
+from kvstore.tables.catalogue import Alteration, Catalogue, alter, change, drop, named_parts
 from kvstore.tables.catalogue import unique as unique_index
-from kvstore.tables.codec import TableCodec, UnknownLayoutError, conform, default_value
-from kvstore.tables.definition import Definition, Index, definition_key
+from kvstore.tables.codec import TableCodec, UnknownLayoutError, conform, default_value, row_dues
+from kvstore.tables.definition import Column, Definition, Index, definition_key
 from kvstore.tables.exact import as_python
 from kvstore.tables.joins import RowAnswers, stored_answers
 from kvstore.timeline.expiries import Expires
@@ -48,17 +48,19 @@ from kvstore.timeline.parts import Parts
 @dataclass(slots=True)
 class RowChange:
     """Keys of a table that one call sets and deletes. A key that is set is not deleted. The keys
-    that are set expire at `expires`."""
+    that are set expire at `expires`, and in a table with a column of expiries when their row tells.
+    The spans `ranges` are deleted first."""
 
     keys: list[bytes] = field(default_factory=list)
     values: list[bytes] = field(default_factory=list)
     gone: list[bytes] = field(default_factory=list)
+    ranges: list[tuple[bytes, bytes]] = field(default_factory=list)
     expires: Expires | None = None
 
     def rows(self, codec: TableCodec) -> list[bytes]:
         """For each key that is set, the row with which it expires: empty for a row itself. Nothing
         if the keys do not expire."""
-        if self.expires is None:
+        if self.expires is None and codec.definition.expires is None:
             return []
         leading = [b""] * len(self.keys)
         for index in codec.definition.indexes:
@@ -69,6 +71,34 @@ class RowChange:
                 leading[place] = row
         return leading
 
+    def expiry(self, codec: TableCodec) -> Expires | list[int | None] | None:
+        """When the keys expire that are set: all at one time, or each at its own."""
+        return self.dues(codec) if self.expires is None else self.expires
+
+    def dues(self, codec: TableCodec) -> list[int | None] | None:
+        """When each key expires that is set, if a column of the table tells it. An entry whose row
+        the change does not set stays: it is a hint, which `Table.tidy` deletes."""
+        column = codec.definition.expiry_column
+        if column is None:
+            return None
+        rows = {
+            key: value
+            for key, value in zip(self.keys, self.values, strict=True)
+            if key.startswith(codec.key.prefix)
+        }
+        found = codec.decode(
+            binary_array(list(rows)), binary_array(list(rows.values())), [column.name]
+        )
+        dues = dict(zip(rows, row_dues(found.column(0)).to_pylist(), strict=True))
+        leads = zip(self.keys, self.rows(codec), strict=True)
+        return [dues.get(row or key) for key, row in leads]
+
+
+GetMany = Callable[[list[bytes]], Sequence["bytes | None"]]
+"""The values of keys, in their order."""
+
+Passing = Callable[[TableCodec, list[Any], list[Any]], set[int]]
+"""The places of the rows, by their keys and values, that pass a filter."""
 
 MakeChange = Callable[[TableCodec, "RowSource"], RowChange]
 """Makes a change by the newest definition. It may be called again."""
@@ -131,14 +161,20 @@ class RowSource(metaclass=ABCMeta):
         """A check for the commit of a batch: the definition is still the newest one."""
         raise UsageError(f"table {name!r} cannot be written here", "write to the store")
 
+    def import_target(self, name: str) -> ImportTarget:
+        """See `Table.import_target`."""
+        raise UsageError(f"table {name!r} cannot be imported into here", "import into the store")
+
     def _when(self, as_of: TimeLike | None) -> dict[str, Any]:
         """The time of a read, as an argument of the source."""
         return {"as_of": as_of}
 
 
 class ImportTarget(NamedTuple):
-    """The parts that an import into a table needs. `check` runs under the commit lock, and raises
-    `TableAlteredError` unless `codec` belongs to the newest definition."""
+    """The parts that an import into a table needs: the store, or the client of its owner. `check`
+    raises `TableAlteredError` unless `codec` belongs to the newest definition. In the process that
+    owns the store it runs under the commit lock. Elsewhere it asks the owner, who compares the
+    definition that the import names under its own lock."""
 
     store: Any
     codec: TableCodec
@@ -206,9 +242,11 @@ class StoreRows(RowSource):
         definition."""
         made = make(codec, self)
         writes = WriteSet("the rows", BATCH_BYTES_MAX)
+        for start, end in made.ranges:
+            writes.delete_row_range(start, end)
         writes.delete_rows(made.gone)
-        dues = self._committer.expiries
-        due = None if made.expires is None else dues.due(made.expires)
+        expires, dues = made.expires, self._committer.expiries
+        due = made.dues(codec) if expires is None else dues.due(expires)
         writes.put_rows(made.keys, made.values, due, made.rows(codec))
         check = self.checked(name, codec)
         return self._committer.commit(writes, check=check) if writes else None
@@ -218,6 +256,39 @@ class StoreRows(RowSource):
         seen = self.codec(name).definition
         with self.catalogue.changing(name):
             change(self.store.transaction, seen, alteration)
+
+    def drop(self, name: str) -> Timestamp:
+        """Delete a table in one commit."""
+
+        def body(transaction: Any) -> Any:
+            drop(transaction, name)
+            return transaction
+
+        with self.catalogue.changing(name):
+            timestamp: Timestamp = self.store.transact(body).timestamp
+        return timestamp
+
+    def revert(
+        self,
+        name: str,
+        to: TimeLike,
+        span: Callable[[TableCodec], Span],
+        where: Passing | None,
+    ) -> Timestamp | None:
+        """Give the rows of a span the values that they had at a time, in one commit: all of them,
+        or those that pass `where` now or then. The `span` is of the newest definition."""
+        at = self._committer.to_time(to, name="to")
+        with self.store.snapshot(at) as then:
+
+            def body(transaction: Any) -> Any:
+                if at < transaction.read_at:
+                    rows = TransactionRows(transaction, self.catalogue)
+                    rows.revert(name, then, span, where, self.store, self.parts)
+                return transaction
+
+            reverted = self.store.transact(body, attempts=REVERT_ATTEMPTS)
+        timestamp: Timestamp | None = reverted.timestamp
+        return timestamp
 
     def import_target(self, name: str) -> ImportTarget:
         """See `Table.import_target`."""
@@ -258,8 +329,28 @@ class RowsAtOneTime(RowSource):
 
     def _when(self, as_of: TimeLike | None) -> dict[str, Any]:
         if as_of is not None:
-            raise UsageError(f"{self.kind} has one time", "leave out as_of, or read the store")
+            raise one_time(self.kind)
         return {}
+
+
+def one_time(kind: str) -> UsageError:
+    """The refusal of a time by something that has one time."""
+    return UsageError(f"{kind} has one time", "leave out as_of, or read the store")
+
+
+def require_no_expiry_column(definition: Definition, remedy: str) -> None:
+    """Raise `UsageError` where a column tells when rows expire. `remedy` names it as {column}."""
+    column = definition.expiry_column
+    if column is not None:
+        raise UsageError(
+            f"{definition.where}: column {column.name!r} tells when its rows expire",
+            remedy.format(column=column.name),
+        )
+
+
+def refused(name: str, what: str) -> UsageError:
+    """The refusal of a call by a table that stands on less than a store."""
+    return UsageError(f"table {name!r} cannot be {what} here", "use the table of the store")
 
 
 class PastRows(RowsAtOneTime):
@@ -284,17 +375,23 @@ class PastRows(RowsAtOneTime):
         """A time that the caller gave, by default the time of the table. An age counts from it.
         Raises `ClosedError` if the snapshot is closed."""
         self.source.join_side()
-        if time is None:
-            return self._as_of
-        at = reached(to_timestamp(time, name=name, now=lambda: self._as_of), self._as_of)
-        if at > self._as_of:
-            raise NotYetWrittenError(as_of=Timestamp(at), upper=Timestamp(self._as_of + 1))
-        return Timestamp(at)
+        return past_time(time, self._as_of, name)
 
     def answers(self) -> AbstractContextManager[RowAnswers]:
         """The rows that labels ask for, up to the time of the snapshot, with history held."""
         found: AbstractContextManager[RowAnswers] = self.source.join_side().opened()
         return found
+
+
+def past_time(time: TimeLike | None, newest: Timestamp, name: str) -> Timestamp:
+    """A time that the caller of a snapshot gave, by default the time `newest` of the snapshot, from
+    which an age counts. Raises `NotYetWrittenError` for a later time."""
+    if time is None:
+        return newest
+    at = reached(to_timestamp(time, name=name, now=lambda: newest), newest)
+    if at > newest:
+        raise NotYetWrittenError(as_of=Timestamp(at), upper=Timestamp(newest + 1))
+    return Timestamp(at)
 
 
 class HeldRows(RowsAtOneTime):
@@ -330,8 +427,33 @@ class TransactionRows(RowsAtOneTime):
     def write(self, name: str, make: MakeChange, *, is_checked: bool) -> None:
         codec = self.codec(name)
         made = make(codec, self)
+        self.source.delete_rows(made.gone, made.ranges)
+        self.source.put_rows(made.keys, made.values, made.expiry(codec), made.rows(codec))
+
+    def revert(
+        self,
+        name: str,
+        then: Any,
+        span: Callable[[TableCodec], Span],
+        where: Passing | None,
+        store: Any,
+        parts: Parts,
+    ) -> None:
+        """Give the rows of a span the values that they had in the snapshot `then`."""
+        at, codec = Timestamp(then.as_of), self.codec(name)
+        before = self.catalogue.codec(name, at).definition
+        if before.number != codec.definition.number:
+            raise UsageError(
+                f"{codec.definition.where} was made anew since {at}",
+                "read the rows of then from a snapshot, and put them",
+            )
+        within = span(codec)
+        parts.reads.require_kept(within, at)
+        self.source.require_unchanged(within)
+        keys = changed_keys(store, then, within, self.source.read_at)
+        made = restored_rows(codec, self, keys, then.get_many, where)
         self.source.delete_rows(made.gone)
-        self.source.put_rows(made.keys, made.values, made.expires, made.rows(codec))
+        self.source.put_rows(made.keys, made.values, made.expiry(codec), made.rows(codec))
 
 
 class BatchRows(RowSource):
@@ -359,8 +481,8 @@ class BatchRows(RowSource):
             )
         made = self._made(name, codec, make)
         self._batch.require(self._rows.checked(name, codec))
-        self._batch.delete_rows(made.gone)
-        self._batch.put_rows(made.keys, made.values, made.expires, made.rows(codec))
+        self._batch.delete_rows(made.gone, made.ranges)
+        self._batch.put_rows(made.keys, made.values, made.expiry(codec), made.rows(codec))
 
     def _made(self, name: str, codec: TableCodec, make: MakeChange) -> RowChange:
         """The change by a definition that is known; by the newest one where the rows do not fit."""
@@ -403,8 +525,8 @@ def _batch(keys: list[bytes], values: list[bytes]) -> pa.RecordBatch:
 # Invariants
 # 1. A commit that sets a row sets its entries too, in every index of the newest definition.
 # 2. An entry is deleted only by a commit that sets its row to other values, or deletes it.
-# 3. A row is deleted and replaced whatever it holds: the old row is read as its bytes, because an
-#    older release may have stored what no column holds.
+# 3. A row is deleted and replaced whatever it holds: the old row is read as its bytes, because a
+#    damaged row may hold what no column holds.
 # 4. Values of a unique index are compared as the bytes of its entries: all NaN are one value, and
 #    so are 0.0 and -0.0.
 
@@ -439,6 +561,108 @@ def delete_rows(codec: TableCodec, reader: RowSource, keys: Sequence[bytes]) -> 
     return change
 
 
+def delete_range(codec: TableCodec, reader: RowSource, span: Span) -> RowChange:
+    """Delete the rows of a span of keys by one range delete, and their entries. Where the table has
+    indexes, its rows in the span are read, unless they are all."""
+    whole = Span.of_prefix(codec.key.prefix)
+    assert span.end is not None, "it ends where its table does, or before"
+    if span == whole:
+        spans = [
+            Span.of_prefix(codec.index_codec(index).prefix) for index in codec.definition.indexes
+        ]
+        ends = [(each.start, each.end) for each in (whole, *spans) if each.end is not None]
+        return RowChange(ranges=ends)
+    change, size = RowChange(ranges=[(span.start, span.end)]), 0
+    if codec.definition.indexes:
+        for batch in reader.batches(span, None, reverse=False, limit=None):
+            keys, values = batch.column(0).to_pylist(), batch.column(1).to_pylist()
+            before = len(change.gone)
+            change.gone += _entries_of(codec, list(zip(keys, values, strict=True)))
+            size += sum(map(len, change.gone[before:]))
+            if size > BATCH_BYTES_MAX:
+                raise UsageError(
+                    f"{codec.definition.where}: the entries of these rows have more than "
+                    f"{BATCH_BYTES_MAX} bytes, which is more than a commit takes",
+                    "delete smaller ranges, or all rows at once",
+                )
+    return change
+
+
+def changed_keys(store: Any, then: Any, span: Span, upto: Timestamp) -> list[bytes]:
+    """The keys of a span that may have another value at `upto` than in the snapshot `then`, each
+    once. Raises `UsageError` for more than `REVERT_ROWS_MAX`."""
+    found: dict[bytes, None] = {}
+    for each in store.changes(then.as_of, upto, span.start, span.end, revisions="latest"):
+        if each.op == "delete_range":
+            gone = Span(each.key, each.end_key).intersect(span.start, span.end)
+            assert gone is not None, "it is a change of the span"
+            found.update((key, None) for key, _ in then.scan(gone.start, gone.end))
+        else:
+            found[each.key] = None
+        if len(found) > REVERT_ROWS_MAX:
+            raise UsageError(
+                f"more than {REVERT_ROWS_MAX} rows changed since {then.as_of}",
+                "revert smaller spans, one after the other",
+            )
+    return list(found)
+
+
+def restored_rows(
+    codec: TableCodec,
+    reader: RowSource,
+    keys: Sequence[bytes],
+    then: GetMany,
+    where: Passing | None,
+) -> RowChange:
+    """Set the rows of `keys` to their values in `then`, as bytes: a layout never changes. A row
+    that is the same, or was absent both times, stays as it is; so does one that passes `where`
+    neither now nor then."""
+    change, seen, differing = RowChange(), dict[bytes, bytes](), set[bytes]()
+    pieces: list[list[tuple[bytes, bytes | None, bytes | None]]] = []
+    for first in range(0, len(keys), SCAN_CHUNK):
+        some = list(keys[first : first + SCAN_CHUNK])
+        rows = zip(some, then(some), reader.get_many(some), strict=True)
+        pieces.append([each for each in rows if each[1] != each[2]])
+        if where is not None:
+            pieces[-1] = _passing(codec, pieces[-1], where)
+        differing.update(key for key, _, _ in pieces[-1])
+    for piece in pieces:
+        olds = [(key, old) for key, old, _ in piece if old is not None]
+        change.keys += [key for key, _ in olds]
+        change.values += [old for _, old in olds]
+        change.gone += [key for key, old, _ in piece if old is None]
+        if not codec.definition.indexes:
+            continue
+        change.gone += _entries_of(codec, [(key, new) for key, _, new in piece if new is not None])
+        entries = _entries_of(codec, olds)
+        change.keys += entries
+        change.values += [b""] * len(entries)
+        if olds and any(index.is_unique for index in codec.definition.indexes):
+            columns = [pa.array(list(each), pa.binary()) for each in zip(*olds, strict=True)]
+            batch, stored = codec.decode(*columns, is_checked=False), [key for key, _ in olds]
+            for index in codec.definition.indexes:
+                if index.is_unique:
+                    found = codec.entries(index, batch).to_pylist()
+                    _require_unique_batch(
+                        codec, reader, index, batch, stored, found, seen, differing
+                    )
+    return change
+
+
+def _passing(
+    codec: TableCodec, rows: list[tuple[bytes, bytes | None, bytes | None]], where: Passing
+) -> list[tuple[bytes, bytes | None, bytes | None]]:
+    """The rows, each with its value at two times, that pass at one of them."""
+    found: set[int] = set()
+    for side in (1, 2):
+        at = [place for place, row in enumerate(rows) if row[side] is not None]
+        pairs = [(rows[place][0], rows[place][side]) for place in at]
+        if pairs:
+            keys, values = map(list, zip(*pairs, strict=True))
+            found.update(at[place] for place in where(codec, keys, values))
+    return [row for place, row in enumerate(rows) if place in found]
+
+
 def _replace(
     codec: TableCodec, reader: RowSource, change: RowChange, key: bytes, row: dict[str, Any]
 ) -> None:
@@ -454,23 +678,49 @@ def _replace(
     change.gone += [stale for stale in before if stale not in entries]
 
 
+class SentArrays(NamedTuple):
+    """Keys and values of rows that were sent, as lists and as arrays."""
+
+    keys: list[bytes]
+    values: list[bytes]
+    key_array: pa.Array
+    value_array: pa.Array
+
+    def encoded(
+        self, first: int, keys: pa.Array, values: pa.Array
+    ) -> tuple[list[bytes], list[bytes]]:
+        """The items of encoded rows, the first of which was sent as number `first`: the same
+        objects where the sender has encoded them alike."""
+        end = first + len(keys)
+        if keys.equals(self.key_array[first:end]) and values.equals(self.value_array[first:end]):
+            return self.keys[first:end], self.values[first:end]
+        return items_of(keys), items_of(values)
+
+
 def put_batches(
     codec: TableCodec,
     reader: RowSource,
     batches: Iterable[pa.RecordBatch],
     replaced: Container[bytes] = (),
+    sent: SentArrays | None = None,
 ) -> RowChange:
     """Set the rows of batches that have the columns of the table. The last row of a key wins. The
     same commit sets or deletes the rows of `replaced`: what they are now takes no value of a unique
-    index."""
+    index. `sent` are the rows as a client has sent them."""
     change = RowChange()
     seen: dict[bytes, bytes] = {}
     indexes = codec.definition.indexes
+    rows = 0
     for batch in _pieces(batches):
-        keys, values = (column.to_pylist() for column in codec.encode(batch))
+        encoded = codec.encode(batch)
+        if sent is None:
+            keys, values = (items_of(column) for column in encoded)
+        else:
+            keys, values = sent.encoded(rows, *encoded)
+        rows += batch.num_rows
         change.keys += keys
         change.values += values
-        entries = [codec.entries(index, batch).to_pylist() for index in indexes]
+        entries = [items_of(codec.entries(index, batch)) for index in indexes]
         for index, found in zip(indexes, entries, strict=True):
             change.keys += found
             change.values += [b""] * len(found)
@@ -528,11 +778,13 @@ def _stale(
     codec: TableCodec, reader: RowSource, keys: list[bytes], entries: list[list[bytes]]
 ) -> list[bytes]:
     """The entries of the rows that are replaced."""
-    pairs = [
-        (key, value)
-        for key, value in zip(keys, reader.get_many(keys), strict=True)
-        if value is not None
-    ]
+    values = reader.get_many(keys)
+    pairs = zip(keys, values, strict=True)
+    return _entries_of(codec, [(key, value) for key, value in pairs if value is not None])
+
+
+def _entries_of(codec: TableCodec, pairs: Sequence[tuple[bytes, bytes]]) -> list[bytes]:
+    """The entries of stored rows."""
     if not pairs:
         return []
     columns = [pa.array(list(column), pa.binary()) for column in zip(*pairs, strict=True)]
@@ -684,7 +936,15 @@ def _alteration(before: Definition, after: Definition) -> Alteration:
         widen={one.name: two.field for one, two in kept if one.field != two.field},
         add_index=indexes,
         drop_index=[index.name for index in before.indexes if index.number not in numbers],
+        expires=_column_altered(before.expiry_column, after.expiry_column),
+        valid_to=_column_altered(before.end_column, after.end_column),
     )
+
+
+def _column_altered(before: Column | None, after: Column | None) -> str | Literal[False] | None:
+    if (before and before.id) == (after and after.id):
+        return None
+    return False if after is None else after.name
 
 
 def sent_change(
@@ -700,15 +960,18 @@ def sent_change(
     Raises `UsageError` for bytes that are no rows of the table, `TableAlteredError` for rows of a
     layout that it does not have.
     """
+    if due is not None:
+        require_no_expiry_column(codec.definition, "set {column} in the row")
     values = [value for value in rows.values() if value is not None]
     change = RowChange()
     try:
         if values:
-            keys = [key for key, value in rows.items() if value is not None]
-            batch = codec.decode(pa.array(keys, pa.binary()), pa.array(values, pa.binary()))
-            batch = conform(codec.definition, batch)
-            change = put_batches(codec, reader, [batch], replaced)
-        for key, value in rows.items():
+            is_whole = len(values) == len(rows)
+            keys = [*rows] if is_whole else [key for key, each in rows.items() if each is not None]
+            sent = SentArrays(keys, values, binary_array(keys), binary_array(values))
+            batch = conform(codec.definition, codec.decode(sent.key_array, sent.value_array))
+            change = put_batches(codec, reader, [batch], replaced, sent)
+        for key, value in rows.items() if len(values) < len(rows) else ():
             if value is None:
                 codec.key.require([key])
                 change.gone += delete_rows(codec, reader, [key]).gone
@@ -719,6 +982,6 @@ def sent_change(
             f"a row that was sent: {error.problem}", "encode it by the table"
         ) from error
     except FormatVersionError as error:
-        raise UsageError(f"a row that was sent: {error.what}", "use an older release") from error
+        raise UsageError(f"a row that was sent: {error.what}", "encode it by the table") from error
     change.expires = None if due is None else Timestamp(due)
     return change

@@ -9,7 +9,8 @@ Invariants
 1. A commit's timestamp is at or above the `upper` it found, and below the `upper` it publishes.
 2. A commit reads the clock once, and looks once whether the store is still healthy.
 3. The versions of a write set, its change entries and the note of its request go into one engine
-   batch: none is there without the others. Nothing is shown before its batch is written.
+   batch: none is there without the others. A large write set goes in pieces, which count as one
+   batch (`kvstore.timeline.pieces`). Nothing is shown before its batch is written.
 4. A commit that is called off before its write leaves the store as it was. From the write on, an
    exception poisons the store, unless what memory has can be made anew from the engine (`_mend`).
 5. A time that a generation begins at is announced: its record is durable before `upper` reaches
@@ -38,11 +39,11 @@ from kvstore.changes.epochs import Begun, Capture
 from kvstore.changes.index import ChangeIndex, FullEntry
 from kvstore.engine.api import WriteBatch
 from kvstore.errors import UsageError
-from kvstore.limits import COMMIT_YIELDS_MAX, MEND_WAIT_S
+from kvstore.limits import COMMIT_PIECE_BYTES, COMMIT_YIELDS_MAX, MEND_WAIT_S
 from kvstore.mvcc.fragments import Fragments
 from kvstore.mvcc.meta import SINCE, UPPER, Meta, Publish, Records, nothing
 from kvstore.mvcc.versions import Versions, stored_tombstones
-from kvstore.mvcc.write_set import WriteSet, stage
+from kvstore.mvcc.write_set import WriteSet, stage, stage_tombstones
 from kvstore.timeline.durability import (
     DURABILITY,
     Durability,
@@ -53,6 +54,7 @@ from kvstore.timeline.durability import (
 )
 from kvstore.timeline.expiries import NEVER, Expiries
 from kvstore.timeline.frontiers import OPEN, Frontiers, Policy, require_readable
+from kvstore.timeline.pieces import CommitPieces
 from kvstore.timeline.recent import RecentCommits
 from kvstore.timeline.request_notes import RequestNotes, RequestToken
 
@@ -109,6 +111,7 @@ class Committer:
         self.meters = Meters(where)
         self.syncs = GroupSync(self._engine, self.frontiers, self.health, self.meters, mark=mark)
         self._mark = mark
+        self.pieces = CommitPieces(self._engine, index, self.health)
         self.expiries = Expiries(versions, self.frontiers, timeline, self.apply)
         self.requests = RequestNotes(self._meta)
         self._is_committing = False
@@ -140,6 +143,7 @@ class Committer:
         if self.expiries.next_at != NEVER:
             self.catch_up()
         with self.lock:
+            self.pieces.require_none()
             # The time and the checks. While a key waits for its expiry the time comes first,
             # because the deletes that are due below it must be there when the checks read.
             taken = None
@@ -167,8 +171,13 @@ class Committer:
             if writes.expiring is not None:
                 due = writes.schedule(timestamp)
                 self.expiries.begin()
-            stage(batch, writes, timestamp, self._engine.families)
-            full = self._index.stage(batch, writes, timestamp, begun[0])
+            pieces, full = None, []
+            if writes.size > COMMIT_PIECE_BYTES:
+                pieces = self.pieces.begin(writes, timestamp, begun[0])
+                stage_tombstones(batch, writes.tombstones(timestamp), self._engine.families)
+            else:
+                stage(batch, writes, timestamp, self._engine.families)
+                full = self._index.stage(batch, writes, timestamp, begun[0])
             leaving = [] if token is None else self.requests.stage(batch, token, timestamp)
             events = len(writes.points) + len(writes.ranges)
 
@@ -176,8 +185,11 @@ class Committer:
             try:
                 if self.capture.is_due:
                     self.capture.stage(batch)
-                points = None if writes.ranges else writes.points
-                self.health.guarded(self._engine.write, batch, points)
+                if pieces is not None:
+                    self.pieces.write_pieces(pieces, batch)
+                else:
+                    points = None if writes.ranges else writes.points
+                    self.health.guarded(self._engine.write, batch, points)
                 if full:
                     self.health.guarded(self._index.complete, full)
                 if writes.ranges:
@@ -220,6 +232,7 @@ class Committer:
         both, and may raise to call both off.
         """
         with self.lock:
+            self.pieces.require_none()
             taken, count = None, 1 if after is None else 2
             if not self.frontiers.is_healthy or self.policy.commits is not None:
                 self.require_commits()
@@ -251,6 +264,7 @@ class Committer:
         complete the time below `upper`. The policy is not asked: a replica drives it."""
         with self.lock:
             self.health.require()
+            self.pieces.require_none()
             batch = self._engine.batch()
             counts, full = self._stage_commits(batch, commits)
             self._meta.stage_timestamp(batch, UPPER, upper)
@@ -362,6 +376,7 @@ class Committer:
         """See `_mend`."""
         if not self._engine.look_again():
             return False
+        self.pieces.remove()
         capture, is_counted = self.capture, False
         if is_commit and capture.open:
             is_counted = bool(counts) and capture.recount(counts, self._index)
@@ -428,6 +443,7 @@ class Committer:
         `mend` is as in `Health.interrupted`."""
         with self.lock:
             self.health.require()
+            self.pieces.require_none()
             self.policy.require_records()
             batch = self._engine.batch()
             stage(batch)
@@ -452,6 +468,7 @@ class Committer:
         self.catch_up()
         with self.lock:
             self.require_commits()
+            self.pieces.require_none()
             begins_at = self._next()
             if begins_at <= self.frontiers.upper:
                 begins_at = self._next()
@@ -486,12 +503,15 @@ class Committer:
             return self.frontiers.upper
 
     def catch_up(self) -> None:
-        """Raise as `Health.require`, and write the due deletes. Others get the lock in between."""
-        while self.is_behind(waits=True):
+        """Write all deletes that are due. Other threads get the lock between two steps. Raises as
+        `Health.require`."""
+        while self.write_due(waits=True):
             time.sleep(0)  # a thread that waits for the lock takes it
 
-    def is_behind(self, *, waits: bool = False) -> bool:
-        """As `catch_up`, one step at most, and no waiting for the lock. Whether more is due."""
+    def write_due(self, *, waits: bool) -> bool:
+        """Write the deletes that are due, one step at most; returns whether more are due. If
+        another thread has the lock, this call `waits` for it, or writes nothing. Raises as
+        `Health.require`."""
         if self.frontiers.is_sound and not self._timeline.has_passed(self.expiries.next_at):
             return False  # one look at the clock: hot while a key waits
         self.health.require()
@@ -582,9 +602,10 @@ class Committer:
     def readable(self, as_of: int) -> int:
         """`as_of` if it can be read now; an idle store closes the time until now for it.
 
-        The present in microseconds lies ahead of the present (`kvstore.base.timestamp.reached`). A
-        store that follows the clock completes it, so that a later read at the time finds the same
-        state. Another store reads its newest complete time instead.
+        A time that was rounded up to microseconds may lie ahead of the clock
+        (`kvstore.base.timestamp.reached`). A store that follows the clock closes the time up to it,
+        so that a later read at the time finds the same state. Any other store reads its newest
+        complete time instead.
 
         Raises `HistoryGoneError` below `since`, `NotYetWrittenError` in the future.
         """

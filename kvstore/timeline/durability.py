@@ -1,5 +1,25 @@
-"""Durability: how a commit waits for the disk, what a failure of the disk does, and the mark that
-tells other processes.
+"""Durability: how a commit waits for the disk, and what a failure of the disk does to the store.
+
+`"sync"` has an fsync of its own. `"async"` does not wait. `"group"` shares an fsync: the first
+commit that waits becomes the leader and syncs, outside the commit lock, for everything written by
+then; the others wait for it, and one of the commits that came too late leads the next fsync.
+
+    sound --a write or an fsync fails, or an interrupt comes between two steps--> poisoned
+    sound <--a live reader cannot show a whole state, or can again--> suspended
+    any --close--> finished
+
+Invariants
+1. `durable <= upper`, and everything below `durable` was written before an fsync that returned.
+2. A commit that is durable returns, even if the store was poisoned or closed meanwhile.
+3. A leader that was interrupted lets another thread lead. One that says nothing for
+   `GROUP_COMMIT_WAIT_S_MAX` is passed over: two threads may sync at once.
+4. After a failed write or fsync nobody knows which bytes are on disk, so every later call raises
+   until the store is opened again. (An fsync that fails once may succeed the next time without
+   having written anything: fsyncgate, 2018.)
+5. The stored bytes and the state in memory change together. An exception between the two changes,
+   a signal's included, poisons the store. If the commit can tell how memory is brought to the
+   stored bytes (`Mend`), the store does so and goes on.
+6. Later calls report the first failure, and no thread waits for a store that has ended.
 """
 
 from __future__ import annotations
@@ -23,91 +43,12 @@ from kvstore.errors import (
     KVStoreError,
     OutOfSpaceError,
     PoisonedError,
+    StorageError,
     storage_errors,
 )
 from kvstore.limits import FSYNC_WARNED_S, GROUP_COMMIT_WAIT_S_MAX
+from kvstore.storage.os_files import NamedDirectory, require_named
 from kvstore.timeline.frontiers import Frontiers
-
-# --------------------------------------------------------------------------------------------------
-# The durable mark: a file that tells other processes up to which time a store is durable.
-#
-#     DURABLE := | timestamp u64 | crc32 of the timestamp u32 |     big-endian
-#
-# A log that is written and not yet synced looks the same to a reader in another process as one that
-# is synced. The writer therefore notes its durable frontier after each fsync, in place. The note
-# itself is not synced: after a power cut it is as old as the file system left it, or damaged.
-#
-# Invariants
-# 1. The time in the mark was durable before it was written there. So a reader that trusts the mark
-#    never shows a commit that a power cut can take back.
-# 2. A mark that cannot be written stays at an older time, which is true as well. A failure to write
-#    it therefore fails no commit.
-
-MARK_NAME: Final = "DURABLE"
-
-_TIMESTAMP: Final = struct.Struct(">Q")
-_CHECKSUM: Final = struct.Struct(">I")
-
-
-class DurableMark:
-    """The mark of one store, open to be written."""
-
-    def __init__(self, directory: Path) -> None:
-        with storage_errors(str(directory)):
-            self._file = os.fdopen(
-                os.open(directory / MARK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644),
-                "r+b",
-                buffering=0,
-            )
-
-    def write(self, timestamp: int) -> None:
-        """Note that everything below `timestamp` is durable. Takes 2 us."""
-        stored = _TIMESTAMP.pack(timestamp)
-        with suppress(OSError, ValueError):  # see invariant 2; ValueError: it was closed meanwhile
-            os.pwrite(self._file.fileno(), stored + _CHECKSUM.pack(zlib.crc32(stored)), 0)
-
-    def close(self) -> None:
-        """Close the file. Repeatable."""
-        self._file.close()
-
-
-def read_durable_mark(directory: Path) -> int:
-    """The time below which the store in `directory` is durable. 0 if no mark is there, or if it
-    is just being written. Takes 10 us. Raises `AccessDeniedError` if it may not be read."""
-    size = _TIMESTAMP.size + _CHECKSUM.size
-    with storage_errors(str(directory)):
-        try:
-            stored = (directory / MARK_NAME).read_bytes()
-        except FileNotFoundError:
-            return 0
-    if len(stored) != size or stored[8:] != _CHECKSUM.pack(zlib.crc32(stored[:8])):
-        return 0
-    return int(_TIMESTAMP.unpack(stored[:8])[0])
-
-
-# --------------------------------------------------------------------------------------------------
-# Durability: how a commit waits for the disk, and what a failure of the disk does to the store.
-#
-# `"sync"` has an fsync of its own. `"async"` does not wait. `"group"` shares an fsync: the first
-# commit that waits becomes the leader and syncs, outside the commit lock, for everything written by
-# then; the others wait for it, and one of the commits that came too late leads the next fsync.
-#
-#     sound --a write or an fsync fails, or an interrupt comes between two steps--> poisoned
-#     sound <--a live reader cannot show a whole state, or can again--> suspended
-#     any --close--> finished
-#
-# Invariants
-# 1. `durable <= upper`, and everything below `durable` was written before an fsync that returned.
-# 2. A commit that is durable returns, even if the store was poisoned or closed meanwhile.
-# 3. A leader that was interrupted lets another thread lead. One that says nothing for
-#    `GROUP_COMMIT_WAIT_S_MAX` is passed over: two threads may sync at once.
-# 4. After a failed write or fsync nobody knows which bytes are on disk, so every later call raises
-#    until the store is opened again. (An fsync that fails once may succeed the next time without
-#    having written anything: fsyncgate, 2018.)
-# 5. The stored bytes and the state in memory change together. An exception between the two changes,
-#    a signal's included, poisons the store. If the commit can tell how memory is brought to the
-#    stored bytes (`Mend`), the store does so and goes on.
-# 6. Later calls report the first failure, and no thread waits for a store that has ended.
 
 Durability: TypeAlias = Literal["sync", "group", "async"]
 DURABILITIES: Final = ("sync", "group", "async")
@@ -279,7 +220,7 @@ class GroupSync:
         """One fsync for everything written by now. The leader\'s fsync ends its turn."""
         upper, is_synced, began = self._frontiers.upper, False, time.perf_counter()
         try:
-            self._health.guarded(self._engine.sync)
+            self._health.guarded(self._sync_engine)
             is_synced = True
             took = time.perf_counter() - began
             self._meters.fsyncs.note(took)
@@ -294,3 +235,90 @@ class GroupSync:
                 if leading:
                     self.is_syncing = False
                 self._synced.notify_all()
+
+    def _sync_engine(self) -> None:
+        self._engine.sync()
+        if self._mark is not None:
+            self._mark.require_named()
+
+
+# --------------------------------------------------------------------------------------------------
+# The durable mark: a file that tells other processes up to which time a store is durable.
+#
+#     DURABLE := | timestamp u64 | crc32 of the timestamp u32 |     big-endian
+#
+# A log that is written and not yet synced looks the same to a reader in another process as one that
+# is synced. The writer therefore notes its durable frontier after each fsync, in place. The note
+# itself is not synced: after a power cut it is as old as the file system left it, or damaged.
+#
+# Invariants
+# 1. The time in the mark was durable before it was written there. So a reader that trusts the mark
+#    never shows a commit that a power cut can take back.
+# 2. A mark that cannot be written stays at an older time, which is true as well. A failure to write
+#    it therefore fails no commit.
+
+MARK_NAME: Final = "DURABLE"
+
+_TIMESTAMP: Final = struct.Struct(">Q")
+_CHECKSUM: Final = struct.Struct(">I")
+
+
+class DurableMark:
+    """The mark of one store, open to be written."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._lock = threading.Lock()
+        """Held while the descriptor is used, whose number another file could have had meanwhile."""
+        with storage_errors(str(directory)):
+            self._place = NamedDirectory(directory)
+            self._file = os.fdopen(
+                os.open(directory / MARK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644),
+                "r+b",
+                buffering=0,
+            )
+
+    def write(self, timestamp: int) -> None:
+        """Note that everything below `timestamp` is durable. Takes 2 us."""
+        stored = _TIMESTAMP.pack(timestamp)
+        with self._lock, suppress(OSError):  # see invariant 2
+            if not self._file.closed:  # by the thread that closed the store, after its own fsync
+                os.pwrite(self._file.fileno(), stored + _CHECKSUM.pack(zlib.crc32(stored)), 0)
+
+    def require_named(self) -> None:
+        """Raise `StorageError` if the file was removed, with the directory of the store, say: an
+        fsync of the logs succeeds then, and nothing is left of them. Likewise if the directory was
+        moved away: the next file of RocksDB would have no place. Takes 3 us."""
+        try:
+            with self._lock:
+                if not self._file.closed:
+                    require_named(self._file.fileno(), self._directory / MARK_NAME)
+        except OSError as error:
+            raise StorageError(
+                f"{self._directory} was removed while the store was open",
+                "what was in it is lost: restore it from a backup",
+            ) from error
+        if not self._place.is_there():
+            raise StorageError(
+                f"{self._directory} was moved away while the store was open",
+                "close it, and open it where its directory lies now",
+            )
+
+    def close(self) -> None:
+        """Close the file. Repeatable."""
+        with self._lock:
+            self._file.close()
+
+
+def read_durable_mark(directory: Path) -> int:
+    """The time below which the store in `directory` is durable. 0 if no mark is there, or if it
+    is just being written. Takes 10 us. Raises `AccessDeniedError` if it may not be read."""
+    size = _TIMESTAMP.size + _CHECKSUM.size
+    with storage_errors(str(directory)):
+        try:
+            stored = (directory / MARK_NAME).read_bytes()
+        except FileNotFoundError:
+            return 0
+    if len(stored) != size or stored[8:] != _CHECKSUM.pack(zlib.crc32(stored[:8])):
+        return 0
+    return int(_TIMESTAMP.unpack(stored[:8])[0])

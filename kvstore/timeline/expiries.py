@@ -37,6 +37,7 @@ from kvstore.base.timestamp import (
     ahead_of,
     counts_from_now,
     is_beyond,
+    is_count,
     to_timestamp,
 )
 from kvstore.errors import Argument, UsageError
@@ -60,7 +61,8 @@ NEVER: Final = TIMESTAMP_MAX + 1
 
 Expires: TypeAlias = "timedelta | TimeLike"
 """The time at which a key expires, as callers pass it: a time, or a timedelta or a text such as
-`"+1h"` from now."""
+`"+1h"` from now. A number is nanoseconds since 1970: 60 seconds are `"+60s"` or
+`timedelta(seconds=60)`."""
 
 Commits: TypeAlias = "list[tuple[int, WriteSet]]"
 
@@ -166,6 +168,15 @@ class Expiries:
         self._from = min(following, upto + 1)
         self._show(following)
 
+    def passed(self) -> tuple[int, bool]:
+        """How many keys and rows of tables have expired by the clock and still show, because no
+        call has deleted them yet; and whether that many were counted and more may follow. Looks at
+        one step of deletes. For a handle that only reads."""
+        now = self._timeline.now()
+        rows, following = self._waiting(now)
+        gone = zip(rows, self._carried(rows), strict=True)
+        return sum(expires and not row.row for row, (_, expires) in gone), following <= now
+
     def missed(self) -> WaitingKey | None:
         """The first record that is due before `next_at`, None if all is well. For verification."""
         first = next(self._records(since=0), None)
@@ -246,6 +257,9 @@ def _time_of(expires: Expires, now: Callable[[], int] | None) -> int:
     except UsageError as error:
         if is_beyond(expires):
             raise _behind_the_last(expires) from error
+        length = _as_length(expires)
+        if length:
+            raise error.at(remedy=length) from error
         if not isinstance(expires, str):
             raise
         remedy = f'write "+1h", or {error.remedy.partition(" ")[2]}'
@@ -268,7 +282,27 @@ def _behind_the_last(expires: Expires) -> UsageError:
 
 
 def _not_ahead(expires: Expires) -> UsageError:
+    remedy = "pass a later time; to remove the key now, delete it"
     return UsageError(
         (Argument("expires", str(expires)), " does not lie ahead of now"),
-        "pass a later time; to remove the key now, delete it",
+        _as_length(expires) or remedy,
     )
+
+
+def _as_length(expires: object) -> str:
+    """What to write instead of a number that counts seconds from now, as `expires=60` in other
+    stores. Empty for all else."""
+    is_seconds = isinstance(expires, float) or (
+        is_count(expires) and float(str(expires)) <= _SECONDS_MOST
+    )
+    if not is_seconds:
+        return ""
+    text = "" if isinstance(expires, float) else f'"+{expires}s" or '
+    return (
+        f"a number is nanoseconds since 1970; {expires} seconds from now are {text}"
+        f"timedelta(seconds={expires})"
+    )
+
+
+_SECONDS_MOST: Final = 10**9
+"""More seconds, some thirty years, are a time since 1970 rather than a length."""

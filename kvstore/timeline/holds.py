@@ -1,5 +1,22 @@
-"""Claims on history: holds, which are durable and have owners, and the pins of this process.
-`since` never passes the least of them.
+"""Holds: named, durable claims on history. `since` never passes the least of them.
+
+    hold/<name> := the record of a hold, see `HoldRecord`
+
+Backups, feed positions, replicas and long readers hold. Taking a hold gives its owner a new
+token, which moving and releasing it ask for; a former owner's token is out of date, and its calls
+raise `FencedError`. A hold that falls further behind than its budget is marked lost when space is
+wanted, and its owner's next call raises `HoldLostError`. Readers in this process claim history by
+pins, which cost no write.
+
+A record names the purpose and the owner of its hold, because a hold may outlive both: a
+collection that was removed with `rm -rf` holds history until somebody drops its hold.
+`Holds.needing` lists the claims for GC, and `Holds.drop` removes an abandoned hold.
+
+Invariants
+1. A hold is never below the `since` of the moment it is handed out. It is durable by then, unless
+   its owner promises to sync before relying on it.
+2. A lost hold never holds again.
+3. Holds that are taken together are written together: all of them are there, or none.
 """
 
 from __future__ import annotations
@@ -16,7 +33,7 @@ from typing import Any, Final, TypeAlias
 
 from kvstore.base.arguments import AGE, instance, printable
 from kvstore.base.forks import own
-from kvstore.base.timestamp import NS_PER_SECOND, TIMESTAMP_MAX, TimeLike, Timestamp
+from kvstore.base.timestamp import NS_PER_SECOND, TIMESTAMP_MAX, AgeLike, TimeLike, Timestamp
 from kvstore.codec.json import JsonObject
 from kvstore.engine.api import WriteBatch
 from kvstore.errors import Argument, FencedError, HoldLostError, NotFoundError, UsageError
@@ -250,25 +267,8 @@ def _budget(record: HoldRecord) -> str:
 
 
 # --------------------------------------------------------------------------------------------------
-# Holds: named, durable claims on history. `since` never passes the least of them.
-#
-#     hold/<name> := the record of a hold, see above
-#
-# Backups, feed positions, replicas and long readers hold. Taking a hold gives its owner a new
-# token, which moving and releasing it ask for; a former owner's token is out of date, and its calls
-# raise `FencedError`. A hold that falls further behind than its budget is marked lost when space is
-# wanted, and its owner's next call raises `HoldLostError`. Readers in this process claim history by
-# pins, which cost no write.
-#
-# A record names the purpose and the owner of its hold, because a hold may outlive both: a
-# collection that was removed with `rm -rf` holds history until somebody drops its hold.
-# `Holds.needing` lists the claims for GC, and `Holds.drop` removes an abandoned hold.
-#
-# Invariants
-# 1. A hold is never below the `since` of the moment it is handed out. It is durable by then, unless
-#    its owner promises to sync before relying on it.
-# 2. A lost hold never holds again.
-# 3. Holds that are taken together are written together: all of them are there, or none.
+# Holds.
+
 
 _PREFIX = "hold/"
 _COPIES = (BACKUP, REPLICA)
@@ -331,6 +331,16 @@ class Hold:
         self.release()
 
 
+def listed_names(names: Sequence[str]) -> str:
+    """The first names of a list, and how many more there are."""
+    shown = ", ".join(f"{name!r:.60}" for name in names[:_NAMES_SHOWN])
+    more = len(names) - _NAMES_SHOWN
+    return f"{shown} and {more} more" if more > 0 else shown or "none"
+
+
+_NAMES_SHOWN: Final = 10
+
+
 class Holds:
     """The holds of one store, and with its pins all claims on its history."""
 
@@ -348,6 +358,9 @@ class Holds:
         """Take the records as they are stored: another process may have written them."""
         self._records = {record.name: record for record in self._kept.read()}
 
+    def __repr__(self) -> str:
+        return f"<kvstore.Holds: {listed_names([record.name for record in self.all()])}>"
+
     def all(self) -> list[HoldRecord]:
         """All holds, by name."""
         return sorted(self._records.values(), key=_NAME)  # copied at once: others change it
@@ -356,7 +369,7 @@ class Holds:
         self,
         name: str,
         at: TimeLike | None = None,
-        max_age: timedelta | None = None,
+        max_age: AgeLike | None = None,
         *,
         durable: bool = True,
         kind: str = USER,
@@ -379,11 +392,10 @@ class Holds:
                 ),
             )
         when = None if at is None else self._committer.to_time(at, name="at")
-        if max_age is not None:
-            AGE.or_none.check("max_age", max_age)
+        age = AGE.or_none.check("max_age", max_age)
         self._committer.health.require()
         taken = self.take_all(
-            {name: when}, max_age=max_age, durable=durable, kind=kind, address=address
+            {name: when}, max_age=age, durable=durable, kind=kind, address=address
         )
         return taken[name]
 

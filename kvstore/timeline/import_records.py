@@ -28,7 +28,7 @@ from kvstore.codec.keys import (
 )
 from kvstore.engine.api import DATA, Engine, WriteBatch, chunks
 from kvstore.engine.sorted_file import key_blocks_of
-from kvstore.errors import CorruptionError
+from kvstore.errors import CorruptionError, UsageError
 from kvstore.limits import (
     IMPORT_KEYS_BYTES_MAX,
     PAST_IMPORTS_MAX,
@@ -80,6 +80,8 @@ class ImportRecord:
     reverted: Timestamp | None = None
     origin: str = ""
     """Where the rows come from, as `bulk.ingest` was told; may be empty."""
+    report: str = ""
+    """The report of the gate that the load has passed, as JSON; empty if there was none."""
 
     @property
     def reference(self) -> bytes:
@@ -105,6 +107,15 @@ class ImportRecord:
         if self.reverted is not None:
             return "reverted"
         return "adding" if self.added is None else "added"
+
+    def require_standing(self) -> None:
+        """Raise `UsageError` if it was reverted. A job that runs again would get the time at which
+        its rows were added, and they would not show."""
+        if self.reverted is not None:
+            raise UsageError(
+                f"import {self.import_id} was reverted at {self.reverted}",
+                "load the corrected rows under another id",
+            )
 
     def settles(self, since: int) -> bool:
         """Whether it can become plain versions: it is small, it was added at or below `since`, and
@@ -148,8 +159,14 @@ def import_fields(record: ImportRecord) -> dict[str, Any]:
 
 
 def origin_field(record: ImportRecord) -> dict[str, str]:
-    """The field `origin`, which a record without an origin lacks."""
-    return {"origin": record.origin} if record.origin else {}
+    """The fields `origin` and `report`, which a record without them lacks."""
+    fields = {"origin": record.origin, "report": record.report}
+    return {name: text for name, text in fields.items() if text}
+
+
+def report_of(record: JsonObject) -> str:
+    """The report in a stored record; empty if it has none."""
+    return record.text("report") if "report" in record else ""
 
 
 def origin_of(record: JsonObject) -> str:
@@ -177,6 +194,7 @@ def read_import(import_id: int, record: JsonObject) -> ImportRecord:
         added=optional_timestamp_of(record, "added"),
         reverted=optional_timestamp_of(record, "reverted"),
         origin=origin_of(record),
+        report=report_of(record),
     )
     if found.reverted is not None and (found.added is None or found.added >= found.reverted):
         raise record.damaged(f"added at {found.added}, reverted at {found.reverted}")
@@ -199,7 +217,8 @@ def _hex(end: bytes | None) -> str | None:
 # present one is removed.
 #
 #     past-imports                            := turn, count: the turn that fills, its imports
-#     past-import/<turn, 16 hex>/<id, 16 hex> := digest, rows, bytes, added, reverted, origin
+#     past-import/<turn, 16 hex>/<id, 16 hex> := digest, rows, bytes, added, reverted, origin,
+#                                                report
 #
 # Invariants
 # 1. An import is either in the records or past: one engine batch makes the change.
@@ -281,6 +300,7 @@ def _read(import_id: int, record: JsonObject) -> ImportRecord:
         added=timestamp_of(record, "added"),
         reverted=optional_timestamp_of(record, "reverted"),
         origin=origin_of(record),
+        report=report_of(record),
     )
 
 

@@ -33,6 +33,7 @@ from kvstore.errors import (
 )
 from kvstore.mvcc.expiry_records import EXPIRY
 from kvstore.mvcc.meta import KeptRecords, Meta
+from kvstore.mvcc.scan import RowArrays
 from kvstore.mvcc.versions import Versions
 from kvstore.timeline.committer import After, Committer
 from kvstore.timeline.import_records import (
@@ -51,6 +52,8 @@ from kvstore.timeline.import_records import (
 
 Check: TypeAlias = "Callable[[], None] | None"
 INGEST_DIRECTORY: Final = "ingest"
+REFUSED_PREFIX: Final = "refused-"
+"""The names of the directories in it that keep loads which their gates have refused."""
 """The directory to which `bulk.ingest` brings files before RocksDB takes them. After a crash the
 files stay there."""
 
@@ -63,9 +66,6 @@ class Imports:
         self._engine = versions.engine
         self._index = index
         self._committer = committer
-        self.place_suffix = ""
-        """The end of the names of directories in `ingest/`. Two processes must not bring files to
-        one directory."""
         self._meta = Meta(self._engine)
         self._kept = KeptRecords(self._meta, IMPORT_PREFIX, stored_import)
         self._lists = KeyLists(self._meta)
@@ -76,6 +76,13 @@ class Imports:
         self._busy_lock = threading.RLock()  # taken by `with`, as in `Frontiers`
         self._freed = threading.Condition(self._busy_lock)
         self.reload()
+
+    def __repr__(self) -> str:
+        records = [*self._records.values()]
+        adding = sum(record.added is None for record in records)
+        reverted = sum(record.reverted is not None for record in records)
+        added = len(records) - adding - reverted
+        return f"<kvstore.Imports: {added} added, {adding} being added, {reverted} reverted>"
 
     def reload(self) -> None:
         """Take the records as they are stored: another process may have written them. Costs 2 us
@@ -128,6 +135,14 @@ class Imports:
             if shared is not None:
                 yield from self._versions.imported_keys(shared, record.reference)
 
+    def columns_in(self, record: ImportRecord, span: Span) -> Iterator[RowArrays]:
+        """The rows in `span` that an import put and that the store keeps, as columns. A pass over
+        the spans of the import."""
+        for part in record.spans:
+            shared = span.intersect(part.start, part.end)
+            if shared is not None:
+                yield from self._versions.imported_columns(shared, record.reference)
+
     def keys_of(self, record: ImportRecord) -> list[bytes] | None:
         """The keys of an import, ascending. None if it has no key list."""
         return self._lists.of(record.import_id)
@@ -150,9 +165,12 @@ class Imports:
     def find(self, record: ImportRecord) -> ImportRecord | None:
         """The stored record of the import that `record` describes, None if there is none.
 
-        Raises `ImportRefusedError` if its id is known with another manifest.
+        Raises `ImportRefusedError` if its id is known with another manifest, and `UsageError` if it
+        was reverted.
         """
         known = self.get(record.import_id)
+        if known is not None:
+            known.require_standing()
         if known is not None and known.digest != record.digest:
             raise ImportRefusedError(
                 str(record.import_id),
@@ -167,9 +185,10 @@ class Imports:
     def alone(self, import_id: int, *, wait: bool = True, adding: bool = False) -> Iterator[bool]:
         """Give this thread an import to itself. Without `wait`: False if another thread has it.
 
-        Of two threads that add it, the later finds it added: rows that it linked after that would
-        come back where they had been cleared. An abort must not take away rows that an add has
-        counted on. The thread that has it may take it again, unless it is `adding` it.
+        Two threads that add an import come one after the other, and the second one finds it added:
+        if it linked the rows once more, they would come back where they had been cleared. An abort
+        waits for an add, which counts on the rows. The thread that has an import may take it again,
+        unless it is `adding` it.
         """
         self._committer.health.require()
         former, is_ours = None, False
@@ -252,20 +271,27 @@ class Imports:
         check: Check = None,
         after: After | None = None,
         amend: Amend | None = None,
+        report: str = "",
     ) -> Timestamp:
         """Make a linked import visible at one new timestamp, durably. Returns the stamp. `check`
         runs under the commit lock, and calls the import off by raising an error. `amend` runs after
         it and changes the rows, in the same batch. The writes that `after` makes follow the import:
-        readers see both or none, also after a crash."""
+        readers see both or none, also after a crash. Rows whose time to expire has passed are
+        deleted before it returns. A `report` takes the place of the one that the record has."""
         with self._committer.lock:
             record = self.get(import_id)
             if record is None or import_id in self._aborting:
                 raise UsageError(f"import {import_id} was aborted meanwhile", "ingest it again")
             if record.added is not None:
+                record.require_standing()
                 return record.added
+            if report:
+                record = replace(record, report=report)
             added = self._transition(record, OP_IMPORT, check, after, amend)
             self._committer.meters.imports_added += 1
         tell_of("import added", record, added, self._committer.where)
+        if self._committer.has_due:  # rows whose time had passed: nobody may call again
+            self._committer.catch_up()
         return added
 
     def abort(self, import_id: int) -> bool:

@@ -23,9 +23,9 @@ Invariants
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from kvstore.base.span import Span
 from kvstore.base.timestamp import TimeLike, Timestamp, is_oldest
@@ -53,12 +53,12 @@ class Clears:
 
     def __init__(self, meta: Meta) -> None:
         self._meta = meta
-        self._kept = KeptRecords(meta, _PREFIX, _clear_of)
+        self._kept = KeptRecords(meta, _PREFIX, _clears_of)
         self.reload()
 
     def reload(self) -> None:
         """Take the records as they are stored: another process may have written them."""
-        self._clears = tuple(self._kept.read())
+        self._clears = tuple(clear for record in self._kept.read() for clear in record)
 
     @property
     def newest(self) -> int:
@@ -88,40 +88,46 @@ class Clears:
                 "around the span; a backup or feed starts over from a full read",
             )
 
-    def announce(self, clear: Clear) -> None:
+    def announce(self, clears: Sequence[Clear]) -> None:
         """Let readers know, before anything is destroyed."""
-        self._clears = (*self._clears, clear)
+        self._clears = (*self._clears, *clears)
 
     def withdraw(self, upper: int) -> None:
         """Forget the clears at or above `upper`: they were announced, and their write failed."""
         self._clears = tuple(clear for clear in self._clears if clear.timestamp < upper)
 
-    def stage(self, batch: WriteBatch, clear: Clear) -> None:
-        """Add the record to the batch that destroys."""
-        assert clear.span.end is not None, "clear_range asks for an end"
-        fields = {
-            "start": clear.span.start.hex(),
-            "end": clear.span.end.hex(),
-            "timestamp": clear.timestamp,
-        }
-        self._meta.stage(batch, _record_name(clear), fields)
+    def stage(self, batch: WriteBatch, clears: Sequence[Clear]) -> None:
+        """Add the record to the batch that destroys. The clears have one timestamp."""
+        first, *more = clears
+        fields: dict[str, Any] = {**_bounds(first), "timestamp": first.timestamp}
+        if more:
+            fields["more"] = [_bounds(clear) for clear in more]
+        self._meta.stage(batch, _record_name(first), fields)
 
     def stage_forget(self, batch: WriteBatch, upto: int) -> None:
         """Add the removal of all records at or below `upto`, which `since` has reached."""
-        for clear in self._clears:
-            if clear.timestamp <= upto:
-                self._meta.stage_delete(batch, _record_name(clear))
+        for name in {_record_name(clear) for clear in self._clears if clear.timestamp <= upto}:
+            self._meta.stage_delete(batch, name)
 
     def forget(self, upto: int) -> None:
         """Drop what `stage_forget` removed."""
         self._clears = tuple(clear for clear in self._clears if clear.timestamp > upto)
 
 
-def _clear_of(name: str, record: JsonObject) -> Clear:
+def _bounds(clear: Clear) -> dict[str, str]:
+    assert clear.span.end is not None, "clear_range asks for an end"
+    return {"start": clear.span.start.hex(), "end": clear.span.end.hex()}
+
+
+def _clears_of(name: str, record: JsonObject) -> list[Clear]:
     timestamp = timestamp_of(record)
     if timestamp != number_of(name, record):
         raise record.damaged(f"it is of {int(timestamp)}")
-    return Clear(span_of(record, record.field("start", str), record.field("end", str)), timestamp)
+    spans = [record, *(record.objects("more") if "more" in record else ())]
+    return [
+        Clear(span_of(each, each.field("start", str), each.field("end", str)), timestamp)
+        for each in spans
+    ]
 
 
 def _record_name(clear: Clear) -> str:
@@ -196,6 +202,14 @@ class Reads:
                     return result
             with self._committer.lock:
                 pass  # The clear under way publishes its time before it releases the lock.
+
+    def guard(self) -> Callable[[], bool]:
+        """A function that tells whether no history has been removed since this call, nor is being
+        removed: GC and clears announce what they remove before it goes."""
+        if self._committer.policy.is_live:  # another process removes, and does not say so first
+            return lambda: False
+        frontiers, floor = self._frontiers, self._frontiers.floor
+        return lambda: frontiers.floor == floor
 
     def _was_whole(self, as_of: TimeLike | None, span: Span, at: int) -> bool:
         """Whether the history of a read at `at` that has just ended was whole. Raises

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import islice
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from kvstore.base.timestamp import Timestamp
 from kvstore.engine.api import WriteBatch
@@ -30,6 +30,9 @@ from kvstore.limits import REQUEST_WRITERS_MAX
 from kvstore.mvcc.meta import Meta, timestamp_of
 
 _PREFIX = "request/"
+NOTES: Final = (_PREFIX.encode(), _PREFIX.encode() + b"\xff")
+"""The bounds of the names of the notes, as they are stored."""
+
 _FORGOTTEN = "requests-forgotten"
 
 

@@ -27,7 +27,7 @@ from collections.abc import Iterator, Mapping
 from itertools import chain
 from typing import Any, Final, NamedTuple
 
-from kvstore.base.span import RESERVED, Span
+from kvstore.base.span import RESERVED, Span, prefix_end
 from kvstore.base.timestamp import Timestamp
 from kvstore.codec.json import JsonObject, read_object
 from kvstore.codec.keys import escape
@@ -41,6 +41,12 @@ from kvstore.timeline.committer import Committer
 
 CATALOGUE: Final = RESERVED + b"\x00kvstore.tables\x00"
 """The definitions of tables have keys that begin with this."""
+
+NUMBERS: Final = CATALOGUE + b"\x00"
+"""The greatest number of a table that was dropped. No table has this name."""
+
+DEFINITIONS: Final = Span(CATALOGUE + b"\x01", prefix_end(CATALOGUE))
+"""The definitions of tables alone."""
 
 POSITIONS: Final = RESERVED + b"\x00p"
 """The positions of consumers of other places have keys that begin with this."""
@@ -110,12 +116,23 @@ class Reserve:
 
 
 class PushTold(NamedTuple):
-    """A push that a store has added, and the time at which it was reverted, if it was."""
+    """What became of a push in a store: `state` is added, reverted, refused or waiting. Times and
+    import are None where the store never added it."""
 
     number: str
+    state: str
     import_id: int | None
     added: Timestamp | None
     reverted: Timestamp | None
+
+
+class PushLogTold(NamedTuple):
+    """How far a store has followed a log of pushes: the events that it has passed, and what became
+    of the last pushes."""
+
+    name: str
+    passed: int
+    pushes: list[PushTold]
 
 
 class Positions:
@@ -150,20 +167,26 @@ class Positions:
         self._committer.meters.pushes_pending[address] = count
 
 
-def pushes_told(versions: Versions, as_of: int) -> Iterator[PushTold]:
-    """The pushes that the positions of a store name at a time. Raises `CorruptionError`."""
+def push_logs(versions: Versions, as_of: int) -> Iterator[PushLogTold]:
+    """The logs of pushes that a store follows at a time. Raises `CorruptionError`."""
     chunks = versions.scan(Span.of_prefix(POSITIONS), as_of)
     for key, value in chain.from_iterable(zip(*chunk, strict=True) for chunk in chunks):
         name = key[len(POSITIONS) :].decode("utf-8", "backslashreplace")
         fields = read_object(value, where=f"position {name}")
-        told = fields.get("pushes")
-        for number in told if type(told) is dict else ():
-            push = fields.inner("pushes").inner(number)
-            state, at = push.text("state"), optional_timestamp_of(push, "at")
-            added = optional_timestamp_of(push, "added") if state == "reverted" else at
-            reverted = at if state == "reverted" else None
-            if state in ("added", "reverted"):
-                yield PushTold(number, push.optional_integer("import"), added, reverted)
+        if type(fields.get("pushes")) is dict:
+            told = fields.inner("pushes")
+            pushes = [_push_told(number, told.inner(number)) for number in told]
+            yield PushLogTold(name, fields.optional_integer("log") or 0, pushes)
+
+
+def _push_told(number: str, push: JsonObject) -> PushTold:
+    state, at = push.text("state"), optional_timestamp_of(push, "at")
+    added = reverted = None
+    if state == "reverted":
+        added, reverted = optional_timestamp_of(push, "added"), at
+    elif state == "added":
+        added = at
+    return PushTold(number, state, push.optional_integer("import"), added, reverted)
 
 
 def _key(name: str) -> bytes:

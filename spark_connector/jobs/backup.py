@@ -17,7 +17,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
 
 if not __package__:
@@ -31,6 +30,7 @@ from kvstore.backup.shard import BatchDesc, Shard, ShardBatch, part_names, write
 from kvstore.backup.window import Attempt, BackupInfo, Uploaded, upload_window
 from kvstore.base.meters import OnProgress
 from kvstore.base.span import Span
+from kvstore.base.timestamp import AgeLike
 from kvstore.opening import open_read_only
 from kvstore.remote.control import StoreOrClient, opened
 from kvstore.spark.access import Access, Address
@@ -123,7 +123,7 @@ def backup(
     *,
     full: bool = False,
     token: str | None = None,
-    max_age: timedelta | None = None,
+    max_age: AgeLike | None = None,
     tasks: int | None = None,
     copies: Path | None = None,
 ) -> BackupInfo:

@@ -26,11 +26,13 @@ if not __package__:
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  # Spark's habit
 
-from kvstore.backup.restore import Built, built_from, some_expire, tables_in
+from kvstore.backup.expiries import some_expire
+from kvstore.backup.restore import Built, built_from
+from kvstore.backup.rows import tables_in
 from kvstore.backup.shard import ShardSnapshot, Split, View
 from kvstore.base.meters import Tally
 from kvstore.base.span import Span
-from kvstore.base.timestamp import TimeLike, Timestamp
+from kvstore.base.timestamp import ACCEPTED, TimeLike, Timestamp
 from kvstore.errors import UsageError, storage_errors
 from kvstore.mvcc.expiry_records import WAITING, Due, waiting_key
 from kvstore.remote.control import StoreOrClient, opened
@@ -170,7 +172,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "path", help="path of the store, on a file system that Spark's workers share"
     )
-    parser.add_argument("--as-of", help="ISO-8601 with a zone, or nanoseconds (default: newest)")
+    parser.add_argument("--as-of", help=f"{ACCEPTED} (default: newest)")
     parser.add_argument("--prefix", help="only keys that begin with this text")
     parser.add_argument("--tasks", type=int, help="number of tasks (default: by size)")
     ways = parser.add_mutually_exclusive_group()

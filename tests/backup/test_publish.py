@@ -151,6 +151,25 @@ class CountingBlob(MemoryBlob):
         return super().get(name)
 
 
+def test_a_table_that_was_made_anew_leaves_no_row_of_the_dropped_one(tmp_path: Path) -> None:
+    history(tmp_path)
+    collection, url = Collection(tmp_path / "collection"), tmp_path / "delta"
+    collection.publish("trips", url, "delta")
+    rows = [trip(1, 1), trip(90, 9)]
+    with kvstore.open(tmp_path / "store") as store:
+        for window in ("in one window", "in two"):
+            store.table("trips").drop()
+            if window == "in two":
+                collection.backup(store)
+                with pytest.raises(UsageError, match="no table 'trips'"):
+                    collection.publish("trips", url, "delta")
+            made = store.table("trips", SCHEMA, ["vendor", desc("Trip Id")])
+            made.put_batch(rows)
+            collection.backup(store)
+            collection.publish("trips", url, "delta")
+            assert read(url) == plain(list(made.rows())), window
+
+
 def test_a_commit_reads_its_window_and_not_all_windows_for_the_definition(tmp_path: Path) -> None:
     blob = CountingBlob()
     collection = Collection("counted", storage=Storage(blob, MemoryConsensus()))

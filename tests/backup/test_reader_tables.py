@@ -1,4 +1,5 @@
-"""Tables of `collection.open()`: history, changes, latest rows and joins, as the store has them."""
+"""Tables of collections, snapshots, live readers and clients: history, changes, latest rows and
+joins, as the store has them."""
 
 from __future__ import annotations
 
@@ -12,8 +13,8 @@ import pytest
 
 import kvstore
 from kvstore import ManualClock, Store, Timestamp, backup
-from kvstore.backup.reading import CollectionReader
-from kvstore.errors import NotYetWrittenError, UsageError
+from kvstore.errors import ClosedError, NotYetWrittenError, UsageError
+from kvstore.server import ListenAddress, app, serving
 from kvstore.tables import Table
 from tests.harness.seeds import seeded
 
@@ -84,24 +85,50 @@ def answers(people: Table, seen: Table, marks: list[Timestamp]) -> list[Any]:
     return found
 
 
-def test_a_table_of_a_collection_answers_as_the_table_of_the_store(tmp_path: Path) -> None:
+def test_a_table_answers_alike_by_each_handle_that_has_its_history(tmp_path: Path) -> None:
     clock = ManualClock(1_700_000_000 * SECOND)
     made = backup.Collection(tmp_path / "backups", clock=clock)
     with kvstore.open(tmp_path / "store", durability="async", clock=clock) as store:
         marks = written(store, clock, made)
         expected = answers(store.table("people"), store.table("seen"), marks)
-    with made.open() as reader:
-        assert answers(reader.table("people"), reader.table("seen"), marks) == expected
-        _require_refusals(reader, marks)
+        with (
+            serving(app(store), ListenAddress("127.0.0.1", 0)) as running,
+            kvstore.connect(running.url) as client,
+            kvstore.follow(tmp_path / "store") as live,
+            made.open() as reader,
+        ):
+            of_now = [live, client, reader]
+            then = [each.snapshot(marks[-1]) for each in (store, live, client)]
+            for source in (*of_now, *then):
+                assert answers(source.table("people"), source.table("seen"), marks) == expected
+            assert len({len(source.table("people")) for source in (store, *of_now, *then)}) == 1
+            for source in [each.snapshot(marks[5]) for each in (store, live, client)]:
+                _require_refusals(source.table("people"), source.table("seen"), marks)
+                assert len(source.table("people")) == store.table("people").count(as_of=marks[5])
+                assert "age" not in source.table("people").schema.names
+                people = source.table("people")
+                found = list(people.find("by_name", "a")), people.get(1), list(people.rows())
+                its = store.table("people")
+                assert found[0] == list(its.find("by_name", "a", as_of=marks[5]))
+                assert found[1:] == (its.get(1, as_of=marks[5]), list(its.rows(as_of=marks[5])))
+                source.close()
+                for late, key in ((people.get, [1]), (people.count, []), (people.history, [1])):
+                    with pytest.raises(ClosedError):
+                        late(*key)
+            _require_refusals(
+                reader.table("people", marks[5]), reader.table("seen", marks[5]), marks
+            )
 
 
-def _require_refusals(reader: CollectionReader, marks: list[Timestamp]) -> None:
-    then = reader.table("people", marks[5])
+def _require_refusals(then: Table, seen: Table, marks: list[Timestamp]) -> None:
+    """`then` and `seen` are as of the sixth mark."""
     assert all(version.timestamp <= marks[5] for n in range(6) for version in then.history(n))
     with pytest.raises(NotYetWrittenError):
         then.changes(marks[0], marks[6])
     with pytest.raises(NotYetWrittenError):
-        reader.table("seen", marks[5]).latest("d0", known_at=marks[6])
+        seen.latest("d0", known_at=marks[6])
+    with pytest.raises(UsageError, match="one time"):
+        then.get(1, as_of=marks[4])
     late = pa.table({"id": [1, 2], "ts": [marks[5], marks[6]]})
     with pytest.raises(NotYetWrittenError):
         then.join(late, on="id").read_all()
@@ -111,6 +138,15 @@ def _require_refusals(reader: CollectionReader, marks: list[Timestamp]) -> None:
     events = pa.table({"device": ["d0"], "ts": [at(5)], "known": pa.array([int(marks[6])])})
     for known in ("known", marks[6]):
         with pytest.raises(NotYetWrittenError):
-            reader.table("seen", marks[5]).join(events, "device", known_at=known).read_all()
-    with pytest.raises(UsageError, match="table of the store"):
-        reader.table("people").alter(drop=["name"])
+            seen.join(events, "device", known_at=known).read_all()
+    for write in (
+        lambda: then.alter(drop=["name"]),
+        lambda: then.revert(marks[0]),
+        lambda: then.persist(1),
+        then.clear,
+        then.drop,
+        lambda: then.put({"id": 1}),
+        lambda: then.delete_range(prefix=()),
+    ):
+        with pytest.raises(UsageError, match=r"table of the store|write to the store"):
+            write()

@@ -16,7 +16,8 @@ import pytest
 
 import kvstore
 from kvstore import backup
-from kvstore.backup.restore import read_piece, read_plan, shared
+from kvstore.backup.restore import read_piece, read_plan
+from kvstore.backup.workers import shared
 from kvstore.errors import HistoryGoneError, StorageError, UsageError
 from tests.backup import children
 from tests.backup.histories import change, live_through, versions

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import kvstore
 from kvstore import backup
-from kvstore.backup.chains import Thinning
+from kvstore.backup.retention import Thinning
 from kvstore.backup.shard import AsOf, Compact
 from kvstore.base.clock import ManualClock
 from kvstore.errors import HistoryGoneError, NotYetWrittenError, UsageError

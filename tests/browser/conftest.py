@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 import kvstore
@@ -42,6 +43,13 @@ def address(store: kvstore.Store, tmp_path: Path) -> Iterator[str]:
     store.put(b"one", b'{"delay": 1}')
     store.put(b"one", b'{"delay": 7}')
     store.put_many({b"flights/%03d" % number: b"on time" for number in range(300)})
+    columns = pa.schema([("name", pa.string()), ("people", pa.int64()), ("<b>", pa.string())])
+    table = store.table("cities", columns, key="name", indexes={"by_people": "people"})
+    for key in HOSTILE:
+        name = key.decode("utf-8", "replace")
+        table.put({"name": name, "people": len(key), "<b>": name * 40})
+    table.put({"name": "Wien", "people": 1, "<b>": "x"})
+    table.put({"name": "Wien", "people": 2, "<b>": "y"})
     staged = bulk.Import.create(tmp_path / "staging")
     with staged.writer() as writer:
         writer.put(b"imported", b"row")

@@ -95,15 +95,27 @@ class Browser:
         """The title of the present page."""
         return str(self._ask("GET", "/title"))
 
+    def resize(self, width: int, height: int = 900, *, is_dark: bool = False) -> None:
+        """Have the page a size in pixels, also one below the least of a window, and a scheme of
+        colours."""
+        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
+        self._tell("Emulation.setDeviceMetricsOverride", size)
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if is_dark else "light"}
+        self._tell("Emulation.setEmulatedMedia", {"features": [scheme]})
+
     def run(self, script: str, *arguments: object) -> Any:
         """The result of a function body in the page."""
         return self._ask("POST", "/execute/sync", {"script": script, "args": list(arguments)})
+
+    def run_later(self, script: str) -> Any:
+        """What a function body in the page gives to its last argument, a function."""
+        return self._ask("POST", "/execute/async", {"script": script, "args": []})
 
     def later(self, condition: str) -> bool:
         """Whether a condition holds, a tenth of a second later. False while a page loads."""
         script = "const done = arguments[0]; setTimeout(() => done(true), 100);"
         try:
-            self._ask("POST", "/execute/async", {"script": script, "args": []})
+            self.run_later(script)
             return bool(self.run(condition))
         except AssertionError:  # the page went away meanwhile
             return False
@@ -132,6 +144,10 @@ class Browser:
         path.write_bytes(base64.b64decode(self._ask("GET", "/screenshot")))
 
     # -- inside -----------------------------------------------------------------------------
+
+    def _tell(self, command: str, fields: dict[str, Any]) -> None:
+        """A command of Chromium's own protocol."""
+        self._ask("POST", "/goog/cdp/execute", {"cmd": command, "params": fields})
 
     def _port(self) -> int:
         assert self._driver.stdout is not None

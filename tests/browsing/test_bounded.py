@@ -107,8 +107,13 @@ def fill(counted: Counted, count: int) -> None:
         lambda browsing: browsing.versions(b"one"),
         lambda browsing: browsing.versions(b"in/00000001"),
         lambda browsing: browsing.activity(0, count=10),
+        lambda browsing: browsing.count(most=1000),
+        lambda browsing: browsing.changed(1, limit=5),
     ],
-    ids=["keys", "keys further on", "folders", "versions", "one version", "activity"],
+    ids=[
+        *("keys", "keys further on", "folders", "versions", "one version", "activity"),
+        *("count", "changed"),
+    ],
 )
 def test_a_look_costs_the_same_in_a_store_a_hundred_times_as_large(look: Any) -> None:
     costs = []

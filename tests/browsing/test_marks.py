@@ -62,10 +62,14 @@ def test_a_damaged_record_of_runs_is_found(tmp_path: Path) -> None:
 
 def test_a_push_is_marked_by_its_number(tmp_path: Path) -> None:
     pushes = Pushes(str(tmp_path / "pushes"))
-    with pushes.begin() as building:
-        with building.writer() as writer:
-            writer.put(b"pushed", b"row")
-        building.seal()
+
+    def push() -> None:
+        with pushes.begin() as building:
+            with building.writer() as writer:
+                writer.put(b"pushed", b"row")
+            building.seal()
+
+    push()
     with kvstore.open(tmp_path / "s", durability="async") as store:
         begun = store.now()
         store.put(b"own", b"v")
@@ -83,3 +87,11 @@ def test_a_push_is_marked_by_its_number(tmp_path: Path) -> None:
         assert store.browsing.activity(begun, both[0].at).marks == [pushed]
         shown = Asking(Page(store, None)).text("activity?per=hour")
         assert f"1 rows of push 1, import {pushed.import_id:016x}" in shown
+        push()
+        push()
+        puller.step()
+        imports = Asking(Page(store, None)).html("imports")
+        [taken, *_] = imports.all("progress")  # the push, its revert and the next push, of four
+        assert (taken.attributes["value"], taken.attributes["max"]) == ("3", "4")
+        assert "1 reverted, 1 added" in imports.all("main")[0].text
+        assert "push 2" in imports.all("main")[0].text

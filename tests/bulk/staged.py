@@ -15,9 +15,9 @@ import rocksdict as rocks
 
 from kvstore import bulk
 from kvstore.base.digest import digest
-from kvstore.bulk.part import writer_options
-from kvstore.bulk.staging import MANIFEST_NAME
+from kvstore.bulk.manifest import MANIFEST_NAME
 from kvstore.codec.keys import VALUE, encode_reference, frame
+from tests.harness.rocks_files import writer_options
 
 Fields: TypeAlias = dict[str, Any]
 

@@ -14,7 +14,8 @@ from obstore.store import ObjectStore
 
 import kvstore
 from kvstore import bulk
-from kvstore.bulk.staging import BEGUN_NAME, MANIFEST_NAME, Bucket, fetch
+from kvstore.bulk.bucket import BEGUN_NAME, Bucket, fetch
+from kvstore.bulk.manifest import MANIFEST_NAME
 from kvstore.errors import (
     FormatVersionError,
     ImportRefusedError,

@@ -10,7 +10,7 @@ import pytest
 import kvstore
 from kvstore import bulk
 from kvstore.bulk.loading import stored_batches
-from kvstore.bulk.staging import EncodedBy
+from kvstore.bulk.manifest import EncodedBy
 from kvstore.errors import KeyConflictError
 from tests.bulk.staged import stage
 

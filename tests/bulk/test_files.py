@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from kvstore.bulk.files import FileReads, file_rows
-from kvstore.bulk.staging import Reading
+from kvstore.bulk.progress import Reading
 from kvstore.errors import UsageError
 
 COUNT = 300

@@ -14,7 +14,7 @@ import pytest
 
 import kvstore
 from kvstore import bulk
-from kvstore.bulk.staging import MANIFEST_NAME
+from kvstore.bulk.manifest import MANIFEST_NAME
 from kvstore.errors import CorruptionError, ImportRefusedError, UsageError
 from tests.bulk.refusal import refused
 from tests.bulk.staged import ROWS, everything_in, manifest_of, part_of, stage

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 import kvstore
 from kvstore import bulk
 from kvstore.bulk.cli import app
-from kvstore.bulk.staging import MANIFEST_NAME
+from kvstore.bulk.manifest import MANIFEST_NAME
 from kvstore.bulk.tasks import submit_import
 from kvstore.errors import ImportRefusedError
 from kvstore.limits import JSON_BYTES_MAX, KEY_BYTES_MAX

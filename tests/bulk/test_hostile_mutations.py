@@ -12,7 +12,7 @@ import pytest
 
 import kvstore
 from kvstore import bulk
-from kvstore.bulk.staging import MANIFEST_NAME
+from kvstore.bulk.manifest import MANIFEST_NAME
 from tests.bulk.refusal import REFUSED
 from tests.bulk.staged import ROWS, described, everything_in, manifest_of, reseal, stage
 from tests.harness.seeds import seed_of

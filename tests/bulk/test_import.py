@@ -12,7 +12,7 @@ import pytest
 
 import kvstore
 from kvstore import bulk
-from kvstore.bulk.staging import MANIFEST_NAME
+from kvstore.bulk.manifest import MANIFEST_NAME
 from kvstore.errors import ImportRefusedError, KeyOrderError, OutOfSpaceError, UsageError
 from kvstore.limits import INGEST_FLUSH_BYTES
 from tests.bulk.staged import binary, stage
@@ -100,7 +100,7 @@ def test_an_ingest_computes_the_manifests_checksum_once(
         hashed.append(data)
         return sha256(data)
 
-    monkeypatch.setattr("kvstore.bulk.staging.hashlib.sha256", counted)
+    monkeypatch.setattr("kvstore.bulk.manifest.hashlib.sha256", counted)
     bulk.ingest(store, made.staging)
     assert len(hashed) == 1
 
@@ -209,6 +209,8 @@ def test_parts_whose_spans_cross_are_added_as_any(store: kvstore.Store, tmp_path
     store.revert_import(staged.import_id)
     assert list(store.scan()) == []
     store.verify().require_ok()
+    with pytest.raises(UsageError, match="was reverted at"):
+        bulk.ingest(store, tmp_path / "staged")
 
 
 @pytest.mark.parametrize("op", ["put", "delete"])
@@ -238,7 +240,7 @@ def test_parts_that_share_a_bound_are_refused_at_sealing(tmp_path: Path) -> None
 def test_more_crossing_parts_than_a_pass_can_open_are_refused_at_sealing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kvstore.bulk.staging.CROSSING_PARTS_MAX", 2)
+    monkeypatch.setattr("kvstore.bulk.manifest.CROSSING_PARTS_MAX", 2)
     for width in (15, 25):
         staged = bulk.Import.create(tmp_path / f"staged{width}")
         for first in (10, 20, 30):

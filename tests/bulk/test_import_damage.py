@@ -12,7 +12,7 @@ import pytest
 
 import kvstore
 from kvstore import bulk
-from kvstore.bulk.staging import MANIFEST_NAME
+from kvstore.bulk.manifest import MANIFEST_NAME
 from kvstore.errors import FormatVersionError, ImportRefusedError
 from tests.bulk.staged import ROWS, Fields, first_part, part_of, stage
 

@@ -12,8 +12,8 @@ import pytest
 
 import kvstore
 from kvstore import bulk
+from kvstore.bulk.bucket import BucketUrl
 from kvstore.bulk.served import import_verbs
-from kvstore.bulk.staging import BucketUrl
 from kvstore.errors import (
     AccessDeniedError,
     ImportRefusedError,

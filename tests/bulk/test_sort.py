@@ -54,6 +54,34 @@ def test_rows_come_out_sorted_and_in_order_of_arrival_within_a_key(
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.randoms(use_true_random=False), st.sampled_from([2000, 1 << 20]), st.booleans())
+def test_batches_that_ascend_or_cross_are_sorted_as_all_rows_at_once(
+    tmp_path: Path, pick: random.Random, bytes_max: int, is_last: bool
+) -> None:
+    """Rows of a table and entries of its indexes: each kind has a beginning of its own, and keys
+    that differ far behind it, or end with zeros."""
+    arrived: list[Rows] = []
+    parts = [b"\0\0\0\0", b"a", b"\0", b"bbbbbbbb"]
+    for number in range(pick.randrange(1, 12)):
+        start = pick.choice([b"row", b"index", b""]) + b"\0" * pick.randrange(3)
+        keys = [
+            start + b"".join(pick.choices(parts, k=pick.randrange(9)))
+            for _ in range(pick.randrange(12))
+        ]
+        ordered = sorted(set(keys)) if pick.random() < 0.6 else keys
+        arrived.append([(key, b"%d" % number) for key in ordered])
+    rows = [row for part in arrived for row in part]
+    expected = sorted(dict(rows).items()) if is_last else sorted(rows, key=lambda row: row[0])
+    found = sorted_batches(
+        map(batch, arrived),
+        tmp_path,
+        duplicates="last" if is_last else "error",
+        bytes_max=bytes_max,
+    )
+    assert rows_of(found) == expected
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.lists(st.lists(st.tuples(st.binary(max_size=2), st.binary(max_size=3)), max_size=9)),
     st.sampled_from([1, 60, 1 << 20]),

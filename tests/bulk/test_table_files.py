@@ -4,6 +4,7 @@ and typed files of other programs have theirs."""
 from __future__ import annotations
 
 import csv
+import json
 import re
 from datetime import date
 from decimal import Decimal
@@ -24,11 +25,12 @@ from hypothesis import strategies as st
 
 from kvstore.base.timestamp import Timestamp
 from kvstore.bulk.files import typed_batches
-from kvstore.bulk.tables import write_parquet
+from kvstore.bulk.outside import write_parquet
 from kvstore.errors import UsageError
 from kvstore.tables.catalogue import define
-from kvstore.tables.codec import conform
+from kvstore.tables.codec import conform, dicts
 from kvstore.tables.definition import Definition
+from kvstore.tables.words import json_row
 from tests.harness.bounds import bounds
 from tests.tables.drawn import definitions, rows_of
 
@@ -47,6 +49,10 @@ def check_tables(data: st.DataObject) -> None:
         packed, text = Path(place) / "f.parquet", Path(place) / "f.csv"
         write_parquet(packed, batch.schema, [batch], "t", Timestamp(1), lambda rows: None)
         assert imported(packed, definition) == batch.to_pylist()
+        lines = Path(place) / "f.jsonl"
+        shown = [json_row(batch.schema, row) for row in dicts(batch)]
+        lines.write_text("".join(f"{json.dumps(row)}\n\n" for row in shown))
+        assert imported(lines, definition) == batch.to_pylist()
         # An empty field is a null, or an empty text. Bytes have no text of their own.
         named = [field.name for field in batch.schema if _prints(field.type)]
         if not named:

@@ -15,7 +15,7 @@ import kvstore
 from kvstore import bulk, desc, unique
 from kvstore.backup import Collection
 from kvstore.bulk.loading import import_rows, stored_batches
-from kvstore.bulk.staging import EncodedBy
+from kvstore.bulk.manifest import EncodedBy
 from kvstore.errors import ConflictError, ImportRefusedError, NotUniqueError
 from tests.harness.bounds import bounds
 

@@ -93,6 +93,7 @@ def test_labels_and_fleets_on_the_command_line(run: Run, tmp_path: Path) -> None
     instant = told(run("backup", "label", place, "first", "--drop", "--json"))["timestamp"]
     assert instant == shown["labels"]["first"]
     run("backup", "get", place, "a", "--as-of", "first", code=2)
+    (tmp_path / "fleet").mkdir()
     config = tmp_path / "backups.toml"
     tables = [
         f"[stores.{name}]\npath = '{name}.db'\ncollection = 'fleet/{name}'" for name in ("s", "no")
@@ -461,6 +462,7 @@ def test_a_backup_counts_on_a_terminal_and_is_quiet_with_json(
     monkeypatch.setenv("FORCE_COLOR", "1")  # rich then takes stderr for a terminal
     monkeypatch.setenv("COLUMNS", "300")
     assert "1 rows" in run("backup", "run", tmp_path / "s", tmp_path / "b").stderr
+    (tmp_path / "[").mkdir()
     run("backup", "run", tmp_path / "s", odd := tmp_path / "[" / "x]")  # no markup for the console
     assert "[/x]: 1 of 1 rows" in run("backup", "verify", odd).stderr
     assert run("backup", "run", tmp_path / "s", tmp_path / "c", "--json").stderr == ""

@@ -50,14 +50,18 @@ def test_commands_that_write(service: kvstore.Store, run: Run, tmp_path: Path) -
 
 
 def test_commands_of_tables(service: kvstore.Store, run: Run, tmp_path: Path) -> None:
-    users = service.table("users", pa.schema([("id", pa.int64()), ("name", pa.string())]), "id")
+    schema = pa.schema([("id", pa.int64()), ("name", pa.string())])
+    users = service.table("users", schema, "id", {"by_name": kvstore.unique("name")})
     users.put({"id": 1, "name": "Ann"})
     assert told(run("table", "scan", service.path, "users", "--json")) == {"id": 1, "name": "Ann"}
     assert told(run("export", service.path, "users", tmp_path / "u.parquet", "--json"))["rows"] == 1
     (tmp_path / "u.csv").write_text("id,name\n2,Bo\n")
+    assert told(run("table", "import", service.path, "users", tmp_path / "u.csv", "--json"))["rows"]
+    assert list(users.find("by_name", "Bo")) == [{"id": 2, "name": "Bo"}]
+    (tmp_path / "u.csv").write_text("id,name\n3,Bo\n4,Cy\n")
     refused = run("table", "import", service.path, "users", tmp_path / "u.csv", code=2)
-    assert "import in the process that has its store open" in refused.stderr
-    assert users.get(2) is None
+    assert "name='Bo' is taken by the row id=2" in refused.stderr
+    assert (users.get(4), len(service.imports.all())) == (None, 1)
     refused = run("table", "alter", service.path, "users", "--drop", "id", code=2)
     assert "'id' is in the key" in refused.stderr
 

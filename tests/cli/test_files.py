@@ -311,3 +311,44 @@ def test_a_row_of_an_export_may_be_larger_than_a_block(run: Run, tmp_path: Path)
     run("import", tmp_path / "copy", tmp_path / "f.csv", "--create")
     with kvstore.open_read_only(tmp_path / "copy") as store:
         assert dict(store.scan()) == {b"a": b"1", b"b": value, b"c": b"\r\n"}
+
+
+def test_fields_are_divided_and_named_as_options_tell(run: Run, tmp_path: Path) -> None:
+    store, source = tmp_path / "s", tmp_path / "f.csv"
+    source.write_text('a|1\n"b|"|2\n')
+    words = ("import", store, source, "--create", "--delimiter", "|")
+    run(*words, "--no-header")
+    assert run("scan", store).stdout == "a\t1\nb|\t2\n"
+    source.write_text("a\t7\tx\nc\n")
+    told = run("import", store, source, "--delimiter", "tab", "--names", "key,n,value", code=2)
+    assert "f.csv: row 2 has 1 columns, and the names are 3" in told.stderr
+    source.write_text("a\t7\tx\nc\t8\ty\n")
+    run("import", store, source, "--delimiter", "tab", "--names", "key,n,value")
+    assert run("scan", store).stdout == "a\tx\nb|\t2\nc\ty\n"
+    for wrong in ("||", '"', "ä", ""):
+        run("import", store, source, "--delimiter", wrong, code=2)
+    (tmp_path / "f.jsonl").write_text("")
+    refused = run("import", store, tmp_path / "f.jsonl", "--no-header", code=2)
+    assert "--no-header is for CSV and TSV" in refused.stderr
+
+
+def test_fields_that_are_no_texts_become_their_json_where_that_is_asked_for(
+    run: Run, tmp_path: Path
+) -> None:
+    """Numbers keep the digits that the file has."""
+    store, source = tmp_path / "s", tmp_path / "f.jsonl"
+    source.write_text('{"id": 7, "at": {"x": 1.50, "who": ["\\u00e4", null, true, [], {}]}}\n')
+    words = ("import", store, source, "--create", "--key", "id", "--value")
+    told = run(*words, "at", code=2).stderr
+    assert "field 'id' is of type int" in told
+    assert "--nested text" in told
+    run(*words, "at", "--nested", "text")
+    assert run("get", store, "7").stdout == '{"x":1.50,"who":["ä",null,true,[],{}]}\n'
+    run(*words, "at.x", "--nested", "columns")
+    assert run("get", store, "7").stdout == "1.50\n"
+    source.write_text('{"id": "a", "at.x": 1, "at": {"x": 2}}\n')
+    told = run(*words, "at.x", "--nested", "columns", code=2).stderr
+    assert "f.jsonl:1 has two fields 'at.x'" in told
+    source.write_text(f'{{"id": "a", "at": {"[" * 900}{"]" * 900}}}\n')
+    run(*words, "at", "--nested", "text")
+    run("import", store, tmp_path / "f.csv", "--nested", "text", code=2)

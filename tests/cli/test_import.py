@@ -76,6 +76,11 @@ def test_a_column_has_the_times_at_which_keys_expire(run: Run, tmp_path: Path, s
         assert store.ttl(b"b") is None
     refused = run("import", tmp_path / "s", file, "--expires", "value", code=2)
     assert "one is named twice" in refused.stderr
+    (tmp_path / "day.csv").write_text("key,value,until\nd,1,2100-01-01\ne,2,2100-01-02 UTC\n")
+    run("import", tmp_path / "s", tmp_path / "day.csv", "--expires", "until")
+    with kvstore.open_read_only(tmp_path / "s") as store:
+        left = [store.ttl(key) for key in (b"d", b"e")]
+        assert timedelta(hours=23) < left[1] - left[0] < timedelta(hours=25)  # type: ignore[operator]  # both expire
     (tmp_path / "soon.csv").write_text("key,value,until\na,1,2100-01-01T00:00:00Z\nb,2,soon\n")
     refused = run("import", tmp_path / "s", tmp_path / "soon.csv", "--expires", "until", code=2)
     assert "soon.csv: row 3, column 'until': 'soon' is no time; write ISO-8601" in refused.stderr

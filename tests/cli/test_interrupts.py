@@ -104,6 +104,7 @@ COMMANDS: Mapping[str, Command] = {
     "verify": Command("verify s", S),
     "gc": Command("gc s --keep 0s --compact", S),
     "delete-range": Command("delete-range s --prefix 0", has_rows("s", ROWS - 10_000)),
+    "trim": Command("trim s --prefix 0 --keep 1", has_rows("s", ROWS - 9_999)),
     "checkpoint": Command("checkpoint s copy", has_rows("copy", ROWS), "copy"),
     "import": Command("import s rows.csv --on-conflict overwrite", has_rows("s", ROWS + 1)),
     "create": Command("import new rows.csv --create", has_rows("new", ROWS), "new"),

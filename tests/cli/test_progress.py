@@ -7,6 +7,7 @@ import os
 import sys
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 import kvstore
@@ -14,7 +15,7 @@ from kvstore import Span
 from kvstore.base.meters import WorkCount
 from kvstore.bulk.exports import export_rows
 from kvstore.bulk.files import FileReads, file_rows
-from kvstore.bulk.staging import Reading
+from kvstore.bulk.progress import Reading
 from kvstore.cli.output import counting, print_table
 
 
@@ -96,3 +97,12 @@ def test_the_share_of_files_that_was_read_is_told_by_their_bytes(tmp_path: Path,
     assert 0 < shares[0] <= shares[-1] <= 1.0
     assert any(0.4 < share < 0.6 for share in shares)  # the first file is read
     assert reading.share == 1.0
+
+
+def test_a_rate_counts_the_reading_of_the_first_batch() -> None:
+    lines: list[str] = []
+    seconds = iter([0.0, 10.0, 10.001])
+    show = counting(lines.append, "rows", seconds=lambda: next(seconds))
+    batches = [pa.record_batch({"n": range(1000)})] * 2
+    assert len(list(Reading().over(batches, show))) == 2
+    assert lines == ["0 rows", "1,000 rows, 100/s", "2,000 rows, 200/s"]

@@ -89,6 +89,24 @@ def test_files_become_pushes_of_each_mode(run: Run, tmp_path: Path) -> None:
     assert all(each["free"] > 0 for each in told)
 
 
+def test_files_come_in_the_forms_that_an_import_takes(run: Run, tmp_path: Path) -> None:
+    url, place = tmp_path / "pushes", tmp_path / "s"
+    kvstore.open(place).close()
+    bare, named, nested = (tmp_path / name for name in ("bare.csv", "named.csv", "n.jsonl"))
+    bare.write_text("a|1;2\n")
+    named.write_text("x\t62\t7a\n")
+    nested.write_text('{"key": "c", "value": {"n": 1}}\n')
+    run("push", "make", url, bare.as_uri(), "--delimiter", "|", "--no-header")
+    columns = ["--names", "other,key,value", "--key-encoding", "hex", "--value-encoding", "hex"]
+    run("push", "make", url, named, "--delimiter", "tab", *columns)
+    run("push", "make", url, nested, "--nested", "text")
+    run("push", "pull", place, url, "--name", "s", "--once")
+    with kvstore.open(place) as store:
+        assert dict(store.scan()) == {b"a": b"1;2", b"b": b"z", b"c": b'{"n":1}'}
+    refused = run("push", "make", url, nested, "--delimiter", "|", code=2)
+    assert "delimiter" in refused.stderr
+
+
 ASKED = (("list",), ("expire", "--keep", 1), ("status", 1), ("revert", 1))
 """Commands on pushes that were made."""
 

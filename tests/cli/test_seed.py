@@ -64,6 +64,26 @@ def test_each_row_of_the_files_is_a_version_at_its_time(
     assert history(tmp_path / "s") == EVENTS
 
 
+def test_files_come_in_the_forms_that_an_import_takes(run: Run, tmp_path: Path) -> None:
+    def seeded(name: str, rows: str, *options: object) -> list[tuple[bytes, int, bytes | None]]:
+        (tmp_path / name).write_text(rows)
+        store = tmp_path / f"{name}.db"
+        run("seed", store, (tmp_path / name).as_uri(), *options)
+        return history(store)
+
+    found = [(b"a", 5, b"1;2"), (b"b", 6, None)]
+    rows = "a|1;2|5|put\nb||6|delete\n"
+    assert seeded("bare.csv", rows, "--delimiter", "|", "--no-header", "--op", "op") == found
+    named = ["--delimiter", "tab", "--names", "seen,op,id,state", "--op", "op", "--at", "seen"]
+    named += ["--key", "id", "--value", "state", "--key-encoding", "hex"]
+    assert seeded("named.csv", "5\tput\t61\t1;2\n6\tdelete\t62\t\n", *named) == found
+    nested = '{"key": "a", "value": {"n": 1}, "ts": 5}\n'
+    assert seeded("n.jsonl", nested, "--nested", "text") == [(b"a", 5, b'{"n":1}')]
+    (tmp_path / "f.csv").write_text("a;1;5\n;1;x\n")
+    call = ["seed", tmp_path / "s", tmp_path / "f.csv", "--delimiter", ";", "--no-header"]
+    assert "f.csv: row 2, column 'ts': 'x' is no time" in run(*call, code=2).stderr
+
+
 def test_a_seed_that_is_refused_leaves_nothing(run: Run, tmp_path: Path) -> None:
     source = tmp_path / "f.csv"
     columns = ["--at", "key"]

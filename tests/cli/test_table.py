@@ -105,13 +105,18 @@ def test_people_see_a_hundred_rows_and_are_told_so(run: Run, path: Path) -> None
     assert "first 100" not in run("table", "scan", path, "trips", "--limit", 150).stderr
 
 
-@pytest.mark.parametrize("suffix", [".parquet", ".csv"])
+@pytest.mark.parametrize("suffix", [".parquet", ".csv", ".jsonl"])
 def test_files_are_imported_with_their_entries_at_one_time(
     run: Run, path: Path, tmp_path: Path, suffix: str
 ) -> None:
     source = tmp_path / f"rows{suffix}"
     if suffix == ".csv":
         source.write_text("trip_id,vendor,zone,fare\n7,A,EWR,1.5\n9,Ä,JFK,\n")
+    elif suffix == ".jsonl":
+        source.write_text(
+            '{"trip_id": 7, "vendor": "A", "zone": "EWR", "fare": 1.5}\n'
+            '{"vendor": "Ä", "zone": "JFK", "trip_id": 9}\n'
+        )
     else:
         pq.write_table(
             pa.table(
@@ -137,6 +142,24 @@ def test_files_are_imported_with_their_entries_at_one_time(
         assert trips.get("A", 7, as_of=trips.history("A", 7)[1].timestamp)["zone"] == "JFK"  # type: ignore[index]
     refused = run("table", "import", path, "trips", source, "--on-conflict", "error", code=2)
     assert "live" in refused.stderr or "key" in refused.stderr
+
+
+def test_an_import_tells_its_table_and_counts_rows_apart_from_entries(
+    run: Run, path: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "rows.csv").write_text("id,zone\n1,x\n2,y\n3,z\n")
+    (tmp_path / "plain.csv").write_text("key,value\na,1\n")
+    schema = pa.schema([("id", pa.int64()), ("zone", pa.string())])
+    with kvstore.open(path) as store:
+        store.table("zones", schema, key="id", indexes={"by_zone": "zone"})
+    run("table", "import", path, "zones", tmp_path / "rows.csv")
+    run("import", path, tmp_path / "plain.csv")
+    found = lines(run("imports", "list", path, "--json"))
+    told = [(each["table"], each["rows"], each["rows_and_entries"]) for each in found]
+    assert told == [(None, 1, 1), ("zones", 3, 6)]
+    shown = lines(run("imports", "show", path, str(found[1]["id"]), "--json"))[0]
+    assert (shown["table"], shown["rows"]) == ("zones", 3)
+    assert "these are 1 of 2" in run("imports", "list", path, "--limit", "1").stderr
 
 
 def test_bad_files_are_refused_by_column_and_row_and_add_nothing(
@@ -227,6 +250,29 @@ def test_a_table_is_altered(run: Run, path: Path) -> None:
     for wrong in ("tip", "tip:number", "tip:double=x"):
         run("table", "alter", path, "trips", "--add", wrong, code=2)
     assert "pass --add, --drop," in run("table", "alter", path, "trips", code=2).stderr
+
+
+def test_a_column_tells_when_rows_expire(run: Run, path: Path, tmp_path: Path) -> None:
+    columns = ["id:int64", "until:timestamp[us, tz=UTC]"]
+    run("table", "create", path, "codes", *columns, "--key", "id", "--expires", "until")
+    assert "rows expire: until\n" in run("table", "show", path, "codes").stdout
+    (tmp_path / "codes.csv").write_text("id,until\n1,2026-01-31T12:00:00Z\n2,2200-01-01T00Z\n")
+    (tmp_path / "more.jsonl").write_text('{"id": 3}\n{"id": 4, "until": "2026-01-31T12:00:00Z"}\n')
+    for file in ("codes.csv", "more.jsonl"):
+        run("table", "import", path, "codes", tmp_path / file)
+        found = lines(run("table", "scan", path, "codes", "-c", "id", "--json"))
+        assert [row["id"] for row in found] == ([2] if file == "codes.csv" else [2, 3])
+    run("table", "put", path, "codes", "id=5", "until=2026-01-31T12:00:00Z")
+    found = lines(run("table", "scan", path, "codes", "-c", "id", "--json"))
+    assert found == [{"id": 2}, {"id": 3}], "the time of the others has passed"
+    refused = run("table", "put", path, "codes", "id=6", "--expires", "+1h", code=2)
+    assert "set until in the row" in refused.stderr
+    facts = told(run("table", "alter", path, "codes", "--no-expires", "--json"))
+    assert facts["expires"] is None
+    facts = told(run("table", "alter", path, "codes", "--expires", "until", "--json"))
+    assert facts["expires"] == "until"
+    both = run("table", "alter", path, "codes", "--expires", "until", "--no-expires", code=2)
+    assert "leave one out" in both.stderr
 
 
 def test_every_type_is_printed_and_read_as_a_word(run: Run, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 import kvstore
-from kvstore import bulk
+from kvstore import ManualClock, bulk
 from kvstore.cli.app import app
 from kvstore.cli.options import names_of
 from kvstore.cli.times import in_words
@@ -68,6 +69,12 @@ def test_a_span_is_deleted_and_reverted(run: Run, path: Path) -> None:
     assert run("revert", path, "--prefix", "a", "--to", f"{before:d}").stdout == ""
 
 
+def test_all_but_the_last_keys_of_each_prefix_are_deleted(run: Run, path: Path) -> None:
+    assert run("trim", path, "--prefix", "b", "--keep", "1").stdout == ""
+    run("trim", path, "--prefix", "a", "--prefix", "b", "--keep", "1")
+    assert keys(path) == [b"a2", b"b1"]
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [
@@ -77,6 +84,8 @@ def test_a_span_is_deleted_and_reverted(run: Run, path: Path) -> None:
         (("revert", "12", "--to", "now"), "pass one of the two"),
         (("revert", "12", "--prefix", "a"), "pass no span with it"),
         (("revert", "xyz"), "`kvstore imports list`"),
+        (("imports", "revert", "abc"), "or the decimal id of the job"),
+        (("imports", "show", "a" * 15), "pass the 16 hex digits"),
         (("diff", "12", "11"), "pass the earlier time first"),
         (("changes", "--follow", "--limit", "1"), "no --limit"),
         (("changes", "--since", "2026-02-31"), "--since 2026-02-31 is no time: day is out of"),
@@ -109,6 +118,22 @@ def test_a_span_is_deleted_beside_the_process_that_has_the_store_open(
         assert store.holds.all() == []
 
 
+def test_readers_tell_of_keys_that_have_expired_and_are_still_there(
+    run: Run, tmp_path: Path
+) -> None:
+    clock = ManualClock(time.time_ns() - 3600 * 10**9)
+    with kvstore.open(tmp_path / "s", clock=clock) as store:
+        due = timedelta(minutes=1)
+        store.put_many([(b"a", b"1"), (b"b", b"1"), (b"c", b"1")], expires=due)
+        store.put(b"c", b"stays")
+    for words in (("scan",), ("count",), ("get", "a")):
+        shown = run(words[0], tmp_path / "s", *words[1:])
+        assert "2 keys have expired and are still there" in " ".join(shown.stderr.split())
+    run("put", tmp_path / "s", "d", "1")
+    shown = run("scan", tmp_path / "s", "--keys-only")
+    assert (shown.stdout.split(), shown.stderr) == (["c", "d"], "")
+
+
 # -- imports and feeds ------------------------------------------------------------------------
 
 
@@ -136,6 +161,38 @@ def test_imports_are_listed_and_reverted(run: Run, path: Path, tmp_path: Path) -
     assert {"reverted", "added"} == {
         each["state"] for each in lines(run("imports", "list", path, "--json"))
     }
+
+
+def test_an_id_is_decimal_unless_it_has_16_digits_or_0x(
+    run: Run, path: Path, tmp_path: Path
+) -> None:
+    with kvstore.open(path) as store:
+        for number in (10, 16, 20261124, 0x1234567890123456):
+            made = bulk.Import.create(tmp_path / f"staged{number}", import_id=number)
+            with made.writer() as writer:
+                writer.put(b"i%d" % number, b"v")
+            made.seal()
+            bulk.ingest(store, made.staging)
+    found = {
+        each["id"]: each["import_id"] for each in lines(run("imports", "list", path, "--json"))
+    }
+    assert found["20261124"] == "0000000001352904"
+    for text, number in (
+        ("10", 10),
+        ("0x10", 16),
+        ("0000000000000010", 16),
+        ("020261124", 20261124),
+        ("1234567890123456", 0x1234567890123456),
+        (str(0x1234567890123456), 0x1234567890123456),
+    ):
+        shown = lines(run("imports", "show", path, text, "--json"))[0]
+        assert (shown["id"], shown["import_id"]) == (str(number), f"{number:016x}")
+    run("imports", "revert", path, "10")
+    assert {
+        each["id"] for each in lines(run("imports", "list", path, "--json")) if each["reverted"]
+    } == {"10"}
+    assert b"i10" not in keys(path)
+    assert b"i16" in keys(path)
 
 
 def test_feeds_are_listed_shown_and_dropped(run: Run, path: Path) -> None:

@@ -54,6 +54,7 @@ def shipped(cluster: Cluster) -> dict[str, str]:
     }
 
 
+@pytest.mark.cluster
 def test_work_on_a_cluster_with_a_shared_directory_survives_a_killed_executor(
     cluster: Cluster,
 ) -> None:

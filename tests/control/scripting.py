@@ -17,14 +17,18 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+
 import kvstore
 from kvstore import bulk
 from kvstore.backup import Collection
+from kvstore.bulk.loading import stored_batches
+from kvstore.bulk.manifest import EncodedBy
 from kvstore.errors import KVStoreError
 from kvstore.remote.control import as_store
 
 ROWS = 40
-"""Rows of each import."""
+"""Rows of each import, and as many rows of a table."""
 
 TURNS = ("backup", "import", "gc", "backup", "import")
 
@@ -34,20 +38,37 @@ def imported(number: int) -> dict[bytes, bytes]:
     return {b"import/%04d/%02d" % (number, row): b"%d" % number for row in range(ROWS)}
 
 
+def typed(number: int) -> list[dict[str, Any]]:
+    """The rows of a table that the same import has."""
+    return [{"id": number * ROWS + row, "mail": f"{number}-{row}"} for row in range(ROWS)]
+
+
+def users(store: Any) -> kvstore.Table:
+    """The table of these rows, in a store or by a client."""
+    schema = pa.schema([("id", pa.int64()), ("mail", pa.string())])
+    found: kvstore.Table = store.table("users", schema, "id", {"by_mail": kvstore.unique("mail")})
+    return found
+
+
 def staging(place: Path, number: int) -> Path:
     return place / f"staged-{number:04d}"
 
 
-def stage(place: Path, number: int) -> Path:
+def stage(client: kvstore.Client, place: Path, number: int) -> Path:
     """The staging directory of an import, built anew unless it was sealed."""
     directory = staging(place, number)
     if not (directory / "import.json").exists():
         shutil.rmtree(directory, ignore_errors=True)
+        codec = users(client).codec()
         made = bulk.Import.create(directory)
         with made.writer() as writer:
             for key, value in imported(number).items():
                 writer.put(key, value)
-        made.seal()
+        rows = pa.RecordBatch.from_pylist(typed(number), codec.definition.schema)
+        for stored in stored_batches(codec, rows):
+            with made.writer() as writer:
+                writer.write(stored.sort_by("key"))
+        made.seal(tables=[EncodedBy.of(codec)])
     return directory
 
 
@@ -71,7 +92,7 @@ def do(client: kvstore.Client, place: Path, turn: str, number: int) -> int:
     if turn == "backup":
         return int(Collection(place / "collection").backup(client).upper)
     if turn == "import":
-        return int(bulk.ingest(client, stage(place, number)))
+        return int(bulk.ingest(client, stage(client, place, number)))
     with as_store(client) as store:
         return int(store.gc(keep=timedelta(0)).since)
 

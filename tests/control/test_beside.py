@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -17,7 +18,6 @@ import kvstore.backup.tasks
 import kvstore.bulk.tasks
 import kvstore.upkeep
 from kvstore.backup.window import Uploaded, upload_here
-from kvstore.bulk.ingest import record_of
 from kvstore.errors import (
     FencedError,
     HistoryGoneError,
@@ -303,36 +303,45 @@ def test_a_check_that_the_owner_cannot_run_is_refused_before_anything_is_brought
     assert owner.imports.all() == []
 
 
-def test_an_import_that_was_aborted_meanwhile_is_told(
+def test_files_that_are_no_sealed_import_are_not_taken(
     tmp_path: Path, owner: kvstore.Store, client: kvstore.Client
 ) -> None:
+    assert owner.path is not None
     place = staged(tmp_path / "staged", {b"b": b"2"})
+    sealed = kvstore.bulk.read_manifest(place)
+    named = f"{sealed.import_id:016x}-0"
+    brought = owner.path / "ingest" / named
+    for name in (str(place), f"../../staged/{named}", "../staged", f"{sealed.import_id:016x}", 5):
+        with pytest.raises(UsageError, match=r"directory in ingest/|must be a text"):
+            client.work("add_import", None, directory=name)
 
-    def abort(step: str) -> None:
-        if step == "add":
-            owner.imports.abort(kvstore.bulk.read_manifest(place).import_id)
+    def bring() -> None:
+        shutil.rmtree(brought, ignore_errors=True)
+        shutil.copytree(place, brought)
 
-    with pytest.raises(UsageError, match="aborted meanwhile"):
-        kvstore.bulk.ingest(client, place, progress=abort)
-    kvstore.bulk.ingest(client, place)
-    assert owner.get(b"b") == b"2"
+    def add() -> None:
+        client.work("add_import", None, directory=named)
 
-
-def test_files_outside_the_store_are_not_taken(
-    tmp_path: Path, owner: kvstore.Store, client: kvstore.Client
-) -> None:
-    place = staged(tmp_path / "staged", {b"b": b"2"})
-    (part,) = place.glob("part-*")
-    with as_store(client) as store:
-        record = record_of(kvstore.bulk.read_manifest(place))
-        store.imports.prepare(record)
-        for name in (str(part), f"../../staged/{part.name}", f"..//{part.name}", "", 5):
-            with pytest.raises(UsageError, match="of an import"):
-                client.work("add_import", None, import_id=f"{record.import_id:016x}", files=[name])
-    (place / "part-0.sst").write_bytes(b"no file")
-    part.write_bytes(part.read_bytes()[:-1])
+    with pytest.raises(ImportRefusedError, match="nothing is there"):
+        add()
+    bring()
+    (brought / "import.json").unlink()
+    with pytest.raises(ImportRefusedError, match="not sealed"):
+        add()
+    bring()
+    (part,) = brought.glob("part-*")
+    part.write_bytes(part.read_bytes()[:-1] + b"?")
+    with pytest.raises(ImportRefusedError, match="altered"):
+        add()
+    part.unlink()
+    part.symlink_to("/dev/zero")
+    with pytest.raises(ImportRefusedError, match="regular file"):
+        add()
+    assert owner.imports.all() == []
+    (place / part.name).write_bytes(b"no file")
     with pytest.raises(ImportRefusedError):
         kvstore.bulk.ingest(client, place)
+    assert dict(owner.scan()) == {b"a": b"1"}
 
 
 def test_a_restore_goes_into_the_store_of_an_owner(
@@ -383,6 +392,8 @@ def test_closing_ends_the_work_of_a_script(owner: kvstore.Store, client: kvstore
     for number in range(400):
         owner.put(b"%02d" % (number % 40), b"%d" % number)
     closing = threading.Thread(target=owner.close)
+    assert client.path is not None
+    hasty = kvstore.connect(client.path, patience=0)
 
     def close(count: int) -> None:
         if closing.ident is None:
@@ -391,8 +402,8 @@ def test_closing_ends_the_work_of_a_script(owner: kvstore.Store, client: kvstore
 
     with bounds({"GC_KEYS_PER_STEP": 2}), as_store(client) as store, suppress(KVStoreError):
         store.gc(keep=timedelta(0), progress=close)  # its last step may be done already
-    with pytest.raises(KVStoreError):
-        client.get(b"00")
+    with hasty, pytest.raises(KVStoreError):
+        hasty.get(b"00")
 
 
 def test_writes_by_the_word_of_a_script(

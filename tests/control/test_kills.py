@@ -16,7 +16,7 @@ from kvstore import bulk
 from kvstore.backup import Collection
 from tests.control import owners
 from tests.control.owners import Owner
-from tests.control.scripting import Script, imported, staging
+from tests.control.scripting import ROWS, Script, imported, staging, typed
 from tests.harness.bounds import bounds
 from tests.harness.seeds import seeded
 
@@ -119,6 +119,10 @@ class Rounds:
             assert stamp == self.stamps.setdefault(number, stamp), "added once"
             rows = imported(number)
             assert dict(store.scan(prefix=b"import/%04d/" % number)) == rows
+            table = store.table("users")
+            for row in typed(number):
+                assert list(table.find("by_mail", row["mail"])) == [table.get(row["id"])] == [row]
+            assert [seen.timestamp for seen in table.history(number * ROWS)] == [stamp]
             versions = store.history(next(iter(rows)))
             assert [version.timestamp for version in versions] == [stamp]
         assert not [each for each in store.imports.all() if each.added is None]

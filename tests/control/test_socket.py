@@ -6,6 +6,7 @@ import os
 import signal
 import stat
 import threading
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,14 @@ from kvstore.errors import (
     ForkedError,
     KVStoreError,
     LockedError,
+    NotFoundError,
     NotListeningError,
     UsageError,
 )
 from kvstore.remote import control_socket
-from tests.control.owners import owning
+from tests.control.owners import Owner, owning
 from tests.harness.forks import STATUS, reap
+from tests.harness.seeds import seeded
 
 pytestmark = pytest.mark.usefixtures("each_engine")
 
@@ -76,7 +79,7 @@ def test_a_store_that_does_not_listen_has_no_thread_and_no_socket(tmp_path: Path
 
 def test_a_closed_store_leaves_no_socket(tmp_path: Path) -> None:
     store = kvstore.open(tmp_path / "store", control=True)
-    client = kvstore.connect(tmp_path / "store")
+    client = kvstore.connect(tmp_path / "store", patience=0)
     store.close()
     store.close()
     assert not list((tmp_path / "store" / "control").iterdir())
@@ -93,6 +96,8 @@ def test_an_owner_that_was_killed_leaves_a_socket_that_traps_nobody(
     with owning(spawn, path, each_engine) as owner:
         with kvstore.connect(path) as client:
             assert client.put(b"k", b"v", durability="sync") > 0
+        with pytest.raises(LockedError, match=r"shared=True.*connect\(path\).*follow.*open_read"):
+            kvstore.open(path, each_engine)
         owner.kill()
     assert (path / "control" / "socket").exists()
     with pytest.raises(NotListeningError):
@@ -105,7 +110,7 @@ def test_an_owner_that_was_killed_leaves_a_socket_that_traps_nobody(
 
 def test_a_second_owner_is_refused_and_the_first_goes_on(tmp_path: Path) -> None:
     with kvstore.open(tmp_path / "store", control=True):
-        with pytest.raises(LockedError):
+        with pytest.raises(LockedError, match="use the Store that has it open"):
             kvstore.open(tmp_path / "store", control=True)
         with kvstore.connect(tmp_path / "store") as client:
             assert client.get(b"k") is None
@@ -117,6 +122,58 @@ def test_a_client_goes_over_to_the_next_owner(tmp_path: Path) -> None:
         client.put(b"k", b"v")
     with client, kvstore.open(tmp_path / "store", control=True):
         assert client.get(b"k") == b"v"
+
+
+def test_clients_wait_for_an_owner_that_is_started_anew(
+    tmp_path: Path, spawn: Any, each_engine: str
+) -> None:
+    """Owners are closed and killed in turn. Clients that were there before, and clients that come
+    while nobody listens, find the next owner; each call is done once."""
+    path, rng = tmp_path / "store", seeded()
+    kvstore.open(path).close()
+    done = [0] * 3
+
+    def call(place: int, client: kvstore.Client) -> None:
+        while not is_over.is_set():
+            client.increment(b"%d" % place)
+            done[place] += 1
+            assert client.get(b"%d" % place) == b"%d" % done[place]
+
+    def first_call() -> kvstore.Client:
+        """A client that comes before its owner."""
+        return kvstore.connect(path, patience=60)
+
+    is_over = threading.Event()
+    with ThreadPoolExecutor(len(done)) as threads:
+        connected = [threads.submit(first_call) for _ in done]
+        owner = Owner(spawn, path, each_engine, None)
+        clients = [each.result() for each in connected]
+        calls = [threads.submit(call, place, each) for place, each in enumerate(clients)]
+        try:
+            for end in [*rng.sample([Owner.kill, Owner.stop], 2), Owner.kill]:
+                before = list(done)
+                while any(each == now for each, now in zip(before, done, strict=True)):
+                    assert not any(each.done() for each in calls)
+                    wait(calls, timeout=0.01)
+                end(owner)
+                owner = Owner(spawn, path, each_engine, None)
+        finally:
+            is_over.set()
+        for each in calls:
+            each.result()
+        assert [int(clients[0].get(b"%d" % place) or 0) for place in range(len(done))] == done
+        owner.stop()
+
+
+def test_a_path_with_nothing_is_told_at_once_and_may_be_waited_for(tmp_path: Path) -> None:
+    path = tmp_path / "missing.db"
+    with pytest.raises(NotFoundError, match=r"no store and no socket is at .*missing.db"):
+        kvstore.connect(path)
+    with ThreadPoolExecutor(1) as threads:
+        coming = threads.submit(kvstore.connect, path, patience=60)
+        with kvstore.open(path, control=True) as store, coming.result() as client:
+            client.put(b"k", b"v")
+            assert store.get(b"k") == b"v"
 
 
 def test_a_store_without_a_path_cannot_listen() -> None:

@@ -17,6 +17,7 @@ import kvstore
 from kvstore import bulk
 from kvstore.backup import Collection
 from kvstore.opening import engine_at
+from tests.harness.bounds import bounds
 
 ROWS_PER_IMPORT = 300
 KEYS_PER_BATCH = 5
@@ -69,6 +70,12 @@ def commits(place: Path, acknowledged: Connection, seed: int) -> None:
         running.start()
     for running in threads:
         running.join()
+
+
+def pieces(place: Path, acknowledged: Connection, seed: int) -> None:
+    """The same, and each commit goes to the engine in pieces."""
+    with bounds(COMMIT_PIECE_BYTES=1, COMMIT_PIECE_ROWS=2, CHANGE_CHUNK_BYTES=300):
+        commits(place, acknowledged, seed)
 
 
 def imports(place: Path, acknowledged: Connection, seed: int) -> None:

@@ -11,15 +11,22 @@ import random
 import sys
 from pathlib import Path
 
+from tests.harness.bounds import bounds
 from tests.harness.writer import Writer
 
 ACKNOWLEDGED = "acknowledged"
 
 
 def main(root: Path, engine: str, seed: int, steps: int, result: Path) -> None:
-    writer = Writer(root, engine, random.Random(seed))
+    rng = random.Random(seed)
+    writer = Writer(root, engine, rng)
     copies = []
-    with (root / ACKNOWLEDGED).open("wb", buffering=0) as said, writer.store as store:
+    pieces = {"COMMIT_PIECE_BYTES": 40, "COMMIT_PIECE_ROWS": 2, "CHANGE_CHUNK_BYTES": 30}
+    with (
+        bounds(pieces if rng.random() < 0.5 else {}),
+        (root / ACKNOWLEDGED).open("wb", buffering=0) as said,
+        writer.store as store,
+    ):
         for number in range(steps):
             is_durable = writer.step()
             if is_durable or writer.rng.random() < 0.3:

@@ -263,6 +263,7 @@ def test_a_system_call_that_fails_ends_in_an_error_of_the_tree(
     """All calls, or `tried` of them, each with one of the errors."""
     rng = seeded()
     place = tmp_path / "place"
+    place.mkdir()
     with faults(place) as calls:
         WORKS[name][0](place / "it", [])
     count = len(calls.names)
@@ -286,6 +287,7 @@ def test_a_look_at_a_name_that_fails_ends_in_an_error_of_the_tree(
     missing file in others."""
     rng = seeded()
     place = tmp_path / "place"
+    place.mkdir()
     with faults(place) as calls:
         WORKS[name][0](place / "it", [])
     looks = [nth for nth, each in enumerate(calls.names) if each.startswith(_LOOKS)]

@@ -102,6 +102,27 @@ def test_a_commit_on_a_full_disk_fails_clearly_and_keeps_what_was_acknowledged(
         store.put(b"again", VALUE, durability="sync")
 
 
+@pytest.mark.parametrize("engine", ["rocksdb", "memory"])
+def test_a_large_commit_that_does_not_fit_is_not_there_and_fits_later(
+    disk: Path, engine: str
+) -> None:
+    rows = {b"%06d" % number: VALUE for number in range(DISK_BYTES // len(VALUE))}
+    with kvstore.open(disk / "store", engine) as store:
+        store.put(b"000000", b"before", durability="sync")
+    store = kvstore.open(disk / "store", engine)
+    with pytest.raises(OutOfSpaceError):
+        store.put_many(rows)
+    require_refusing(store)
+    store.close()
+    grow(disk)
+    for present in ({b"000000": b"before"}, rows):
+        with kvstore.open(disk / "store", engine) as store:
+            assert dict(store.scan()) == present
+            assert {change.key for change in store.changes(0)} == set(present)
+            store.verify().require_ok()
+            store.put_many(rows, durability="sync")
+
+
 def grow(disk: Path) -> None:
     size = f"remount,size={4 * DISK_BYTES}"
     subprocess.run(["mount", "-o", size, str(disk)], check=True)

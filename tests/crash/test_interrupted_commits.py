@@ -24,6 +24,7 @@ import pytest
 import kvstore
 from kvstore import Store, bulk
 from kvstore.engine.memory import MemoryEngine
+from tests.harness.bounds import bounds
 from tests.harness.kills import run_until_killed
 from tests.harness.parts import parts_of
 from tests.harness.seeds import seeded
@@ -53,6 +54,11 @@ def large(store: Store, number: int) -> None:
     store.put_many({b"k%d" % at: b"%d" % number * 400 for at in range(7)})
 
 
+def pieces(store: Store, number: int) -> None:
+    with bounds(COMMIT_PIECE_BYTES=1, COMMIT_PIECE_ROWS=2, CHANGE_CHUNK_BYTES=3):
+        delete_range(store, number)
+
+
 def sync(store: Store, number: int) -> None:
     put(store, number)
     store.sync()
@@ -64,6 +70,7 @@ COMMITS: Mapping[str, Callable[[Store, int], None]] = {
     "expires": expire,
     "transact": transact,
     "large": large,
+    "pieces": pieces,
     "sync": sync,
 }
 
@@ -77,11 +84,43 @@ PLACES = (
     "write_meta",
     "add",
     "note_health",
+    "write",
+    "write_pieces",
+    "_write_piece",
+    "remove_pieces",
 )
 """Functions in which the stored bytes and memory may differ."""
 
 
-WHOLE = ("with self.lock:", "with self._writing:", "try:")
+IN_MEMORY = (
+    "_append",
+    "append",
+    "_make_room",
+    "_rotate",
+    "_write",
+    "create_live",
+    "seal",
+    "_show",
+    "_drafts",
+    "apply",
+    "put",
+    "delete",
+    "delete_range",
+    "_own",
+    "_split",
+    "_cut",
+    "_drop_empty",
+)
+"""Functions in which the memory engine changes its journal and its maps."""
+
+
+WHOLE = (
+    "with self.lock:",
+    "with self._lock:",
+    "with self._append_lock",
+    "with self._writing:",
+    "try:",
+)
 """Lines at which no signal is handled: a lock is taken or released, or no code is run."""
 
 
@@ -133,12 +172,19 @@ def check(store: Store, before: dict[bytes, bytes], after: dict[bytes, bytes]) -
 
 @pytest.mark.parametrize("opcodes", [False, *soaked(True)], ids=["lines", "opcodes"])
 @pytest.mark.parametrize("name", COMMITS)
+@pytest.mark.parametrize("engine", ["rocksdb", "memory", "memory alone"])
 def test_a_commit_that_is_interrupted_at_any_line_leaves_a_store_that_works(
-    tmp_path: Path, name: str, opcodes: bool
+    tmp_path: Path, engine: str, name: str, opcodes: bool
 ) -> None:
     """The store was poisoned, reads included."""
     commit = COMMITS[name]
-    with kvstore.open(tmp_path / "store", durability="async") as store:
+    path = None if engine == "memory alone" else tmp_path / "store"
+    small = {"CHUNK_ENTRIES_MAX": 4, "JOURNAL_FILE_RECORDS": 7}
+    places = PLACES if engine == "rocksdb" else (*PLACES, *IN_MEMORY)
+    with (
+        bounds({} if engine == "rocksdb" else small),
+        kvstore.open(path, engine.split()[0], durability="async") as store,
+    ):
         for number in range(7):
             put(store, number)
         model = kvstore.open(None, engine="memory")
@@ -151,7 +197,8 @@ def test_a_commit_that_is_interrupted_at_any_line_leaves_a_store_that_works(
             model.delete_range(b"", b"z")
             model.put_many(before)
             commit(model, number)
-            reached = at_line(lambda at=number: commit(store, at), line, opcodes=opcodes)  # type: ignore[misc]
+            call = partial(commit, store, number)
+            reached = at_line(call, line, opcodes=opcodes, within=places)
             check(store, before, dict(model.scan()))
             if not reached:
                 break
@@ -160,7 +207,9 @@ def test_a_commit_that_is_interrupted_at_any_line_leaves_a_store_that_works(
         assert interrupts > 8
         upper, rows = store.upper, dict(store.scan())
         assert store.verify().problems == ()
-    with kvstore.open(tmp_path / "store") as again:
+    if path is None:
+        return
+    with kvstore.open(path, engine) as again:
         assert again.upper >= upper
         assert dict(again.scan()) == rows
         assert again.verify().problems == ()
@@ -415,7 +464,7 @@ def test_a_load_into_memory_that_is_interrupted_leaves_a_store_that_works(
             assert again.verify().problems == ()
 
 
-def put_until_interrupted(path: Path, said: Connection) -> None:
+def put_until_interrupted(path: Path, engine: str, said: Connection) -> None:
     """Put until Ctrl-C, again and again, and tell what is there."""
     is_putting = came = False
 
@@ -426,7 +475,7 @@ def put_until_interrupted(path: Path, said: Connection) -> None:
             raise KeyboardInterrupt
 
     signal.signal(signal.SIGINT, on_signal)
-    with kvstore.open(path, durability="async") as store:
+    with kvstore.open(path, engine, durability="async") as store:
         store.put(b"k", b"0")
         number, returned = 1, 0
         while True:
@@ -450,9 +499,10 @@ def put_until_interrupted(path: Path, said: Connection) -> None:
             said.send("works")
 
 
-@pytest.mark.parametrize("count", [150, *soaked(3000)])
+@pytest.mark.parametrize("count", [100, *soaked(3000)])
+@pytest.mark.parametrize("engine", ["rocksdb", "memory"])
 def test_control_c_in_a_loop_of_puts_leaves_a_store_that_works(
-    tmp_path: Path, spawn: Any, count: int
+    tmp_path: Path, spawn: Any, engine: str, count: int
 ) -> None:
     """A real SIGINT, in a process of its own."""
     works, pick = 0, seeded("KVSTORE_SIGINT_SEED")
@@ -469,7 +519,8 @@ def test_control_c_in_a_loop_of_puts_leaves_a_store_that_works(
             os.kill(said[-1], signal.SIGINT)
         return False
 
-    run_until_killed(spawn, put_until_interrupted, (tmp_path / "store",), is_time, 0.0)
+    path = tmp_path / "store"
+    run_until_killed(spawn, put_until_interrupted, (path, engine), is_time, 0.0)
     assert works == count
-    with kvstore.open(tmp_path / "store") as store:
+    with kvstore.open(path, engine) as store:
         assert store.verify().problems == ()

@@ -88,12 +88,13 @@ def check_feed(store: Store) -> None:
 
 @pytest.mark.usefixtures("each_engine")
 @rounds(200)
+@pytest.mark.parametrize("child", [children.commits, children.pieces])
 def test_acknowledged_commits_stand_and_batches_are_whole(
-    killer: Killer, tmp_path: Path, count: int
+    killer: Killer, tmp_path: Path, child: Child, count: int
 ) -> None:
     kvstore.open(tmp_path / "store").close()
     for place in places(tmp_path, count):
-        said = acknowledged(killer.run(children.commits, place))
+        said = acknowledged(killer.run(child, place))
         with kvstore.open(place / "store") as store:
             found = dict(store.scan())
             check_feed(store)

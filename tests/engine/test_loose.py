@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-import kvstore.engine.sorted_file
+import kvstore.engine.loose_files
 from kvstore.bulk.part import SstFile
-from kvstore.engine.sorted_file import LooseFiles
+from kvstore.engine.loose_files import LooseFiles
 from kvstore.errors import CorruptionError, OutOfSpaceError, StorageError
 
 
@@ -30,7 +30,7 @@ def sst(path: Path, keys: list[bytes]) -> Path:
 def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The directory for throw-away databases, instead of /dev/shm and /tmp."""
     (tmp_path / "memory").mkdir()
-    monkeypatch.setattr(kvstore.engine.sorted_file, "IN_MEMORY", str(tmp_path / "memory"))
+    monkeypatch.setattr(kvstore.engine.loose_files, "IN_MEMORY", str(tmp_path / "memory"))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "memory"))
     return tmp_path / "memory"
 
@@ -89,7 +89,7 @@ def test_the_database_of_a_process_that_was_killed_is_removed(
 ) -> None:
     file = sst(tmp_path / "1.sst", [b"a"])
     program = f"""
-import os, signal, kvstore.engine.sorted_file as loose
+import os, signal, kvstore.engine.loose_files as loose
 loose.IN_MEMORY = {str(scratch)!r}
 held = loose.LooseFiles([{str(file)!r}])
 os.kill(os.getpid(), signal.SIGKILL)

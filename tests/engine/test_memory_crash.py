@@ -26,7 +26,8 @@ from kvstore.errors import (
 )
 from kvstore.storage.journal import Journal, Sync
 from tests.engine.memory_store import PATH, entries, open_memory, put, stage
-from tests.harness.disk import MemoryDisk
+from tests.harness.bounds import bounds
+from tests.harness.disk import MemoryDisk, ProcessDied
 from tests.harness.parts import parts_of
 
 
@@ -112,19 +113,37 @@ def test_a_failed_fsync_poisons_too() -> None:
         engine.sync()
 
 
-def test_an_interrupt_between_journal_and_memory_poisons(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = MemoryEngine(None)
-
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(engine, "_show", interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        put(engine, b"a", b"1")
-    monkeypatch.undo()
-    for call in (lambda: put(engine, b"a", b"1"), lambda: engine.get(DATA, b"a"), engine.borrow):
-        with pytest.raises(PoisonedError):
-            call()
+@pytest.mark.parametrize("torn", [0, 7], ids=["before", "inside"])
+def test_an_interrupt_at_any_step_of_the_disk_is_settled_by_the_next_call(torn: int) -> None:
+    """The engine refused every later call."""
+    for at in itertools.count(1):
+        disk, told, came = MemoryDisk(), [b"0"], 0
+        with bounds({"JOURNAL_FILE_RECORDS": 4}):
+            engine = on_disk(disk)
+            put(engine, b"n", b"0")
+            disk.die_before, disk.die_after_bytes = len(disk.steps) + at, torn
+            for number in range(1, 12):
+                told.append(b"%d" % number)
+                try:
+                    put(engine, b"n", told[-1])
+                    if number % 5 == 0:
+                        engine.sync()
+                except ProcessDied:
+                    disk.die_before = None
+                    came += 1
+                    if number % 2:  # otherwise the next write settles it
+                        assert engine.get(DATA, b"n") in told[-2:]
+                        assert engine.look_again()
+                else:
+                    assert engine.get(DATA, b"n") == told[-1]
+            disk.die_before = None
+            put(engine, b"last", b"")
+            left = entries(engine)[DATA]
+            assert left in ({b"n": told[-1], b"last": b""}, {b"n": told[-2], b"last": b""})
+            assert entries(on_disk(disk.killed()))[DATA] == left
+        if not came:
+            assert at > 20
+            break
 
 
 CHILD = """

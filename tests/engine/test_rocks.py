@@ -179,12 +179,14 @@ def test_a_refused_store_leaves_no_directory_for_the_files_of_a_store_that_was_r
 ) -> None:
     """RocksDB makes its files by name."""
     name = tmp_path / "named"
-    with kvstore.open(name) as store:
-        store.put(b"still", b"here")
-        name.rename(tmp_path / "moved")
-        with pytest.raises(LockedError):
-            kvstore.open(name)
-        assert not name.exists()
+    store = kvstore.open(name)
+    store.put(b"still", b"here")
+    name.rename(tmp_path / "moved")
+    with pytest.raises(LockedError):
+        kvstore.open(name)
+    assert not name.exists()
+    with pytest.raises(StorageError, match="moved away"):
+        store.close()
     with kvstore.open(tmp_path / "moved") as moved:
         assert moved.get(b"still") == b"here"
     kvstore.open(name).close()

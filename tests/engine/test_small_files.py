@@ -21,6 +21,7 @@ from kvstore.limits import (
     SORTED_MERGE_FILE_BYTES,
 )
 from kvstore.store import Upkeep
+from tests.harness.bounds import bounds
 from tests.harness.seeds import seeded
 
 FLUSHES = 3 * SMALL_FILES_MAX
@@ -98,9 +99,8 @@ def test_kills_leave_few_files(tmp_path: Path, spawn: Any) -> None:
         assert list(store.scan()) == rows(FLUSHES)
 
 
-def test_parallel_scans_leave_few_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvstore.mvcc.parallel_scan.SCAN_WORKERS_BYTES_MIN", 0)
-    with kvstore.open(tmp_path / "s") as store:
+def test_passes_that_flush_leave_few_files(tmp_path: Path) -> None:
+    with bounds(COLUMNS_FLUSH_BYTES_MIN=0), kvstore.open(tmp_path / "s") as store:
         for number in range(FLUSHES):
             store.put(key(number), b"v")
             assert store.scan_batches(workers=2).read_all().num_rows == number + 1

@@ -20,11 +20,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from xxhash import xxh3_64_intdigest
 
-from kvstore.bulk.part import SstFile, writer_options
+from kvstore.bulk.part import SstFile
 from kvstore.codec.varint import read_varint
-from kvstore.engine.sorted_file import Figures, LooseFiles, figures_of, key_blocks_of
+from kvstore.engine.loose_files import LooseFiles
+from kvstore.engine.sorted_file import Figures, figures_of, key_blocks_of
 from kvstore.errors import AccessDeniedError, CorruptionError, StorageError
 from kvstore.limits import KEY_BYTES_MAX
+from tests.harness.rocks_files import writer_options
 from tests.harness.seeds import seed_of
 from tests.harness.varints import varint
 
@@ -195,7 +197,7 @@ def resealed(content: bytes, block: tuple[int, int]) -> bytes:
 TAKE = """
 import sys
 from pathlib import Path
-from kvstore.engine.sorted_file import LooseFiles
+from kvstore.engine.loose_files import LooseFiles
 for file in sorted(Path(sys.argv[1]).iterdir()):
     print(file.name, flush=True)
     with LooseFiles([file]) as loose:

@@ -26,13 +26,13 @@ class Replica:
 
     def apply(self, event: Event) -> None:
         self.seen.append((event.timestamp, event.sequence))
-        if event.op is Operation.UPDATE:
+        if event.op is Operation.PUT:
             assert event.value is not None
             self.rows[event.key] = event.value
-        elif event.op is Operation.ROW_DELETE:
+        elif event.op is Operation.DELETE:
             self.rows.pop(event.key, None)
         else:
-            assert event.op is Operation.RANGE_DELETE
+            assert event.op is Operation.DELETE_RANGE
             assert event.end_key is not None
             for key in [key for key in self.rows if event.key <= key < event.end_key]:
                 del self.rows[key]

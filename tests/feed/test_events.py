@@ -22,9 +22,9 @@ from tests.feed.replica import add_import
 pytestmark = [pytest.mark.usefixtures("each_engine"), pytest.mark.tiny_limits]
 
 UPDATE, ROW_DELETE, RANGE_DELETE = (
-    Operation.UPDATE,
-    Operation.ROW_DELETE,
-    Operation.RANGE_DELETE,
+    Operation.PUT,
+    Operation.DELETE,
+    Operation.DELETE_RANGE,
 )
 
 
@@ -35,9 +35,9 @@ def brief(events: Iterator[Event]) -> list[tuple[int, int, bytes, bytes | None, 
 def test_codes_are_those_of_the_format() -> None:
     assert {op.name: op.value for op in Operation} == {
         "PREIMAGE": 0,
-        "UPDATE": 1,
-        "ROW_DELETE": 3,
-        "RANGE_DELETE": 5,
+        "PUT": 1,
+        "DELETE": 3,
+        "DELETE_RANGE": 5,
         "POSTIMAGE": 9,
         "IMPORT": 16,
         "REVERT": 17,
@@ -103,10 +103,10 @@ def test_rows_keep_a_keys_images_and_its_change_together(store: Store) -> None:
         batch.put(b"k", b"3")
     laid_out = [row for event in store.events(since, images="pre+post") for row in event.rows()]
     assert laid_out == [
-        (Operation.UPDATE, b"j", b"2"),
+        (Operation.PUT, b"j", b"2"),
         (Operation.POSTIMAGE, b"j", b"2"),
         (Operation.PREIMAGE, b"k", b"1"),
-        (Operation.UPDATE, b"k", b"3"),
+        (Operation.PUT, b"k", b"3"),
         (Operation.POSTIMAGE, b"k", b"3"),
     ]
 

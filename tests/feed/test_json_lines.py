@@ -27,16 +27,16 @@ def test_lines_say_what_events_say(tmp_path: Path) -> None:
             json.loads, changes_json_lines(store, 0, images="pre+post", expand="none")
         )
         assert (put["op"], put["key"], put["value"], put["post"]) == (
-            "update",
+            "put",
             "é",
             "on time",
             "on time",
         )
         assert "pre" not in put
         assert kvstore.Timestamp.parse(erased["timestamp"]) == batch.timestamp
-        assert (erased["op"], erased["key"], erased["seq"]) == ("range_delete", "a", 0)
+        assert (erased["op"], erased["key"], erased["seq"]) == ("delete_range", "a", 0)
         assert erased["end_key"] == {"base64": "Y/8="}
-        assert (deleted["op"], deleted["seq"], deleted["end_of_batch"]) == ("row_delete", 1, True)
+        assert (deleted["op"], deleted["seq"], deleted["end_of_batch"]) == ("delete", 1, True)
         assert (loaded["op"], int(loaded["key"], 16)) == ("import", import_id)
         assert all("\n" not in line for line in changes_json_lines(store, 0))
 

@@ -84,7 +84,7 @@ class Inode:
 
 
 class MemoryDisk:
-    """`kvstore.storage.journal.files.Files` in memory."""
+    """`kvstore.storage.journal.names.Files` in memory."""
 
     def __init__(self, image: dict[str, bytes] | None = None, *, sector: int | None = None) -> None:
         self.inodes = {path: Inode(data, data) for path, data in (image or {}).items()}

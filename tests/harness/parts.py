@@ -15,7 +15,7 @@ from kvstore.changes.index import ChangeIndex
 from kvstore.engine import DATA, Engine
 from kvstore.engine.rocks import RocksEngine
 from kvstore.mvcc import Versions
-from kvstore.mvcc.parallel_scan import Scanners
+from kvstore.remote.shared import SharedStore
 from kvstore.retention.gc import Collector
 from kvstore.store import Store
 from kvstore.timeline.changesets import Changesets
@@ -39,7 +39,6 @@ class StoreParts:
     clears: Clears
     changesets: Changesets
     collector: Collector
-    scanners: Scanners
     transactions: Transactions
 
 
@@ -56,7 +55,6 @@ def parts_of(store: Store) -> StoreParts:
         shared.clears,
         store._changesets,
         store._collector,
-        store._scanners,
         store._transactions,
     )
 
@@ -66,3 +64,9 @@ def data_family(store: Store) -> Any:
     engine = store._engine
     assert isinstance(engine, RocksEngine)
     return engine._family[DATA]
+
+
+def is_resting(shared: SharedStore) -> bool:
+    """Whether a guest of a shared store looks seldom, because nobody reads it."""
+    state: Any = shared._state
+    return bool(state._is_resting)

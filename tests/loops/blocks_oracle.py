@@ -96,32 +96,39 @@ def _whole_keys(contents: bytes) -> tuple[int, list[int]]:
     return end, memoryview(contents)[end:-4].cast("I").tolist()[::-1]
 
 
-def lz4_size(block: Buffer) -> int:
-    data = bytes(block)
-    at = size = 0
-    while at < len(data):
-        token = data[at]
-        literals, at = _lz4_length(data, at + 1, token >> 4)
-        at += literals
-        size += literals
-        if at >= len(data):
-            return size if at == len(data) else -1
-        matched, at = _lz4_length(data, at + 2, token & 15)
-        size += matched + 4
-    return -1
+def unpacked(block: bytes) -> bytes | None:
+    """The bytes of an LZ4 block by its description; None where it ends within a sequence, or refers
+    to bytes before its beginning."""
+    data, at = bytearray(), 0
+    try:
+        while True:
+            token, at = block[at], at + 1
+            literals, at = _lz4_length(block, at, token >> 4)
+            if at + literals > len(block):
+                return None
+            data += block[at : at + literals]
+            at += literals
+            if at == len(block):
+                return bytes(data)
+            back = block[at] | block[at + 1] << 8
+            matched, at = _lz4_length(block, at + 2, token & 15)
+            if not 0 < back <= len(data):
+                return None
+            for _ in range(matched + 4):
+                data.append(data[-back])
+    except IndexError:
+        return None
 
 
-def _lz4_length(data: bytes, at: int, length: int) -> tuple[int, int]:
-    """A length whose first four bits are `length`, and the place behind it. The place is behind
-    the end of `data` where the length is cut short."""
-    if length < 15:
-        return length, at
-    while at < len(data):
-        length += data[at]
-        at += 1
-        if data[at - 1] != 255:
-            return length, at
-    return length, len(data) + 1
+def _lz4_length(block: bytes, at: int, length: int) -> tuple[int, int]:
+    """A length whose first four bits are `length`, and the place behind it."""
+    if length == 15:
+        while True:
+            length += block[at]
+            at += 1
+            if block[at - 1] != 255:
+                break
+    return length, at
 
 
 def survey(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from itertools import pairwise, takewhile
 from typing import Any
 
@@ -9,10 +10,11 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from xxhash import xxh3_64_intdigest
 
 from kvstore.codec.keys import TAIL_BYTES
 from kvstore.loops import blocks
-from kvstore.loops.blocks import block_handles, block_keys, lz4_size, referring_keys
+from kvstore.loops.blocks import block_handles, block_keys, referring_keys, unpack_lz4, xxh3
 from tests.harness.varints import varint
 from tests.loops import blocks_oracle, raw, stored_key
 
@@ -165,21 +167,39 @@ def test_keys_of_any_form_are_taken_alike(stems: list[bytes], reference: bytes) 
     assert read(blocks) == read(blocks_oracle)
 
 
-@given(st.binary(max_size=200), st.integers(0, 300))
-def test_lengths_of_a_block_are_what_it_decompresses_to(part: bytes, repeats: int) -> None:
-    data = part * repeats
+@given(st.binary(max_size=300), st.integers(0, 300))
+def test_checksums_are_those_of_xxhash(part: bytes, repeats: int) -> None:
+    for data in (part, part * repeats):
+        assert xxh3(data) == xxh3(memoryview(data)) == xxh3_64_intdigest(data)
+
+
+def test_checksums_of_every_short_length() -> None:
+    data = random.Random(3).randbytes(1_300)
+    for size in range(len(data)):
+        assert xxh3(data[:size]) == xxh3_64_intdigest(data[:size])
+
+
+repeated = st.lists(
+    st.tuples(st.binary(min_size=1, max_size=40), st.integers(1, 60)), max_size=12
+).map(lambda parts: b"".join(part * count for part, count in parts))
+
+
+@given(repeated | st.binary(max_size=400))
+def test_a_block_unpacks_to_what_arrow_packed(data: bytes) -> None:
     block = pa.compress(data, codec="lz4_raw", asbytes=True)
-    assert lz4_size(block) == lz4_size(memoryview(block)) == len(data)
+    assert unpack_lz4(block, len(data)) == unpack_lz4(memoryview(block), len(data)) == data
+    for wrong in {0, 1, len(data) - 1, len(data) + 1, 2 * len(data) + 9} - {len(data), -1}:
+        with pytest.raises(ValueError, match="does not unpack"):
+            unpack_lz4(block, wrong)
 
 
 @given(
-    st.binary(max_size=60) | st.lists(st.sampled_from([0, 15, 240, 255]), max_size=40).map(bytes)
+    st.binary(max_size=60) | st.lists(st.sampled_from([0, 1, 15, 240, 255]), max_size=40).map(bytes)
 )
-def test_lengths_of_any_block_are_taken_alike(block: bytes) -> None:
-    size = blocks_oracle.lz4_size(block)
-    assert lz4_size(block) == size
-    assert size <= 255 * len(block)
-    if size > 0:
-        for wrong in range(max(size - 3, 0), size):
-            with pytest.raises(OSError, match="Corrupt"):
-                pa.decompress(block, decompressed_size=wrong, codec="lz4_raw")
+def test_any_block_unpacks_as_the_format_says(block: bytes) -> None:
+    data = blocks_oracle.unpacked(block)
+    if data is not None:
+        assert unpack_lz4(block, len(data)) == data
+    for size in {*range(40), 600} - {-1 if data is None else len(data)}:
+        with pytest.raises(ValueError, match="does not unpack"):
+            unpack_lz4(block, size)

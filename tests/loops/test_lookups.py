@@ -23,7 +23,8 @@ from kvstore.errors import CorruptionError
 from kvstore.limits import KEY_BYTES_MAX
 from kvstore.loops.contract import ABSENT
 from kvstore.loops.lookup import Lookup, PointRead, Readers, are_keys, find_among, find_many
-from kvstore.loops.writes import put_all, set_rows
+from kvstore.loops.packing import Packer
+from kvstore.loops.writes import put_all
 from kvstore.mvcc.fragments import Fragments, limit_of
 from kvstore.mvcc.lookup import rest_of
 from tests.loops import raw, stored_key
@@ -337,6 +338,7 @@ def test_a_loop_over_many_keys_lets_other_threads_run() -> None:
     keys = [b"%07d" % row for row in range(1_000_000)]
     points: dict[bytes, bytes | None] = dict.fromkeys(keys, b"")
     column = 0, None, 0, b"".join(keys), array("i", range(0, 7 * len(keys) + 1, 7))
+    rows = len(keys), column, column, bytes(8), None, True
     # The call runs in C as a whole, so no other thread gets a turn.
     reader = SimpleNamespace(seek=len, next=len, key=[].clear, value=bytes)
     thread = threading.Thread(target=tick)
@@ -346,7 +348,7 @@ def test_a_loop_over_many_keys_lets_other_threads_run() -> None:
             lambda: find_many(reader, id, keys, rest_of(9), ([], [UNLIMITED]), 0, None),
             lambda: find_among(reader, id, keys, 9, rest_of(9), {}),
             lambda: put_all(slice, points, encode_suffix(9), None),
-            lambda: set_rows({}, column, column, len(keys), bytes(8), None),
+            lambda: Packer(8192, 1 << 30).add(rows, 0, len(keys)),
         ):
             before = ticks
             loop()

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from array import array
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import kvstore
-from kvstore.codec.keys import TOMBSTONE, VALUE, encode_reference, encode_suffix, frame
+from kvstore.codec.keys import TOMBSTONE, VALUE, encode_suffix, frame
 from kvstore.limits import KEY_BYTES_MAX
-from kvstore.loops.writes import Puts, put_all, set_rows
+from kvstore.loops.writes import Puts, put_all
 from kvstore.opening import ENGINES
-from tests.harness.bounds import bounds
 from tests.loops import raw
-from tests.mvcc.test_scan import times
 
 
 @given(st.dictionaries(raw, st.none() | raw, max_size=20), st.integers(1, 1 << 62))
@@ -63,87 +59,6 @@ def test_what_put_raises_ends_it() -> None:
 
     with pytest.raises(OSError, match="no"):
         put_all(put, {b"a": b"1", b"b": None}, encode_suffix(1), None)
-
-
-class Entries(list[tuple[bytes, bytes]]):
-    """Takes entries, and refuses the one at `last`."""
-
-    last = -1
-
-    def __setitem__(self, key: Any, value: Any) -> None:
-        if len(self) == self.last:
-            raise OSError("full")
-        self.append((key, value))
-
-
-def column_of(rows: list[bytes | None], first: int) -> Any:
-    """The rows as a column of an array that has `first` rows before them."""
-    array = pa.array([b"before"] * first + rows, pa.binary())
-    valid, offsets, data = array.buffers()
-    return 0, valid, first, data, offsets
-
-
-@given(
-    st.lists(
-        st.tuples(raw, st.none() | raw, times, st.sampled_from([VALUE, TOMBSTONE])), max_size=12
-    ),
-    st.integers(0, 3),
-    st.booleans(),
-    st.booleans(),
-    st.integers(-1, 12),
-)
-def test_versions_are_set_in_their_order_until_one_is_refused(
-    drawn: list[Any], first: int, has_kinds: bool, has_times: bool, last: int
-) -> None:
-    suffixes = [
-        encode_suffix(time) if has_times else encode_reference(7) for _, _, time, _ in drawn
-    ]
-    kinds = [kind if has_kinds else VALUE for _, _, _, kind in drawn]
-    expected = [
-        (frame(key) + suffix + kind, b"" if kind == TOMBSTONE else value or b"")
-        for (key, value, _, _), suffix, kind in zip(drawn, suffixes, kinds, strict=True)
-    ]
-    target = Entries()
-    target.last = last
-    keys, values = (column_of([row[at] for row in drawn], first) for at in (0, 1))
-    suffix = b"".join(suffixes) if has_times else encode_reference(7)
-    with bounds(SCAN_CHUNK=5):
-        done, error = set_rows(
-            target, keys, values, len(drawn), suffix, b"".join(kinds) if has_kinds else None
-        )
-    is_refused = 0 <= last < len(drawn)
-    assert done == (last if is_refused else len(drawn))
-    assert isinstance(error, OSError) == is_refused
-    assert target == expected[:done]
-
-
-SUFFIX = encode_reference(7)
-SOUND = 0, None, 0, b"abc", array("i", [0, 3])
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        (3, *SOUND[1:]),
-        (*SOUND[:4], array("i", [0])),
-        (0, None, 1, *SOUND[3:]),
-        (0, None, -1, b"abc", array("i", [0, 3, 3])),
-        (0, b"", *SOUND[2:]),
-        (*SOUND[:4], array("i", [0, 4])),
-        (*SOUND[:4], array("i", [-1, 3])),
-        (*SOUND[:4], array("i", [2, 1])),
-    ],
-)
-def test_columns_that_lie_about_their_rows_are_refused(wrong: Any) -> None:
-    for columns in (wrong, SOUND), (SOUND, wrong):
-        target = Entries()
-        with pytest.raises(ValueError, match=r"."):
-            set_rows(target, *columns, 1, SUFFIX, None)
-        assert target == []
-    with pytest.raises(ValueError, match="one kind"):
-        set_rows(Entries(), SOUND, SOUND, 1, SUFFIX, VALUE + VALUE)
-    with pytest.raises(ValueError, match="one suffix"):
-        set_rows(Entries(), SOUND, SOUND, 1, SUFFIX + SUFFIX, None)
 
 
 @pytest.mark.parametrize("engine", ENGINES)

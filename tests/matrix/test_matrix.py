@@ -1,4 +1,5 @@
-"""The short form of `make spark-matrix`: older releases, played on the release that is installed.
+"""The short form of `make spark-matrix`, in `make soak`: older releases, played on the release that
+is installed.
 
 The library takes this release for an older one. Its calls must then work without the features that
 the older release lacks, or refuse in one line. `make spark-matrix` runs the releases themselves.
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-@pytest.mark.parametrize("release", ["3.5.9", *soaked("4.0.5")])
+@pytest.mark.parametrize("release", soaked("3.5.9", "4.0.5"))
 def test_calls_work_or_are_refused_as_their_release_has_the_feature(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, release: str
 ) -> None:

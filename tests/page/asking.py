@@ -10,7 +10,7 @@ from kvstore.remote.server.http import Head
 from kvstore.remote.server.page import Page, PageAnswer
 
 HOST = "127.0.0.1:7448"
-VOID = {"meta", "link", "input"}
+VOID = {"meta", "link", "input", "wbr"}
 
 
 @dataclass
@@ -47,6 +47,10 @@ class Html(HTMLParser):
 
     def all(self, tag: str) -> list[Element]:
         return [element for element in self.elements if element.tag == tag]
+
+    def text_of_class(self, name: str) -> str:
+        """The text of the first element of a class."""
+        return next(each.text for each in self.elements if each.attributes.get("class") == name)
 
 
 def parsed(body: bytes) -> Html:

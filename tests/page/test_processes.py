@@ -88,6 +88,23 @@ def test_the_page_follows_a_store_that_its_owner_writes_and_keeps_nobody_out(
         assert store.get(b"imported") is None
 
 
+def test_the_page_shows_the_figures_of_an_owner_that_listens(tmp_path: Path) -> None:
+    place = tmp_path / "store"
+    with kvstore.open(place, control=True) as store:
+        for number in range(7):
+            store.put(b"%d" % number, b"v")
+        with shown(place) as visitor:
+            text = visitor.ask("metrics")[1]
+            assert "the process that owns the store" in text
+            row = text.partition("kvstore_<wbr>commits_<wbr>total")[2].partition("</tr>")[0]
+            assert ">7<" in row, row
+            store.close()
+            text = visitor.ask("metrics")[1]
+            assert "its owner does not listen" in text
+            row = text.partition("kvstore_<wbr>commits_<wbr>total")[2].partition("</tr>")[0]
+            assert ">0<" in row, row
+
+
 def test_a_server_with_readers_has_the_page_of_its_owner(tmp_path: Path) -> None:
     tokens = tmp_path / "tokens"
     tokens.write_text(f"admin {ADMIN}\n")

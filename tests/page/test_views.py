@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote, urlencode, urlsplit
 
 import pyarrow as pa
 import pytest
@@ -18,9 +18,15 @@ from kvstore.backup.page import collections
 from kvstore.remote.server import Token
 from kvstore.remote.server.access import Tokens
 from kvstore.remote.server.page import Page
-from kvstore.remote.server.page.html import from_notation, shortened, to_notation
-from kvstore.remote.server.page.request import SHOWN_CHARS
-from tests.page.asking import Asking
+from kvstore.remote.server.page.html import (
+    SHOWN_CHARS,
+    count_axis,
+    from_notation,
+    seconds_axis,
+    shortened,
+    to_notation,
+)
+from tests.page.asking import Asking, parsed
 
 ADMIN = "a" * 32
 HOSTILE = [
@@ -40,7 +46,10 @@ HOSTILE = [
     b" ",
     bytes(range(256)),
 ]
-SECTIONS = ("keys", "activity", "tables", "imports", "feeds", "holds", "metrics", "collections")
+SECTIONS = (
+    *("keys", "tables", "activity", "changed", "imports", "feeds", "holds", "trends", "connected"),
+    *("metrics", "collections"),
+)
 
 
 @pytest.fixture(scope="module")
@@ -260,6 +269,19 @@ def test_collections_show_coverage_and_one_failure_hides_no_other(
     assert "none: " in main
 
 
+def test_backups_of_another_store_are_told_and_say_nothing_of_this_one(tmp_path: Path) -> None:
+    place = str(tmp_path / "backups")
+    with kvstore.open(None, engine="memory") as other, kvstore.open(None, engine="memory") as store:
+        other.put(b"k", b"v")
+        store.put(b"k", b"v")
+        backup.Collection(place).backup(other)
+        person = Asking(Page(store, None, [collections([place])]))
+        said = person.text("collections")
+        assert f"backups of store {other.store_id}, and not of this one" in said
+        assert "A disaster now" not in said
+        assert "covered from" not in said
+
+
 def test_a_value_of_64_mib_is_shown_in_part(made: tuple[kvstore.Store, Asking]) -> None:
     store, person = made
     store.put(b"zz-large", b"<b>" + bytes(64 << 20))
@@ -290,6 +312,89 @@ def test_a_wrong_request_gets_a_page_that_says_what_to_do(
     assert answer.status == status
     assert words in answer.body.decode()
     assert answer.kind.startswith("text/html")
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        *("keys?at=yesteryear", "keys?at=2200-01-01T00:00Z", "keys?prefix=%5C", "nowhere"),
+        *("table?name=none", "revert?import_id=zz", "changed?since=never"),
+    ],
+)
+def test_an_error_keeps_the_navigation_and_its_links_work(
+    made: tuple[kvstore.Store, Asking], target: str
+) -> None:
+    _, person = made
+    answer = person.get(target)
+    assert answer.status >= 400
+    page = parsed(answer.body)
+    links = [link.attributes["href"] for link in page.all("nav")[0:1] and page.all("a")]
+    assert [link for link in links if not link.startswith("#")][: len(SECTIONS)] == list(SECTIONS)
+    if target.startswith("keys?at"):
+        field = next(each for each in page.all("input") if each.attributes.get("id") == "at")
+        assert field.attributes["value"] in target  # to be corrected
+
+
+@pytest.mark.parametrize(
+    ("words", "age_s"),
+    [("1 hour ago", 3600), ("-5m", 300), ("2 days ago", 172_800), ("yesterday", None)],
+)
+def test_the_field_of_the_time_takes_words(tmp_path: Path, words: str, age_s: int | None) -> None:
+    day_ns = 86_400 * 10**9
+    clock = kvstore.ManualClock(20_000 * day_ns)
+    with kvstore.open(tmp_path / "store", durability="async", clock=clock) as store:
+        for number in range(10):  # the state changes each quarter of a day, and at each minute
+            store.put(b"k", b"day %d" % number)
+            clock.advance(day_ns // 4)
+        now = clock.wall_ns()
+        at = now - (now % day_ns) - day_ns if age_s is None else now - age_s * 10**9
+        wanted = store.get(b"k", as_of=at)
+        assert wanted is not None
+        page = Asking(Page(store, None)).html("key?" + urlencode({"key": "k", "at": words}))
+        assert wanted.decode() in page.all("pre")[0].text
+        field = next(each for each in page.all("input") if each.attributes.get("id") == "at")
+        assert field.attributes["value"] == words
+
+
+def test_charts_have_axes_and_loads_have_bars(made: tuple[kvstore.Store, Asking]) -> None:
+    _, person = made
+    page = person.html("activity?per=day")
+    axes = [each for each in page.elements if each.attributes.get("class") in ("values", "times")]
+    assert len(axes) == 4  # of commits, and of loads
+    assert axes[0].text.endswith("0")
+    assert axes[2].text == "210"
+    bars = [each for each in page.all("rect") if each.attributes["class"].startswith("load")]
+    assert sum(float(each.attributes["height"]) > 0 for each in bars) == 1
+    assert any(each.text.endswith("1 rows") for each in page.all("a"))
+    top, texts = seconds_axis(7000)
+    assert (top, texts) == (7200, ["2 h", "1 h", "0 s"])
+    for most in (0, 0.003, 1, 59, 61, 3000, 80_000, 10**7):
+        for scale in (seconds_axis, count_axis):
+            assert scale(most)[0] >= most
+
+
+def test_a_page_of_now_loads_again_by_itself_if_it_is_asked_to(
+    made: tuple[kvstore.Store, Asking],
+) -> None:
+    store, person = made
+    assert b"refresh" not in dict(person.get("metrics").headers)
+    assert dict(person.get("metrics?refresh=5").headers)[b"refresh"] == b"5"
+    assert dict(person.get("activity?refresh=60").headers)[b"refresh"] == b"60"
+    for target in (
+        "keys?refresh=0",
+        f"keys?refresh=5&at={int(store.upper) - 1}",
+        "nowhere?refresh=5",
+    ):
+        assert b"refresh" not in dict(person.get(target).headers)
+
+
+def test_names_of_metrics_break_behind_an_underscore_alone(
+    made: tuple[kvstore.Store, Asking],
+) -> None:
+    _, person = made
+    body = person.get("metrics").body.decode()
+    assert ">kvstore_<wbr>commits_<wbr>total</code>" in body
+    assert "kvstore_commits_total" in person.text("metrics")
 
 
 def test_history_that_is_gone_is_told(tmp_path: Path) -> None:

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import kvstore
+from kvstore.bulk.bucket import Bucket
 from kvstore.bulk.pushes import Pushes
 from kvstore.bulk.pushes.log import PushLog
 from kvstore.bulk.pushes.pull import AmendedPush, Puller
-from kvstore.bulk.staging import Bucket
 from kvstore.engine.rocks import RocksEngine
 from kvstore.store import Store
 from kvstore.timeline.imports import Imports

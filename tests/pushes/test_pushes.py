@@ -10,6 +10,7 @@ from datetime import timedelta
 from pathlib import Path
 from zlib import crc32
 
+import pyarrow as pa
 import pytest
 
 import kvstore
@@ -325,7 +326,7 @@ def test_the_newest_pushes_and_those_that_expire_are_found_without_the_older_log
 def test_a_call_that_makes_no_sense_is_refused_and_does_nothing(pushes: Pushes) -> None:
     made = push(pushes, {b"a": b"1"})
     wrong: list[tuple[Callable[[], object], str]] = [
-        (lambda: pushes.expire(keep=timedelta(days=-1)), "not negative"),
+        (lambda: pushes.expire(keep=timedelta(days=-1)), "from 0 on"),
         (lambda: pushes.expire(keep=-1), "keep=-1"),
         (lambda: pushes.wait(1, "eu-1"), "names='eu-1'"),
         (lambda: pushes.wait(1, ["eu-1"], until="taken"), "until='taken'"),  # type: ignore[arg-type]
@@ -444,8 +445,36 @@ def test_a_worker_waits_is_waited_for_and_ends(pushes: Pushes, tmp_path: Path) -
                 pushes.wait(push(pushes, {b"a": b"1"}).number, ["eu-9"], timeout=0)
             puller.wait(1, timeout=60)
             found = pushes.wait(1, ["eu-1"], timeout=60)
-            assert set(found.stores[0].seconds) == {"fetch", "check", "add"}
+            assert set(found.stores[0].seconds) == {"fetch", "check", "add", "other"}
         before = threading.active_count()
         puller.close()
         assert threading.active_count() <= before
         assert store.get(b"a") == b"1"
+
+
+def test_a_push_that_does_not_pass_the_gate_of_its_taker_is_refused(pushes: Pushes) -> None:
+    with kvstore.open(None, engine="memory") as store:
+        puller = Puller(store, pushes, name="eu-1", check={"rows": {"least_of_baseline": 0.9}})
+        push(pushes, generation(0))
+        push(pushes, generation(0, rows=20))
+        push(pushes, generation(1))
+        drain(puller)
+        states = [pushes.status(number).stores[0] for number in (1, 2, 3)]
+        assert [each.state for each in states] == ["added", "refused", "added"]
+        assert "rows is 20, and must be at least 27" in states[1].error
+        assert dict(store.scan()) == generation(0) | generation(1)
+
+
+def test_a_check_that_raises_refuses_its_push_and_the_next_one_comes(pushes: Pushes) -> None:
+    def check(staged: pa.RecordBatchReader, _: pa.RecordBatchReader) -> None:
+        if b"v1" in staged.read_all()["value"].to_pylist():
+            raise ZeroDivisionError("by one")
+
+    with kvstore.open(None, engine="memory") as store:
+        puller = Puller(store, pushes, name="eu-1", check={"functions": {"odd": check}})
+        for number in range(3):
+            push(pushes, generation(number))
+        drain(puller)
+        states = [pushes.status(number).stores[0] for number in (1, 2, 3)]
+        assert [each.state for each in states] == ["added", "refused", "added"]
+        assert "odd is ZeroDivisionError: by one" in states[1].error

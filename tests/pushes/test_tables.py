@@ -12,11 +12,11 @@ import pytest
 
 import kvstore
 from kvstore import ManualClock, Span, Store, bulk, unique
+from kvstore.bulk.manifest import EncodedBy
 from kvstore.bulk.pushes import Pushes
 from kvstore.bulk.pushes.log import PushMode
 from kvstore.bulk.pushes.pull import Puller
 from kvstore.bulk.pushes.pushes import import_id_of
-from kvstore.bulk.staging import EncodedBy
 from kvstore.errors import UsageError
 from kvstore.storage.memory import MemoryBlob
 from kvstore.tables import Table
@@ -138,6 +138,26 @@ def test_rows_of_a_push_expire_with_their_entries(
     span = Span.of_prefix(table_prefix(1))
     assert sum(1 for _ in store.keys(span.start, span.end)) == 2 * len(left)
     require_same_by_index(trips)
+
+
+def test_a_column_of_the_table_tells_when_rows_of_a_push_expire(
+    pushes: Pushes, stores: list[Store], clock: ManualClock
+) -> None:
+    schema = SCHEMA.append(pa.field("until", pa.timestamp("ns", "UTC")))
+    dues = pa.array(
+        [None if n % 3 else START + n * 10**9 for n in range(12)], pa.timestamp("ns", "UTC")
+    )
+    tables = [
+        store.table("trips", schema, "id", {"by_zone": "zone"}, expires="until") for store in stores
+    ]
+    push_rows(pushes, tables[0], rows(range(12)).append_column("until", dues), shards=2)
+    for puller in pullers_of(pushes, stores):
+        drain(puller)
+    clock.advance(5 * 10**9)
+    left = [n for n in range(12) if n % 3 or n > 5]
+    assert sorted(row["id"] for table in tables for row in table.rows()) == left
+    for table in tables:
+        require_same_by_index(table)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 
@@ -17,10 +17,16 @@ class ServerProcess:
         self._command += ["--listen", listen, *options]
         self._process: subprocess.Popen[str] | None = None
         self.url = ""
+        self.notes: Path | None = None
+        """The file to which it prints its notes; by default they are this process's."""
 
     def begin(self) -> None:
         """Start it, and do not wait."""
-        self._process = subprocess.Popen(self._command, stdout=subprocess.PIPE, text=True)
+        with ExitStack() as stack:
+            notes = self.notes and stack.enter_context(self.notes.open("ab"))
+            self._process = subprocess.Popen(
+                self._command, stdout=subprocess.PIPE, stderr=notes, text=True
+            )
 
     def start(self) -> str:
         """Start it, and return its address once it listens."""

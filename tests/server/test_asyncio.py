@@ -64,6 +64,12 @@ def test_coroutines_read_and_write_tables(store: kvstore.Store) -> None:
             assert await client.tables() == ["users"]
             await users.alter(add={"seats": (pa.int8(), 1)}, add_index={"by_seats": "seats"})
             assert await users.build_index("by_seats") is not None
+            async with client.snapshot() as then:
+                before, now = await then.table("users"), await users.count()
+                await users.delete_range(prefix=())
+                assert (await users.count(), await before.count()) == (0, now)
+                await users.revert(then.as_of)
+                assert await users.count() == now
             assert len([row async for row in users.find("by_seats", 1)]) == 3
 
     with serving(app(store), LOCAL) as running:

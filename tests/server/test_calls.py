@@ -25,6 +25,7 @@ from kvstore.errors import (
     DeterminateError,
     FencedError,
     HistoryGoneError,
+    NotFoundError,
     NotYetWrittenError,
     PreconditionError,
     StorageError,
@@ -190,7 +191,7 @@ def test_many_large_values_are_read_in_pieces(client: Client, store: kvstore.Sto
     client.put(b"0", b"new")
     keys = [b"%d" % (n % 21) for n in range(100)]
     wanted = store.get_many(keys)
-    with bounds(JOIN_VALUE_BYTES_MAX=3000, ARROW_BYTES_MAX=3000):
+    with bounds(JOIN_VALUE_BYTES_MAX=3000, HISTORY_BYTES_MAX=3000, ARROW_BYTES_MAX=3000):
         assert client.get_many(keys) == wanted
         assert client.get_many(keys, first) == store.get_many(keys, first)
         times = [first, store.upper - 1] * 50
@@ -396,7 +397,7 @@ def test_a_path_is_opened_at_the_first_call_and_closed_with_the_application(tmp_
 
 
 def test_nobody_at_an_address_is_told(tmp_path: Path) -> None:
-    with pytest.raises(DeterminateError, match="no store and no socket is there"):
+    with pytest.raises(NotFoundError, match="no store and no socket is at"):
         connect(tmp_path / "nothing", patience=0)
     with pytest.raises(DeterminateError, match="connecting to"):
         connect("http://127.0.0.1:1", patience=0)
@@ -540,6 +541,7 @@ def test_keys_of_tables_are_refused_and_left_out(client: Client, store: kvstore.
         lambda: client.increment(key),
         lambda: client.update(key, lambda old: b"1"),
         lambda: client.delete_range(key, key + b"\xff"),
+        lambda: client.clear_range(RESERVED, key + b"\xff"),
         lambda: client.transact(lambda txn: txn.put(key, b"1")),
         lambda: client.transact(lambda txn: txn.delete_range(key, key + b"\xff")),
     ):
@@ -583,6 +585,9 @@ def test_the_owner_does_the_upkeep_that_a_client_asks_for(
 def test_keys_are_counted_and_listed_without_values_and_a_mapping_writes(
     client: Client, store: kvstore.Store
 ) -> None:
+    client.mapping(prefix=b"e/", expires="+1h")[b"k"] = b"v"
+    assert timedelta(minutes=59) < (store.ttl(b"e/k") or timedelta(0)) <= timedelta(hours=1)
+    store.delete(b"e/k")
     view = client.mapping("json", prefix=b"m/")
     view.update({"a": 1, "b": [2]})
     view["c"] = {"n": 3}

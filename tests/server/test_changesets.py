@@ -17,7 +17,7 @@ from kvstore.errors import BusyError, ClosedError, RetryableError, UsageError
 from kvstore.remote.client import Client, connect, connect_async
 from kvstore.remote.server import ListenAddress, serving
 from kvstore.remote.server.app import app
-from kvstore.remote.server.invocation import LentChangesets
+from kvstore.remote.server.changesets import LentChangesets
 from tests.harness.bounds import bounds
 from tests.server.process import ServerProcess
 

@@ -23,7 +23,6 @@ from kvstore.remote.protocol import ARROW_TYPE, LABELS_SCHEMA, READ_SCHEMA, WRIT
 from kvstore.remote.server import Token
 from kvstore.remote.server.app import App, app
 from kvstore.remote.server.http import TOKEN_PATTERN
-from kvstore.timeline.import_records import ImportRecord, import_fields
 from tests.harness.seeds import seed_of
 
 SECRET = "s" * 32
@@ -46,7 +45,7 @@ EXCEPTIONS = {
     "not JSON: ": "JSON Schema does not look into a text that has JSON",
     "store.reshard(streams=": "the number of streams is the state of the store",
     "belongs to tables": "patterns cannot tell the bytes at the beginning of a base64 text",
-    "a range without an end": "the prefix of the last keys has no end",
+    "needs an end": "the prefix is one of tables, which patterns cannot tell",
 }
 """Messages of refusals of calls that the document allows, each with the reason."""
 
@@ -90,8 +89,8 @@ def _stream(schema: pa.Schema, *columns: list[Any]) -> bytes:
 
 
 ROWS = {
-    "get_many": _stream(READ_SCHEMA, [b"a", b"k"], [None, None]),
-    "floor": _stream(READ_SCHEMA, [b"a", b"k"], [None, None]),
+    "get_many": _stream(READ_SCHEMA, [b"a", b"k"], [None, None], [7, None]),
+    "floor": _stream(READ_SCHEMA, [b"a", b"k"], [None, None], [7, None]),
     "join": _stream(LABELS_SCHEMA, [b"a", b"k"], [0, 1]),
     "batch": _stream(WRITES_SCHEMA, [1, 3], [b"a", b"k"], [None] * 2, [b"v", None], [None] * 2),
     "table_join": _stream(pa.schema([("id", pa.int64()), ("ts", pa.int64())]), [1], [1]),
@@ -119,8 +118,6 @@ def served(store: kvstore.Store) -> Iterator[App]:
     schemathesis.openapi.format("kvstore-digests", st.just("{}"))
     question = {"on": ["id"], "at": "ts", "known_at": None, "columns": None}
     schemathesis.openapi.format("kvstore-question", st.just(json.dumps(question)))
-    record = import_fields(ImportRecord(1, "0" * 64, 1, 1, (kvstore.Span(b"a", b"b"),), 1))
-    schemathesis.openapi.format("kvstore-import", st.just(json.dumps(record)))
     application = app(store, tokens=[Token(SECRET, "admin")])
     yield application
     application.close()

@@ -334,3 +334,38 @@ def test_a_row_with_a_time_that_has_passed_is_refused(client: Client) -> None:
     with pytest.raises(UsageError, match="expires"):
         users.put({"id": 1, "mail": "a"}, expires=Timestamp(START - 1))
     assert users.get(1) is None
+
+
+def test_a_column_of_a_clients_table_tells_when_rows_expire(
+    client: Client, store: Store, clock: ManualClock
+) -> None:
+    schema = pa.schema(
+        [("id", pa.int64()), ("zone", pa.string()), ("until", pa.timestamp("us", "UTC"))]
+    )
+    mine = client.table("codes", schema, "id", {"zone": "zone"}, expires="until")
+    until = datetime.fromtimestamp(START // 10**9 + 3600, UTC)
+
+    def row(number: int, moment: datetime | None) -> dict[str, Any]:
+        return {"id": number, "zone": "a", "until": moment}
+
+    mine.put(row(1, until))
+    mine.insert(row(2, until))
+    mine.put_batch(pa.Table.from_pylist([row(3, until), row(4, None)], schema))
+    with client.transaction() as transaction:
+        transaction.table("codes").put(row(5, until))
+    with client.batch() as batch:
+        batch.table("codes").put(row(6, until))
+    mine.put(row(7, until))
+    mine.update(7, until=None)
+    assert [about(mine.ttl(number)) for number in (1, 2, 3, 4)] == [LIFE, LIFE, LIFE, None]
+    with pytest.raises(UsageError, match="'until' tells when its rows expire"):
+        mine.put(row(8, None), expires=LIFE)
+    with pytest.raises(UsageError, match="update the row: until=None"):
+        mine.persist(1)
+    clock.advance(HOUR)
+    assert [each["id"] for each in mine.find("zone", "a")] == [4, 7]
+    assert [each["id"] for each in store.table("codes").rows()] == [4, 7]
+    mine.alter(expires=False, add={"note": pa.string()})
+    assert store.table("codes").expires is None
+    mine.alter(expires="until")
+    assert [mine.expires, store.table("codes").expires] == ["until"] * 2

@@ -60,9 +60,8 @@ _OF_THE_OWNER = "the table of a client refuses it"
 TABLE_NOT_AWAITED = {
     "codec": "for programs of this project",
     "feed": _OF_THE_OWNER,
-    "import_target": _OF_THE_OWNER,
+    "import_target": "loads run in a thread of the caller: asyncio.to_thread(bulk.ingest, ...)",
     "join_side": "joins of several sources read in the process of the caller",
-    "persist": _OF_THE_OWNER,
     "tidy": _OF_THE_OWNER,
 }
 PARAMETERS_LEFT_OUT = {
@@ -83,8 +82,10 @@ PARAMETERS_LEFT_OUT = {
         pytest.param(AsyncClient, Client, {}, id="AsyncClient alone"),
         pytest.param(Table, ClientTable, {}, id="Table"),
         pytest.param(ClientTable, AsyncTable, TABLE_NOT_AWAITED, id="AsyncTable"),
-        pytest.param(ClientSnapshot, AsyncSnapshot, {"join_side": ""}, id="AsyncSnapshot"),
-        pytest.param(Snapshot, ClientSnapshot, {"table": ""}, id="ClientSnapshot"),
+        pytest.param(
+            ClientSnapshot, AsyncSnapshot, {"join_side": "", "open_at": ""}, id="AsyncSnapshot"
+        ),
+        pytest.param(Snapshot, ClientSnapshot, {}, id="ClientSnapshot"),
     ],
 )
 def test_names_that_one_has_and_the_other_has_not_are_listed(

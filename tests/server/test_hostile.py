@@ -24,7 +24,6 @@ from kvstore.remote.server import ListenAddress, Running, Token, serving
 from kvstore.remote.server.app import app
 from kvstore.remote.server.http import head_of
 from kvstore.remote.verbs import PUT
-from kvstore.timeline.import_records import ImportRecord, import_fields
 from tests.harness.bounds import bounds
 from tests.harness.seeds import seeded
 from tests.server.process import ServerProcess
@@ -364,7 +363,7 @@ def test_streams_and_bytes_are_bounded(running: Running, store: kvstore.Store) -
                 client.put(b"k2", bytes(1000))
             client.put(b"k2", b"short")
         with pytest.raises(UsageError, match="at most 1048576"):
-            client.put(b"k2", bytes(1 << 21))
+            client.get_many([b"k" * 1024] * 2048)
 
 
 def test_a_full_server_says_so_and_that_nothing_was_done(
@@ -482,27 +481,6 @@ def test_wrong_tokens_are_refused_and_never_told(
                 client.put(b"k", b"v")
     assert SECRET not in caplog.text
     assert SECRET not in repr(served) + repr(Token(SECRET))
-
-
-def test_no_call_makes_an_import_that_verify_calls_damaged(
-    running: Running, store: kvstore.Store
-) -> None:
-    """Listed keys outside of the spans, and rows without a file, came by these two verbs."""
-    fields = import_fields(ImportRecord(16, "0" * 64, 1, 1, (kvstore.Span(b"a", b"b"),), None))
-    named = {"import_id": "10", "record": json.dumps(fields)}
-
-    def call(verb: str, **arguments: list[str]) -> bytes:
-        body = json.dumps({**named, **arguments}).encode()
-        return say(running, request("POST", f"/v1/{verb}", body, "Content-Type: application/json"))
-
-    for key in ("z", "Z", "b", ""):
-        assert status(call("prepare_import", keys=[key])) == 200
-        assert store.verify().ok
-        assert b"name the files that have them" in call("add_import", files=[])
-        assert store.verify().ok
-        assert store.imports.abort(16)
-    assert status(call("prepare_import", keys=["a"])) == 200
-    assert store.verify().ok
 
 
 def test_a_hostile_server_cannot_take_a_client_down() -> None:

@@ -18,9 +18,10 @@ import kvstore
 from kvstore import bulk
 from kvstore.backup import Collection
 from kvstore.backup.tasks import place_of as place_of_a_task
+from kvstore.bulk.bucket import BucketUrl
 from kvstore.bulk.pushes.log import root_place
 from kvstore.bulk.served import AllowedPlaces
-from kvstore.bulk.staging import BucketUrl, staging_place
+from kvstore.bulk.staging import staging_place
 from kvstore.errors import KVStoreError, UsageError
 from kvstore.spark.access import absolute
 from kvstore.storage.address import open_blob, open_storage, parse_address, public_address

@@ -52,7 +52,7 @@ FIRST = ShardState(
     "versions",
     seqno=1,
     rollups={1: "orders/rollup/v1-a"},
-    chain="blake3:00112233445566778899aabbccddeeff",
+    step_digest="blake3:00112233445566778899aabbccddeeff",
 )
 FULL = ShardState(
     shard="orders",
@@ -74,7 +74,7 @@ FULL = ShardState(
     critical={"backup": CriticalHold(4, b"\x00owner-1")},
     writers={"w-1": LastAppend("token", 9, 1_700_000_001)},
     kept={3: ("release",)},
-    chain="blake3:ffeeddccbbaa99887766554433221100",
+    step_digest="blake3:ffeeddccbbaa99887766554433221100",
 )
 
 
@@ -82,7 +82,7 @@ def test_a_state_and_its_bytes_are_golden() -> None:
     golden = (GOLDEN / "rollup-v1.bin").read_bytes()
     assert codec.encode_state(FULL) == golden
     found = codec.decode_state(golden, where="golden")
-    assert (found, found.chain) == (FULL, FULL.chain)
+    assert (found, found.step_digest) == (FULL, FULL.step_digest)
 
 
 def test_a_step_and_its_bytes_are_golden() -> None:
@@ -139,11 +139,11 @@ def test_the_steps_of_any_history_lead_to_its_states(history: list[Any]) -> None
             continue
         assert after.problem() is None
         data = codec.encode_diff(before, after)
-        after = replace(after, chain=digest(data))
+        after = replace(after, step_digest=digest(data))
         replayed = codec.apply_diffs(
             replayed, [codec.decode_diff(data, where="step")], where="step"
         )
-        assert (replayed, replayed.chain) == (after, after.chain)
+        assert (replayed, replayed.step_digest) == (after, after.step_digest)
         assert codec.decode_state(codec.encode_state(after), where="state") == after
         before = after
 
@@ -187,7 +187,7 @@ def test_a_step_from_another_version_does_not_fit() -> None:
 
 
 def test_a_step_of_another_history_and_a_step_without_a_link_do_not_follow() -> None:
-    data = codec.encode_diff(replace(FIRST, chain=FULL.chain), FULL)
+    data = codec.encode_diff(replace(FIRST, step_digest=FULL.step_digest), FULL)
     with pytest.raises(CorruptionError, match="does not follow"):
         codec.apply_diffs(FIRST, [codec.decode_diff(data, where="x")], where="x")
     body = json.loads(data[codec.ENVELOPE.size :])

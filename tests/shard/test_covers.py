@@ -8,7 +8,7 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstore.backup.shard.rows.rules import NO_TIME, Covers, WindowSearch, disjoint
+from kvstore.backup.shard.rows.rules import NO_TIME, Covers, StretchSearch, disjoint
 from kvstore.mvcc import RangeTombstone
 
 keys = st.binary(max_size=2)
@@ -47,7 +47,7 @@ def test_each_window_gets_the_range_tombstones_of_the_windows_before(
         window = rows[at : at + size]
         covers.add(r for r in coming if r.start <= window[-1])
         coming = [r for r in coming if r.start > window[-1]]
-        times = covers.newest(WindowSearch(pa.array(window, pa.binary()))).tolist()
+        times = covers.newest(StretchSearch(pa.array(window, pa.binary()))).tolist()
         assert times == [newest_over(key, found) for key in window]
 
 
@@ -61,5 +61,5 @@ def test_many_range_tombstones_are_searched_in_a_list() -> None:
     covers = Covers()
     covers.add(found)
     window = [b"%04d" % at for at in range(0, 1010, 2)]
-    times = covers.newest(WindowSearch(pa.array(window, pa.binary()))).tolist()
+    times = covers.newest(StretchSearch(pa.array(window, pa.binary()))).tolist()
     assert times == [newest_over(key, found) for key in window]

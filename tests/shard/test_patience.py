@@ -29,8 +29,8 @@ from kvstore.errors import (
 from kvstore.limits import RETRY_TOLD_S
 from kvstore.storage.contract import Storage
 from kvstore.storage.files import FileBlob, FileConsensus
-from kvstore.storage.journal import OS_FILES
 from kvstore.storage.object_store import open_object_store
+from kvstore.storage.os_files import OS_FILES
 from kvstore.storage.patience import LOG, Patience, Waiting
 from tests.shard.world import World, batch_of
 

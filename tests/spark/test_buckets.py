@@ -48,7 +48,7 @@ def test_a_load_goes_through_a_bucket_and_leaves_nothing_there(
     report = run_import(rows, store, place(url, s3_server))
     assert dict(store.scan(as_of=report.stamp)) == model()
     assert (report.files, report.rows) == (2, 3000)
-    assert set(report.stages) == {"compute", "write", "upload", "fetch", "check", "add"}
+    assert set(report.stages) == {"compute", "write", "upload", "spark", "fetch", "check", "add"}
     options = {"endpoint": s3_server, "region": "us-east-1"}
     assert [*open_blob(bucket, **options).list()] == []
 

@@ -99,7 +99,8 @@ def test_labels_get_the_newest_event_among_the_rows_that_were_known(
     questions: list[dict[str, Any]] = [
         {"known_at": "known"},
         {"known_at": middle, "max_age": timedelta(minutes=5)},
-        {},
+        {"direction": "forward", "allow_exact": False},
+        {"direction": "nearest", "tolerance": timedelta(minutes=2), "known_at": "known"},
     ]
     for question in questions:
         joined = point_in_time_join(
@@ -110,6 +111,41 @@ def test_labels_get_the_newest_event_among_the_rows_that_were_known(
         table = ours.read_all().drop_columns(["f_row_timestamp"])
         assert table["f_value"].null_count < len(labels)
         assert rows(joined) == expected(table.to_pylist())
+
+
+def test_labels_with_nulls_and_with_times_to_come_have_null_and_the_newest_rows(
+    spark: SparkSession, place: Place
+) -> None:
+    from pyspark.sql import functions as F  # noqa: N812
+
+    labels, on = labels_of(place).slice(0, 40), ["name", "line"]
+    frame = spark.createDataFrame(labels).withColumns(
+        {
+            "line": F.expr("CASE WHEN line > 0 THEN line END"),
+            "known": F.expr(f"CASE WHEN line = 3 THEN known + {10**15} ELSE known END"),
+        }
+    )
+    given = pa.Table.from_pylist(
+        [
+            {
+                **row,
+                "line": row["line"] or None,
+                "known": row["known"] + (10**15 if row["line"] == 3 else 0),
+            }
+            for row in labels.to_pylist()
+        ],
+        labels.schema,
+    )
+    question: dict[str, Any] = {"known_at": "known", "on_null": "null", "on_future": "newest"}
+    path = place.paths["checkpoint"]
+    joined = point_in_time_join(
+        frame, path, on, table="readings", columns=["value"], prefix="", **question
+    )
+    assert joined.columns[-2:] == ["value", "as_of"]
+    ours = place.readings.join(given, on, columns=["value"], **question).read_all()
+    wanted = ours.drop_columns(["row_timestamp", "as_of"]).to_pylist()
+    assert rows(joined.drop("as_of")) == expected(wanted)
+    assert joined.filter("as_of IS NULL").count() == ours["as_of"].null_count > 0
 
 
 def test_all_columns_beside_the_named_key_are_added_and_versions_are_exact(

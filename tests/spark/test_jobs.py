@@ -266,6 +266,7 @@ def test_a_fleet_is_backed_up_by_tasks_and_a_bad_store_stops_no_other(
         f"[stores.{name}]\npath = '{name}.db'\ncollection = 'fleet/{name}'"
         for name in ("one", "missing", "two")
     ]
+    (tmp_path / "fleet").mkdir()
     config = tmp_path / "backups.toml"
     config.write_text("\n".join(["concurrency = 2", "bandwidth = '1GB'", *tables]))
     found = fleet.fleet(spark, config)

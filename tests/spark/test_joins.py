@@ -24,9 +24,10 @@ from kvstore.errors import (
     UsageError,
 )
 from kvstore.spark import joins, lookup_join, point_in_time_join
-from kvstore.spark.origins import find
+from kvstore.spark.origins import JoinChoice, find
 from tests.harness.seeds import seed_of
 from tests.harness.soak import soaked
+from tests.joins.histories import pairs, table
 from tests.joins.test_join import known
 from tests.spark.test_origins import KEYS, write_history
 
@@ -115,6 +116,42 @@ def test_joins_with_checkpoints_and_collections_equal_a_model(
         frame(spark, labels), tmp_path / "short", "id", columns=ADDED, on_gone="null"
     )
     assert answers(short, len(labels)) == kept
+
+
+@pytest.mark.spark
+def test_a_label_looks_in_each_direction_and_may_have_nulls_and_times_to_come(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    from pyspark.sql import functions as F  # noqa: N812
+
+    pick = random.Random(seed_of(SEED))
+    with kvstore.open(tmp_path / "store", durability="async") as store:
+        write_history(store, tmp_path, pick, 30)
+        times = sorted({int(change.timestamp) for change in store.changes(0, order="time")})
+        labels = [(pick.choice(KEYS), pick.choice(times) + pick.choice([-1, 0])) for _ in range(80)]
+        ours = [
+            store.join(table(labels), direction="forward", allow_exact=False).read_all(),
+            store.join(table(labels), direction="nearest").read_all(),
+        ]
+    for name in ("checkpoint", "collection"):
+        df = frame(spark, labels)
+        how: dict[str, Any] = {"key": "id", "columns": ADDED}
+        path = tmp_path / name
+        ahead = point_in_time_join(df, path, direction="forward", allow_exact=False, **how)
+        near = point_in_time_join(df, path, direction="nearest", **how)
+        for joined, own in zip((ahead, near), ours, strict=True):
+            assert answers(joined, len(labels)) == pairs(own.to_reader()), name
+    odd = frame(spark, [(KEYS[0], times[-1] + 10**15), (KEYS[0], times[-1]), (KEYS[1], times[0])])
+    odd = odd.withColumn("id", F.expr("CASE WHEN row < 2 THEN id END"))
+    joined = point_in_time_join(
+        odd, tmp_path / "checkpoint", "id", on_future="newest", on_null="null"
+    )
+    assert joined.columns == ["id", "ts", "row", "f_value", "f_value_timestamp", "f_as_of"]
+    late, newest, null = sorted(joined.collect(), key=lambda row: int(row.row))
+    assert late.f_value == newest.f_value
+    assert late.f_as_of >= newest.f_as_of
+    assert late.f_as_of.timestamp() * 1e9 < times[-1] + 10**15
+    assert null.f_value is null.f_as_of is None
 
 
 class Place(NamedTuple):
@@ -243,7 +280,9 @@ def test_no_labels_give_no_rows(spark: SparkSession, place: Place) -> None:
 
 def asked(path: Path, labels: list[tuple[bytes | None, int | None]]) -> pa.Table:
     """The answers of a task to labels, without a session."""
-    question = joins.Question(find(str(path)), "id", "ts", ADDED, ADDED, None, "error")
+    words = ("backward", True, "error", "error", "error")
+    choice = JoinChoice(None, *words, 2**63 - 1)
+    question = joins.Question(find(str(path)), "id", "ts", ADDED, ADDED, choice)
     keys, times = zip(*labels, strict=True)
     columns = {joins.KEY: pa.array(keys, pa.binary()), joins.AT: pa.array(times, pa.int64())}
     return pa.Table.from_batches(joins.joiner(question)([pa.record_batch(columns)]))

@@ -16,7 +16,7 @@ from pyspark.sql import functions
 
 import kvstore
 from kvstore import Store, bulk
-from kvstore.errors import UsageError
+from kvstore.errors import LoadRefusedError, UsageError
 from kvstore.limits import KEY_BYTES_MAX
 from kvstore.spark import ImportRows, bulk_import, run_import, sorted_rows, stage_import
 from kvstore.spark.load import INPUT_TASKS
@@ -37,6 +37,23 @@ def test_random_keys_of_all_bytes_come_back_in_order_at_one_timestamp(
     assert list(store.scan()) == sorted({b"before": b"1", **rows}.items())
     assert {v.timestamp for v in store.changes(before)} == {stamp}
     assert not any((store.path / "ingest").iterdir())  # type: ignore[operator]
+
+
+def test_a_load_that_does_not_pass_its_gate_is_refused_and_stays(
+    spark: SparkSession, store: Store, tmp_path: Path
+) -> None:
+    rows = random_rows(7, 200)
+    staging, gate = tmp_path / "staging", {"rows": {"least": len(rows) + 1}}
+    df = frame(spark, rows)
+    with pytest.raises(LoadRefusedError, match="rows is"):
+        bulk_import(df, store, "key", "value", staging, check=gate)
+    assert store.count() == 0
+    assert bulk.read_manifest(staging).rows == len(rows)
+    again = tmp_path / "again"
+    bulk_import(df, store, "key", "value", again, check=gate, force=bulk.Force("known", by="ann"))
+    [record] = store.imports.all()
+    assert '"by": "ann"' in record.report
+    assert store.count() == len(rows)
 
 
 def test_parts_are_disjoint_ascending_and_hold_all_rows(
@@ -307,6 +324,9 @@ def test_job_of_a_known_id_is_added_once(spark: SparkSession, store: Store, tmp_
     with pytest.raises(UsageError, match="used with another manifest; added at"):
         bulk.ingest(store, tmp_path / "s")
     assert len(store.imports.all()) == 1
+    store.revert_import(77)
+    with pytest.raises(UsageError, match="import 77 was reverted at"):
+        run_import(ImportRows(never_run, "key", "value"), store, import_id=77)
 
 
 def test_job_that_another_thread_ran_meanwhile_returns_its_report(

@@ -98,6 +98,7 @@ for step in (lambda: None, lambda: register(spark)):
 """
 
 
+@pytest.mark.soak
 @pytest.mark.spark
 def test_a_session_that_cannot_find_the_format_is_told_it(history: History, tmp_path: Path) -> None:
     """Its Python lists no `pyspark_kvstore`, as with an editable install by a finder of imports."""

@@ -135,6 +135,58 @@ def test_a_load_into_a_table_takes_no_key_and_checks_unique_indexes(
     assert [row["id"] for row in mails.find("one", "a1")] == [1]
 
 
+def test_rows_are_deleted_by_their_keys_beside_rows_that_are_put(
+    spark: SparkSession, store: Store
+) -> None:
+    schema = pa.schema(
+        [
+            ("vendor", pa.string()),
+            pa.field("trip", pa.int64()),
+            pa.field("mail", pa.string(), nullable=False),
+            ("until", pa.timestamp("us", "UTC")),
+        ]
+    )
+    key, indexes = ["vendor", "trip"], {"by_mail": unique("mail")}
+    trips = store.table("trips", schema, key, indexes, expires="until")
+    trips.put_batch([{"vendor": "A", "trip": n, "mail": f"m{n}"} for n in range(6)])
+    frame = spark.sql(
+        "SELECT 'A' AS vendor, id AS trip, IF(id < 3, NULL, CONCAT('m', id - 3)) AS mail,"
+        " IF(id < 3, 'delete', 'put') AS done FROM range(0, 7, 1, 2)"
+    )
+    before = store.upper - 1
+    stamp = bulk_import(frame, trips, op="done")
+    found = {row["trip"]: row["mail"] for row in trips.rows()}
+    assert found == {3: "m0", 4: "m1", 5: "m2", 6: "m3"}  # mails of rows that are deleted are free
+    assert [row["trip"] for row in trips.find("by_mail", "m1")] == [4]
+    assert trips.get("A", 0, as_of=before) is not None
+    assert trips.history("A", 0)[0].row is None
+    keys = spark.sql("SELECT 'A' AS vendor, id AS trip, 9 AS mail FROM range(4, 9)").drop("mail")
+    bulk_import(keys, trips, op=F.lit("delete"))
+    assert [row["trip"] for row in trips.rows()] == [3]
+    assert trips.count(as_of=stamp) == 4
+
+    # a refusal names the row of the frame, and nothing is added
+    upper = store.upper
+    told = [
+        (frame.selectExpr("vendor", "trip", "mail", "IF(trip = 1, 'drop', 'put') AS done"), "drop"),
+        (frame.selectExpr("vendor", "trip", "done"), "'mail' is missing"),
+        (
+            frame.selectExpr("vendor", "trip", "IF(trip = 2, NULL, mail) AS mail", "'put' AS done"),
+            "'mail' is null in row 0 of partition 0",
+        ),
+        (frame.selectExpr("vendor", "trip AS trip_id", "done"), "no column 'trip_id'"),
+        (frame.selectExpr("vendor", "done"), "'trip' is missing"),
+        (
+            frame.selectExpr("IF(trip = 1, NULL, vendor) AS vendor", "trip", "mail", "done"),
+            "a key is never null",
+        ),
+    ]
+    for rows, message in told:
+        with pytest.raises(UsageError, match=message):
+            bulk_import(rows, trips, op="done")
+    assert store.upper == upper
+
+
 def test_rows_expire_with_their_entries(spark: SparkSession, tmp_path: Path) -> None:
     clock = ManualClock(1_800_000_000 * 10**9)
     with kvstore.open(tmp_path / "store", durability="async", clock=clock) as store:
@@ -161,6 +213,15 @@ def test_rows_expire_with_their_entries(spark: SparkSession, tmp_path: Path) -> 
         due = trips.ttl(7)
         assert due is not None
         assert clock.wall_ns() + due // timedelta(microseconds=1) * 1000 == 1_801_526_400 * 10**9
+        codes = pa.schema([("id", pa.int64()), ("until", pa.timestamp("us", "UTC"))])
+        typed = store.table("codes", codes, "id", {"by_until": "until"}, expires="until")
+        now = clock.wall_ns() // 10**9
+        each = f"IF(id % 2 = 0, NULL, TIMESTAMP_SECONDS({now} + 3600 * id))"
+        bulk_import(spark.sql(f"SELECT id, {each} AS until FROM range(6)"), typed, partitions=2)
+        clock.advance(2 * 3600 * 10**9)
+        assert [row["id"] for row in typed.rows()] == [0, 2, 3, 4, 5]
+        with pytest.raises(UsageError, match="leave out expires; set until in the rows"):
+            bulk_import(frame, typed, expires="until")
         before = store.upper
         for expires, told in (("then", "then"), ("zone", "is string, and no time")):
             with pytest.raises(UsageError, match=told):

@@ -47,7 +47,7 @@ READS = {
     "snapshot",
 }
 WRITES = {"put", "delete", "delete_range", "put_if", "delete_if", "pop", "batch"}.union(
-    {"update", "increment", "put_many", "ttl", "persist"}
+    {"update", "increment", "put_many", "ttl", "persist", "trim"}
 )
 TRANSACTIONS = {"transaction", "transact"}
 CHANGES = {"changes", "events", "changes_batches", "feed", "wait_beyond"}
@@ -159,7 +159,7 @@ def test_each_part_is_ended_although_another_one_fails(monkeypatch: pytest.Monke
 
 def test_a_handle_prints_what_it_is_for(tmp_path: Path) -> None:
     with kvstore.open(tmp_path / "db") as store:
-        times = f"since {store.since}, upper {store.upper}, durable {store.durable}"
+        times = f"since {store.since}, upper {store.upper}"
         assert repr(store) == f"<kvstore.Store {tmp_path / 'db'} (RocksEngine), {times}>"
         assert repr(store.hold("audit")) == "<kvstore.Hold 'audit'>"
         assert repr(store.feed("cache", start="now")) == "<kvstore.Feed 'cache'>"
@@ -171,7 +171,7 @@ def test_a_handle_prints_what_it_is_for(tmp_path: Path) -> None:
         assert repr(store).startswith(
             "<kvstore.Store in memory (MemoryEngine), since 1970-01-01T00:00:00"
         )
-    assert repr(Collection(tmp_path / "kept")) == f"<backup.Collection {tmp_path / 'kept'}>"
+    assert repr(Collection(tmp_path / "kept")) == f"<kvstore.backup.Collection {tmp_path / 'kept'}>"
 
 
 def test_a_path_of_another_library_is_refused(

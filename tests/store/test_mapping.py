@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import MutableMapping
+from datetime import timedelta
+from pathlib import Path
 
 import pytest
 
@@ -92,3 +94,19 @@ def test_codecs_refuse_what_they_cannot_keep(store: kvstore.Store) -> None:
     numbers = store.mapping(number, prefix=b"n/")
     numbers.update({10: b"ten", 9: b"nine", -1: b"less"})
     assert list(numbers) == [-1, 9, 10]
+
+
+def test_what_a_mapping_sets_expires(tmp_path: Path) -> None:
+    clock = kvstore.ManualClock(10**18)
+    with kvstore.open(tmp_path / "expiring", durability="async", clock=clock) as store:
+        store.put(b"s/old", b'"stays"')
+        view = store.mapping("json", prefix=b"s/", expires=timedelta(minutes=1))
+        view["a"] = 1
+        view.update(b=2, c=3)
+        clock.advance(30 * 10**9)
+        assert view.setdefault("a", 9) == 1
+        view["b"] = 20
+        clock.advance(30 * 10**9 + 1000)
+        assert dict(view) == {"b": 20, "old": "stays"}
+        with pytest.raises(UsageError, match="does not lie ahead"):
+            store.mapping(expires=timedelta(0))[b"k"] = b"v"

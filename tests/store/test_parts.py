@@ -176,7 +176,7 @@ def test_reads_of_the_newest_time_are_made_again_where_history_went(alone: Alone
         times.append(at)
         if len(times) == 1:  # a clear comes between the choice of the time and the read
             stamp = alone.put(k=b"2")
-            parts.clears.announce(Clear(Span(), stamp))
+            parts.clears.announce([Clear(Span(), stamp)])
             parts.committer.frontiers.raise_floor(stamp)
         return alone.bench.versions.get(b"k", at)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack
-from datetime import datetime, timedelta, timezone
+from datetime import date, datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
@@ -305,3 +305,23 @@ def test_verbs_take_a_commits_time_in_microseconds(
         store.put_if(b"k", b"third", unchanged_since=second)
         with pytest.raises(PreconditionError):
             store.put_if(b"k", b"fourth", unchanged_since=second)
+
+
+@pytest.mark.parametrize("seconds", [60, 60.0, "60", 0, 86_400])
+def test_seconds_from_now_are_refused_with_the_way_to_write_them(
+    store: kvstore.Store, seconds: object
+) -> None:
+    """Other stores take `expires=60` for a minute from now."""
+    with pytest.raises(UsageError) as caught:
+        store.put(b"k", b"v", expires=seconds)  # type: ignore[arg-type]  # what a user may pass
+    assert f"timedelta(seconds={seconds})" in caught.value.remedy
+    assert "nanoseconds since 1970" in caught.value.remedy
+
+
+def test_a_date_is_its_midnight_in_utc_and_a_refusal_lists_the_forms(store: kvstore.Store) -> None:
+    assert store.to_time(date(2026, 11, 22)) == store.to_time("2026-11-22T00:00Z")
+    assert store.get_many([b"k"], as_of=[date(2001, 1, 1)]) == [None]
+    forms = r"a day .*yesterday, an age .*nanoseconds since 1970"
+    for wrong in (datetime(2026, 1, 1), "noon", 1.5, "2026-01-01T10:00"):  # noqa: DTZ001  # naive
+        with pytest.raises(UsageError, match=forms):
+            store.get(b"k", as_of=wrong)  # type: ignore[arg-type]  # what a user may pass

@@ -10,7 +10,7 @@ from typing import Final
 
 import pyarrow as pa
 
-from kvstore.bulk.tables import outside_type
+from kvstore.bulk.outside import outside_type
 from kvstore.errors import UsageError
 from kvstore.tables import TableCodec
 from kvstore.tables.catalogue import define

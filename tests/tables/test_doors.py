@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 
 import kvstore
 from kvstore.bulk.loading import import_files
+from kvstore.bulk.outside import export_table
 from kvstore.bulk.pushes.pushes import PushedRows
-from kvstore.bulk.tables import export_parquet
 from kvstore.errors import UsageError
 from kvstore.remote.client import connect
 from kvstore.remote.server import ListenAddress, serving
@@ -407,9 +407,9 @@ def check_door(data: st.DataObject, door: Door, stores: Stores) -> None:
     out = stores.place / "out.parquet"
     if pa.types.is_decimal(column) and column.scale < 0:
         with pytest.raises(UsageError, match=r"column 'x' is decimal.*columns="):
-            export_parquet(store, table.name, out)
+            export_table(store, table.name, out)
     else:
-        export_parquet(store, table.name, out)
+        export_table(store, table.name, out)
         assert arrays.meanings(pq.read_table(out)["x"].combine_chunks()) == expected
     for row in read:
         table.delete(row["n"])

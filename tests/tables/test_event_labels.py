@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import date, timedelta
+from typing import Any
 
 import pyarrow as pa
 from hypothesis import given, settings
@@ -68,7 +69,7 @@ def test_labels_find_event_times_of_every_unit_and_century(data: st.DataObject) 
     events = data.draw(st.lists(times_of(event), min_size=1, max_size=6, unique=True))
     near = [each * EVENT_UNITS[event] + more for each in events for more in (-1, 0, 1)]
     asked = data.draw(st.lists(labels_of(label, near), min_size=1, max_size=6))
-    age = data.draw(st.none() | st.timedeltas(timedelta(0), timedelta(days=999_999_999)))
+    age = data.draw(ages_of(event, events, label, asked))
     with kvstore.open(None, engine="memory") as store:
         schema = pa.schema([("k", pa.int64()), ("e", event), ("n", pa.int64())])
         table = store.table("t", schema, key=["k"], event_time="e")
@@ -77,7 +78,7 @@ def test_labels_find_event_times_of_every_unit_and_century(data: st.DataObject) 
         table.put_batch(pa.table({"k": pa.array([1] * len(events)), "e": stored, "n": numbers}))
         given_labels = pa.table({"k": pa.array([1] * len(asked)), "at": as_type(asked, label)})
         found = table.join(given_labels, "k", "at", max_age=age, columns=["n"]).read_all()
-    most = None if age is None else age // timedelta(microseconds=1) * 1000
+    most = nanoseconds(age)
     expected = []
     for each in asked:
         at = each * LABEL_UNITS[label]
@@ -97,17 +98,44 @@ def times_of(type_: pa.DataType) -> st.SearchStrategy[int]:
     kind = kind_of(type_)
     if kind.least is not None:
         assert kind.most is not None
-        return st.integers(kind.least, kind.most) | st.integers(-10, 10)
-    if pa.types.is_integer(type_):
-        return whole(type_)
-    return st.integers(-(1 << 63), (1 << 63) - 1)
+        return with_ends(kind.least, kind.most) | st.integers(-10, 10)
+    return whole(type_ if pa.types.is_integer(type_) else pa.int64())
+
+
+def with_ends(least: int, most: int) -> st.SearchStrategy[int]:
+    """Numbers from `least` to `most`, and often one beside an end."""
+    return st.integers(least, most) | st.sampled_from([least, least + 1, most - 1, most])
+
+
+def ages_of(event: pa.DataType, events: list[int], label: pa.DataType, asked: list[int]) -> Any:
+    """Bounds of a distance: none, any, and about the distances of some labels and events."""
+    apart = [
+        abs(one * EVENT_UNITS[event] - at * LABEL_UNITS[label]) for one in events for at in asked
+    ]
+    if pa.types.is_integer(event):
+        beside = [max(each + more, 0) for each in apart for more in (-1, 0, 1)]
+        return st.none() | st.integers(0, 1 << 70) | st.sampled_from(beside)
+    longest = timedelta.max // timedelta(microseconds=1)
+    spans = [
+        timedelta(microseconds=each // 1000 + more)
+        for each in apart
+        for more in (-1, 0, 1)
+        if 0 <= each // 1000 + more <= longest
+    ]
+    every = st.none() | st.timedeltas(timedelta(0), timedelta(days=999_999_999))
+    return every | st.sampled_from(spans) if spans else every
+
+
+def nanoseconds(age: timedelta | int | None) -> int | None:
+    """A bound in the units in which events and labels are compared."""
+    return age // timedelta(microseconds=1) * 1000 if isinstance(age, timedelta) else age
 
 
 def whole(type_: pa.DataType) -> st.SearchStrategy[int]:
     bits = type_.bit_width
     if pa.types.is_signed_integer(type_):
-        return st.integers(-(1 << bits - 1), (1 << bits - 1) - 1)
-    return st.integers(0, (1 << bits) - 1)
+        return with_ends(-(1 << bits - 1), (1 << bits - 1) - 1)
+    return with_ends(0, (1 << bits) - 1)
 
 
 def labels_of(type_: pa.DataType, near: list[int]) -> st.SearchStrategy[int]:
@@ -115,9 +143,9 @@ def labels_of(type_: pa.DataType, near: list[int]) -> st.SearchStrategy[int]:
     unit = LABEL_UNITS[type_]
     bits = pa.int64() if not pa.types.is_integer(type_) else type_
     least, most = (-(1 << 31), (1 << 31) - 1) if type_ == pa.date32() else (None, None)
-    every = st.integers(least, most) if least is not None else whole(bits)
+    every = whole(bits) if least is None or most is None else with_ends(least, most)
     if type_ == pa.date64():
-        every = st.integers(-(1 << 31), (1 << 31) - 1).map(lambda day: day * 86_400_000)
+        every = with_ends(-(1 << 31), (1 << 31) - 1).map(lambda day: day * 86_400_000)
         unit = DAY_NS
     beside = [each // unit for each in near]
     if type_ == pa.date64():

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from datetime import timedelta
+import random
+from collections.abc import Callable, Iterator
+from datetime import datetime, timedelta, timezone
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +18,12 @@ import kvstore
 from kvstore import unique
 from kvstore.backup import Collection
 from kvstore.base.span import Span
-from kvstore.bulk.loading import import_files, import_rows, stored_batches
-from kvstore.bulk.staging import EncodedBy
+from kvstore.bulk.loading import import_files, import_rows, import_table, stored_batches
+from kvstore.bulk.manifest import EncodedBy
+from kvstore.bulk.pushes import Pushes
 from kvstore.errors import NotUniqueError, UsageError
 from kvstore.tables.definition import table_prefix
+from tests.harness.seeds import seed_of
 
 pytestmark = [pytest.mark.usefixtures("each_engine"), pytest.mark.tiny_limits]
 
@@ -249,3 +253,226 @@ def test_a_time_that_does_not_lie_ahead_is_refused(
     with pytest.raises(UsageError, match=says):
         users.put_batch([row(1, "a@x")], **given)
     assert stored(store) == []
+
+
+# A column that tells when rows expire: each door reads it from the rows.
+
+CODES = pa.schema([("id", pa.int64()), ("zone", pa.string()), ("until", pa.timestamp("us", "UTC"))])
+T0 = 10**18
+
+
+def at(second: float | None) -> datetime | None:
+    """A time of the column, in seconds from the beginning of the clock."""
+    return None if second is None else MOMENT + timedelta(seconds=second)
+
+
+MOMENT = datetime.fromtimestamp(T0 // SECOND, timezone.utc)
+
+
+@pytest.fixture
+def codes(store: kvstore.Store) -> kvstore.Table:
+    return store.table("codes", CODES, "id", {"zone": ["zone"]}, expires="until")
+
+
+def code(number: int, until: float | None, zone: str = "a") -> dict[str, Any]:
+    return {"id": number, "zone": zone, "until": at(until)}
+
+
+DOORS: dict[str, Callable[[kvstore.Store, kvstore.Table, list[dict[str, Any]]], object]] = {
+    "put": lambda store, table, rows: [table.put(row) for row in rows],
+    "insert": lambda store, table, rows: [table.insert(row) for row in rows],
+    "dicts": lambda store, table, rows: table.put_batch(rows),
+    "arrow": lambda store, table, rows: table.put_batch(pa.Table.from_pylist(rows, CODES)),
+    "import": lambda store, table, rows: import_table(table, pa.Table.from_pylist(rows, CODES)),
+    "transaction": lambda store, table, rows: store.transact(
+        lambda txn: txn.table("codes").put_batch(rows)
+    ),
+    "batch": lambda store, table, rows: put_by_batch(store, rows),
+}
+
+
+def put_by_batch(store: kvstore.Store, rows: list[dict[str, Any]]) -> None:
+    with store.batch() as batch:
+        batch.table("codes").put_batch(rows)
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_a_column_tells_when_rows_expire_at_each_door(
+    store: kvstore.Store, codes: kvstore.Table, clock: kvstore.ManualClock, door: str
+) -> None:
+    begun = store.sync() - 1
+    forever = datetime(9999, 12, 31, tzinfo=timezone.utc)
+    never = {"id": 4, "zone": "a", "until": forever}
+    DOORS[door](store, codes, [code(1, 5), code(2, 7), code(3, None), never, code(5, -60)])
+    clock.set(T0 + 5 * SECOND - 1)
+    assert [each["id"] for each in codes.rows()] == [1, 2, 3, 4]
+    clock.set(T0 + 5 * SECOND)
+    assert [each["id"] for each in codes.find("zone", "a")] == [2, 3, 4]
+    clock.set(T0 + 60 * SECOND)
+    assert [each["id"] for each in codes.rows()] == [3, 4]
+    assert len(stored(store)) == 4, "the entries went with the rows"
+    gone = [
+        (each["id"], each["_commit_timestamp"])
+        for each in codes.changes(begun).read_all().to_pylist()
+        if each["_change_type"] == "delete"
+    ]
+    assert [number for number, _ in gone] == [5, 1, 2]
+    assert [time for _, time in gone[1:]] == [at(5), at(7)]
+    assert codes.history(1)[0].row is None
+    assert codes.history(1)[0].timestamp == T0 + 5 * SECOND
+
+
+def test_a_later_write_follows_the_column(
+    store: kvstore.Store, codes: kvstore.Table, clock: kvstore.ManualClock
+) -> None:
+    codes.put_batch([code(1, 5), code(2, 5), code(3, None), code(4, 5)])
+    kept = store.now()
+    codes.update(1, zone="b")
+    codes.update(2, until=None)
+    codes.update(3, until=at(6))
+    codes.put(code(4, 9))
+    clock.set(T0 + 5 * SECOND)
+    assert [each["id"] for each in codes.rows()] == [2, 3, 4]
+    codes.revert(kept)
+    clock.advance(SECOND)
+    assert [each["id"] for each in codes.rows()] == [3], "the time of the others has passed"
+    clock.set(T0 + 10 * SECOND)
+    assert [each["id"] for each in codes.rows()] == [3]
+    assert len(stored(store)) == 2
+
+
+def test_a_column_and_a_time_of_the_call_exclude_each_other(
+    store: kvstore.Store, codes: kvstore.Table, tmp_path: Path
+) -> None:
+    for call in (codes.put, codes.insert, codes.put_batch):
+        with pytest.raises(UsageError, match="'until' tells when its rows expire"):
+            call(code(1, None), expires="+1h")
+    with pytest.raises(UsageError, match=r"update the row: until=None"):
+        codes.persist(1)
+    more = pa.Table.from_pylist([code(1, None)], CODES).append_column("gone", pa.array([None]))
+    with pytest.raises(UsageError, match="leave out expires"):
+        import_table(codes, more, expires="gone")
+    pushes = Pushes(str(tmp_path / "pushes"))
+    with pytest.raises(UsageError, match="leave out expires"), pushes.begin(table=codes) as push:
+        push.add(more, expires="gone")
+    assert codes.count() == 0
+
+
+def test_a_time_of_another_unit_is_refused_at_each_door(
+    store: kvstore.Store, codes: kvstore.Table
+) -> None:
+    wrong = {"id": 2, "zone": "a", "until": datetime(1970, 1, 21, tzinfo=timezone.utc)}
+    for rows in ([code(1, 5), wrong], pa.Table.from_pylist([code(1, 5), wrong], CODES)):
+        with pytest.raises(UsageError, match=r"'until' has 1970-01-21.*in row 1"):
+            codes.put_batch(rows)
+    with pytest.raises(UsageError, match=r"'until' has 1970-01-21 [0-9:.]*Z: the row would"):
+        codes.put(wrong)
+    with pytest.raises(UsageError, match=r"'until' has 1970-01-21.*in row 1"):
+        import_table(codes, pa.Table.from_pylist([code(1, 5), wrong], CODES))
+    assert codes.count() == 0
+
+
+def test_the_column_is_part_of_the_definition(
+    store: kvstore.Store, clock: kvstore.ManualClock
+) -> None:
+    plain = store.table("codes", CODES, "id")
+    with pytest.raises(UsageError, match="nothing to alter"):
+        plain.alter(expires=False)
+    with pytest.raises(UsageError, match="'zone', which is string"):
+        plain.alter(expires="zone")
+    old = datetime(1960, 1, 1, tzinfo=timezone.utc)
+    plain.put_batch([code(1, 5), {"id": 2, "zone": "a", "until": old}])
+    kept = store.now()
+    plain.alter(expires="until")
+    assert plain.expires == "until"
+    assert store.table("codes", CODES, "id", expires="until").expires == "until"
+    with pytest.raises(UsageError, match="end that too"):
+        plain.alter(drop="until")
+    plain.put(code(3, 5))
+    clock.set(T0 + 6 * SECOND)
+    assert [each["id"] for each in plain.rows()] == [1, 2], "rows that were there stay"
+    plain.delete_many([1, 2])
+    plain.revert(kept)
+    clock.advance(SECOND)
+    assert [each["id"] for each in plain.rows()] == [], "what comes back follows the column"
+    plain.alter(expires=False)
+    with pytest.raises(UsageError, match="expires=None"):
+        store.table("codes", CODES, "id", expires="until")
+    plain.alter(drop="until")
+    assert (plain.expires, plain.schema.names) == (None, ["id", "zone"])
+
+
+@pytest.mark.parametrize("number", range(3))
+def test_random_histories_of_a_table_whose_rows_expire(
+    tmp_path: Path, store: kvstore.Store, clock: kvstore.ManualClock, number: int
+) -> None:
+    """A row that is written at one time shows from then on, up to the time in its column."""
+    seed = seed_of("EXPIRING_SEED", number)
+    draw = random.Random(seed)
+    codes = store.table("codes", CODES, "id", {"zone": ["zone"]}, expires="until")
+    shown: dict[int, list[tuple[int, int, dict[str, Any] | None]]] = {}
+    times = [store.sync() - 1]
+
+    def made(count: int) -> list[dict[str, Any]]:
+        now = (store.now() - T0) / SECOND
+        lives = [None, -1, 0.5, 1, 2, 7]
+        return [
+            code(key, None if life is None else now + life, draw.choice("ab"))
+            for key in draw.sample(range(6), count)
+            for life in [draw.choice(lives)]
+        ]
+
+    for _ in range(25):
+        rows: list[dict[str, Any]] = []
+        step = draw.choice([*DOORS, "delete", "delete", "update", "clock", "clock"])
+        if step == "clock":
+            clock.advance(draw.choice([1, SECOND // 2, SECOND, 3 * SECOND]))
+        elif step == "delete":
+            gone = draw.sample(range(6), 2)
+            at_ = codes.delete_many(gone)
+            for key in gone:
+                shown.setdefault(key, []).append((at_ or 0, NEVER, None))
+        elif step == "update":
+            alive = list(codes.rows())
+            if alive:
+                row = draw.choice(alive)
+                rows = [{**row, "zone": draw.choice("ab")}]
+                codes.update(row["id"], zone=rows[0]["zone"])
+        elif step == "insert":
+            rows = [row for row in made(1) if codes.get(row["id"]) is None]
+            DOORS[step](store, codes, rows)
+        else:
+            rows = made(draw.randrange(1, 4))
+            DOORS[step](store, codes, rows)
+        for row in rows:
+            written = next(version for version in codes.history(row["id"]) if version.row == row)
+            until = row["until"]
+            due = NEVER if until is None else (until - MOMENT) // timedelta(microseconds=1) * 1000
+            last = NEVER if until is None else max(T0 + due, written.timestamp + 1)
+            shown.setdefault(row["id"], []).append((written.timestamp, last, row))
+        clock.advance(1)
+        times += [store.now(), store.sync() - 1]
+
+    def expected(at_: int) -> list[dict[str, Any]]:
+        found = []
+        for key in sorted(shown):
+            passed = [each for each in shown[key] if each[0] <= at_]
+            if passed and passed[-1][2] is not None and at_ < passed[-1][1]:
+                found.append(passed[-1][2])
+        return found
+
+    collection = Collection(str(tmp_path / "collection"))
+    store.sync()
+    collection.backup(store)
+    collection.restore(tmp_path / "restored")
+    with kvstore.open(tmp_path / "restored", clock=kvstore.ManualClock(store.now())) as restored:
+        for at_ in times:
+            if at_ <= restored.upper - 1:
+                for place in (store, restored):
+                    table = place.table("codes")
+                    assert list(table.rows(as_of=at_)) == expected(at_), seed
+                    zones = [row for zone in "ab" for row in table.find("zone", zone, as_of=at_)]
+                    assert sorted(zones, key=itemgetter("id")) == expected(at_), seed
+
+
+NEVER = 1 << 62

@@ -10,13 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 import kvstore
 from kvstore import bulk
 from kvstore.backup import Collection
 from kvstore.base.span import Span
-from kvstore.bulk.staging import EncodedBy
+from kvstore.bulk.manifest import EncodedBy
+from kvstore.errors import HistoryHeldError, NotUniqueError
 from kvstore.tables.definition import definition_key, is_entry, table_prefix
 from tests.harness.seeds import seed_of
 
@@ -67,17 +69,20 @@ class Model:
         self.dues.pop(key, None)
         self.versions.setdefault(key, []).append((at, None, 0))
 
+    def shown(self, key: Any, at: int) -> Row | None:
+        """The stored row of a key at a time."""
+        shown = [
+            row
+            for time, row, import_id in self.versions.get(key, [])
+            if time <= at and not self.reverted.get(import_id, at + 1) <= at
+        ]
+        return shown[-1] if shown else None
+
     def rows(self, at: int) -> list[dict[str, Any]]:
-        found = []
-        for _, versions in sorted(self.versions.items()):
-            shown = [
-                row
-                for time, row, import_id in versions
-                if time <= at and not self.reverted.get(import_id, at + 1) <= at
-            ]
-            if shown and shown[-1] is not None:
-                columns = self.columns_at(at)
-                row = shown[-1]
+        found, columns = [], self.columns_at(at)
+        for key in sorted(self.versions):
+            row = self.shown(key, at)
+            if row is not None:
                 found.append({n: row.get(uid, default) for n, (uid, default) in columns.items()})
         return found
 
@@ -100,6 +105,8 @@ class History:
         self.collection = Collection(root / "collection")
         self.imports: list[int] = []
         self.numbered = 0
+        self.made_at = 0
+        """The time at which the table was made in the place of another one."""
 
     def row(self) -> dict[str, Any]:
         row: dict[str, Any] = dict.fromkeys(self.table.schema.names)
@@ -113,8 +120,9 @@ class History:
             ["put"] * 4
             + ["expiring"] * 2
             + ["update", "delete", "batch", "txn", "load", "revert", "alter", "gc"]
+            + ["insert", "delete_many", "delete_range", "put_back", "drop", "clear"]
             + ["reading"] * 3
-            + ["unread", "load_readings"]
+            + ["unread", "unread_range", "load_readings", "put_back_readings"]
         )
         self.clock.advance(self.rng.randrange(3 * SECOND))
         for model in (self.model, self.known):
@@ -157,6 +165,124 @@ class History:
         key = self.rng.randrange(8)
         at = self.table.delete(key)
         self.model.delete(int(at or 0), key)
+        return at
+
+    def insert(self) -> Any:
+        row = self.row()
+        if self.table.get(row["id"]) is not None:
+            with pytest.raises(NotUniqueError):
+                self.table.insert(row)
+            return None
+        at = self.table.insert(row)
+        self.model.put(int(at or 0), row)
+        return at
+
+    def delete_many(self) -> Any:
+        keys = [self.rng.randrange(8) for _ in range(3)]
+        at = self.table.delete_many(keys)
+        for key in keys:
+            self.model.delete(int(at or 0), key)
+        return at
+
+    def delete_range(self) -> Any:
+        """By itself, and among the writes of a transaction or of a batch: rows that were put before
+        go, rows that are put later stay."""
+        start, end = sorted(self.rng.sample(range(9), 2))
+        first, last = (self.row() for _ in range(2))
+        how = self.rng.choice(["", "transaction", "batch"])
+        if not how:
+            at = self.table.delete_range(start, end)
+        else:
+            with getattr(self.store, how)() as writes:
+                table = writes.table("t")
+                table.put(first)
+                table.delete_range(start, end)
+                table.put(last)
+            at = writes.timestamp
+            self.model.put(int(at or 0), first)
+        for key in range(start, end):
+            self.model.delete(int(at or 0), key)
+        if how:
+            self.model.put(int(at or 0), last)
+        return at
+
+    def put_back(self) -> Any:
+        start, end = sorted(self.rng.sample(range(9), 2))
+        return self.reverted(self.table, self.model, lambda key: start <= key < end, start, end)
+
+    def put_back_readings(self) -> Any:
+        return self.reverted(self.readings, self.known, lambda key: key[0] == 1, 1)
+
+    def reverted(
+        self, table: kvstore.Table, model: Model, is_in: Callable[[Any], bool], *span: int
+    ) -> Any:
+        to = self.rng.choice(self.times[-6:])
+        if to < max(self.made_at, self.store.whole_since):
+            return None
+        bounds = ("start", "end") if len(span) == 2 else ("prefix",)
+        how: dict[str, Any] = dict(zip(bounds, span, strict=True))
+        column, least = ("n", 1) if table is self.table else ("value", 50)
+        if self.rng.random() < 0.5:
+            least = -1  # all rows pass
+        else:
+            how["where"] = pc.field(column) >= least
+        at = table.revert(kvstore.Timestamp(to), **how)
+        names = {uid for _, columns in model.columns for uid, _ in [columns[column]]}
+        for key in filter(is_in, model.versions):
+            before, now = model.shown(key, to), model.shown(key, self.times[-1])
+            values = [row[uid] for row in (before, now) if row for uid in names & row.keys()]
+            if all(value < least for value in values):
+                continue
+            if before != now and before is None:
+                model.delete(int(at or 0), key)
+            elif before != now:
+                model.versions[key].append((int(at or 0), before, 0))
+                model.dues.pop(key, None)
+        return at
+
+    def drop(self) -> Any:
+        """The table is dropped, and another one is made in its place."""
+        gone = int(self.table.drop())
+        assert "t" not in self.store.tables()
+        for key in self.model.versions:
+            self.model.delete(gone, key)
+        self.times.append(gone)
+        self.table = self.store.table("t", SCHEMA, key="id", indexes={"by_zone": ["zone", "n"]})
+        self.made_at = int(self.store.sync() - 1)
+        self.model.made += 1
+        names = {name: (f"{name}{self.model.made}", None) for name in SCHEMA.names}
+        self.model.columns.append((gone, names))
+        self.imports = []
+        return None
+
+    def clear(self) -> Any:
+        """Rows are destroyed: all, a span, or those that pass. A hold keeps them."""
+        if self.store.holds.all():
+            with pytest.raises(HistoryHeldError):
+                self.table.clear()
+            return None
+        start, end = sorted(self.rng.sample(range(9), 2))
+        compact, how = self.rng.random() < 0.5, self.rng.choice(["all", "span", "where"])
+        if how == "all":
+            start, end = 0, 8
+            at = self.table.clear(compact=compact)
+            assert entries(self.store) == []
+        elif how == "span":
+            at = self.table.clear(start, end, compact=compact)
+        else:
+            chosen = (pc.field("id") >= start) & (pc.field("id") < end)
+            at = self.table.clear(where=chosen, compact=compact)
+        for key in range(start, end):
+            left = self.table.history(key)
+            if how == "where" and left:  # of a row that GC took, which cannot pass, its deletion
+                assert [version.row for version in left] == [None]
+                deleted = int(left[0].timestamp)
+                self.model.versions[key] = [(deleted, None, self.model.versions[key][-1][2])]
+                continue
+            assert left == []
+            self.model.versions.pop(key, None)
+            self.model.dues.pop(key, None)
+        self.times, self.imports = [int(at)], []
         return at
 
     def batch(self) -> Any:
@@ -217,6 +343,14 @@ class History:
             self.known.dues[self.known.key_of(row)] = int(due)
         return at
 
+    def unread_range(self) -> Any:
+        number = self.rng.randrange(2)
+        at = self.readings.delete_range(prefix=number)
+        for key in self.known.versions:
+            if key[0] == number:
+                self.known.delete(int(at or 0), key)
+        return at
+
     def unread(self) -> Any:
         row = self.new_reading()
         at = self.readings.delete(row["id"], row["ts"])
@@ -267,7 +401,8 @@ class History:
 
     def check_joins(self, table: kvstore.Table, readings: kvstore.Table) -> None:
         """Labels at any kept time get the rows of the model, on one axis and on two."""
-        pick, times = self.rng, [at for at in self.times if at >= self.store.since]
+        since = max(self.store.since, self.made_at)  # a join asks the table of now
+        pick, times = self.rng, [at for at in self.times if at >= since]
         asked = [(pick.randrange(9), pick.choice(MINUTES), pick.choice(times)) for _ in range(9)]
         numbers, minutes, known = (list(column) for column in zip(*asked, strict=True))
         labels = pa.table({"id": numbers, "at": minutes, "known": known})

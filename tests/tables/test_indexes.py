@@ -11,7 +11,7 @@ import pytest
 import kvstore
 from kvstore import bulk, unique
 from kvstore.base.span import Span
-from kvstore.bulk.staging import EncodedBy
+from kvstore.bulk.manifest import EncodedBy
 from kvstore.errors import NotUniqueError, UsageError
 from kvstore.tables.definition import index_prefix, table_prefix
 from kvstore.tasks import Worker

@@ -13,7 +13,7 @@ import pytest
 import kvstore
 from kvstore import Span, desc, unique
 from kvstore.base.span import RESERVED
-from kvstore.bulk.staging import EncodedBy
+from kvstore.bulk.manifest import EncodedBy
 from kvstore.errors import (
     ClosedError,
     ConflictError,
@@ -138,6 +138,17 @@ def test_rows_are_counted_and_deleted_by_their_keys(
     assert (trips.count(), trips.count("B")) == (9, 0)
 
 
+def test_a_key_that_is_too_long_is_refused_by_each_write(
+    store: kvstore.Store, trips: kvstore.Table
+) -> None:
+    for row in (trip("v" * 70_000), trip(zone="z" * 70_000)):
+        for rows in (row, [row], pa.Table.from_pylist([row], SCHEMA)):
+            write = trips.put if rows is row else trips.put_batch
+            with pytest.raises(UsageError, match="at most 65536 are allowed"):
+                write(rows)
+    assert list(store.keys(RESERVED + b"\x01")) == []
+
+
 def test_a_table_is_found_again_and_no_other_is_made_in_its_place(
     store: kvstore.Store, trips: kvstore.Table, tmp_path: Path
 ) -> None:
@@ -206,6 +217,7 @@ def test_plain_calls_leave_tables_alone(store: kvstore.Store, trips: kvstore.Tab
         lambda: store.put_if(asked[1], b"", expected=None),
         lambda: store.pop(asked[1]),
         lambda: store.delete_range(RESERVED, RESERVED + b"a"),
+        lambda: store.clear_range(RESERVED, b"\xff" * 20),
     ):
         with pytest.raises(UsageError, match="belongs to tables"):
             refused()
@@ -217,6 +229,8 @@ def test_plain_calls_leave_tables_alone(store: kvstore.Store, trips: kvstore.Tab
     assert store.floor(b"\xff" * 20) is None
     store.revert_range(b"", None, to=end)
     assert [key for key, _ in store.scan()] == keys
+    with pytest.raises(UsageError, match="needs an end"):
+        store.clear_range(b"", None)  # type: ignore[arg-type]  # what a user may pass
     now = store.now()
     for as_of in (None, now, [now, now]):
         last, below = store.floor_many([b"\xff" * 20, RESERVED], as_of=as_of)
@@ -224,6 +238,11 @@ def test_plain_calls_leave_tables_alone(store: kvstore.Store, trips: kvstore.Tab
         assert last is not None
         assert last[0] == keys[-1]
     feed.close()
+    store.drop_hold(store.holds.all()[0].name)
+    store.clear_range(b"", b"\xff" * 20)
+    assert list(store.scan()) == []
+    assert trips.get("A", 7) == trip()
+    assert len(trips.history("A", 7)) == 1
 
 
 def test_transactions_see_their_rows_and_conflict(

@@ -1,4 +1,4 @@
-"""Rows that an older release took, and that no column holds: other rows are read, and such a row is
+"""Rows that hold what no column does, forged here: other rows are read, and such a row is
 named, deleted and replaced, whether or not there is an index."""
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ CASES: dict[str, tuple[pa.Array, str]] = {
 
 
 def crafted(store: kvstore.Store, table: kvstore.Table, rows: dict[str, pa.Array]) -> None:
-    """Store rows as an older release did, without a look at their values."""
+    """Store rows without a look at their values, as damage or a forger would."""
     codec = table.codec()
     definition = codec.definition
     schema = pa.schema([(name, definition.by_name[name].type) for name in rows])

@@ -109,12 +109,12 @@ def test_all_that_reads_the_index_tells_alike(name: str, judged: Judgements) -> 
 
 @pytest.mark.parametrize("name", ["data: kind 2", "changes: falling offsets", "ranges: no end"])
 def test_processes_and_backups_tell_as_well(name: str, sound: Stored, tmp_path: Path) -> None:
-    """Reads that need files: RocksDB, scans by several processes, backups."""
+    """Reads that need files: RocksDB, scans by several threads, backups."""
     case = dict(cases(sound))[name]
     engine = RocksEngine(tmp_path / "s")
     write_over(engine, case)
     engine.close()
-    with bounds(WHOLE_ROWS_MIN=WHOLE_ROWS, SCAN_WORKERS_BYTES_MIN=0):
+    with bounds(WHOLE_ROWS_MIN=WHOLE_ROWS, COLUMNS_FLUSH_BYTES_MIN=0):
         opened = outcome(lambda: kvstore.open(tmp_path / "s", clock=ManualClock(1)))
         if isinstance(opened, KVStoreError):
             assert name == "ranges: no end"

@@ -342,10 +342,10 @@ _HAS_FILTERS: Final = "bloom_filter_options" in inspect.signature(pq.ParquetWrit
 class _PartBuilder:
     """Collects sorted batches into the bytes of one part. Memory: the compressed part.
 
-    `first` is the first batch of the part: a sample of it decides how to compress. `is_small`: the
-    part is one of many, which compaction will write again, so it is compressed in a hurry.
-    `is_lowest`: no batch lies below the part, so a reader that comes to it looks into it at all
-    events, and it gets no filters.
+    `first` is the first batch of the part: a sample of it decides how to compress. `is_small` marks
+    one of many parts, which compaction will write again: it is compressed fast rather than well.
+    `is_lowest` marks a part below which no batch lies. A reader that comes to such a part always
+    looks into it, so it gets no filters.
     """
 
     def __init__(

@@ -2,8 +2,8 @@
 
     versions  (key, timestamp, op, value, end_key)  MVCC versions and range tombstones
 
-Rows come in *windows*: sorted record batches, in key order, in which no key is cut in two. A fold
-turns each window into the rows of one *view*:
+Rows come in *stretches*: sorted record batches, in key order, in which no key is cut in two. A fold
+turns each stretch into the rows of one *view*:
 
     Compact(lower, since, kept)   the rows that replace the batches from `lower` on, for readers at
                                   or above `since` and at the `kept` instants below it
@@ -88,7 +88,7 @@ View: TypeAlias = "Compact | AsOf | Window"
 
 
 class Sorted:
-    """A window: rows, and their sorted order as row numbers.
+    """A stretch: rows, and their sorted order as row numbers.
 
     Rows are chosen before they are moved into order. The other way round every value would be
     copied twice: 0.1 s per million rows.
@@ -121,7 +121,7 @@ class Sorted:
 
 
 Fold: TypeAlias = "Callable[[Sorted], pa.RecordBatch]"
-"""Turns sorted windows into the rows of a view. It is called once per window, in key order."""
+"""Turns sorted stretches into the rows of a view. It is called once per stretch, in key order."""
 
 
 def fold(view: View) -> Fold:
@@ -136,15 +136,15 @@ class _TimeFilter:
     def __init__(self, view: Window) -> None:
         self._view = view
 
-    def __call__(self, window: Sorted) -> pa.RecordBatch:
-        times = window.numbers("timestamp")
-        return window.keep((times > self._view.since) & (times <= self._view.upto))
+    def __call__(self, stretch: Sorted) -> pa.RecordBatch:
+        times = stretch.numbers("timestamp")
+        return stretch.keep((times > self._view.since) & (times <= self._view.upto))
 
 
 class _VersionsFold:
     """State at a time, and compaction: both turn on the newest version at or below a time.
 
-    Memory is O(range tombstones that reach beyond the window).
+    Memory is O(range tombstones that reach beyond the stretch).
     """
 
     def __init__(self, view: Compact | AsOf) -> None:
@@ -155,35 +155,35 @@ class _VersionsFold:
         self._covers: defaultdict[int, Covers] = defaultdict(Covers)
         """The range tombstones by the first bound at or above their times."""
 
-    def __call__(self, window: Sorted) -> pa.RecordBatch:
-        times = window.numbers("timestamp")
-        ops = window.numbers("op")
-        keys = window.column("key")
+    def __call__(self, stretch: Sorted) -> pa.RecordBatch:
+        times = stretch.numbers("timestamp")
+        ops = stretch.numbers("op")
+        keys = stretch.column("key")
         reached = times <= self._at
         points = ops != OP_DELETE_RANGE
         several = len(self._bounds) > 1
         # A row is read at the first bound at or above its time, and at later ones.
         place = np.searchsorted(self._bounds, times) if several else (~reached).astype(np.intp)
         if not points.all():
-            self._collect(window, keys, times, place, np.flatnonzero(reached & ~points))
+            self._collect(stretch, keys, times, place, np.flatnonzero(reached & ~points))
         newest = _first_of_each_key(keys, reached & points, place if several else None)
         if any(self._covers.values()):
             newest &= ~self._covered(keys, times, place)
         compact = self._compact
         if compact is None:
-            return window.keep(newest & (ops == OP_PUT))
+            return stretch.keep(newest & (ops == OP_PUT))
         # Nothing older lies below the first batch and bound, so a delete there needs no tombstone.
         if compact.lower == 0:
             later = ~points & (place > 0) if several else False
             deletes = newest & (place > 0) if several else False
-            return window.keep((newest & (ops == OP_PUT)) | deletes | later | ~reached)
-        return window.keep(newest | ~reached | ~points)
+            return stretch.keep((newest & (ops == OP_PUT)) | deletes | later | ~reached)
+        return stretch.keep(newest | ~reached | ~points)
 
     def _collect(
-        self, window: Sorted, keys: pa.Array, times: Longs, place: Longs, rows: Longs
+        self, stretch: Sorted, keys: pa.Array, times: Longs, place: Longs, rows: Longs
     ) -> None:
         starts = keys.take(pa.array(rows)).to_pylist()
-        ends = window.column("end_key").take(pa.array(rows)).to_pylist()
+        ends = stretch.column("end_key").take(pa.array(rows)).to_pylist()
         coming: defaultdict[int, list[RangeTombstone]] = defaultdict(list)
         found = map(RangeTombstone, starts, ends, times[rows].tolist())
         for bound, each in zip(place[rows].tolist(), found, strict=True):
@@ -194,7 +194,7 @@ class _VersionsFold:
     def _covered(self, keys: pa.Array, times: Longs, place: Longs) -> Bools:
         """Whether a range tombstone that is newer than the row covers it at its bound. A newer one
         of another bound is above the time at which the row is read."""
-        covered, search = np.zeros(len(keys), np.bool_), WindowSearch(keys)
+        covered, search = np.zeros(len(keys), np.bool_), StretchSearch(keys)
         for bound, covers in self._covers.items():
             if covers:
                 covered |= (times < covers.newest(search)) & (place == bound)
@@ -202,13 +202,13 @@ class _VersionsFold:
 
 
 # --------------------------------------------------------------------------------------------------
-# The newest range tombstones over sorted rows, window by window.
+# The newest range tombstones over sorted rows, stretch by stretch.
 #
 # Invariants
 # 1. The ranges that are kept are disjoint and in order, and each has the newest timestamp over its
 #    keys. So a range that newer ones hide costs nothing, however many there are: a million deletes
 #    of one span are one range.
-# 2. A window costs O(rows + ranges log rows), where ranges are the kept ones that reach into it;
+# 2. A stretch costs O(rows + ranges log rows), where ranges are the kept ones that reach into it;
 #    one with range tombstones of its own sorts these and the kept ones too.
 
 NO_TIME: Final = np.iinfo(np.int64).min
@@ -220,7 +220,7 @@ takes 3 ms to make, as long as 330 searches."""
 
 
 class Covers:
-    """The range tombstones that reach into the window at hand or beyond it."""
+    """The range tombstones that reach into the stretch at hand or beyond it."""
 
     def __init__(self) -> None:
         self._ranges: list[RangeTombstone] = []
@@ -232,8 +232,8 @@ class Covers:
         """Add range tombstones."""
         self._ranges = disjoint([*self._ranges, *ranges])
 
-    def newest(self, keys: WindowSearch) -> npt.NDArray[np.int64]:
-        """For each of the keys of a window the time of the newest range tombstone over it, or
+    def newest(self, keys: StretchSearch) -> npt.NDArray[np.int64]:
+        """For each of the keys of a stretch the time of the newest range tombstone over it, or
         `NO_TIME`. Forgets the range tombstones that end at or below the last key."""
         found = np.full(keys.count, NO_TIME, np.int64)
         for start, end, timestamp in self._ranges:
@@ -242,8 +242,8 @@ class Covers:
         return found
 
 
-class WindowSearch:
-    """Binary searches in the sorted keys of a window, of which there is one at least."""
+class StretchSearch:
+    """Binary searches in the sorted keys of a stretch, of which there is one at least."""
 
     def __init__(self, keys: pa.Array) -> None:
         self.count = len(keys)

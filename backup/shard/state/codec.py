@@ -23,7 +23,7 @@ The number `version` is kept as it is read: no command changes it.
 Invariants
 1. decode(encode(x)) == x, and applying diff(a, b) to a gives b.
 2. A newer format, a wrong checksum and a foreign file are refused, each by an error of its own.
-3. A state is followed only by a diff that links to its `chain`.
+3. A state is followed only by a diff that links to its `step_digest`, the `chain` of a rollup.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def encode_state(state: ShardState) -> bytes:
         name: {key: _ENCODERS[name](value) for key, value in section.items()}
         for name, section in _sections(state).items()
     }
-    return _seal(ROLLUP, body | {"chain": state.chain})
+    return _seal(ROLLUP, body | {"chain": state.step_digest})
 
 
 def decode_state(data: bytes, *, where: str) -> ShardState:
@@ -102,7 +102,7 @@ def decode_state(data: bytes, *, where: str) -> ShardState:
             name: {key: decode(value) for key, value in found.field(name, dict).items()}
             for name, decode in _DECODERS.items()
         }
-        return replace(_assemble(sections, where=where), chain=found.text("chain"))
+        return replace(_assemble(sections, where=where), step_digest=found.text("chain"))
 
 
 def encode_diff(before: ShardState | None, after: ShardState) -> bytes:
@@ -111,7 +111,7 @@ def encode_diff(before: ShardState | None, after: ShardState) -> bytes:
     dropped: dict[str, list[str]] = {}
     seqno, previous, link, rollup = after.seqno, 0, "", list(after.rollup)
     if before is not None:
-        previous, link = before.seqno, before.chain
+        previous, link = before.seqno, before.step_digest
         count = len(before.batches)
         if (
             after.batches[:count] == before.batches
@@ -162,11 +162,11 @@ def apply_diffs(state: ShardState, diffs: Sequence[Diff], *, where: str) -> Shar
 
     Raises `CorruptionError` if a diff does not start where the diff before it ends.
     """
-    sections, at, chain = _sections(state), state.seqno, state.chain
+    sections, at, previous = _sections(state), state.seqno, state.step_digest
     for diff in diffs:
         if diff.previous != at:
             raise CorruptionError(where, f"a step starts at v{diff.previous}, not v{at}", PUT_BACK)
-        if diff.link != chain:
+        if diff.link != previous:
             problem = f"the step to v{diff.seqno} does not follow this v{at}, but another"
             raise CorruptionError(where, problem, _TWO_HISTORIES)
         with _strictly(where, f"a step does not fit v{at}"):
@@ -175,9 +175,9 @@ def apply_diffs(state: ShardState, diffs: Sequence[Diff], *, where: str) -> Shar
                     del sections[name][key]
             for name, entries in diff.changed.items():
                 sections[name].update({k: _DECODERS[name](v) for k, v in entries.items()})
-        at, chain = diff.seqno, diff.digest
+        at, previous = diff.seqno, diff.digest
     with _strictly(where, f"the steps do not fit v{state.seqno}"):
-        return replace(_assemble(sections, where=where), chain=chain)
+        return replace(_assemble(sections, where=where), step_digest=previous)
 
 
 def blobs_named(state: ShardState, diffs: Iterable[Diff]) -> set[str]:

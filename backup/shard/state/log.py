@@ -237,7 +237,7 @@ class StateLog:
         name = self._rollup_name(1)
         state = self._stamped(ShardState(self.shard, RULE, seqno=1, rollups={1: name}))
         data = codec.encode_diff(None, state)
-        state = replace(state, chain=digest(data))
+        state = replace(state, step_digest=digest(data))
         self.blob.put(name, codec.encode_state(state))
         cas = self.consensus.compare_and_set(self.shard, expected=None, new=Versioned(1, data))
         return state if cas is Cas.COMMITTED else None
@@ -249,7 +249,7 @@ class StateLog:
         new = Versioned(after.seqno, data)
         cas = self.consensus.compare_and_set(self.shard, expected=before.seqno, new=new)
         if cas is Cas.COMMITTED:
-            self._state = replace(after, chain=digest(data))
+            self._state = replace(after, step_digest=digest(data))
         return cas is Cas.COMMITTED
 
     def _stamped(self, state: ShardState) -> ShardState:
@@ -304,7 +304,7 @@ class StateLog:
                 if not versions or versions[0].seqno != state.seqno + 1:
                     continue  # collected between the two reads
                 state = self._after(state, versions)
-            elif state.seqno == head.seqno and state.chain != digest(head.data):
+            elif state.seqno == head.seqno and state.step_digest != digest(head.data):
                 raise CorruptionError(
                     f"blob {name}", f"it is no rollup of this v{head.seqno}", PUT_BACK
                 )

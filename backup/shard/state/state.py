@@ -182,7 +182,7 @@ class ShardState:
     writers: Mapping[str, LastAppend] = field(default_factory=dict)
     kept: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
     """Instants that stay readable when `since` passes them, each with its labels."""
-    chain: str = field(default="", compare=False)
+    step_digest: str = field(default="", compare=False)
     """The digest of the step that led here. Each step names the digest of the step before, so this
     one covers all steps."""
 

@@ -41,12 +41,12 @@ def leave(log: StateLog) -> None:
     state = log.state
     with suppress(*FAILURES):
         try:
-            log.blob.put(_name(log, state.seqno), state.chain.encode(), durable=False)
+            log.blob.put(_name(log, state.seqno), state.step_digest.encode(), durable=False)
         except (UsageError, CorruptionError) as error:
             known = _told(log, state.seqno)
             if known is None:
                 return  # the witness there is torn, and stays: blobs are written once
-            if known == state.chain:
+            if known == state.step_digest:
                 raise
             where = f"shard {log.shard}"
             raise StatesLostError(where, found=state.seqno, known=state.seqno) from error
@@ -66,7 +66,7 @@ def require(log: StateLog) -> None:
     if known is None:
         return
     if seqno == log.state.seqno:
-        found = log.state.chain
+        found = log.state.step_digest
     else:
         versions = log.retrying(lambda: log.consensus.scan(log.shard, start=seqno, limit=1))
         if not versions or versions[0].seqno != seqno:

@@ -18,14 +18,13 @@ import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager, suppress
-from datetime import timedelta
 from functools import partial, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, Final, Generic, TypeVar
 
 from typing_extensions import ParamSpec
 
-from kvstore.base.timestamp import TimeLike, Timestamp
+from kvstore.base.timestamp import AgeLike, TimeLike, Timestamp
 from kvstore.batch import Batch
 from kvstore.changes.epochs import Changeset
 from kvstore.codec.tuples import desc
@@ -115,7 +114,7 @@ class CallThreads:
             await asyncio.to_thread(self._threads.shutdown)
 
     async def _end(self, ending: _Ending) -> None:
-        if not ending.is_ours():
+        if not ending.ask_for_end():
             return
         if self._closed:  # no thread is left
             ending.end()
@@ -141,8 +140,8 @@ class _Ending:
             if self._leave():
                 self.end()
 
-    def is_ours(self) -> bool:
-        """Ask for the end. Returns whether the caller does it, because no thread is inside."""
+    def ask_for_end(self) -> bool:
+        """Mark the end as wanted. Returns whether the caller has to do it: no thread is inside."""
         with self._lock:
             self._is_wanted = True
             return not self._is_used
@@ -246,6 +245,12 @@ class AsyncSnapshot(AsyncFace[ClientSnapshot]):
     scan = streamed_pairs(ClientSnapshot.scan)
     scan_batches = streamed(ClientSnapshot.scan_batches)
     join = streamed(ClientSnapshot.join)
+
+    async def table(self, name: str, *, row: type | None = None) -> AsyncTable:
+        """See `ClientSnapshot.table`."""
+        table = await self._threads.run(partial(self._sync.table, name, row=row))
+        return AsyncTable(table, self._threads)
+
     close = awaited(ClientSnapshot.close)
 
     def __repr__(self) -> str:
@@ -280,6 +285,14 @@ class AsyncTable(AsyncFace[ClientTable]):
         """See `Table.event_time`."""
         return await self._threads.run(lambda: self._sync.event_time)
 
+    async def expires(self) -> str | None:
+        """See `Table.expires`."""
+        return await self._threads.run(lambda: self._sync.expires)
+
+    async def valid_to(self) -> str | None:
+        """See `Table.valid_to`."""
+        return await self._threads.run(lambda: self._sync.valid_to)
+
     get = awaited(ClientTable.get)
     get_many = awaited(ClientTable.get_many)
     scan = streamed(ClientTable.scan)
@@ -290,6 +303,7 @@ class AsyncTable(AsyncFace[ClientTable]):
     history = awaited(ClientTable.history)
     latest = awaited(ClientTable.latest)
     ttl = awaited(ClientTable.ttl)
+    persist = awaited(ClientTable.persist)
     count = awaited(ClientTable.count)
 
     put = awaited(ClientTable.put)
@@ -298,7 +312,11 @@ class AsyncTable(AsyncFace[ClientTable]):
     update = awaited(ClientTable.update)
     delete = awaited(ClientTable.delete)
     delete_many = awaited(ClientTable.delete_many)
+    delete_range = awaited(ClientTable.delete_range)
+    revert = awaited(ClientTable.revert)
 
+    clear = awaited(ClientTable.clear)
+    drop = awaited(ClientTable.drop)
     alter = awaited(ClientTable.alter)
     build_index = awaited(ClientTable.build_index)
 
@@ -418,6 +436,7 @@ class AsyncClient(AsyncFace[Client]):
     delete = awaited(Client.delete)
     delete_if = awaited(Client.delete_if)
     delete_range = awaited(Client.delete_range)
+    trim = awaited(Client.trim)
     pop = awaited(Client.pop)
     increment = awaited(Client.increment)
     persist = awaited(Client.persist)
@@ -498,7 +517,7 @@ class AsyncClient(AsyncFace[Client]):
 
     @asynccontextmanager
     async def hold(
-        self, name: str, at: TimeLike | None = None, max_age: timedelta | None = None
+        self, name: str, at: TimeLike | None = None, max_age: AgeLike | None = None
     ) -> AsyncIterator[None]:
         """See `Client.hold`: the history is kept until the block ends."""
         take = partial(self._sync.hold, name, at, max_age)

@@ -23,11 +23,20 @@ from typing import Any, Final, TypeAlias, TypeVar
 from urllib.parse import quote, urlsplit
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from kvstore.base.arguments import is_many, key_list, require_absolute
+from kvstore.base.arguments import is_many, key_list
 from kvstore.base.meters import WorkCount
+from kvstore.base.paths import require_absolute
 from kvstore.base.span import require_key
-from kvstore.base.timestamp import TimeLike, Timestamp, counts_from_now, to_timestamp
+from kvstore.base.timestamp import (
+    OTHER_UNITS_MAX,
+    TimeLike,
+    Timestamp,
+    counts_from_now,
+    is_count,
+    to_timestamp,
+)
 from kvstore.changes.epochs import ambient
 from kvstore.errors import (
     AccessDeniedError,
@@ -36,6 +45,7 @@ from kvstore.errors import (
     DeterminateError,
     IndeterminateError,
     KVStoreError,
+    NotFoundError,
     NotListeningError,
     NotUniqueError,
     PreconditionError,
@@ -46,9 +56,12 @@ from kvstore.errors import (
 from kvstore.limits import (
     CLIENT_CONNECTIONS_MAX,
     CLIENT_HEAD_BYTES_MAX,
+    CLIENT_LARGE_BYTES_S,
     CLIENT_RETRY_S,
+    CLIENT_RETRY_S_MAX,
     CONTROL_DIAL_S,
     FEED_POLL_S_MAX,
+    SERVER_BODY_BYTES_MAX,
 )
 from kvstore.loops.lookup import are_keys
 from kvstore.mvcc import Version
@@ -73,7 +86,10 @@ from kvstore.tables.joins import times_given
 # socket.
 
 _PORT = 7447
-_ABSENT = "no store and no socket is there (a URL begins with http:// or https://)"
+_ABSENT = (
+    "check the path (a URL begins with http:// or https://); "
+    "patience= waits for a server that is going to listen there"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,17 +144,27 @@ class Endpoint:
         address: str | os.PathLike[str],
         token: str | None,
         ca: str | os.PathLike[str] | None,
+        patience: float,
     ) -> Endpoint:
-        """The endpoint of an address as `kvstore.connect` takes it."""
+        """The endpoint of an address as `kvstore.connect` takes it. A path is looked at again for
+        `patience` seconds, until somebody listens there. Raises as `connect`."""
         if isinstance(address, str) and "://" in address:
             tls = client_tls(ca) if address.lower().startswith("https:") else None
             return cls.parse(address, token=token, tls=tls)
         path = require_absolute(address, name="address")
-        if not os.path.isdir(path):
-            return cls.at_path(str(path), token=token)
-        endpoint = cls.of_store(path)
-        endpoint.open(CONTROL_DIAL_S).close()  # nobody listens, so waiting longer is of no use
-        return endpoint
+        pauses = Pauses(patience)
+        while True:
+            is_store = path.is_dir()
+            endpoint = cls.of_store(path) if is_store else cls.at_path(str(path), token=token)
+            try:
+                endpoint.open(CONTROL_DIAL_S).close()
+                return endpoint
+            except (NotListeningError, DeterminateError) as error:
+                if pauses.another():
+                    continue
+                if not path.exists():
+                    raise NotFoundError(f"no store and no socket is at {path}", _ABSENT) from error
+                raise
 
     @classmethod
     def at_path(cls, path: str, *, token: str | None = None) -> Endpoint:
@@ -171,8 +197,9 @@ class Endpoint:
         return quote(self.root, safe="/%")
 
     def open(self, timeout: float) -> socket.socket:
-        """A connected socket. Raises `DeterminateError` if nobody answers, `AccessDeniedError` for
-        a socket of another user and for a certificate that is not trusted."""
+        """A connected socket. Raises `NotListeningError` if no owner listens at a store,
+        `DeterminateError` if nobody answers, `AccessDeniedError` for a socket of another user and
+        for a certificate that is not trusted."""
         try:
             return self._open(timeout)
         except ssl.SSLCertVerificationError as error:
@@ -182,8 +209,7 @@ class Endpoint:
         except PermissionError as error:
             raise AccessDeniedError(str(self), str(error)) from error
         except OSError as error:
-            cause = _ABSENT if self.path and isinstance(error, FileNotFoundError) else str(error)
-            raise DeterminateError(f"connecting to {self}", cause) from error
+            raise DeterminateError(f"connecting to {self}", str(error)) from error
 
     def _open(self, timeout: float) -> socket.socket:
         if self.store is not None:
@@ -240,7 +266,15 @@ class Connection:
 
     def __init__(self, endpoint: Endpoint, timeout: float) -> None:
         self.where = str(endpoint)
+        self._timeout, self._is_longer = timeout, False
         self._socket = endpoint.open(timeout)
+        self.wait_up_to(timeout)
+        self._buffer = b""
+        self._head = endpoint.head
+        self._prefix = endpoint.prefix
+
+    def wait_up_to(self, timeout: float) -> None:
+        """Bound each wait for the server from now on."""
         if isinstance(self._socket, ssl.SSLSocket):
             self._socket.settimeout(timeout)
         else:  # the kernel's timeouts spare a system call for each one of ours
@@ -248,12 +282,9 @@ class Connection:
             seconds = struct.pack("ll", int(timeout), int(timeout % 1 * 1_000_000))
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, seconds)
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, seconds)
-        self._buffer = b""
-        self._head = endpoint.head
-        self._prefix = endpoint.prefix
 
     def send(self, method: str, target: str, headers: bytes, body: bytes | pa.Buffer) -> None:
-        """Send a request."""
+        """Send a request. The answer to a large one may come later than another one's."""
         line = f"{method} {self._prefix}{target} HTTP/1.1\r\n".encode()
         size = len(body)
         head = b"%s%s%sContent-Length: %d\r\n\r\n" % (line, self._head, headers, size)
@@ -262,6 +293,9 @@ class Connection:
         else:
             self._socket.sendall(head)
             self._socket.sendall(body)
+        if size > SERVER_BODY_BYTES_MAX:
+            self._is_longer = True
+            self.wait_up_to(self._timeout + size / CLIENT_LARGE_BYTES_S)
 
     def receive_head(self) -> ReplyHead:
         """The head of the answer. Raises `ConnectionResetError` if there is none."""
@@ -272,6 +306,9 @@ class Connection:
                 self._buffer = buffer[end + 4 :]
                 head = read_head(buffer[:end], self.where)
                 if head.status != 100:
+                    if self._is_longer:
+                        self._is_longer = False
+                        self.wait_up_to(self._timeout)
                     return head
                 continue
             if len(buffer) > CLIENT_HEAD_BYTES_MAX:
@@ -581,29 +618,50 @@ class Pool:
         return f"Idempotency-Key: {token}\r\n".encode()
 
 
+class Pauses:
+    """The pauses between attempts, each longer than the one before, for `patience` seconds.
+    The last attempt comes when they are over: what has come by then is found."""
+
+    __slots__ = ("_count", "_ends_at")
+
+    def __init__(self, patience: float) -> None:
+        self._ends_at, self._count = time.monotonic() + patience, 0
+
+    def another(self) -> bool:
+        """Return True when it is time for another attempt, and False if there is none."""
+        left = self._ends_at - time.monotonic()
+        if left <= 0:
+            return False
+        if self._count:
+            time.sleep(min(CLIENT_RETRY_S * 2 ** (self._count - 1), CLIENT_RETRY_S_MAX, left))
+        self._count = min(self._count + 1, _DOUBLINGS_MAX)
+        return True
+
+
+_DOUBLINGS_MAX: Final = 30
+
+
 class Attempts:
     """The attempts at one request: whether another one follows a failure, and what the caller is
     told if none does."""
 
-    __slots__ = ("_count", "_ends_at", "_request", "_unknown", "_where")
+    __slots__ = ("_pauses", "_request", "_unknown", "_where")
 
     def __init__(self, request: ClientRequest[object], where: str, patience: float) -> None:
         """Attempts begin for `patience` seconds from now."""
-        self._request, self._where = request, where
-        self._ends_at, self._count = time.monotonic() + patience, 0
+        self._request, self._where, self._pauses = request, where, Pauses(patience)
         self._unknown: KVStoreError | None = None
         """The failure of the first attempt that may have been done."""
 
     def failed(self, error: KVStoreError) -> None:
         """Return when it is time for the next attempt. Raises the error of the request if this
         failure is the last one."""
-        wait = CLIENT_RETRY_S * 2 ** min(self._count - 1, 6) if self._count else 0.0
-        if time.monotonic() + wait > self._ends_at or not self._may_repeat(error):
+        if not self._may_repeat(error):
             raise self._told(error)
         if isinstance(error, IndeterminateError) and not self._request.is_read:
             self._unknown = self._unknown or error
-        time.sleep(wait)
-        self._count += 1
+        if not self._pauses.another():
+            raise self._told(error)
 
     def _may_repeat(self, error: KVStoreError) -> bool:
         if type(error) in (RetryableError, DeterminateError):
@@ -611,8 +669,8 @@ class Attempts:
         request = self._request
         if isinstance(error, IndeterminateError):
             return request.is_read or request.is_repeatable or request.once
-        # An owner that comes back knows whether it has done the request.
-        return self._unknown is not None and type(error) is NotListeningError
+        # The client has reached a server there before: it is started anew.
+        return type(error) is NotListeningError
 
     def _told(self, error: KVStoreError) -> KVStoreError:
         """The error that the caller gets: this one, unless it says that nothing was done, and an
@@ -672,8 +730,7 @@ def outcome(
         if row["error"] is not None:
             raise failure_of(json.loads(row["error"]), status=500, where=pool.where)
         if progress is not None:
-            about = row.get("is_about") or False  # an older server tells neither
-            progress(WorkCount.of(row["done"], row.get("total"), is_about=about))
+            progress(WorkCount.of(row["done"], row["total"], is_about=row["is_about"]))
     raise IndeterminateError(f"{name} by {pool.where}", "the answer ended without a result")
 
 
@@ -856,5 +913,13 @@ def _asked(
         keys = [require_key(key) for key in keys]
     if not is_many(as_of):
         return pa.table([binary_array(keys)], schema=KEYS_SCHEMA), as_of
-    times = [to_timestamp(time, name="as_of") for time in times_given(as_of, len(keys))]
-    return pa.table([binary_array(keys), pa.array(times, pa.int64())], schema=READ_SCHEMA), None
+    given = times_given(as_of, len(keys))
+    times = [to_timestamp(time, name="as_of") for time in given]
+    columns = [binary_array(keys), pa.array(times, pa.int64())]
+    if not times or min(times) > OTHER_UNITS_MAX:
+        return pa.table(columns, READ_SCHEMA.names[:2]), None
+    is_number = pa.array([is_count(time) for time in given], pa.bool_())
+    none = pa.scalar(None, pa.int64())
+    numbers = pc.if_else(is_number, columns[1], none)
+    instants = pc.if_else(is_number, none, columns[1])
+    return pa.table([columns[0], numbers, instants], schema=READ_SCHEMA), None

@@ -5,6 +5,7 @@ Needs the extra `server`: `pip install kvstore-mvcc[server]` (`app` alone needs 
 
 from kvstore.remote.server.access import Token, read_tokens
 from kvstore.remote.server.app import App, app
+from kvstore.remote.server.http import status_of
 from kvstore.remote.server.running import ListenAddress, Running, serve, server_tls, serving
 from kvstore.remote.server.service import Service
 
@@ -19,4 +20,5 @@ __all__ = [
     "serve",
     "server_tls",
     "serving",
+    "status_of",
 ]

@@ -1,4 +1,20 @@
-"""The server as an ASGI application: HTTP requests in, calls of the service, answers out."""
+"""The server as an ASGI application: HTTP requests in, calls of the service, answers out.
+
+A service mounts it into its own application, and `kvstore serve` runs it alone:
+
+    app.mount("/flights", kvstore.server.app(store, tokens=[...]))
+
+Short reads and commits that wait for nobody are done on the event loop, because a thread costs
+more than they do. Everything else is done by threads, `SERVER_THREADS_MAX` at most; answers of
+many rows are made by few others, because each is in memory several times while it is made.
+
+Invariants
+1. A request is bounded in bytes and in time before it is read, and all requests together in
+   bytes.
+2. Each failure is answered by one error of the tree, as JSON; a bug of ours is logged, and
+   answered without its details.
+3. A stream has one large part in memory, and a client must take it in bounded time.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +22,12 @@ import asyncio
 import logging
 import os
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Any, Final, TypeAlias, TypeVar
+from typing import Any, ClassVar, Final, TypeAlias, TypeVar
 from weakref import WeakKeyDictionary
 
 import pyarrow as pa
@@ -18,24 +35,31 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from kvstore import opening
-from kvstore.base.arguments import require_path
 from kvstore.base.forks import own
+from kvstore.base.paths import require_path
 from kvstore.errors import KVStoreError, NotFoundError, RetryableError, UsageError
 from kvstore.limits import (
     SERVER_BODY_BYTES_MAX,
+    SERVER_LARGE_BYTES_MAX,
+    SERVER_LARGE_MEMORY_BYTES_MAX,
     SERVER_MAKERS_MAX,
     SERVER_MEMORY_BYTES_MAX,
+    SERVER_ROW_BYTES,
     SERVER_SHORT_BYTES_MAX,
+    SERVER_SPOOL_BYTES_MAX,
     SERVER_STREAMS_MAX,
     SERVER_THREADS_MAX,
     SERVER_WAITS_MAX,
+    VALUE_BYTES_MAX,
 )
 from kvstore.metrics.prometheus import HasMetrics, PrometheusCollector
 from kvstore.remote.protocol import ARROW_TYPE, KEYS_PATH, OCTETS_TYPE, VERBS_PATH, unquoted
+from kvstore.remote.server import log
 from kvstore.remote.server.access import WHOLE, Grant, Token, Tokens
 from kvstore.remote.server.document import openapi
 from kvstore.remote.server.http import (
     DEFECT,
+    Body,
     BrokenStreamError,
     CallerGoneError,
     Departure,
@@ -44,8 +68,10 @@ from kvstore.remote.server.http import (
     RequestError,
     Send,
     Syncs,
+    UnreadBodyError,
     arguments_of,
     arrow_parts,
+    content_type,
     fields_of,
     head_of,
     is_cut_off,
@@ -59,45 +85,15 @@ from kvstore.remote.server.http import (
     send_json,
     send_part,
     send_whole,
+    spool_body,
     start_of,
 )
 from kvstore.remote.server.invocation import Answer, ServedVerb
 from kvstore.remote.server.page import Page, PageAnswer, Section, is_of_page, require_templates
-from kvstore.remote.server.service import Service
-from kvstore.remote.verbs import READ, VERBS
+from kvstore.remote.server.service import Service, VerbCall
+from kvstore.remote.server.watch import Callers, Watch
+from kvstore.remote.verbs import BATCH, READ, VERBS, WRITE
 from kvstore.store import Store
-
-# --------------------------------------------------------------------------------------------------
-# The metrics of a store as Prometheus reads them: `GET /metrics`.
-
-METRICS_PATH: Final = b"/metrics"
-METRICS_TYPE: Final = CONTENT_TYPE_PLAIN_0_0_4
-
-
-def exposition(store: HasMetrics) -> bytes:
-    """The metrics in Prometheus's text format."""
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(PrometheusCollector(store))
-    return generate_latest(registry)
-
-
-# --------------------------------------------------------------------------------------------------
-# The server as an ASGI application: HTTP requests in, calls of the service, answers out.
-#
-# A service mounts it into its own application, and `kvstore serve` runs it alone:
-#
-#     app.mount("/flights", kvstore.server.app(store, tokens=[...]))
-#
-# Short reads and commits that wait for nobody are done on the event loop, because a thread costs
-# more than they do. Everything else is done by threads, `SERVER_THREADS_MAX` at most; answers of
-# many rows are made by few others, because each is in memory several times while it is made.
-#
-# Invariants
-# 1. A request is bounded in bytes and in time before it is read, and all requests together in
-#    bytes.
-# 2. Each failure is answered by one error of the tree, as JSON; a bug of ours is logged, and
-#    answered without its details.
-# 3. A stream has one large part in memory, and a client must take it in bounded time.
 
 Scope: TypeAlias = "MutableMapping[str, Any]"
 T = TypeVar("T")
@@ -105,6 +101,7 @@ T = TypeVar("T")
 _KEYS: Final = KEYS_PATH.encode()
 _VERBS: Final = VERBS_PATH.encode()
 _OPENAPI: Final = _VERBS + b"openapi.json"
+_BATCH: Final = _VERBS + BATCH.name.encode()
 _KEY_VERBS: Final = {each.key_method: each for each in VERBS.values() if each.key_method}
 _KEY_METHODS: Final = ("GET", "HEAD", "PUT", "DELETE")
 _READING: Final = ("GET", "HEAD")
@@ -112,8 +109,26 @@ _DOCUMENT: Final = (*_READING, "POST")  # by which clients call any name
 _LOGGER: Final = logging.getLogger("kvstore.remote.server")
 
 
+@contextmanager
+def _timed(service: Service, verb: ServedVerb) -> Iterator[None]:
+    """Tell how long the block took, if somebody wants to know of slow operations. A verb that waits
+    for others is not slow."""
+    slow = service.store.requests.slow
+    if slow is None or verb.declared.blocks:
+        yield
+        return
+    began = time.perf_counter()
+    try:
+        yield
+    finally:
+        slow.note(f"{verb.declared.name} of a client", time.perf_counter() - began)
+
+
 class App:
     """An ASGI application that serves one store; see `app`."""
+
+    measures: ClassVar = True
+    """Whether it watches the store from its start on, for its page."""
 
     def __init__(
         self,
@@ -121,7 +136,7 @@ class App:
         *,
         tokens: Iterable[Token] | Tokens | None = None,
         verbs: Sequence[ServedVerb] = (),
-        make_page: Callable[[Store, Tokens | None], Page] = Page,
+        make_page: Callable[..., Page] = Page,
     ) -> None:
         # The application may open it after a change of the directory.
         self._source = store if isinstance(store, Store) else require_path(store)
@@ -133,10 +148,18 @@ class App:
         """The process that has the threads."""
         self._lock = threading.Lock()
         self._service: Service | None = None
+        self._callers = Callers()
+        self._watch: Watch | None = None
         self._threads: ThreadPoolExecutor | None = None
         self._waiters: ThreadPoolExecutor | None = None
         self._makers: ThreadPoolExecutor | None = None
-        self._bytes = 0
+        self.tells_requests = True
+        """Whether requests are logged, if somebody wants to know of them."""
+        self._bytes = self._spooled = 0
+        self._turns: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = (
+            WeakKeyDictionary()
+        )
+        """Held while a large request is done: one at a time, for its memory."""
         self._streams = self._waits = 0
         self._syncs: WeakKeyDictionary[asyncio.AbstractEventLoop, Syncs] = WeakKeyDictionary()
 
@@ -153,6 +176,7 @@ class App:
                     self._threads = ThreadPoolExecutor(SERVER_THREADS_MAX, "kvstore-server")
                     self._waiters = ThreadPoolExecutor(SERVER_WAITS_MAX, "kvstore-waiter")
                     self._makers = ThreadPoolExecutor(SERVER_MAKERS_MAX, "kvstore-maker")
+                    self._watch = Watch(store, self._callers)
                     self._service = Service(store, self._verbs)
                     own(self._service, f"the server of {store!r}")
         return self._service
@@ -175,6 +199,9 @@ class App:
         with self._lock:
             service, self._service = self._service, None
             threads, self._threads = self._threads, None
+            watch, self._watch, self._page = self._watch, None, None
+        if watch is not None:
+            watch.close()
         for each in (threads, self._waiters, self._makers):
             if each is not None:
                 each.shutdown(wait=True, cancel_futures=True)
@@ -186,7 +213,13 @@ class App:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one ASGI scope."""
         if scope["type"] == "http":
-            await self._serve(head_of(scope), receive, send)
+            head = head_of(scope)
+            agent = head.headers.get(b"user-agent", b"").decode("latin-1")
+            with self._callers.calling(_address(scope), agent, _named(head)):
+                if self.tells_requests and log.tells_requests():
+                    await log.telling(partial(self._serve, head, receive), head, send)
+                else:
+                    await self._serve(head, receive, send)
         elif scope["type"] == "lifespan":
             await self._live(receive, send)
         else:  # a websocket
@@ -196,6 +229,8 @@ class App:
         while (await receive())["type"] != "lifespan.shutdown":
             try:
                 _ = self.service
+                if self.measures:
+                    self._watched().start()
             except KVStoreError as error:
                 await send({"type": "lifespan.startup.failed", "message": str(error)})
                 return
@@ -208,7 +243,7 @@ class App:
     async def _serve(self, head: Head, receive: Receive, send: Send) -> None:
         if head.method == "HEAD":
             send = partial(send_bare, send)
-        taken, status = 0, 0
+        taken, spooled, status = 0, 0, 0
         try:
             if head.path == b"/healthz":
                 require_method(head, _READING)
@@ -220,15 +255,24 @@ class App:
             status = 401  # of a caller without a token that is known
             access = self._admit(head)
             status = 0
-            length = head.length
-            if length is None or length > SERVER_BODY_BYTES_MAX:
-                if length is not None:
-                    raise RequestError(
-                        f"a request of {length} bytes, at most {SERVER_BODY_BYTES_MAX} are taken",
-                        "send smaller batches, or import the data",
-                        status=413,
-                    )
+            length, most = head.length, _longest(head)
+            if length is not None and length > most:
+                raise UnreadBodyError(
+                    f"a request of {length} bytes, at most {most} are taken",
+                    "send smaller batches, or import the data",
+                    status=413,
+                )
+            if length is None:
                 length = SERVER_BODY_BYTES_MAX
+            if length > SERVER_BODY_BYTES_MAX:
+                access.require(WRITE)
+                if self._spooled + length > SERVER_SPOOL_BYTES_MAX:
+                    raise RetryableError("the server has large requests of too many bytes", _AGAIN)
+                self._spooled += length
+                spooled = length
+                await self._serve_large(head, access, length, receive, send)
+                self._count()
+                return
             self._require_room(length)
             self._bytes += length
             taken = length
@@ -253,6 +297,17 @@ class App:
             raise error
         finally:
             self._bytes -= taken
+            self._spooled -= spooled
+
+    async def _serve_large(
+        self, head: Head, access: Grant, length: int, receive: Receive, send: Send
+    ) -> None:
+        """Answer a request that waits in a temporary file for its turn. A client that sends slowly
+        keeps disk, and nobody's turn."""
+        body = await spool_body(receive, length, self._in_thread)
+        loop = asyncio.get_running_loop()
+        async with self._turns.setdefault(loop, asyncio.Lock()):
+            await self._answer(head, access, body, receive, send)
 
     def _count(self, *, failed: bool = False) -> None:
         """Count a request, unless the application was closed meanwhile."""
@@ -270,8 +325,15 @@ class App:
     def _page_answer(self, head: Head, body: bytes) -> PageAnswer:
         if self._page is None:
             require_templates()
-            self._page = self._make_page(self.service.store, self._tokens)
+            service, watch = self.service, self._watched()
+            watch.start()
+            self._page = self._make_page(service.store, self._tokens, watch=watch)
         return self._page.answer(head, body)
+
+    def _watched(self) -> Watch:
+        """What this server watches, once it has a service."""
+        assert self._watch is not None, "the service has a watch"
+        return self._watch
 
     def _admit(self, head: Head) -> Grant:
         """The access of the caller. Raises `AccessDeniedError`."""
@@ -281,7 +343,7 @@ class App:
         return self._tokens.access(head.headers.get(b"authorization", b""))
 
     async def _answer(
-        self, head: Head, access: Grant, body: bytes, receive: Receive, send: Send
+        self, head: Head, access: Grant, body: Body, receive: Receive, send: Send
     ) -> None:
         service, path = self.service, head.path
         if path.startswith(_KEYS):
@@ -303,12 +365,26 @@ class App:
         verb = service.verb(path[len(_VERBS) :].decode("utf-8", "replace"))
         parsed = parsed_bytes(head, body)
         if parsed > SERVER_MEMORY_BYTES_MAX:
+            if content_type(head) == ARROW_TYPE:
+                raise RequestError(
+                    f"an Arrow stream that unpacks to {parsed} bytes, at most "
+                    f"{SERVER_MEMORY_BYTES_MAX} are taken",
+                    "send smaller batches, or import the data",
+                    status=413,
+                )
             raise UsageError("a JSON of too many items", "send less at a time, or an Arrow stream")
         self._require_room(parsed)
         self._bytes += parsed
         try:
-            fields, table = arguments_of(head, verb.declared, body)
-            answer = await self._run(service, verb, access, fields, table, head, len(body))
+            with _timed(service, verb):
+                parse = partial(arguments_of, head, verb.declared, body)
+                size = len(body) + parsed
+                is_short = size <= SERVER_SHORT_BYTES_MAX
+                fields, table = parse() if is_short else await self._in_thread(parse)
+                if table is not None:
+                    _require_memory(size, table.num_rows)
+                call = VerbCall(verb, access, fields, table, head.token, head.changeset)
+                answer = await self._run(service, call, size)
         finally:
             self._bytes -= parsed
         await self._reply(head, answer, receive, send)
@@ -316,30 +392,21 @@ class App:
     def _require_room(self, size: int) -> None:
         """Raise `RetryableError` while the other requests leave no room for `size` bytes."""
         if self._bytes + size > SERVER_MEMORY_BYTES_MAX:
-            raise RetryableError("the server has requests of too many bytes", "try again")
+            raise RetryableError("the server has requests of too many bytes", _AGAIN)
 
-    async def _run(
-        self,
-        service: Service,
-        verb: ServedVerb,
-        access: Grant,
-        fields: dict[str, Any],
-        table: pa.Table | None,
-        head: Head,
-        size: int,
-    ) -> Answer:
-        """The answer of a verb: on the event loop if it is short, else by a thread."""
-        declared = verb.declared
-        if declared.is_short and size <= SERVER_SHORT_BYTES_MAX and "read_at" not in fields:
-            done = service.run_short(verb, access, fields, table, head.token, head.changeset)
+    async def _run(self, service: Service, call: VerbCall, size: int) -> Answer:
+        """The answer of a verb, whose request has `size` bytes: on the event loop if it is short,
+        else by a thread."""
+        declared = call.verb.declared
+        if declared.is_short and size <= SERVER_SHORT_BYTES_MAX and "read_at" not in call.fields:
+            done = service.run_short(call)
             if done is not None:
                 answer, upper = done
                 if upper:
                     await self._durable(service, upper)
                 return answer
-        args = (verb, access, fields, table, head.token, head.changeset)
-        run = partial(service.run, *args)
-        return await (self._wait(run) if declared.waits else self._in_thread(run))
+        run = partial(service.run, call)
+        return await (self._wait(run) if declared.blocks else self._in_thread(run))
 
     async def _wait(self, work: Callable[[], T]) -> T:
         """Do work that waits for others, by a thread that nothing else needs."""
@@ -365,7 +432,7 @@ class App:
         service: Service,
         head: Head,
         access: Grant,
-        body: bytes,
+        body: Body,
         receive: Receive,
         send: Send,
     ) -> None:
@@ -379,20 +446,24 @@ class App:
         fields["key"] = key
         if not declared.is_read:
             if head.method == "PUT":
-                fields["value"] = body
-            answer = await self._run(service, verb, access, fields, None, head, len(body))
+                is_here = isinstance(body, bytes)
+                fields["value"] = body if is_here else await self._in_thread(partial(bytes, body))
+            call = VerbCall(verb, access, fields, None, head.token, head.changeset)
+            with _timed(service, verb):
+                answer = await self._run(service, call, len(body))
             await self._reply(head, answer, receive, send)
             return
         access.require(declared.right)
         is_long = service.store.requests.has_due  # then the read writes first
         if head.wants_json:
-            read = partial(service.run, verb, access, fields)
+            read = partial(service.run, VerbCall(verb, access, fields))
             await self._reply(
                 head, await self._in_thread(read) if is_long else read(), receive, send
             )
             return
         look_up = partial(service.value, access, fields)
-        value = await self._in_thread(look_up) if is_long else look_up()
+        with _timed(service, verb):
+            value = await self._in_thread(look_up) if is_long else look_up()
         if value is None:
             await send_json(send, {"found": False}, status=404)
         else:
@@ -452,9 +523,60 @@ def app(
     return App(store, tokens=tokens, verbs=verbs, make_page=partial(Page, sections=sections))
 
 
+_AGAIN: Final = "try again"
+
+
+def _longest(head: Head) -> int:
+    """Bytes of the longest request of its kind: a value, and a batch that need not be parsed at
+    once, may be large."""
+    if head.path == _BATCH and content_type(head) == ARROW_TYPE:
+        return SERVER_LARGE_BYTES_MAX
+    if head.method == "PUT" and head.path.startswith(_KEYS):
+        return max(VALUE_BYTES_MAX, SERVER_BODY_BYTES_MAX)
+    return SERVER_BODY_BYTES_MAX
+
+
+def _require_memory(size: int, rows: int) -> None:
+    """Raise `RequestError` for rows that would take too much memory as objects."""
+    if size + rows * SERVER_ROW_BYTES > SERVER_LARGE_MEMORY_BYTES_MAX:
+        raise RequestError(
+            f"{rows} rows in one request", "send smaller batches, or import the data", status=413
+        )
+
+
 def _end(parts: Iterator[bytes], reader: pa.RecordBatchReader) -> None:
     """End a stream, also one that was not read to its end: it releases its history."""
     close = getattr(parts, "close", None)
     if close is not None:
         close()
     reader.close()
+
+
+def _address(scope: Scope) -> str:
+    """The address of a caller for people."""
+    client = scope.get("client")
+    return f"{client[0]}:{client[1]}" if client and client[0] else "a Unix socket"
+
+
+def _named(head: Head) -> str:
+    """What a request asks for, without its keys."""
+    if is_of_page(head.path):
+        return "the page"
+    if head.path.startswith(_KEYS):
+        return f"{head.method[:10]} of a key"
+    verb = head.path.removeprefix(_VERBS).decode("latin-1")
+    return verb if verb in VERBS else "another path"
+
+
+# --------------------------------------------------------------------------------------------------
+# The metrics of a store as Prometheus reads them: `GET /metrics`.
+
+METRICS_PATH: Final = b"/metrics"
+METRICS_TYPE: Final = CONTENT_TYPE_PLAIN_0_0_4
+
+
+def exposition(store: HasMetrics) -> bytes:
+    """The metrics in Prometheus's text format."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(PrometheusCollector(store))
+    return generate_latest(registry)

@@ -261,6 +261,9 @@ class Outbox:
 
 _FAREWELL_LOOKS: Final = 2
 _FAREWELL_S: Final = 0.05
+_TURNS_TO_MAKE: Final = 5
+"""Turns of the loop from the accepting of a socket to the end of a connection that came too late:
+the task begins, the connection is made, the caller of the task wakes, it is closed, it is lost."""
 _END_LOOK_S: Final = 0.001
 """Before the first look for connections that are left at the end. Later looks come less often."""
 
@@ -288,6 +291,8 @@ class GuardedState(ServerState):
         self.unsent = Unsent()
         self.turned_away = 0
         """Connections that are told that the server is full."""
+        self.is_ending = False
+        """Whether a connection that is made now comes too late."""
 
 
 class GuardedProtocol(HttpToolsProtocol):
@@ -320,7 +325,9 @@ class GuardedProtocol(HttpToolsProtocol):
             tls_descriptor=transport.get_extra_info("socket").fileno() if has_tls else None,
         )
         super().connection_made(outbox)
-        if len(self.connections) - self.server_state.turned_away > SERVER_CONNECTIONS_MAX:
+        if self.server_state.is_ending:
+            outbox.close()
+        elif len(self.connections) - self.server_state.turned_away > SERVER_CONNECTIONS_MAX:
             self._turn_away()
         else:
             self._expect_head()
@@ -515,6 +522,11 @@ class GuardedServer(Server):
         if not self.should_exit:  # it may have been set before there was a loop
             await self._ended.wait()
 
+    @property
+    def ended_by(self) -> str:
+        """The signal that ended the server, and empty if it was another cause."""
+        return signal.Signals(self._captured_signals[0]).name if self._captured_signals else ""
+
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         """End the server at a signal. uvicorn would raise the signal again behind its own end, and
@@ -539,6 +551,15 @@ class GuardedServer(Server):
     async def shutdown(self, sockets: Any = None) -> None:
         if self._ending is not None:
             await asyncio.to_thread(self._ending)
+        # A connection that was accepted just before is made in the next turns of the loop, and must
+        # be made before its server closes: asyncio would leave its socket open, and its caller
+        # would wait for an answer for as long as it has patience.
+        self.server_state.is_ending = True
+        loop = asyncio.get_running_loop()
+        for listening in [each for server in self.servers for each in server.sockets]:
+            loop.remove_reader(listening.fileno())
+        for _ in range(_TURNS_TO_MAKE):
+            await asyncio.sleep(0)
         for each in [*self.servers, *(sockets or [])]:
             each.close()
         for connection in list(self.server_state.connections):
@@ -553,6 +574,10 @@ class GuardedServer(Server):
             ending.cancel()
         if not self.force_exit:
             await self.lifespan.shutdown()
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()  # its call took longer than the time of grace
+        for _ in range(_TURNS_TO_MAKE):
+            await asyncio.sleep(0)
 
     async def _until_quiet(self) -> None:
         state, pause_s = self.server_state, 0.0

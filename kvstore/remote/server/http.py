@@ -8,12 +8,16 @@ import asyncio
 import json
 import math
 import re
+import struct
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, MutableMapping
 from importlib.util import find_spec
+from mmap import ACCESS_READ, mmap
+from tempfile import TemporaryFile
 from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 from urllib.parse import quote
 
+import numpy as np
 import pyarrow as pa
 
 from kvstore.codec.json import read_object
@@ -37,6 +41,7 @@ from kvstore.errors import (
     RetryableError,
     TableAlteredError,
     UsageError,
+    storage_errors,
 )
 from kvstore.limits import (
     JSON_ANSWER_BYTES_MAX,
@@ -47,6 +52,7 @@ from kvstore.limits import (
     SERVER_LARGE_PART_BYTES,
     SERVER_REQUEST_S_MAX,
     SERVER_SHORT_BYTES_MAX,
+    SERVER_SPOOL_PART_BYTES,
 )
 from kvstore.remote.protocol import (
     ARROW_TYPE,
@@ -232,6 +238,11 @@ class RequestError(UsageError):
         self.status, self.allow = status, allow
 
 
+class UnreadBodyError(RequestError):
+    """A request whose body is not read to its end. The answer closes the connection, which would
+    wait for the rest for as long as the caller likes."""
+
+
 _STATUS: Final[tuple[tuple[type[KVStoreError], int], ...]] = (
     (AccessDeniedError, 403),
     (UnknownChangesetError, 404),
@@ -255,7 +266,12 @@ _STATUS: Final[tuple[tuple[type[KVStoreError], int], ...]] = (
 
 
 def status_of(error: KVStoreError) -> int:
-    """The status: 500 for damage and for failures of storage."""
+    """The HTTP status with which a server answers an error of the store.
+
+    It is 4xx where the caller has to change the request or to read anew, 503 where nothing was done
+    and the same request may succeed, and 500 for damage, for failures of storage and for an outcome
+    that is unknown. An application may answer its own callers with it. Needs no extra.
+    """
     return error.status if isinstance(error, RequestError) else status_of_class(type(error))
 
 
@@ -278,13 +294,16 @@ Send: TypeAlias = "Callable[[MutableMapping[str, Any]], Awaitable[None]]"
 T = TypeVar("T")
 
 
+Body: TypeAlias = "bytes | mmap"
+"""The body of a request. A large one lies in a temporary file, and its pages come as they are
+read."""
+
+
 class CallerGoneError(ConnectionResetError):
     """The caller went away before its request was whole: nothing was done, and nobody is told."""
 
 
-def arguments_of(
-    head: Head, verb: Verb[Any], body: bytes
-) -> tuple[dict[str, Any], pa.Table | None]:
+def arguments_of(head: Head, verb: Verb[Any], body: Body) -> tuple[dict[str, Any], pa.Table | None]:
     """The arguments of a verb, from the query and the body. Raises `UsageError`."""
     require_method(head, verb.methods)
     fields = fields_of(head.query)
@@ -296,6 +315,7 @@ def arguments_of(
             raise RequestError(f"{verb.name} takes no rows", f"send {JSON_TYPE}", status=415)
         return fields, _table(body, verb.rows)
     if kind == JSON_TYPE:
+        assert isinstance(body, bytes), "only Arrow streams are spooled"
         try:
             found = read_object(body or b"{}", where="the request")
         except CorruptionError as error:
@@ -320,11 +340,11 @@ def require_method(head: Head, methods: tuple[str, ...]) -> None:
         raise RequestError(what, f"use {allow}", status=405, allow=allow)
 
 
-def _table(body: bytes, schema: pa.Schema) -> pa.Table:
+def _table(body: Body, schema: pa.Schema) -> pa.Table:
     """The rows of an Arrow stream, checked in full: their buffers come from a stranger. An empty
     schema takes all columns."""
     try:
-        with pa.ipc.open_stream(body) as reader:
+        with pa.ipc.open_stream(pa.py_buffer(body)) as reader:
             names = [field.name for field in schema if field.name in reader.schema.names]
             table = reader.read_all()
         table.validate(full=True)
@@ -345,13 +365,75 @@ def _table(body: bytes, schema: pa.Schema) -> pa.Table:
     return found
 
 
-def parsed_bytes(head: Head, body: bytes) -> int:
-    """The memory that the arguments in a body take beside their texts, about: 0 for a short body,
-    and for Arrow."""
+def parsed_bytes(head: Head, body: Body) -> int:
+    """The memory that the arguments in a body take beside their texts, about: 0 for a short body of
+    JSON. For Arrow, what compressed buffers unpack to."""
+    if content_type(head) == ARROW_TYPE:
+        return unpacked_bytes(body)
     if len(body) <= SERVER_SHORT_BYTES_MAX or content_type(head) != JSON_TYPE:
         return 0
+    assert isinstance(body, bytes), "only Arrow streams are spooled"
     marks = body.replace(b"\\\\", b"").replace(b'\\"', b"").translate(None, _NO_MARKS)
     return len(_TEXTS.sub(b"", marks)) * JSON_ITEM_BYTES
+
+
+# Compressed buffers of an Arrow stream. Arrow allocates what each of them says that it unpacks to,
+# and writes no more.
+#
+#     metadata of a message := flatbuffer, a table: 2 header (a record batch, or a dictionary whose
+#                              field 1 is one)
+#     record batch          := 2 buffers (a vector of offset i64, length i64)  3 compression
+#     compressed buffer     := bytes that it unpacks to i64 (-1: it is stored as it is) | bytes
+
+_STORED: Final = 1 << 40
+"""More bytes than any buffer may unpack to: larger numbers count as this one."""
+
+
+def unpacked_bytes(body: Body) -> int:
+    """The bytes to which the compressed buffers of an Arrow stream unpack; 0 if none is compressed.
+    A stream that is damaged counts up to the damage, at which its reader stops too."""
+    total = 0
+    try:
+        messages = pa.ipc.MessageReader.open_stream(pa.py_buffer(body))
+        for message in messages:
+            if message.type in ("record batch", "dictionary"):
+                total += _unpacked(message.metadata, message.body, message.type == "dictionary")
+    except (pa.ArrowException, ValueError, OSError, struct.error):
+        pass  # the reader tells what is wrong
+    return total
+
+
+def _unpacked(metadata: pa.Buffer, body: pa.Buffer, is_dictionary: bool) -> int:
+    data = memoryview(metadata)
+    batch = _table_at(data, _field(data, _table_at(data, 0), 2))
+    if is_dictionary:
+        batch = _table_at(data, _field(data, batch, 1))
+    if not _field(data, batch, 3):
+        return 0
+    vector = _table_at(data, _field(data, batch, 2))
+    [count] = struct.unpack_from("<I", data, vector)
+    places = np.frombuffer(data, "<i8", 2 * count, vector + 4).reshape(-1, 2)
+    starts = places[places[:, 1] >= 8, 0]
+    starts = starts[(starts >= 0) & (starts <= body.size - 8)]
+    if not len(starts):
+        return 0
+    words = np.ndarray((body.size - 7,), "<i8", body, strides=(1,))
+    return int(np.clip(words[starts], 0, _STORED).sum(dtype=np.int64))
+
+
+def _table_at(data: memoryview, at: int) -> int:
+    """Where the table or vector lies to which the offset at a place leads."""
+    return at + int(struct.unpack_from("<I", data, at)[0])
+
+
+def _field(data: memoryview, table: int, number: int) -> int:
+    """Where a field of a table lies; 0 for a field that is left out."""
+    vtable = table - struct.unpack_from("<i", data, table)[0]
+    [size] = struct.unpack_from("<H", data, vtable)
+    if 4 + 2 * number >= size:
+        return 0
+    [offset] = struct.unpack_from("<H", data, vtable + 4 + 2 * number)
+    return table + offset if offset else 0
 
 
 _NO_MARKS: Final = bytes(set(range(256)) - set(b'"[{,'))
@@ -367,7 +449,37 @@ def content_type(head: Head) -> str:
 async def read_body(receive: Receive, most: int) -> bytes:
     """The body of a request. Raises `UsageError` if it is longer or slower than it may be, and
     `CallerGoneError`."""
-    parts: list[bytes] = []
+    parts = [part async for part in _parts(receive, most)]
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+async def spool_body(
+    receive: Receive, most: int, by_thread: Callable[[Callable[[], Any]], Awaitable[Any]]
+) -> mmap:
+    """The body of a large request, in a temporary file without a name, which the system removes
+    behind the last use of the result. Raises as `read_body`, and `OutOfSpaceError` where the
+    directory for temporary files (`TMPDIR`) is full."""
+    waiting: list[bytes] = []
+    size = 0
+    with storage_errors("the directory for temporary files (TMPDIR)"), TemporaryFile() as file:
+
+        def write() -> None:
+            file.write(b"".join(waiting))
+            waiting.clear()
+
+        async for part in _parts(receive, most):
+            waiting.append(part)
+            size += len(part)
+            if size >= SERVER_SPOOL_PART_BYTES:
+                size = 0
+                await by_thread(write)
+        write()
+        file.flush()
+        return mmap(file.fileno(), 0, access=ACCESS_READ)
+
+
+async def _parts(receive: Receive, most: int) -> AsyncIterator[bytes]:
+    """The parts of a body, as they come."""
     size, begun = 0, time.monotonic()
     while True:
         left_s = size / SERVER_BYTES_S_MIN + begun - time.monotonic()
@@ -378,10 +490,10 @@ async def read_body(receive: Receive, most: int) -> bytes:
         size += len(part)
         if size > most:
             what = f"a request of more than {most} bytes"
-            raise RequestError(what, "send smaller batches", status=413)
-        parts.append(part)
+            raise UnreadBodyError(what, "send smaller batches", status=413)
+        yield part
         if not message.get("more_body"):
-            return parts[0] if len(parts) == 1 else b"".join(parts)
+            return
 
 
 async def read_form(head: Head, receive: Receive) -> bytes:
@@ -389,7 +501,7 @@ async def read_form(head: Head, receive: Receive) -> bytes:
     length = head.length
     if length is None or length > PAGE_FORM_BYTES_MAX:
         remedy = f"send {PAGE_FORM_BYTES_MAX} bytes at most"
-        raise RequestError("a form that is too long", remedy, status=413)
+        raise UnreadBodyError("a form that is too long", remedy, status=413)
     return await read_body(receive, length) if length else b""
 
 
@@ -409,9 +521,8 @@ async def _in_time(receiving: Awaitable[T], seconds: float) -> T:
     except asyncio.CancelledError as error:
         if not is_late:
             raise
-        raise UsageError(
-            f"the rest of the request did not come within {seconds:.3g} s", "send it faster"
-        ) from error
+        what = f"the rest of the request did not come within {seconds:.3g} s"
+        raise UnreadBodyError(what, "send it faster", status=400) from error
     finally:
         timer.cancel()
 
@@ -487,6 +598,8 @@ async def send_error(send: Send, error: KVStoreError, status: int = 0) -> None:
     extra = ((b"www-authenticate", b"Bearer"),) if status == 401 else ()
     if isinstance(error, RequestError) and error.allow:
         extra = ((b"allow", error.allow.encode()),)
+    if isinstance(error, UnreadBodyError):
+        extra = (*extra, (b"connection", b"close"))
     await send_whole(send, status, JSON_TYPE, body, extra)
 
 

@@ -40,6 +40,7 @@ from kvstore.limits import (
 )
 from kvstore.opening import engine_at
 from kvstore.remote import control_socket
+from kvstore.remote.server import log
 from kvstore.remote.server.app import App
 
 _MAIN: Final = "from kvstore.remote.server.reading import main; main()"
@@ -131,7 +132,7 @@ class Readers:
             raise UsageError("readers of a store in memory", "serve a store of the engine rocksdb")
         self._path = store.path.absolute()
         self._name = f"{control_socket.HELPERS_PREFIX}{secrets.token_hex(4)}"
-        self._count = count
+        self.count = count
         tokens = app.tokens
         self._orders = {
             "store": str(self._path),
@@ -139,6 +140,7 @@ class Readers:
             "listener": listener.fileno(),
             "tokens": None if tokens is None else tokens.to_fields(),
             "tls": tls_files,
+            "log": log.begun(),
         }
         self._failures = Failures("kvstore.remote.server", Clock())
         store.upkeep.watch("server", self._failures)
@@ -155,13 +157,13 @@ class Readers:
         """Start the processes, and return once all of them answer. Raises `StorageError` if one
         does not begin: it has said why on stderr."""
         try:
-            self._processes += (ReaderProcess(self._orders) for _ in range(self._count))
+            self._processes += (ReaderProcess(self._orders) for _ in range(self.count))
             for process in self._processes:
                 process.wait_ready()
         except BaseException:
             self.stop()
             raise
-        for place in range(self._count):
+        for place in range(self.count):
             thread = threading.Thread(
                 target=self._watch, args=(place,), name="kvstore-reader", daemon=True
             )

@@ -21,6 +21,8 @@ from typing import Any, Final, Literal, NamedTuple
 from uvicorn import Config
 
 from kvstore.base.forks import own, undivided
+from kvstore.base.notices import notice
+from kvstore.engine.rocks import RocksEngine
 from kvstore.errors import AccessDeniedError, LockedError, UsageError
 from kvstore.limits import (
     CONTROL_END_S,
@@ -31,12 +33,15 @@ from kvstore.limits import (
 )
 from kvstore.remote import control_socket
 from kvstore.remote.control_socket import short
+from kvstore.remote.presence import Turn, note_owner, sharing
+from kvstore.remote.server import log
 from kvstore.remote.server.app import App
 from kvstore.remote.server.app import app as app_of
 from kvstore.remote.server.guarded import GuardedProtocol, GuardedServer
 from kvstore.remote.server.http import require_extra
 from kvstore.remote.server.readers import Readers
 from kvstore.store import Store
+from kvstore.version import __version__
 
 # --------------------------------------------------------------------------------------------------
 # A server that accepts at a socket which other processes share.
@@ -365,8 +370,22 @@ def _addresses(
 def _server(app: App, place: _Place, ready: Callable[[], None] = lambda: None) -> Any:
     """A server of uvicorn that is not started. `is_up` is set once it serves. It ends its readers
     first: they finish the calls that they have handed to it."""
-    ending = None if place.readers is None else place.readers.stop
-    return GuardedServer(server_config(app, place.tls), ready=ready, ending=ending)
+
+    def listening() -> None:
+        store, count = app.service.store, 0 if place.readers is None else place.readers.count
+        where = str(store.path or "in memory")
+        facts: dict[str, Any] = {"url": place.url, "store": where, "readers": count}
+        notice(log.SERVER, "listening", **facts, version=__version__)
+        ready()
+
+    def ending() -> None:
+        notice(log.SERVER, "stopping", url=place.url, signal=server.ended_by)
+        if place.readers is not None:
+            place.readers.stop()
+
+    app.tells_requests = place.readers is None  # else they tell of their own, see `log`
+    server = GuardedServer(server_config(app, place.tls), ready=listening, ending=ending)
+    return server
 
 
 def server_config(
@@ -413,16 +432,37 @@ class ListeningStore(Store):
     """A store that answers scripts, from `listen` until it is closed."""
 
     _listener: Listener | None = None
+    _turn: Turn | None = None
 
-    def listen(self) -> None:
-        """Answer on the control socket from now on."""
+    def listen(self, *, turn: Turn | None = None, is_takeover: bool = False) -> None:
+        """Answer on the control socket from now on. `is_takeover` tells that other processes have
+        had a part in the store before. The `turn` of a shared store is given back at the end."""
+        self._turn = turn
         self._listener = Listener(self)
+        if turn is not None:
+            assert self.path is not None, "the socket is there"
+            turn.announce()
+            note_owner(self.path, is_takeover=is_takeover)
+
+    def stats(self) -> dict[str, Any]:
+        """See `Store.stats`. A shared store tells who shares it."""
+        assert self.path is not None, "the socket is there"
+        told = {} if self._turn is None else sharing(self.path)
+        return {**super().stats(), **told}
 
     def close(self) -> None:
-        """End the listening, then the store; see `Store.close`."""
+        """End the listening, then the store; see `Store.close`. A shared store empties its memory
+        before, while it answers: guests wait less for the next owner."""
+        if self._turn is not None and not self._closed:
+            assert isinstance(self._engine, RocksEngine)
+            self._engine.empty_memory()
         if self._listener is not None:
             self._listener.close()
-        super().close()
+        try:
+            super().close()
+        finally:
+            if self._turn is not None:
+                self._turn.close()
 
 
 class Listener:

@@ -1,6 +1,5 @@
 """A self-synchronising record log, for state that no other log protects."""
 
-from kvstore.storage.journal.files import OS_FILES, Files
 from kvstore.storage.journal.journal import Journal, SnapshotInfo, Sync
 from kvstore.storage.journal.records import Record
 from kvstore.storage.journal.recovery import (
@@ -37,6 +36,4 @@ __all__ = [
     "SnapshotInfo",
     "TornTail",
     "Damage",
-    "Files",
-    "OS_FILES",
 ]

@@ -1,7 +1,21 @@
 """The journal: an append-only log of records that survives crashes, for one writer.
 
-The options choose content, sync policy and file sizes. The live file is continued after a crash,
-sealed under its final name when it is full, and replaced by a snapshot of the state at rotation.
+    with Journal.open(path, restore=s.restore, apply=s.apply, snapshot=s.records) as journal:
+        ordinal = journal.append(payload)
+
+Invariants
+1. A record survives any crash if `append` returned its ordinal under `Sync.always()`, or if its
+   ordinal is at most `durable`. The surviving records are a prefix of the appended ones.
+2. One writer: the kernel holds the lock on the file `LOCK` from open to close.
+3. After a write or fsync failed, the contents of the file are unknown: every call raises
+   `PoisonedError` until the journal is opened again, which reads the file. After an interrupt in
+   the middle of a write, appends raise it until `look_again` has read the file.
+4. Rotation happens before an append, under both locks, and is synced whatever the policy.
+5. The next opening learns how much was synced: by a mark in front of the first record behind each
+   sync, and by a note in `LOCK` when a file is begun and when the journal is closed. A mark or
+   note that can be read is true; neither is synced itself.
+6. Lock order: `_append_lock`, then `_sync_lock`. An fsync holds the second lock only, so appends
+   continue beside it, and appends that wait for an fsync share one.
 """
 
 from __future__ import annotations
@@ -30,25 +44,21 @@ from kvstore.limits import (
     JOURNAL_READ_BYTES,
     JOURNAL_RECORD_BYTES_MAX,
 )
-from kvstore.storage.journal.files import (
+from kvstore.storage.journal.names import (
     COMPACTING_NAME,
     JOURNAL,
     LOCK_NAME,
-    OS_FILES,
     SNAPSHOT,
     FileName,
-    Files,
-    Lock,
-    Output,
     is_unborn,
     list_directory,
-    write_all,
 )
 from kvstore.storage.journal.records import (
     KIND_JOURNAL,
     KIND_SNAPSHOT,
     Note,
     Opening,
+    Record,
     encode,
     encode_many,
     encode_mark,
@@ -60,6 +70,7 @@ from kvstore.storage.journal.records import (
     require_payloads,
 )
 from kvstore.storage.journal.recovery import Apply, Recovery, replay
+from kvstore.storage.os_files import OS_FILES, Files, Lock, Output, write_all
 
 # --------------------------------------------------------------------------------------------------
 # How a journal is written: its content, its sync policy, and the size of its files.
@@ -395,26 +406,17 @@ def _write(
 
 
 # --------------------------------------------------------------------------------------------------
-# The journal: an append-only log of records that survives crashes, for one writer.
-#
-#     with Journal.open(path, restore=s.restore, apply=s.apply, snapshot=s.records) as journal:
-#         ordinal = journal.append(payload)
-#
-# Invariants
-# 1. A record survives any crash if `append` returned its ordinal under `Sync.always()`, or if its
-#    ordinal is at most `durable`. The surviving records are a prefix of the appended ones.
-# 2. One writer: the kernel holds the lock on the file `LOCK` from open to close.
-# 3. After a write or fsync failed, the contents of the file are unknown: every call raises
-#    `PoisonedError` until the journal is opened again, which reads the file.
-# 4. Rotation happens before an append, under both locks, and is synced whatever the policy.
-# 5. The next opening learns how much was synced: by a mark in front of the first record behind each
-#    sync, and by a note in `LOCK` when a file is begun and when the journal is closed. A mark or
-#    note that can be read is true; neither is synced itself.
-# 6. Lock order: `_append_lock`, then `_sync_lock`. An fsync holds the second lock only, so appends
-#    continue beside it, and appends that wait for an fsync share one.
+# The journal.
+
 
 Records = Iterable[tuple[int, bytes]]
 _ALWAYS = Sync.always()
+
+
+def _known(_: Record) -> None:
+    """The owner of the journal has this record already, or asks for the last ordinal."""
+
+
 OPENINGS_MAX = 0xFFFFFFFF
 """How often a journal can be opened. The lower half of an incarnation counts the openings."""
 
@@ -579,6 +581,33 @@ class Journal:
                 self._durable = last
             return self._durable
 
+    def look_again(self) -> int:
+        """Read what an interrupted append or rotation has left, and go on behind it. Returns
+        `last`.
+
+        Raises `PoisonedError` if a write or fsync has failed. Costs nothing if no call was
+        interrupted, and else a pass over the newest files, which are durable on return.
+        """
+        with self._append_lock, self._sync_lock:
+            self._require_usable()
+            if self._bytes_max == NO_ROOM:
+                with self._poisoning():
+                    self._continue()
+            return self._next - 1
+
+    def _continue(self) -> None:
+        remove_unfinished(self._files, self._directory)
+        content = self._options.content
+        found = replay(self._files, self._directory, restore=_known, apply=_known, content=content)
+        self._live.output.close()
+        live = continue_live(
+            self._files, self._directory, found, incarnation=self._incarnation, content=content
+        )
+        self._use(live)
+        self._next, self._durable = found.last + 1, found.last
+        self._note()
+        self._bytes_max = self._options.file_bytes
+
     def snapshot(self, records: Records) -> SnapshotInfo:
         """Write the state as of the last append, and remove the files that it supersedes.
 
@@ -657,6 +686,11 @@ class Journal:
         return self._durable
 
     @property
+    def is_interrupted(self) -> bool:
+        """Whether appends wait for `look_again`, or are refused for good."""
+        return self._bytes_max == NO_ROOM
+
+    @property
     def incarnation(self) -> int:
         """The number in this writer's records: the journal's identity and its count of openings."""
         return self._incarnation
@@ -724,6 +758,7 @@ class Journal:
         return self._live
 
     def _rotate(self) -> None:
+        self._bytes_max = NO_ROOM  # an interrupt leaves it: see `look_again`
         with self._sync_lock, self._poisoning():
             self._seal()
             live = create_live(
@@ -735,6 +770,7 @@ class Journal:
             )
             self._use(live)
             self._note()
+        self._bytes_max = self._options.file_bytes
 
     def _seal(self) -> None:
         self._live.seal(
@@ -779,12 +815,14 @@ class Journal:
 
     @contextmanager
     def _poisoning(self) -> Iterator[None]:
-        """Any failure in the block leaves the contents of the file unknown: refuse all calls."""
+        """A failure in the block leaves the contents of the file unknown: refuse all calls. An
+        interrupt is no failure, unless it came while one was being told."""
         try:
             with storage_errors(self._directory):
                 yield
         except BaseException as error:
-            self._fail(str(error) or type(error).__name__)
+            if isinstance(error, Exception) or isinstance(error.__context__, OSError):
+                self._fail(str(error) or type(error).__name__)
             raise
 
     def _fail(self, cause: str) -> None:
@@ -795,8 +833,7 @@ class Journal:
         """Raise as `_require_usable` does, and after an interrupted write."""
         self._require_usable()
         if self._bytes_max == NO_ROOM:
-            self._fail("a write was interrupted")
-            self._require_usable()
+            raise PoisonedError(f"the journal in {self._directory}", "a write was interrupted")
 
     def _require_usable(self) -> None:
         if self._closed:

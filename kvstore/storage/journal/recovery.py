@@ -19,11 +19,9 @@ from kvstore.errors import (
     storage_errors,
 )
 from kvstore.limits import JOURNAL_READ_BYTES, JOURNAL_SECTOR_BYTES
-from kvstore.storage.journal.files import (
+from kvstore.storage.journal.names import (
     LOCK_NAME,
-    OS_FILES,
     FileName,
-    Files,
     Listing,
     list_directory,
     open_file,
@@ -58,6 +56,7 @@ from kvstore.storage.journal.records import (
     unstuff,
     unstuff_prefix,
 )
+from kvstore.storage.os_files import OS_FILES, Files
 
 # --------------------------------------------------------------------------------------------------
 # Reading one journal file forward: records in batches, and the damages between them.

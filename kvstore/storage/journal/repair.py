@@ -12,18 +12,6 @@ from typing import BinaryIO, Final, Literal
 
 from kvstore.base.arguments import ArgumentKind, word
 from kvstore.errors import LockedError, NotAStoreError, UsageError, storage_errors
-from kvstore.storage.journal.files import (
-    JOURNAL,
-    LOCK_NAME,
-    OS_FILES,
-    SNAPSHOT,
-    FileName,
-    Files,
-    open_file,
-    parse_directory,
-    read_note,
-    synced_bytes,
-)
 from kvstore.storage.journal.journal import (
     Journal,
     SnapshotInfo,
@@ -31,8 +19,19 @@ from kvstore.storage.journal.journal import (
     remove_superseded,
     write_snapshot,
 )
+from kvstore.storage.journal.names import (
+    JOURNAL,
+    LOCK_NAME,
+    SNAPSHOT,
+    FileName,
+    open_file,
+    parse_directory,
+    read_note,
+    synced_bytes,
+)
 from kvstore.storage.journal.records import KIND_JOURNAL, KIND_SNAPSHOT, Note, Record
 from kvstore.storage.journal.recovery import Damage, FileScan, StateMachine, TornTail, replay
+from kvstore.storage.os_files import OS_FILES, Files
 
 # --------------------------------------------------------------------------------------------------
 # Inspection: reports each file of a journal, damaged or not, and the records that are missing.

@@ -23,8 +23,7 @@ from kvstore.remote.server.page.html import (
     require_templates,
 )
 from kvstore.remote.server.page.page import PAGE_PATH, Page, PageAnswer, is_of_page
-from kvstore.remote.server.page.request import PageRequest
-from kvstore.remote.server.page.views import Section
+from kvstore.remote.server.page.request import PageRequest, Section
 
 __all__ = [
     "PAGE_PATH",

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import csv
 import difflib
+import io
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, ClassVar, Final, TypeAlias
+from typing import Any, ClassVar, Final, NamedTuple, TypeAlias
 
 from kvstore.base.timestamp import NS_PER_SECOND, TIMESTAMP_MAX, Timestamp
 from kvstore.browsing import Excerpt
@@ -26,12 +28,26 @@ from kvstore.limits import PAGE_DIFFERENCE_LINES_MAX
 @dataclass(frozen=True, slots=True)
 class Cell:
     """A cell of a grid: its text, and where a click on it leads. `is_code` sets it in the letters
-    of code, `note` is shown behind it in a lesser tone."""
+    of code, `note` is shown behind it in a lesser tone. A name breaks behind `_` alone. `old` is
+    shown before the text, as what it replaces. `share` is a bar behind it: a part of a whole."""
 
     text: str
     href: str = ""
     note: str = ""
     is_code: bool = False
+    is_name: bool = False
+    old: str = ""
+    share: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Heading:
+    """The head of a column, and the link that sorts by it. `order` is `ascending` or `descending`
+    if the rows are in the order of this column."""
+
+    text: str
+    href: str = ""
+    order: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +57,43 @@ class Text:
     text: str
     is_warning: bool = False
     kind: ClassVar = "text"
+
+
+@dataclass(frozen=True, slots=True)
+class Links:
+    """Links on one line, behind a word about them."""
+
+    text: str
+    links: Sequence[Cell]
+    kind: ClassVar = "links"
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """Names with their values."""
+
+    caption: str
+    facts: Sequence[tuple[str, Cell]]
+    kind: ClassVar = "facts"
+
+
+@dataclass(frozen=True, slots=True)
+class ValueCounts:
+    """The most frequent values of one column, with their counts and links to the rows."""
+
+    name: str
+    values: Sequence[tuple[Cell, int]]
+    others: int
+    """The distinct values that are not shown."""
+
+
+@dataclass(frozen=True, slots=True)
+class Facets:
+    """The values of some columns, behind a summary that names the columns and the bound."""
+
+    summary: str
+    columns: Sequence[ValueCounts]
+    kind: ClassVar = "facets"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,16 +109,19 @@ class Button:
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """A table. `empty` stands in the place of a table without rows. `more` is a link to the rows
-    behind. `numbers` are the columns that are set to the right."""
+    """A table. A column has a `Heading`, or its text alone. `empty` stands in the place of a table
+    without rows. `more` is a link to the rows behind. `numbers` are the columns that are set to the
+    right."""
 
     caption: str
-    columns: Sequence[str]
+    columns: Sequence[str | Heading]
     rows: Sequence[Sequence[Cell | Button]]
     empty: str = "Nothing here."
     more: str = ""
     more_text: str = "Next page"
     numbers: frozenset[int] = frozenset()
+    is_data: bool = False
+    """Whether the rows have so many columns that values are rather scrolled than broken."""
     kind: ClassVar = "grid"
 
 
@@ -110,8 +166,17 @@ class Lanes:
 
 
 @dataclass(frozen=True, slots=True)
+class Axes:
+    """The axes of a chart: what stands at the top, the middle and the foot, and at times from the
+    left to the right."""
+
+    values: Sequence[str]
+    times: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
 class Bar:
-    """One bar: its height in thousandths of the highest one, its text, and where it leads."""
+    """One bar: its height in thousandths of the axis, its text, and where it leads."""
 
     height: int
     text: str
@@ -122,14 +187,26 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class Bars:
-    """Bars over intervals of one length, from the text `first` to the text `last`."""
+    """Bars over intervals of one length. `tone` is `bar` or `load`."""
 
     caption: str
     bars: Sequence[Bar]
-    first: str
-    last: str
-    highest: str
+    axes: Axes
+    tone: str = "bar"
     kind: ClassVar = "bars"
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """A value over time, in thousandths of the axes. `newest` is its newest value for people; where
+    there are no points, the reason. `told` are some values with their times."""
+
+    caption: str
+    points: Sequence[tuple[int, int]]
+    newest: str
+    axes: Axes
+    told: Sequence[str]
+    kind: ClassVar = "curve"
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,17 +231,41 @@ class SearchForm:
     kind: ClassVar = "search"
 
 
-PageBlock: TypeAlias = "Text | Grid | Lines | Lanes | Bars | SearchForm | Button"
+PageBlock: TypeAlias = (
+    "Text | Links | Facts | Facets | Grid | Lines | Lanes | Bars | Curve | SearchForm | Button"
+)
+
+
+class DataRow(NamedTuple):
+    """A row of a page as data: its cells as text, and as an object of JSON."""
+
+    texts: Sequence[str]
+    fields: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class PageData:
+    """What a page shows, as data: rows with whole values. `name` is the beginning of a file name.
+    `rows` is called for the format that a person asks for, and not at all for the page itself."""
+
+    name: str
+    columns: Sequence[str]
+    rows: Callable[[], Iterable[DataRow]]
+    told: str = ""
+    """What the file has beside the rows of the page."""
 
 
 @dataclass(frozen=True, slots=True)
 class PageView:
     """A page: its title and its blocks, from the top. `is_timed` says that the time of the page
-    changes it."""
+    changes it, `refreshes` that it may be loaded again by itself."""
 
     title: str
     blocks: Sequence[PageBlock]
     is_timed: bool = True
+    refreshes: bool = True
+    data: PageData | None = None
+    status: int = 200
 
 
 # --------------------------------------------------------------------------------------------------
@@ -183,6 +284,8 @@ class PageView:
 _ESCAPE: Final = re.compile(rb"\\(?:\\|x([0-9A-Fa-f]{2}))")
 _UNITS: Final = ((86_400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 _HEX_COLUMNS: Final = 16
+SHOWN_CHARS: Final = 160
+"""The characters of a key or value in a table."""
 
 
 def to_notation(raw: bytes, *, keeps: str = "") -> str:
@@ -233,6 +336,14 @@ def hex_lines(raw: bytes) -> list[str]:
     return lines
 
 
+def preview(value: Excerpt) -> Cell:
+    """The beginning of a value, on one line."""
+    head = value.head[: SHOWN_CHARS * 4]
+    if is_text(head):
+        return Cell(shortened(to_notation(head), SHOWN_CHARS), is_code=True)
+    return Cell(hex_lines(head[:16])[0][10:57].strip(), note="not text", is_code=True)
+
+
 def moment(at: int | None) -> str:
     """A time to the millisecond, which the field of the time takes back; a dash for no time.
 
@@ -269,6 +380,91 @@ def size(count: float) -> str:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
         count /= 1024
     return f"{count:.1f} TiB"
+
+
+# --------------------------------------------------------------------------------------------------
+# Axes of charts: round numbers, and times as short as their distance allows.
+
+_ROUND: Final = (1, 2, 4, 10)
+"""The tops of axes, times a power of ten: their halves are round too."""
+_TICKS: Final = 4
+
+
+def axis(most: float, show: Callable[[float], str], base: int = 10) -> tuple[float, list[str]]:
+    """The top of an axis for values up to `most`, and its texts from the top. Bytes have the base
+    1024."""
+    unit = 1.0
+    while most > unit * base:
+        unit *= base
+    while base == 10 and 0 < most <= unit / base:  # parts of a second
+        unit /= base
+    steps = _ROUND if base == 10 else (*_ROUND, 20, 40, 100, 200, 400, 1024)
+    top = next((unit * step for step in steps if most <= unit * step), unit * base)
+    return top, [show(top), show(top / 2), show(0)]
+
+
+def count_axis(most: float) -> tuple[float, list[str]]:
+    """As `axis`, for whole numbers."""
+    return axis(max(most, 2), lambda value: f"{value:,.0f}")
+
+
+def seconds_axis(most: float) -> tuple[float, list[str]]:
+    """As `axis`, for seconds, in minutes, hours or days where there are some."""
+    if most <= _MINUTE:
+        return axis(most, _length)
+    steps = [_MINUTE * step for step in (2, 4, 10, 20, 40, 60)]
+    steps += [_HOUR * step for step in (2, 4, 10, 20, 40)]
+    top = next((step for step in steps if most <= step), 0.0)
+    top = top or _DAY * axis(most / _DAY, str)[0]
+    return top, [_length(top), _length(top / 2), _length(0)]
+
+
+_MINUTE: Final = 60.0
+_HOUR: Final = 3600.0
+_DAY: Final = 86_400.0
+
+
+def _length(seconds: float) -> str:
+    return duration(seconds * NS_PER_SECOND)
+
+
+def time_ticks(since: int, upto: int) -> list[str]:
+    """Times from `since` to `upto`, in UTC."""
+    length = max(upto - since, 0)
+    day_ns = 86_400 * NS_PER_SECOND
+    if length <= 5 * 60 * NS_PER_SECOND:
+        shown = slice(11, 19)
+    elif length <= day_ns:
+        shown = slice(11, 16)
+    else:
+        shown = slice(5, 16) if length <= 10 * day_ns else slice(0, 10)
+    times = [since + length * step // _TICKS for step in range(_TICKS + 1)]
+    return [moment(min(max(at, 0), TIMESTAMP_MAX))[shown] for at in times]
+
+
+# --------------------------------------------------------------------------------------------------
+# What a page shows as a file, with whole values.
+
+DATA_TYPES: Final = {
+    "csv": "text/csv; charset=utf-8",
+    "json": "application/json; charset=utf-8",
+}
+
+
+def data_file(data: PageData, format_: str) -> tuple[bytes, bytes]:
+    """The rows as a file, and the header that names the file: CSV with a head, or a JSON array with
+    an object on each line."""
+    stem = re.sub(r"[^A-Za-z0-9._-]+", "-", data.name).strip(".-")[:80] or "rows"
+    sink = io.StringIO()
+    if format_ == "csv":
+        writer = csv.writer(sink)
+        writer.writerow(data.columns)
+        writer.writerows(row.texts for row in data.rows())
+    else:
+        lines = (json.dumps(row.fields, ensure_ascii=False) for row in data.rows())
+        sink.write("[\n" + ",\n".join(lines) + "\n]\n")
+    body = sink.getvalue().encode("utf-8", "backslashreplace")
+    return body, f'attachment; filename="{stem}.{format_}"'.encode()
 
 
 # --------------------------------------------------------------------------------------------------

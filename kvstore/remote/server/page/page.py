@@ -12,24 +12,46 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 from urllib.parse import parse_qsl, quote, urlencode
 
-from kvstore.errors import AccessDeniedError, KVStoreError, UsageError
+from kvstore.errors import (
+    AccessDeniedError,
+    HistoryGoneError,
+    KVStoreError,
+    NotYetWrittenError,
+    UsageError,
+)
 from kvstore.limits import PAGE_FORM_BYTES_MAX
 from kvstore.opening import engine_at, open_read_only
 from kvstore.remote.live import LiveReader, follow
 from kvstore.remote.server.access import Grant, Tokens
 from kvstore.remote.server.http import Head, status_of
+from kvstore.remote.server.page.changed import CHANGED
+from kvstore.remote.server.page.history import KEY, ROW
 from kvstore.remote.server.page.html import (
     ASSETS,
+    DATA_TYPES,
     HTML_TYPE,
     SECURITY_HEADERS,
+    PageBlock,
     PageView,
     Text,
     asset,
+    data_file,
     html,
     moment,
 )
-from kvstore.remote.server.page.request import SAFE, Guard, Owned, PageRequest
-from kvstore.remote.server.page.views import SECTIONS, Section
+from kvstore.remote.server.page.request import SAFE, Guard, Owned, PageRequest, Section
+from kvstore.remote.server.page.tables import DEFINITION, TABLE, TABLES
+from kvstore.remote.server.page.trends import CALLERS, TRENDS
+from kvstore.remote.server.page.views import (
+    ACTIVITY,
+    FEEDS,
+    HOLDS,
+    IMPORTS,
+    KEYS,
+    METRICS,
+    REVERT,
+)
+from kvstore.remote.server.watch import Watch
 from kvstore.remote.verbs import ADMIN
 from kvstore.store import Store
 
@@ -60,7 +82,15 @@ PAGE_PATH: Final = b"/ui"
 _STEPS: Final = 1000
 """The steps of the slider."""
 
-_FIELDS_MAX: Final = 20
+_FIELDS_MAX: Final = 40
+_REFRESHES: Final = (("", "only when asked"), ("5", "every 5 s"), ("60", "every minute"))
+_WORDS: Final = ("now", "today", "yesterday", "1 hour ago", "1 day ago", "1 week ago")
+
+SECTIONS: Final = (
+    *(KEYS, KEY, TABLES, TABLE, ROW, DEFINITION, ACTIVITY, CHANGED, IMPORTS, REVERT),
+    *(FEEDS, HOLDS, TRENDS, CALLERS, METRICS),
+)
+"""The sections that every store has."""
 
 
 def is_of_page(path: bytes) -> bool:
@@ -86,9 +116,11 @@ class Page:
         tokens: Tokens | None,
         sections: Sequence[Section] = (),
         owned: Owned | None = None,
+        watch: Watch | None = None,
     ) -> None:
         """`sections` are added to the sections of every store. `owned` gives the store to write to,
-        if it is another one."""
+        if it is another one. `watch` has what the server of the page has measured."""
+        self._watch = watch
         self._store, self._guard = store, Guard(tokens)
         self._sections = {each.name: each for each in (*SECTIONS, *sections)}
         self._owned: Owned = owned or (lambda: nullcontext(store))
@@ -152,24 +184,39 @@ class Page:
 
     def _view(self, head: Head, name: str, access: Grant, fields: Mapping[str, str]) -> PageAnswer:
         section = self._sections.get(name)
+        call = PageRequest(self._store, access, fields, self._owned, self._watch)
+        try:
+            return self._answered(head, section, call, fields)
+        except KVStoreError as error:
+            return self._failed(error, call, section, fields)
+
+    def _answered(
+        self, head: Head, section: Section | None, call: PageRequest, fields: Mapping[str, str]
+    ) -> PageAnswer:
         if section is None:
             raise UsageError("the page has no such section", "choose one of the navigation")
-        access.require(section.right)
+        call.access.require(section.right)
         if section.is_whole:
-            access.require_whole(f"the section {section.title!r}")
+            call.access.require_whole(f"the section {section.title!r}")
         if isinstance(self._store, LiveReader):
             self._store.refresh()
-        call = PageRequest(self._store, access, fields, self._owned)
-        moved = self._moved(call, name, fields)
+        moved = self._moved(call, section.name, fields)
         if moved is not None:
             return _redirect(moved)
         look = section.view
         if head.method == "POST":
             if section.act is None:
                 raise UsageError(f"the section {section.title!r} changes nothing", "use GET")
-            access.require(section.act_right)
+            call.access.require(section.act_right)
             look = section.act
-        return self._shown(200, look(call), call, here=section, fields=fields)
+        format_ = call.file_format
+        view = look(call)
+        if format_:
+            if view.data is None:
+                raise UsageError(f"{section.title} as a file", "take the page itself")
+            body, name = data_file(view.data, format_)
+            return PageAnswer(200, DATA_TYPES[format_], body, ((b"content-disposition", name),))
+        return self._shown(view.status, view, call, here=section, fields=fields)
 
     def _moved(self, call: PageRequest, name: str, fields: Mapping[str, str]) -> str | None:
         """The address of the page at the time to which a person moved the slider. None if the
@@ -195,23 +242,34 @@ class Page:
         newest = int(self._store.upper) - 1
         return min(int(self._store.browsing.oldest()), newest), newest
 
-    def _clock(self, call: PageRequest, path: str, fields: Mapping[str, str]) -> dict[str, Any]:
+    def _clock(
+        self, call: PageRequest, path: str, fields: Mapping[str, str], *, is_timed: bool
+    ) -> dict[str, Any]:
+        """The form of the time of the page, and of its loading again. A time that cannot be read
+        stays in its field."""
         oldest, newest = self._ends()
-        as_of = min(max(int(call.as_of), oldest), newest)
-        is_now = call.chosen is None
+        try:
+            is_now, as_of = call.chosen is None, min(max(int(call.as_of), oldest), newest)
+            shown = "now" if is_now else moment(call.as_of)
+        except KVStoreError:
+            is_now, as_of, shown = False, newest, "another time"
         slide = _STEPS if is_now else (as_of - oldest) * _STEPS // max(newest - oldest, 1)
         kept = {key: text for key, text in fields.items() if key not in _CLOCK_FIELDS}
         query = urlencode(kept, quote_via=quote)
         return {
             "path": path,
+            "is_timed": is_timed,
             "hidden": list(kept.items()),
             "slide": slide,
-            "shown": "now" if is_now else moment(call.as_of),
+            "shown": shown,
             "at": call.at_text,
+            "words": _WORDS,
             "oldest": moment(oldest),
             "oldest_ms": oldest // 1_000_000,
             "newest_ms": newest // 1_000_000,
             "newest": f"{path}?{query}" if query else path,
+            "refreshes": _REFRESHES if is_now or not is_timed else (),
+            "refresh": call.text("refresh"),
         }
 
     def _shown(
@@ -223,20 +281,32 @@ class Page:
         here: Section | None = None,
         fields: Mapping[str, str] | None = None,
         sign_in: bool = False,
+        leads: PageRequest | None = None,
     ) -> PageAnswer:
-        clock = None
-        if call is not None and here is not None and view.is_timed:
-            clock = self._clock(call, here.name, fields or {})
+        """A view as a page. `leads` makes the links of the navigation, by default `call`."""
+        clock, links = None, []
+        headers: list[tuple[bytes, bytes]] = []
+        if call is not None and here is not None and (view.is_timed or view.refreshes):
+            clock = self._clock(call, here.name, fields or {}, is_timed=view.is_timed)
+            seconds = call.text("refresh")
+            if status == 200 and any(seconds == each for each, _ in clock["refreshes"] if each):
+                headers.append((b"refresh", seconds.encode()))
+        if here is not None and view.data is not None:
+            links = [
+                (format_.upper(), f"{here.name}?{urlencode({**(fields or {}), 'as': format_})}")
+                for format_ in DATA_TYPES
+            ]
         body = html(
             view,
             store_name=self._name if call is not None else "kvstore",
-            sections=[] if call is None else self._navigation(call, here),
+            sections=[] if call is None else self._navigation(leads or call, here),
             rights="" if call is None or ADMIN not in call.access.rights else "admin",
             may_sign_out=call is not None and self._guard.asks_for_tokens,
             clock=clock,
+            data_links=links,
             sign_in=sign_in,
         )
-        return PageAnswer(status, HTML_TYPE, body)
+        return PageAnswer(status, HTML_TYPE, body, tuple(headers))
 
     def _navigation(self, call: PageRequest, here: Section | None) -> list[dict[str, Any]]:
         return [
@@ -247,15 +317,40 @@ class Page:
             and not (each.is_whole and call.access.prefix)
         ]
 
-    def _failed(self, error: KVStoreError) -> PageAnswer:
-        blocks = [Text(error.what, is_warning=True)]
+    def _failed(
+        self,
+        error: KVStoreError,
+        call: PageRequest | None = None,
+        here: Section | None = None,
+        fields: Mapping[str, str] | None = None,
+    ) -> PageAnswer:
+        """The page of an error. It keeps the navigation, and the field of the time if the section
+        has one: the time may be what is to be mended."""
+        blocks: list[PageBlock] = [Text(error.what, is_warning=True)]
         if error.remedy:
             blocks.append(Text(f"What to do: {error.remedy}."))
         title = "Not allowed" if isinstance(error, AccessDeniedError) else "This did not work"
-        return self._shown(status_of(error), PageView(title, blocks, is_timed=False), None)
+        shown = here if here is not None and here.act is None else None
+        view = PageView(title, blocks, is_timed=shown is not None, refreshes=False)
+        leads = call
+        if call is not None and (isinstance(error, _TIME_ERRORS) or not _has_time(call)):
+            leads = PageRequest(self._store, call.access, {}, self._owned)
+        return self._shown(status_of(error), view, call, here=shown, fields=fields, leads=leads)
 
 
-_CLOCK_FIELDS: Final = frozenset({"at", "slide", "was"})
+_TIME_ERRORS: Final = (HistoryGoneError, NotYetWrittenError)
+
+
+def _has_time(call: PageRequest) -> bool:
+    """Whether the time of the page can be read."""
+    try:
+        _ = call.as_of
+    except KVStoreError:
+        return False
+    return True
+
+
+_CLOCK_FIELDS: Final = frozenset({"at", "slide", "was", "refresh", "as"})
 
 
 def _fields(query: bytes) -> dict[str, str]:

@@ -1,12 +1,14 @@
-"""One request for a view: who may make it, its arguments, its time, and links that keep them."""
+"""One request for a view: who may make it, its arguments, its time, links that keep them; and the
+sections that answer."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from functools import cached_property
 from http.cookies import CookieError, SimpleCookie
-from typing import Final
+from typing import Final, TypeAlias
 from urllib.parse import quote, urlencode, urlsplit
 
 from kvstore.base.span import Span
@@ -16,14 +18,43 @@ from kvstore.limits import BROWSE_KEY_BYTES_MAX
 from kvstore.remote.server.access import Grant, Tokens
 from kvstore.remote.server.http import Head
 from kvstore.remote.server.page.html import (
+    DATA_TYPES,
+    SHOWN_CHARS,
     Cell,
+    PageView,
     at_millisecond,
     from_notation,
     shortened,
     to_notation,
 )
+from kvstore.remote.server.watch import Watch
 from kvstore.remote.verbs import READ
 from kvstore.store import Store
+
+# --------------------------------------------------------------------------------------------------
+# A section of the page: a name in its navigation, and the functions that make its views.
+
+Look: TypeAlias = "Callable[[PageRequest], PageView]"
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A section at `/ui/<name>`.
+
+    `view` answers GET. A section with `act` answers POST with it, for callers with `act_right`; its
+    view is shown afterwards. A section without `in_navigation` is reached by links. A section that
+    `is_whole` concerns all keys: a token with a prefix cannot see it.
+    """
+
+    name: str
+    title: str
+    view: Look
+    act: Look | None = None
+    right: str = READ
+    act_right: str = READ
+    in_navigation: bool = True
+    is_whole: bool = True
+
 
 # --------------------------------------------------------------------------------------------------
 # One request for a view: its arguments, the time that the page shows, and links that keep it.
@@ -35,17 +66,20 @@ from kvstore.store import Store
 Owned = Callable[[], "AbstractContextManager[Store]"]
 """The store of this page to write to, for the time of a block."""
 
-SHOWN_CHARS: Final = 160
-"""The characters of a key or value in a table."""
-
 
 class PageRequest:
     """One request for a view of `store` by a caller with `access`."""
 
     def __init__(
-        self, store: Store, access: Grant, fields: Mapping[str, str], owned: Owned
+        self,
+        store: Store,
+        access: Grant,
+        fields: Mapping[str, str],
+        owned: Owned,
+        watch: Watch | None = None,
     ) -> None:
-        self.store, self.access, self.owned = store, access, owned
+        """`watch` has the trends and the callers of the server, if the page has one."""
+        self.store, self.access, self.owned, self.watch = store, access, owned, watch
         self._fields = fields
 
     # -- arguments --------------------------------------------------------------------------
@@ -54,15 +88,30 @@ class PageRequest:
         """An argument as text."""
         return self._fields.get(name, default).strip()
 
+    def raw_text(self, name: str) -> str:
+        """An argument as text, with the spaces around it."""
+        return self._fields.get(name, "")
+
     def raw(self, name: str) -> bytes:
         """An argument in the notation of bytes."""
         return from_notation(self._fields.get(name, ""))
+
+    def name(self, name: str) -> str:
+        """A text in the notation of bytes, such as the name of a column."""
+        return self.raw(name).decode("utf-8", "replace")
+
+    @property
+    def file_format(self) -> str:
+        """The format of the file that is asked for; empty for the page itself."""
+        return self.choice("as", {"": None, **DATA_TYPES}, "")
 
     def choice(self, name: str, known: Mapping[str, object], default: str) -> str:
         """An argument that is one of the `known` words."""
         found = self.text(name) or default
         if found not in known:
-            raise UsageError(f"{name}={found[:100]!r}", f"choose one of {', '.join(known)}")
+            raise UsageError(
+                f"{name}={found[:100]!r}", f"choose one of {', '.join(filter(None, known))}"
+            )
         return found
 
     def number(self, name: str) -> int | None:

@@ -1,86 +1,55 @@
-"""The views of a store: keys, versions, tables, activity, imports, claims and figures, by
-section."""
+"""The views of a store: keys, versions, activity, imports, claims and figures, by section."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from heapq import nlargest
-from itertools import islice, pairwise
-from typing import Any, Final, TypeAlias
+from itertools import islice
+from typing import Any, Final
 
-from kvstore.base.span import Span, prefix_end
+from kvstore.base.span import prefix_end
 from kvstore.base.timestamp import NS_PER_SECOND
-from kvstore.browsing import (
-    Activity,
-    Excerpt,
-    Interval,
-    KeyPage,
-    KeyRow,
-    Mark,
-    VersionPage,
-    VersionRow,
-)
-from kvstore.errors import KVStoreError, UsageError
-from kvstore.limits import BROWSE_KEY_BYTES_MAX, BROWSE_ROWS_MAX
+from kvstore.browsing import Activity, Interval, KeyPage, Mark
+from kvstore.codec.json import bytes_json
+from kvstore.errors import UsageError
+from kvstore.limits import BROWSE_KEY_BYTES_MAX, BROWSE_ROWS_MAX, BROWSE_VALUE_BYTES
 from kvstore.metrics import Distribution, Metric
-from kvstore.remote.server.invocation import PAGES, added
-from kvstore.remote.server.page.html import Bar as BarBlock
+from kvstore.remote.live import LiveReader
+from kvstore.remote.server.added import PAGES, added
 from kvstore.remote.server.page.html import (
+    Axes,
+    Bar,
     Bars,
     Button,
     Cell,
+    DataRow,
     Field,
     Grid,
-    Lane,
-    Lanes,
-    Lines,
+    Links,
     PageBlock,
+    PageData,
     PageView,
     SearchForm,
-    Stretch,
     Text,
-    differences,
+    count_axis,
     duration,
-    hex_lines,
-    is_text,
     moment,
+    preview,
     shortened,
     size,
+    time_ticks,
     to_notation,
-    value_lines,
 )
-from kvstore.remote.server.page.request import SHOWN_CHARS, PageRequest
-from kvstore.remote.verbs import ADMIN, READ
+from kvstore.remote.server.page.request import PageRequest, Section
+from kvstore.remote.server.page.tables import shown_text, tables_grid
+from kvstore.remote.server.watch import owners_metrics
+from kvstore.remote.verbs import ADMIN
 from kvstore.store import Store
-from kvstore.tables.codec import TableCodec
 from kvstore.timeline.holds import FEED, HoldRecord
 from kvstore.timeline.import_records import ImportRecord
-
-# --------------------------------------------------------------------------------------------------
-# A section of the page: a name in its navigation, and the functions that make its views.
-
-Look: TypeAlias = "Callable[[PageRequest], PageView]"
-
-
-@dataclass(frozen=True, slots=True)
-class Section:
-    """A section at `/ui/<name>`.
-
-    `view` answers GET. A section with `act` answers POST with it, for callers with `act_right`; its
-    view is shown afterwards. A section without `in_navigation` is reached by links. A section that
-    `is_whole` concerns all keys: a token with a prefix cannot see it.
-    """
-
-    name: str
-    title: str
-    view: Look
-    act: Look | None = None
-    right: str = READ
-    act_right: str = READ
-    in_navigation: bool = True
-    is_whole: bool = True
-
+from kvstore.timeline.reserved import PushLogTold
 
 # --------------------------------------------------------------------------------------------------
 # The keys of a store by prefix, a page at a time, as folders or as a plain list.
@@ -111,7 +80,32 @@ def keys(call: PageRequest) -> PageView:
     )
     shown = to_notation(prefix[:200]) if prefix else ""
     title = f"Keys below {shown}" if shown else "Keys"
-    return PageView(title, [search, *_grid(call, page, prefix, fold)])
+    link = call.link("changed", prefix=prefix)
+    blocks: list[PageBlock] = [search, Links("", [Cell("What changed here", link)])]
+    if not (page.rows or page.is_cut or prefix or after or call.access.prefix):
+        tables = list(tables_grid(call))
+        if isinstance(tables[0], Grid) and tables[0].rows:
+            told = "All that this store has at this time lies in tables: it has no plain keys."
+            return PageView(title, [Text(told), *tables])
+    blocks += _grid(call, page, prefix, fold)
+    data = PageData(
+        "keys",
+        ("key", "value", "size"),
+        lambda: _data(page),
+        f"the rows of this page, values of {size(BROWSE_VALUE_BYTES)} at most",
+    )
+    return PageView(title, blocks, data=data)
+
+
+def _data(page: KeyPage) -> Iterator[DataRow]:
+    """The rows of a page as data. A group has no value."""
+    for key, value in page.rows:
+        name = to_notation(key)
+        if value is None:
+            yield DataRow([name, "", ""], {"key": bytes_json(key), "value": None, "size": None})
+        else:
+            fields = {"key": bytes_json(key), "value": bytes_json(value.head), "size": value.size}
+            yield DataRow([name, to_notation(value.head), str(value.size)], fields)
 
 
 def _grid(call: PageRequest, page: KeyPage, prefix: bytes, fold: str) -> Iterator[PageBlock]:
@@ -147,181 +141,7 @@ def _more(call: PageRequest, following: bytes | None, prefix: bytes, fold: str) 
     return call.link("keys", prefix=prefix, after=following, fold=fold)
 
 
-def preview(value: Excerpt) -> Cell:
-    """The beginning of a value, on one line."""
-    head = value.head[: SHOWN_CHARS * 4]
-    if is_text(head):
-        return Cell(shortened(to_notation(head), SHOWN_CHARS), is_code=True)
-    return Cell(hex_lines(head[:16])[0][10:57].strip(), note="not text", is_code=True)
-
-
 KEYS: Final = Section("keys", "Keys", keys, is_whole=False)
-
-
-# --------------------------------------------------------------------------------------------------
-# One key: its value at the time of the page, and its versions with their differences.
-
-VERSIONS_SHOWN: Final = 20
-DIFFERENCES_SHOWN: Final = 5
-"""The versions whose differences a page shows: each compares two values."""
-
-
-def key_page(call: PageRequest) -> PageView:
-    """The value of a key at the time of the page, and its versions from then back."""
-    key = call.key()
-    upto = call.number("upto")
-    as_of = int(call.as_of)
-    found = call.store.browsing.versions(
-        key, as_of if upto is None else min(upto, as_of), limit=VERSIONS_SHOWN
-    )
-    title = f"Key {shortened(to_notation(key), 300)}"
-    if not found.rows:
-        gone = Text("The key has no version at this time that is kept.")
-        return PageView(title, [gone, _later(call, key)])
-    blocks: list[PageBlock] = []
-    if upto is None:
-        blocks += _value(found.rows[0])
-    blocks += [_timeline(found.rows), _version_grid(call, key, found), *_differences(found.rows)]
-    if found.is_cut:
-        blocks.append(Text("The key has rows of more imports than a page reads.", is_warning=True))
-    return PageView(title, blocks)
-
-
-def _value(newest: VersionRow) -> Iterator[PageBlock]:
-    if newest.value is None:
-        yield Text(f"Deleted at {moment(newest.timestamp)} by {_origin(newest)}.")
-        return
-    yield Text(f"{size(newest.value.size)}, written at {moment(newest.timestamp)}.")
-    yield Lines("Value", value_lines(newest.value))
-
-
-def _version_grid(call: PageRequest, key: bytes, found: VersionPage) -> Grid:
-    rows = []
-    for version in found.rows:
-        shown = Cell("deleted") if version.value is None else preview(version.value)
-        then = Cell(moment(version.timestamp), call.link("key", key=key, at=str(version.timestamp)))
-        count = "" if version.value is None else size(version.value.size)
-        rows.append([then, Cell(_origin(version)), shown, Cell(count)])
-    more = "" if found.next is None else call.link("key", key=key, upto=found.next)
-    return Grid(
-        "Versions, newest first",
-        ("Written at (UTC)", "By", "Value", "Size"),
-        rows,
-        more=more,
-        more_text="Older versions",
-        numbers=frozenset({3}),
-    )
-
-
-def _later(call: PageRequest, key: bytes) -> Grid:
-    """The versions that are newer than the time of the page."""
-    found = call.store.browsing.versions(key, limit=VERSIONS_SHOWN)
-    return _version_grid(call, key, found)
-
-
-def _timeline(rows: Sequence[VersionRow]) -> Lanes:
-    """The versions of a page as stretches of time: each lasts until the next one."""
-    first, last = int(rows[-1].timestamp), int(rows[0].timestamp)
-    length = max(last - first, 1)
-    stretches = []
-    for at, version in enumerate(reversed(rows)):
-        begins = (int(version.timestamp) - first) * 960 // length
-        later = rows[-at - 2].timestamp if at + 1 < len(rows) else None
-        ends = 1000 if later is None else (int(later) - first) * 960 // length
-        tone = "gap" if version.value is None else "good"
-        text = f"{moment(version.timestamp)}: {_origin(version)}"
-        stretches.append(Stretch(begins, max(ends - 2, begins + 1), text, tone))
-    lane = Lane("Live", stretches)
-    return Lanes("Timeline of these versions", [lane], moment(first), moment(last))
-
-
-def _differences(rows: Sequence[VersionRow]) -> Iterator[Lines]:
-    for newer, older in islice(pairwise(rows), DIFFERENCES_SHOWN):
-        lines = differences(older.value, newer.value)
-        if lines:
-            yield Lines(f"Difference made at {moment(newer.timestamp)}", lines, is_difference=True)
-
-
-def _origin(version: VersionRow) -> str:
-    if version.import_id is None:
-        return version.origin
-    return f"{version.origin} {version.import_id:016x}"
-
-
-KEY: Final = Section("key", "Key", key_page, in_navigation=False, is_whole=False)
-
-
-# --------------------------------------------------------------------------------------------------
-# Tables: their names, and their rows with typed columns at the time of the page.
-
-_TABLES_MAX: Final = 500
-
-
-def tables(call: PageRequest) -> PageView:
-    """The names of the tables that are there at the time of the page."""
-    with call.store.snapshot(call.as_of) as snapshot:
-        rows = []
-        for name in islice(call.store.tables(), _TABLES_MAX):
-            try:
-                table = snapshot.table(name)
-            except UsageError:
-                continue  # made later than the time of the page
-            columns = ", ".join(f"{field.name} {field.type}" for field in table.schema)
-            key = ", ".join(str(part) for part in table.key)
-            link = call.link("table", name=name)
-            rows.append([Cell(name, link), Cell(key), Cell(shortened(columns, 300))])
-    empty = "The store has no tables at this time: its keys and values are bytes."
-    return PageView("Tables", [Grid("Tables", ("Name", "Key", "Columns"), rows, empty=empty)])
-
-
-def table(call: PageRequest) -> PageView:
-    """The rows of a table at the time of the page."""
-    name, after = call.text("name"), call.raw("after")
-    codec = call.store.table(name).codec(call.as_of)
-    space = Span.of_prefix(codec.key.prefix)
-    span = Span(max(space.start, after), space.end)
-    page = call.store.browsing.keys(span, call.as_of, limit=BROWSE_ROWS_MAX)
-    columns = codec.schema_of(None).names
-    rows = [_cells(call, codec, row, columns) for row in page.rows]
-    more = ""
-    if page.next is not None and len(page.next) <= BROWSE_KEY_BYTES_MAX:
-        more = call.link("table", name=name, after=page.next)
-    blocks: list[PageBlock] = [
-        Grid("Rows at this time", columns, rows, empty="No rows at this time.", more=more)
-    ]
-    if page.is_cut:
-        text = "Many deleted rows lie here. The page stopped at its bound; the next continues."
-        blocks.append(Text(text, is_warning=True))
-    return PageView(f"Table {shortened(name, 200)}", blocks)
-
-
-def _cells(call: PageRequest, codec: TableCodec, row: KeyRow, columns: Sequence[str]) -> list[Cell]:
-    assert row.value is not None, "a page without a delimiter has no groups"
-    link = call.key_cell(row.key).href
-    if not row.value.is_whole:
-        found = [Cell(f"a row of {size(row.value.size)}", link)]
-    else:
-        try:
-            values = codec.to_dicts([row.key], [row.value.head])[0] or {}
-        except KVStoreError as error:
-            found = [Cell(shortened(str(error), SHOWN_CHARS), link)]
-        else:
-            found = [Cell(_shown(values.get(name))) for name in columns]
-            found[0] = Cell(found[0].text, link)
-    return [*found, *[Cell("")] * (len(columns) - len(found))]
-
-
-def _shown(value: Any) -> str:
-    if isinstance(value, bytes):
-        return shortened(to_notation(value[: SHOWN_CHARS * 4]), SHOWN_CHARS)
-    if value is None:
-        return "-"
-    text = shortened(str(value), SHOWN_CHARS)
-    return to_notation(text.encode("utf-8", "surrogatepass"), keeps="\\")
-
-
-TABLES: Final = Section("tables", "Tables", tables)
-TABLE: Final = Section("table", "Table", table, in_navigation=False)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -346,7 +166,8 @@ def activity(call: PageRequest) -> PageView:
         "Show",
         {"at": call.at_text} if call.at_text else {},
     )
-    blocks: list[PageBlock] = [search, _bars(call, found, scale), _marks(call, found)]
+    blocks: list[PageBlock] = [search, _bars(call, found, scale), *_loads(call, found, scale)]
+    blocks.append(_marks(call, found))
     if since > upto - whole:
         blocks.append(Text(f"The index of changes begins at {moment(since)}."))
     if not all(each.is_exact for each in found.intervals):
@@ -356,21 +177,57 @@ def activity(call: PageRequest) -> PageView:
 
 def _bars(call: PageRequest, found: Activity, scale: str) -> Bars:
     most = max((each.changes for each in found.intervals), default=0)
+    top, values = count_axis(most)
     bars = []
     for each in found.intervals:
         marks = [_mark_text(mark) for mark in found.marks if each.since < mark.at <= each.upto]
         bars.append(
-            BarBlock(
-                each.changes * 1000 // max(most, 1),
+            Bar(
+                round(each.changes * 1000 / top),
                 f"{moment(each.upto)[:19]}: {_count(each)}",
                 call.link("activity", per=scale, at=str(each.upto)),
                 each.is_exact,
                 marks[:5],
             )
         )
-    first = moment(found.intervals[0].since) if found.intervals else ""
-    last = moment(found.intervals[-1].upto) if found.intervals else ""
-    return Bars(f"Changes per {scale}, up to the time of the page", bars, first, last, f"{most:,}")
+    caption = f"Changes by commits per {scale}, up to the time of the page"
+    return Bars(caption, bars, Axes(values, _times(found)))
+
+
+def _loads(call: PageRequest, found: Activity, scale: str) -> Iterator[Bars]:
+    """The rows of the imports and pushes of the window, if it has any. A load would dwarf the
+    changes of commits, so its bars have an axis of their own."""
+    pushes = {mark.import_id: mark.push for mark in found.marks if mark.push is not None}
+    if not found.intervals:
+        return
+    since, upto = found.intervals[0].since, found.intervals[-1].upto
+    known = [each for each in call.store.imports.every() if since < (each.added or 0) <= upto]
+    loaded = []
+    for each in found.intervals:
+        inside = [load for load in known if each.since < (load.added or 0) <= each.upto]
+        names = [pushes.get(load.import_id) for load in inside]
+        told = [f"push {name}" if name else "import" for name in names]
+        loaded.append((each, sum(load.rows for load in inside), told))
+    if not any(rows for _, rows, _ in loaded):
+        return
+    top, values = count_axis(max(rows for _, rows, _ in loaded))
+    bars = [
+        Bar(
+            round(rows * 1000 / top),
+            f"{moment(each.upto)[:19]}: {rows:,} rows",
+            call.link("imports", at=str(each.upto)),
+            marks=told[:5],
+        )
+        for each, rows, told in loaded
+    ]
+    caption = f"Rows loaded by imports and pushes per {scale}"
+    yield Bars(caption, bars, Axes(values, _times(found)), "load")
+
+
+def _times(found: Activity) -> list[str]:
+    if not found.intervals:
+        return []
+    return time_ticks(found.intervals[0].since, found.intervals[-1].upto)
 
 
 def _count(each: Interval) -> str:
@@ -418,24 +275,41 @@ ACTIVITY: Final = Section("activity", "Changes", activity)
 # --------------------------------------------------------------------------------------------------
 # Imports: the bulk loads of a store at the time of the page, and the undoing of one.
 
+_IMPORT_ID: Final = re.compile(r"[0-9a-f]{16}")
+
 
 def imports(call: PageRequest) -> PageView:
-    """The newest imports that have rows of their own."""
+    """The newest imports that have rows of their own, and the logs of pushes that bring some."""
     as_of = int(call.as_of)
     known = call.store.imports.every()
+    logs = call.store.browsing.push_logs()
+    pushes = {push.import_id: push.number for log in logs for push in log.pushes}
     newest = nlargest(BROWSE_ROWS_MAX, known, key=lambda each: each.added or each.prepared or 0)
-    rows = [_row(call, record, as_of) for record in newest]
+    most = max((record.rows for record in newest), default=0)
+    rows = [_row(call, record, as_of, pushes.get(record.import_id), most) for record in newest]
     grid = Grid(
         f"The newest of {len(known):,} imports" if len(known) > len(rows) else "Imports",
-        ("Import", "State", "Added at (UTC)", "Reverted at (UTC)", "Rows", "Bytes", "Undo"),
+        (
+            "Import",
+            "Decimal id",
+            "By",
+            "State",
+            "Added at (UTC)",
+            "Reverted at (UTC)",
+            "Rows and entries",
+            "Bytes",
+            "Undo",
+        ),
         rows,
         empty="No import has rows of its own. Small ones become plain versions at a collection.",
-        numbers=frozenset({4, 5}),
+        numbers=frozenset({1, 6, 7}),
     )
-    return PageView("Imports", [grid])
+    return PageView("Imports", [*_push_logs(call, logs), grid])
 
 
-def _row(call: PageRequest, record: ImportRecord, as_of: int) -> list[Cell | Button]:
+def _row(
+    call: PageRequest, record: ImportRecord, as_of: int, push: str | None, most: int
+) -> list[Cell | Button]:
     name = f"{record.import_id:016x}"
     undo: Cell | Button = Cell("")
     if record.state == "added":
@@ -448,13 +322,49 @@ def _row(call: PageRequest, record: ImportRecord, as_of: int) -> list[Cell | But
         added = Cell(added.text, call.link("keys", at=str(record.added)))
     return [
         Cell(name, is_code=True),
+        Cell(str(record.import_id)),
+        Cell("an import" if push is None else f"push {push}"),
         Cell(_state(record, as_of)),
         added,
         Cell(moment(record.reverted)),
-        Cell(f"{record.rows:,}"),
+        Cell(f"{record.rows:,}", share=(record.rows, most) if most else None),
         Cell(size(record.size_bytes)),
         undo,
     ]
+
+
+def _push_logs(call: PageRequest, logs: Sequence[PushLogTold]) -> Iterator[Grid]:
+    """The logs of pushes, each with a bar: what was taken of what waits, as far as this process
+    knows it. The worker that pulls is often another one."""
+    if not logs:
+        return
+    waiting: dict[str, Any] = {
+        labels[0]: count
+        for labels, count in call.store.metrics()["kvstore_pushes_pending"].values.items()
+    }
+    rows = []
+    for log in logs[:BROWSE_ROWS_MAX]:
+        states = Counter(push.state for push in log.pushes)
+        pending = next(iter(waiting.values())) if len(waiting) == len(logs) == 1 else None
+        share, told = None, "unknown here"
+        if pending is not None:
+            whole = log.passed + pending
+            share, told = (log.passed, max(whole, 1)), f"{pending:,}"
+        rows.append(
+            [
+                Cell(shown_text(log.name)),
+                Cell(f"{log.passed:,}", share=share),
+                Cell(told),
+                Cell(
+                    ", ".join(f"{count:,} {shown_text(state)}" for state, count in states.items())
+                ),
+            ]
+        )
+    heads = ("Log", "Events taken", "Events waiting", "The last pushes")
+    yield Grid("Pushes", heads, rows)
+    if len(waiting) > 1:
+        told_ = [[Cell(shown_text(each)), Cell(f"{count:,}")] for each, count in waiting.items()]
+        yield Grid("Events waiting, by the address of the log", ("Log", "Events"), told_)
 
 
 def _state(record: ImportRecord, as_of: int) -> str:
@@ -476,14 +386,15 @@ def confirm(call: PageRequest) -> PageView:
         f"Revert import {name}",
         [
             Text(
-                f"It was added at {moment(record.added)} with {record.rows:,} rows. A revert hides "
-                "them from now on, and each key shows again the value that it would have without "
-                "them. Reads of earlier times still see the import. It cannot be added again under "
-                "this id."
+                f"It was added at {moment(record.added)} with {record.rows:,} rows. Its decimal id "
+                f"is {record.import_id}. A revert hides its rows from now on, and each key shows "
+                "again the value that it would have without them. Reads of earlier times still see "
+                "the import. It cannot be added again under this id."
             ),
             Button("revert", "Revert it now", {"import_id": name}, is_danger=True),
         ],
         is_timed=False,
+        refreshes=False,
     )
 
 
@@ -493,15 +404,14 @@ def revert(call: PageRequest) -> PageView:
     with call.owned() as store:
         at = store.revert_import(record.import_id)
     text = f"Import {record.import_id:016x} is reverted as of {moment(at)}."
-    return PageView("Import reverted", [Text(text)], is_timed=False)
+    return PageView("Import reverted", [Text(text)], is_timed=False, refreshes=False)
 
 
 def _record(call: PageRequest) -> ImportRecord:
     text = call.text("import_id")
-    try:
-        found = call.store.imports.get(int(text, 16))
-    except ValueError:
-        raise UsageError(f"import_id={text[:100]!r}", "pass 16 hex digits") from None
+    if not _IMPORT_ID.fullmatch(text):
+        raise UsageError(f"import_id={text[:100]!r}", "pass 16 hex digits")
+    found = call.store.imports.get(int(text, 16))
     if found is None or found.added is None:
         raise UsageError(f"import {text[:100]!r} is not one of the store", "choose one of the list")
     return found
@@ -611,13 +521,21 @@ _VALUES_MAX: Final = 20
 
 
 def metrics(call: PageRequest) -> PageView:
-    """Every metric of the process that shows this page."""
-    found = call.store.metrics()
+    """Every metric of the process that owns the store; of this one, if the owner does not
+    listen."""
+    asked = owners_metrics(call.store)
+    found = asked or call.store.metrics()
     rows = [row for metric in islice(found.values(), BROWSE_ROWS_MAX * 5) for row in _rows(metric)]
     columns = ("Metric", "Labels", "Value", "Meaning")
     grid = Grid("Metrics", columns, rows, numbers=frozenset({2}))
+    whose = "These are the figures of the process that owns the store. " if asked else ""
+    if not asked and isinstance(call.store, LiveReader):
+        whose = (
+            "These are the figures of this process, which follows the store: its owner does not "
+            "listen (kvstore.open(path, control=True), or kvstore serve). "
+        )
     told = Text(
-        "Counters begin at 0 in each process that opens the store. Prometheus reads the "
+        f"{whose}Counters begin at 0 in each process that opens the store. Prometheus reads the "
         "same values at /metrics of a server."
     )
     return PageView("Metrics", [told, grid], is_timed=False)
@@ -628,7 +546,7 @@ def _rows(metric: Metric) -> Iterator[list[Cell]]:
     for labels, value in islice(metric.values.items(), _VALUES_MAX):
         pairs = zip(definition.labels, labels, strict=True)
         yield [
-            Cell(metric.name, is_code=True),
+            Cell(metric.name, is_name=True),
             Cell(", ".join(f"{name}={text}" for name, text in pairs)),
             Cell(_shown_figure(value, definition.name, definition.unit)),
             Cell(definition.help),
@@ -652,10 +570,8 @@ METRICS: Final = Section("metrics", "Metrics", metrics)
 
 
 # --------------------------------------------------------------------------------------------------
-# The sections that every store has, and the sections that packages above bring: functions that take
-# what a person named on the command line, and return a `Section`.
-
-SECTIONS: Final = (KEYS, KEY, ACTIVITY, TABLES, TABLE, IMPORTS, REVERT, FEEDS, HOLDS, METRICS)
+# The sections that packages above bring: functions that take what a person named on the command
+# line, and return a `Section`.
 
 
 def added_section(name: str, places: Sequence[str]) -> Section:

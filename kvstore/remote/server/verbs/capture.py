@@ -16,7 +16,7 @@ from kvstore.limits import ARROW_BYTES_MAX, FEED_POLL_S_MAX, SERVER_STREAM_ROWS
 from kvstore.remote import verbs
 from kvstore.remote.protocol import EPOCHS_SCHEMA
 from kvstore.remote.server.invocation import Answer, Invocation, serves
-from kvstore.remote.server.verbs.upkeep import told
+from kvstore.remote.server.verbs.upkeep import progress_rows
 
 
 @serves(verbs.EVENTS)
@@ -67,7 +67,9 @@ def force_quiescence(call: Invocation) -> Answer:
     """Find a time at which no changeset was half done, no longer ago than `after` seconds: else
     hold new changesets back until the open ones have ended, for `timeout` seconds at most."""
     store, after, timeout = call.store, call.age("after"), call.seconds("timeout")
-    return told(lambda tell: {"timestamp": int(store.force_quiescence(after, timeout=timeout))})
+    return progress_rows(
+        lambda tell: {"timestamp": int(store.force_quiescence(after, timeout=timeout))}
+    )
 
 
 def _generation(found: Generation) -> dict[str, Any]:

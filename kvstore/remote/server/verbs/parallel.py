@@ -132,7 +132,9 @@ def count_changes(call: Invocation) -> Answer:
 def join(call: Invocation) -> Answer:
     """For each key and time the value of the key at that time, and the timestamp of its version.
     Both are null where there is none, or where it is older than `max_age`. `first` is the number of
-    the first row in errors. With `null_if_gone` a row whose history is gone has null."""
+    the first row in errors. With `null_if_gone` a row whose history is gone has null. `direction`
+    and `on_future` are as in `Store.join`, and `exclude_exact` is the opposite of its
+    `allow_exact`; versions above `newest` do not count."""
     table = call.table
     if table is None:
         raise UsageError("a join without rows", "send an Arrow stream of keys and times")
@@ -141,7 +143,15 @@ def join(call: Invocation) -> Answer:
     age = call.age("max_age")
     age_ns = TIMESTAMP_MAX if age is None else age // timedelta(microseconds=1) * 1000
     is_gone_null = call.flag("null_if_gone")
-    search = Search(min(age_ns, TIMESTAMP_MAX), is_gone_null, ARROW_BYTES_MAX)
+    search = Search(
+        min(age_ns, TIMESTAMP_MAX),
+        is_gone_null,
+        ARROW_BYTES_MAX,
+        call.word("direction", "backward"),
+        not call.flag("exclude_exact"),
+        call.count("newest"),
+        call.word("on_future", "error") == "newest",
+    )
     keys, times = (table.column(name).combine_chunks() for name in ("key", "at"))
     asked = Asked(keys, times.to_numpy(), call.count("first") or 0)
     schema = pa.schema(VALUE_FIELDS)

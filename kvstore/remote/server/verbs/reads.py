@@ -11,10 +11,11 @@ from typing import Any, Final, Protocol, TypeAlias, TypeVar
 import pyarrow as pa
 
 from kvstore.base.span import Span
-from kvstore.base.timestamp import NS_PER_SECOND, TimeLike
+from kvstore.base.timestamp import NS_PER_SECOND, TimeLike, Timestamp
 from kvstore.errors import UsageError
 from kvstore.limits import (
     ARROW_BYTES_MAX,
+    HISTORY_BYTES_MAX,
     JOIN_VALUE_BYTES_MAX,
     SERVER_STREAM_ROWS,
 )
@@ -162,7 +163,7 @@ def ttl(call: Invocation) -> Answer:
 def history(call: Invocation) -> Answer:
     """All kept versions of a key, newest first. The value of a deletion is null."""
     key = call.key()
-    call.store.requests.require_history(key, JOIN_VALUE_BYTES_MAX)
+    call.store.requests.require_history(key, HISTORY_BYTES_MAX)
     versions = call.store.history(key)
     return {
         "versions": [{"timestamp": int(t), "value": to_json(value)} for _, t, value in versions]
@@ -233,12 +234,15 @@ def resolve(call: Invocation) -> Answer:
 def _times(call: Invocation, count: int) -> _Times:
     """The times of a read of many keys: one for all, or the times in the table or in the list."""
     if call.table is not None and "as_of" in call.table.column_names:
-        return times_given([_whole(time) for time in call.column("as_of")], count)
+        times = zip(call.column("as_of"), call.column("instant"), strict=True)
+        return times_given([_whole(*time) for time in times], count)
     given: Any = call.time("as_of")
     return times_given(given, count) if isinstance(given, list) else given
 
 
-def _whole(time: object) -> int:
+def _whole(time: object, instant: object) -> int:
+    if type(instant) is int:
+        return Timestamp.from_ns(instant)
     if type(time) is not int:
         raise UsageError(f"time {time!r}", "pass nanoseconds for each key")
     return time

@@ -7,28 +7,26 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
 
 from kvstore.base.meters import WorkCount
-from kvstore.base.timestamp import Timestamp
-from kvstore.codec.json import read_object
 from kvstore.errors import (
-    CorruptionError,
     KVStoreError,
     RetryableError,
     UsageError,
 )
 from kvstore.limits import CONTROL_PROGRESS_S
 from kvstore.remote import verbs
-from kvstore.remote.arrivals import NoneCame
 from kvstore.remote.protocol import failure_fields
+from kvstore.remote.server.added import ADDED_WORK, added
 from kvstore.remote.server.invocation import Answer, Invocation, serves
-from kvstore.store import Store
 from kvstore.timeline.holds import USER, to_fields
-from kvstore.timeline.import_records import ImportRecord, import_fields, read_import
+from kvstore.timeline.import_records import import_fields
 from kvstore.timeline.imports import INGEST_DIRECTORY
 
 # --------------------------------------------------------------------------------------------------
@@ -52,7 +50,7 @@ Work = Callable[[Callable[[int], None]], Mapping[str, Any]]
 """Long work: is given a function that tells progress, and returns its result as JSON."""
 
 
-def told(work: Work) -> pa.RecordBatchReader:
+def progress_rows(work: Work) -> pa.RecordBatchReader:
     """Do long work in a thread, and stream its progress, then its outcome."""
     return pa.RecordBatchReader.from_batches(PROGRESS_SCHEMA, _Progress(work).rows())
 
@@ -211,56 +209,33 @@ def known_import(call: Invocation) -> Answer:
     return {"import": None if found is None else import_fields(found)}
 
 
-@serves(verbs.PREPARE_IMPORT)
-def prepare_import(call: Invocation) -> Answer:
-    """Write down that an import is about to be added."""
-    keys = None
-    if call.has("keys"):
-        keys = set(call.items("keys"))
-    call.store.imports.prepare(_record(call), keys)
-    return {}
-
-
 @serves(verbs.ADD_IMPORT)
 def add_import(call: Invocation) -> Answer:
-    """Take the files of an import from a directory in the store's `ingest/`, and make its rows
-    visible at one time. With `none_since`, only if no live key came in its way after that time."""
-    store, record = call.store, _record(call)
+    """Add the sealed import that a process of this machine has brought to a directory in the
+    store's `ingest/`. It is checked as if it were added here: its files, the definitions of its
+    tables, their unique indexes. With `none_since`, it is added only if no live key came in its way
+    after that time."""
+    store = call.store
     if store.path is None:
         raise UsageError("files of an import for a store in memory", "ingest it in its process")
-    files = [store.path / INGEST_DIRECTORY / name for name in call["files"]]
-    at = call.time("none_since")
+    at, origin = call.time("none_since"), call.text("origin") or ""
     since = None if at is None else int(store.to_time(at, name="none_since"))
-    return told(lambda tell: {"timestamp": int(_add(store, record, files, since))})
+    directory = store.path / INGEST_DIRECTORY / call["directory"]
+    told = {"origin": origin, "report": call.text("report") or ""}
+    add = partial(added(ADDED_WORK, "import"), store, directory, none_since=since, **told)
 
+    def work(tell: Callable[[int], None]) -> Mapping[str, Any]:
+        steps = count(1)
+        return {"timestamp": int(add(tell=lambda _: tell(next(steps))))}
 
-def _add(store: Store, record: ImportRecord, files: list[Path], since: int | None) -> Timestamp:
-    imports = store.imports
-    with imports.alone(record.import_id, adding=True):
-        known = imports.find(record)
-        if known is not None and known.added is not None:
-            return known.added
-        if known is None:
-            raise UsageError(f"import {record.import_id} was aborted meanwhile", "ingest it again")
-        if not imports.is_linked(record):
-            if record.rows and not files:
-                raise UsageError(
-                    f"{record.rows} rows without a file", "name the files that have them"
-                )
-            imports.flush()
-            imports.link(files)
-        check = None
-        if since is not None:
-            # Below `since` the changes are not whole: then all live keys are looked at.
-            check = NoneCame(store, record, since if since >= store.whole_since else 0)
-        return imports.add(record.import_id, check=check)
+    return progress_rows(work)
 
 
 @serves(verbs.ABORT_IMPORT)
 def abort_import(call: Invocation) -> Answer:
     """Forget an import that was not added."""
     import_id = _import_id(call)
-    return told(lambda tell: {"aborted": call.store.imports.abort(import_id)})
+    return progress_rows(lambda tell: {"aborted": call.store.imports.abort(import_id)})
 
 
 @serves(verbs.REVERT_IMPORT)
@@ -288,14 +263,14 @@ def gc(call: Invocation) -> Answer:
             "held_by": [_claim(record) for record in report.held_by],
         }
 
-    return told(work)
+    return progress_rows(work)
 
 
 @serves(verbs.CHECKPOINT)
 def checkpoint(call: Invocation) -> Answer:
     """Make a copy of the store, which shares its files by links."""
     path = Path(call["path"])
-    return told(lambda tell: {"timestamp": int(call.store.checkpoint(path))})
+    return progress_rows(lambda tell: {"timestamp": int(call.store.checkpoint(path))})
 
 
 @serves(verbs.CLEAR_RANGE)
@@ -303,7 +278,7 @@ def clear_range(call: Invocation) -> Answer:
     """Destroy the history of a span."""
     start, end = call.value("start") or b"", call["end"]
     compact = call.flag("compact")
-    return told(
+    return progress_rows(
         lambda tell: {"timestamp": int(call.store.clear_range(start, end, compact=compact))}
     )
 
@@ -317,7 +292,7 @@ def verify(call: Invocation) -> Answer:
         counts = {name: getattr(report, name) for name in VERIFY_COUNTS}
         return {**counts, "problems": [[each.where, each.problem] for each in report.problems]}
 
-    return told(work)
+    return progress_rows(work)
 
 
 @serves(verbs.SUBMIT_TASK)
@@ -364,11 +339,3 @@ def _claim(record: Any) -> Mapping[str, Any]:
 def _import_id(call: Invocation) -> int:
     """The id of an import, 16 hex digits: JSON readers round numbers above 2**53."""
     return int(call["import_id"], 16)
-
-
-def _record(call: Invocation) -> ImportRecord:
-    try:
-        stored = read_object(call["record"].encode(), where="the request")
-        return read_import(_import_id(call), stored)
-    except CorruptionError as error:
-        raise UsageError(f"record: {error.problem}", "pass the record of an import") from error

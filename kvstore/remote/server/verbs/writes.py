@@ -18,10 +18,11 @@ from kvstore.errors import (
 )
 from kvstore.limits import BATCH_BYTES_MAX
 from kvstore.mvcc import WriteSet
+from kvstore.mvcc.arrow import items_of
 from kvstore.remote import verbs
 from kvstore.remote.protocol import WRITES_SCHEMA, WriteOp, to_json
 from kvstore.remote.server.invocation import Answer, Invocation, RunVerb, serves
-from kvstore.remote.server.verbs.tables import SentRows
+from kvstore.remote.server.verbs.tables import SentChange, SentRows
 from kvstore.remote.verbs import SentWrite, Verb
 from kvstore.timeline.durability import Durability
 from kvstore.timeline.expiries import Expires, received_expiry
@@ -103,10 +104,11 @@ def delete(call: Invocation) -> Answer:
 
 @done_once(verbs.DELETE_RANGE)
 def delete_range(call: Invocation) -> Answer:
-    """Delete all keys from `start` to below `end`; with `idempotent` only if one is alive."""
+    """Delete all keys from `start` to below `end`, or with `prefix`; with `idempotent` only if one
+    is alive."""
     span, writes = call.span(), call.store.requests.write_set()
-    if span.end is None:
-        raise UsageError("a range without an end", "pass `end`: the least key that is to be kept")
+    if span.end is None:  # of a prefix above which no key lies
+        span = Span.to_delete(None, None, span.start)
     writes.delete_range(span.start, span.end)
     if not call.flag("idempotent"):
         return _commit(call, writes)
@@ -120,11 +122,23 @@ def batch(call: Invocation) -> Answer:
     only if nothing that it read, the operations `read` and `read_range`, was written since. Rows of
     tables come with `definitions`, a JSON object of the SHA-256 of each table's definition, or in
     a transaction with `rows`."""
-    found, read_at = operations(call), call.time("read_at")
-    definitions = _definitions(call)
+    read_at, definitions = call.time("read_at"), _definitions(call)
+    puts = _puts(call)
+    if puts is not None and read_at is None:
+        keys, values = puts
+        if not definitions or max(keys) < FIRST_ROW:
+            return _put_plain(call, keys, values)
+        if min(keys) >= FIRST_ROW:
+            call.access.require_whole("a write to a table")
+            rows_sent = SentChange(dict(zip(keys, values, strict=True)), {}, [])
+            sent = SentRows(call.store)
+            how = (rows_sent, definitions, call.token, durability(call))
+            return _at(sent.commit(_nothing, *how))
+    found = operations(call)
     reads, requests = ReadSet(), call.store.requests
     has_rows = definitions or (read_at is not None and call.flag("rows"))
     rows = {each.key: each.value for each in found if _is_row(each)} if has_rows else {}
+    spans = [Span(each.key, each.end) for each in found if has_rows and _is_row_range(each)]
     due_at, dues = _Dues(call), {}
     for op, key, end, _, expires in found:
         if key in rows and op == WriteOp.PUT:
@@ -140,18 +154,18 @@ def batch(call: Invocation) -> Answer:
                 _put_in(writes, call.access.require_key(key), value, due_at[expires])
             elif op == WriteOp.DELETE and key not in rows:
                 writes.delete(call.access.require_key(key))
-            elif op == WriteOp.DELETE_RANGE:
+            elif op == WriteOp.DELETE_RANGE and not (has_rows and key >= FIRST_ROW):
                 span = call.access.span(Span(key, end))
                 assert span.end is not None, "`operations` looked"
                 writes.delete_range(span.start, span.end)
 
-    if rows:
+    if rows or spans:
         call.access.require_whole("a write to a table")
-        sent = SentRows(call.store)
+        sent, made = SentRows(call.store), SentChange(rows, dues, spans)
         if read_at is None:
-            return _at(sent.commit(write, rows, dues, definitions, call.token, durability(call)))
+            return _at(sent.commit(write, made, definitions, call.token, durability(call)))
         at = call.store.to_time(read_at, name="read_at")
-        return _at(sent.commit_reads(write, rows, dues, reads, at, call.token, durability(call)))
+        return _at(sent.commit_reads(write, made, reads, at, call.token, durability(call)))
     writes = requests.write_set("the batch", BATCH_BYTES_MAX)
     write(writes)
     if not writes:
@@ -160,6 +174,36 @@ def batch(call: Invocation) -> Answer:
         return _commit(call, writes)
     at = call.store.to_time(read_at, name="read_at")
     return _at(requests.commit_reads(writes, reads, at, call.token, durability(call)))
+
+
+def _nothing(_: object) -> None:
+    """Write nothing besides rows."""
+
+
+def _puts(call: Invocation) -> tuple[list[bytes], list[bytes]] | None:
+    """The keys and values of a batch of puts that do not expire, which has rows; None of any other
+    one. Costs 0.1 us a row; `operations` takes 1 us."""
+    table = call.table
+    if table is None or not table.num_rows:
+        return None
+    for name in table.column_names:
+        column = table.column(name)
+        if name == "op":
+            if not all((chunk.to_numpy() == WriteOp.PUT).all() for chunk in column.chunks):
+                return None
+        elif column.null_count != (0 if name in ("key", "value") else len(column)):
+            return None
+    if "value" not in table.column_names:
+        return None
+    return items_of(table.column("key")), items_of(table.column("value"))
+
+
+def _put_plain(call: Invocation, keys: list[bytes], values: list[bytes]) -> Answer:
+    writes = call.store.requests.write_set("the batch", BATCH_BYTES_MAX)
+    put = writes.put
+    for key, value in zip(call.access.require_keys(keys), values, strict=True):
+        put(key, value)
+    return _commit(call, writes)
 
 
 @done_once(verbs.PUT_IF)
@@ -255,6 +299,10 @@ def _done_at(call: Invocation) -> Timestamp | None:
 
 def _is_row(each: SentWrite) -> bool:
     return each.op in (WriteOp.PUT, WriteOp.DELETE) and each.key >= FIRST_ROW
+
+
+def _is_row_range(each: SentWrite) -> bool:
+    return each.op == WriteOp.DELETE_RANGE and each.key >= FIRST_ROW
 
 
 class _Dues(dict["Expires | None", "int | None"]):

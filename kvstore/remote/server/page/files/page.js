@@ -5,14 +5,16 @@ const slide = document.getElementById("slide");
 
 if (slide) {
   const shown = document.getElementById("shown");
+  const at = document.getElementById("at");
   const oldest = Number(slide.dataset.oldest);
   const newest = Number(slide.dataset.newest);
   let timer = 0;
 
   slide.addEventListener("input", () => {
-    const at = oldest + ((newest - oldest) * slide.value) / 1000;
-    const text = new Date(at).toISOString().replace("T", " ").slice(0, 19);
-    shown.textContent = slide.value === slide.max ? "now" : text;
+    const time = oldest + ((newest - oldest) * slide.value) / 1000;
+    const text = new Date(time).toISOString().replace("T", " ").slice(0, 19) + "Z";
+    at.value = slide.value === slide.max ? "" : text;
+    shown.textContent = at.value || "now";
     slide.setAttribute("aria-valuetext", shown.textContent);
   });
   // The arrow keys change the slider step by step: the form goes once they rest.

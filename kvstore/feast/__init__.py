@@ -1,0 +1,35 @@
+"""Feast over one history: what is served and what is trained on come from the same store.
+
+In `feature_store.yaml`:
+
+    online_store:
+      type: kvstore.feast.OnlineStore
+      path: features.db                  # or the URL of a server
+    offline_store:
+      type: kvstore.feast.OfflineStore
+      path: features.db                  # or the URL of a server, or of a collection of backups
+
+`online` keeps the newest row of each entity, `offline` answers point-in-time joins from typed
+tables, of which a `TableSource` names one. Feast itself is imported here alone.
+"""
+
+from kvstore.feast.offline import (
+    LoggedTable,
+    OfflineStore,
+    OfflineStoreConfig,
+    SavedTable,
+    TableSource,
+)
+from kvstore.feast.online import OnlineStore, OnlineStoreConfig
+from kvstore.feast.place import close_all
+
+__all__ = [
+    "LoggedTable",
+    "OfflineStore",
+    "OfflineStoreConfig",
+    "OnlineStore",
+    "OnlineStoreConfig",
+    "SavedTable",
+    "TableSource",
+    "close_all",
+]

@@ -1,0 +1,1 @@
+"""Public suites that other projects wrote for stores like ours: `make conformance`."""

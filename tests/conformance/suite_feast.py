@@ -1,0 +1,423 @@
+"""Feast over one store: both halves agree, and Feast's own universal suites pass.
+
+The suites of Feast lie in its repository alone: `FEAST_CHECKOUT` names a checkout of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import subprocess
+import sys
+import xml.etree.ElementTree as Xml
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+import pytest
+from feast import Entity, FeatureStore, FeatureView, Field, ValueType
+from feast.types import Float64, Int64, String
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import kvstore
+from kvstore import backup, feast
+from kvstore.errors import UsageError
+from kvstore.feast.place import close_all, opened
+
+YAML = """
+project: p
+provider: local
+registry: registry.db
+online_store:
+  type: kvstore.feast.OnlineStore
+  path: features.db
+offline_store:
+  type: kvstore.feast.OfflineStore
+  path: features.db
+entity_key_serialization_version: 3
+"""
+SCHEMA = pa.schema(
+    [
+        ("driver_id", pa.int64()),
+        ("event_timestamp", pa.timestamp("us", "UTC")),
+        ("rate", pa.float64()),
+        ("trips", pa.int64()),
+        ("car", pa.string()),
+    ]
+)
+FEATURES = ["stats:rate", "stats:trips", "stats:car"]
+TTL = timedelta(hours=3)
+
+
+@pytest.fixture
+def repo(tmp_path: Path) -> Iterator[Path]:
+    (tmp_path / "feature_store.yaml").write_text(YAML)
+    yield tmp_path
+    close_all()
+
+
+def features_of(repo: Path, *, ttl: timedelta = TTL) -> tuple[FeatureStore, Any]:
+    """A feature store with the view `stats` over the table `stats`."""
+    store = opened(str(repo / "features.db"), None)
+    table = store.table("stats", SCHEMA, "driver_id", event_time="event_timestamp")
+    features = FeatureStore(str(repo))
+    driver = Entity(name="driver", join_keys=["driver_id"], value_type=ValueType.INT64)
+    schema = [Field(name="rate", dtype=Float64), Field(name="trips", dtype=Int64)]
+    view = FeatureView(
+        name="stats",
+        entities=[driver],
+        ttl=ttl,
+        schema=[*schema, Field(name="car", dtype=String)],
+        source=feast.TableSource(table="stats", timestamp_field="event_timestamp"),
+    )
+    features.apply([driver, view])
+    return features, table
+
+
+def row(driver: int, at: datetime, trips: int | None) -> dict[str, Any]:
+    return {"driver_id": driver, "event_timestamp": at, "rate": 0.5, "trips": trips, "car": "é\0"}
+
+
+def served(features: FeatureStore, drivers: list[int]) -> list[Any]:
+    rows = [{"driver_id": driver} for driver in drivers]
+    return features.get_online_features(FEATURES, rows).to_dict()["trips"]
+
+
+def joined(features: FeatureStore, asked: list[tuple[Any, Any]], **how: Any) -> list[Any]:
+    labels = pa.table(
+        {
+            "driver_id": pa.array([driver for driver, _ in asked], pa.int64()),
+            "event_timestamp": pa.array([at for _, at in asked], pa.timestamp("us", "UTC")),
+        }
+    )
+    job = features.get_historical_features(entity_df=labels, features=FEATURES, **how)
+    return job.to_arrow()["trips"].to_pylist()
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@given(seed=st.integers(0, 2**32))
+def test_what_was_served_is_what_the_join_gives(
+    tmp_path_factory: pytest.TempPathFactory, seed: int
+) -> None:
+    """Late rows, restated rows, rows beyond their TTL, several commits: at each moment, and for the
+    past too."""
+    chance, repo = random.Random(seed), tmp_path_factory.mktemp("repo")
+    (repo / "feature_store.yaml").write_text(YAML)
+    features, table = features_of(repo, ttl=chance.choice([TTL, timedelta(0)]))
+    moments = []
+    now = datetime.now(timezone.utc).replace(microsecond=0)
+    for number in range(chance.randint(1, 6)):
+        rows = [
+            row(chance.randint(0, 3), now - timedelta(minutes=chance.randint(0, 300)), number)
+            for _ in range(chance.randint(1, 5))
+        ]
+        rows = list({(each["driver_id"], each["event_timestamp"]): each for each in rows}.values())
+        chance.shuffle(rows)
+        table.put_batch(rows)
+        frame = pd.DataFrame(rows)
+        frame["event_timestamp"] = pd.to_datetime(frame["event_timestamp"], utc=True)
+        features.write_to_online_store("stats", frame)
+        store = opened(str(repo / "features.db"), None)
+        at = datetime.now(timezone.utc)
+        answer = served(features, [0, 1, 2, 3])
+        assert answer == joined(features, [(driver, at) for driver in range(4)])
+        moments.append((store.now(), at, answer))
+    for known, at, answer in moments:
+        online, offline = features.config.online_store, features.config.offline_store
+        online.as_of = offline.as_of = str(known)
+        assert served(features, [0, 1, 2, 3]) == answer
+        assert joined(features, [(driver, at) for driver in range(4)]) == answer
+        online.as_of = offline.as_of = None
+    close_all()
+
+
+def test_a_materialisation_is_one_commit_and_is_undone_by_one(repo: Path) -> None:
+    features, table = features_of(repo)
+    now = datetime.now(timezone.utc)
+    table.put_batch([row(driver, now - timedelta(minutes=5), driver) for driver in range(9)])
+    store = opened(str(repo / "features.db"), None)
+    before = store.now()
+    features.materialize(now - timedelta(hours=1), now)
+    assert served(features, [1, 8, 77]) == [1, 8, None]
+    times = {
+        version.timestamp for key in store.keys(prefix=b"feast/r") for version in store.history(key)
+    }
+    assert len(times) == 1
+    features.config.online_store.as_of = str(before)
+    with pytest.raises(UsageError, match="only reads"):
+        features.materialize(now - timedelta(hours=1), now)
+    assert served(features, [1]) == [None]
+
+
+def test_rows_expire_exactly_and_older_rows_do_not_come_back(repo: Path) -> None:
+    features, _ = features_of(repo)
+    now = datetime.now(timezone.utc)
+
+    def write(at: datetime, trips: int) -> None:
+        frame = pd.DataFrame([row(1, at, trips)])
+        features.write_to_online_store("stats", frame)
+
+    write(now - timedelta(hours=1), 1)
+    write(now - timedelta(hours=2), 2)
+    assert served(features, [1]) == [1]
+    write(now - TTL - timedelta(hours=1), 3)
+    assert served(features, [1]) == [1]
+    write(now - timedelta(minutes=1), 4)
+    assert served(features, [1]) == [4]
+    (key,) = opened(str(repo / "features.db"), None).keys(prefix=b"feast/r")
+    due = opened(str(repo / "features.db"), None).ttl(key)
+    assert timedelta(hours=2, minutes=58) < due < timedelta(hours=3)
+
+
+def test_entity_rows_keep_their_order_whatever_they_are(repo: Path) -> None:
+    features, table = features_of(repo)
+    now = datetime.now(timezone.utc)
+    table.put_batch([row(1, now - timedelta(hours=hours), hours) for hours in range(1, 4)])
+    asked = [(1, now), (None, now), (2, now), (1, None), (1, now - timedelta(hours=2)), (1, now)]
+    assert joined(features, asked) == [1, None, None, None, 2, 1]
+    assert joined(features, []) == []
+    # Feast itself makes the times of a pandas frame UTC.
+    naive = pa.table({"driver_id": [1], "event_timestamp": [now.replace(tzinfo=None)]})
+    with pytest.raises(UsageError, match="no zone"):
+        features.get_historical_features(entity_df=naive, features=FEATURES)
+    features.config.offline_store.naive = "utc"
+    job = features.get_historical_features(entity_df=naive, features=FEATURES)
+    assert job.to_arrow()["trips"].to_pylist() == [1]
+    with pytest.raises(UsageError, match="query of SQL"):
+        features.get_historical_features(entity_df="SELECT 1", features=FEATURES)
+
+
+def test_what_was_written_later_does_not_leak(repo: Path) -> None:
+    features, table = features_of(repo)
+    now = datetime.now(timezone.utc)
+    table.put(row(1, now - timedelta(hours=1), 1))
+    told = datetime.now(timezone.utc)
+    table.put(row(1, now - timedelta(minutes=30), 2))  # late
+    table.put(row(1, now - timedelta(hours=1), 3))  # restated
+    assert joined(features, [(1, told)]) == [2]
+    assert joined(features, [(1, told)], filter_by_created_timestamp=True) == [1]
+    later = datetime.now(timezone.utc) + timedelta(days=1)
+    assert joined(features, [(1, told + timedelta(hours=1))]) == [2]
+    assert joined(features, [(1, later)], filter_by_created_timestamp=True) == [None]  # TTL
+
+
+def test_a_server_and_a_collection_answer_alike(repo: Path) -> None:
+    features, table = features_of(repo)
+    now = datetime.now(timezone.utc)
+    table.put_batch([row(driver, now - timedelta(hours=1), driver) for driver in range(5)])
+    features.materialize(now - timedelta(hours=2), now)
+    asked = [(driver, now) for driver in range(6)]
+    expected = joined(features, asked)
+    store = opened(str(repo / "features.db"), None)
+    backup.Collection(repo / "backups").backup(store)
+    offline, online = features.config.offline_store, features.config.online_store
+    offline.path, offline.collection = "backups", True
+    assert joined(features, asked) == expected
+    offline.collection = False
+    close_all()
+    from kvstore.remote.server.running import ListenAddress
+    from kvstore.server import app, serving
+
+    with (
+        kvstore.open(repo / "features.db") as owner,
+        serving(app(owner), ListenAddress("127.0.0.1", 0)) as running,
+    ):
+        offline.path = online.path = running.url
+        assert joined(features, asked) == expected
+        assert served(features, [4, 5]) == [4, None]
+        close_all()
+
+
+def test_a_materialisation_that_was_undone_is_made_again(repo: Path) -> None:
+    features, table = features_of(repo)
+    now = datetime.now(timezone.utc)
+    table.put_batch([row(driver, now - timedelta(minutes=5), driver) for driver in range(3)])
+    store = opened(str(repo / "features.db"), None)
+    before = store.now()
+    features.materialize(now - timedelta(hours=1), now)
+    done = store.now()
+    store.revert_range(b"feast/", b"feast0", to=before)
+    assert served(features, [2]) == [None]
+    again = FeatureStore(str(repo))
+    again.config.online_store.as_of = str(done)
+    assert served(again, [2]) == [2]
+    features.materialize(now - timedelta(hours=1), now)
+    assert served(FeatureStore(str(repo)), [2]) == [2]
+
+
+def test_rows_close_to_their_end_stop_no_batch(repo: Path) -> None:
+    features, table = features_of(repo)
+    now = datetime.now(timezone.utc)
+    rows = [row(at, now - TTL + timedelta(milliseconds=20 * at), at) for at in range(50)]
+    table.put_batch([*rows, row(99, now, 99)])
+    features.materialize(now - timedelta(hours=4), now)
+    assert served(features, [0, 99]) == [None, 99]
+
+
+def test_a_saved_data_set_replaces_no_other_table(repo: Path) -> None:
+    features, table = features_of(repo)
+    table.put(row(1, datetime.now(timezone.utc), 1))
+    at = pa.array([datetime.now(timezone.utc)], pa.timestamp("us", "UTC"))
+    labels = pa.table({"driver_id": [1], "row": ["x"], "event_timestamp": at})
+    job = features.get_historical_features(entity_df=labels, features=FEATURES)
+    with pytest.raises(UsageError, match="no saved data set"):
+        job.persist(feast.SavedTable("stats"), allow_overwrite=True)
+    job.persist(feast.SavedTable("kept"))
+    job.persist(feast.SavedTable("kept"), allow_overwrite=True)
+    store = opened(str(repo / "features.db"), None)
+    assert [each["trips"] for each in store.table("kept").rows()] == [1]
+    assert store.table("stats").count() == 1
+
+
+def test_logs_of_many_threads_are_all_there(repo: Path) -> None:
+    features, _ = features_of(repo)
+
+    class Config:
+        destination = feast.LoggedTable(table="logs")
+
+    def log(number: int) -> None:
+        columns = {"number": [number] * 100, **({"more": [1] * 100} if number > 2 else {})}
+        logs = pa.table(columns)
+        feast.OfflineStore.write_logged_features(features.config, logs, None, Config(), None)
+
+    log(0)
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(log, range(1, 3)))
+    log(3)
+    assert opened(str(repo / "features.db"), None).table("logs").count() == 400
+
+
+@pytest.mark.parametrize("unit", ["s", "ms", "us", "ns"])
+def test_sources_have_times_of_any_unit(repo: Path, unit: str) -> None:
+    features, _ = features_of(repo)
+    now = datetime.now(timezone.utc).replace(microsecond=0)
+    store = opened(str(repo / "features.db"), None)
+    times, us = pa.timestamp(unit, "UTC"), pa.timestamp("us", "UTC")
+    at = pa.array([now - timedelta(seconds=5)] * 2, times)
+    created = pa.array([now, None], times)
+    rows = pa.table({"number": [1, 2], "driver_id": [1, 1], "at": at, "created": created})
+    rows = rows.append_column("value", pa.array([2, 1]))
+    store.table("by_number", rows.schema, "number").put_batch(rows)
+    keyed = rows.drop_columns(["number", "created"]).slice(0, 1)
+    store.table("by_key", keyed.schema, "driver_id", event_time="at").put_batch(keyed)
+    views = [
+        FeatureView(
+            name=name,
+            entities=[features.get_entity("driver")],
+            ttl=TTL,
+            schema=[Field(name="value", dtype=Int64)],
+            source=feast.TableSource(
+                table=name, timestamp_field="at", created_timestamp_column=column
+            ),
+        )
+        for name, column in (("by_number", "created"), ("by_key", ""))
+    ]
+    features.apply(views)
+    end = now + timedelta(microseconds=7)
+    features.materialize(now - timedelta(hours=1, microseconds=3), end, ["by_number", "by_key"])
+    for view in ("by_number", "by_key"):
+        wanted = [f"{view}:value"]
+        assert features.get_online_features(wanted, [{"driver_id": 1}]).to_dict()["value"] == [2]
+        for moment, expected in ((now, 2), (now - timedelta(seconds=6), None)):
+            ns = pa.array([int(moment.timestamp()) * 10**9 + 1]).cast(pa.timestamp("ns", "UTC"))
+            labels = pa.table({"driver_id": [1], "event_timestamp": ns})
+            job = features.get_historical_features(entity_df=labels, features=wanted)
+            assert job.to_arrow()["value"].to_pylist() == [expected]
+    far = [datetime(year, 1, 1, tzinfo=timezone.utc) for year in (1, 2400)]
+    labels = pa.table({"driver_id": [1, 1], "event_timestamp": pa.array(far, us)})
+    job = features.get_historical_features(
+        entity_df=labels, features=["by_key:value"], filter_by_created_timestamp=True
+    )
+    assert job.to_arrow()["value"].to_pylist() == [None, None]
+    labels = pa.table({"driver_id": [1], "value": [1], "event_timestamp": pa.array([now], us)})
+    job = features.get_historical_features(entity_df=labels, features=["by_key:value"])
+    with pytest.raises(UsageError, match="two columns value"):
+        job.to_arrow()
+
+
+def test_views_that_changed_read_the_rows_from_before(repo: Path) -> None:
+    features, _ = features_of(repo)
+    now = datetime.now(timezone.utc)
+    features.write_to_online_store("stats", pd.DataFrame([row(1, now, 1)]))
+    view = features.get_feature_view("stats")
+    view.schema.append(Field(name="fresh", dtype=Int64))
+    view.features.append(Field(name="fresh", dtype=Int64))
+    table = opened(str(repo / "features.db"), None).table("stats")
+    table.alter(add={"fresh": pa.int64()})
+    features.apply(view)
+    got = features.get_online_features([*FEATURES, "stats:fresh"], [{"driver_id": 1}]).to_dict()
+    assert (got["trips"], got["fresh"]) == ([1], [None])
+    features.apply(objects=[], objects_to_delete=[view], partial=False)
+    assert list(opened(str(repo / "features.db"), None).keys(prefix=b"feast/r")) == []
+
+
+def test_reads_and_writes_of_coroutines(repo: Path) -> None:
+    features, _ = features_of(repo)
+    now = datetime.now(timezone.utc)
+
+    async def work() -> Any:
+        frame = pd.DataFrame([row(1, now, 7)])
+        await features.write_to_online_store_async("stats", frame)
+        return await features.get_online_features_async(FEATURES, [{"driver_id": 1}])
+
+    assert asyncio.run(work()).to_dict()["trips"] == [7]
+
+
+# -- Feast's own suites ------------------------------------------------------------------
+
+SUITES = (
+    "offline_store/test_universal_historical_retrieval.py",
+    "offline_store/test_universal_materialization.py",
+    "offline_store/test_universal_types.py",
+    "offline_store/test_feature_logging.py",
+    "offline_store/test_offline_write.py",
+    "offline_store/test_persist.py",
+    "offline_store/test_push_features_to_offline_store.py",
+    "offline_store/test_non_entity_mode.py",
+    "online_store/test_universal_online.py",
+    "online_store/test_universal_e2e.py",
+    "online_store/test_universal_online_types.py",
+    "online_store/test_push_features_to_online_store.py",
+    "materialization/test_universal_materialization.py",
+)
+
+
+def test_the_universal_suites_of_feast(tmp_path: Path) -> None:
+    checkout = os.environ.get("FEAST_CHECKOUT")
+    if checkout is None:
+        pytest.skip("FEAST_CHECKOUT names no checkout of feast-dev/feast")
+    tests = Path(checkout) / "sdk" / "python"
+    root = Path(__file__).parents[2]
+    config = tmp_path / "feast_universal.py"
+    config.write_text((root / "tests" / "conformance" / "feast_universal.py").read_text())
+    report = tmp_path / "report.xml"
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "pytest", "-q", "-n", "0", "--integration", "-W", "ignore"),
+            *("-p", "no:cacheprovider", "--show-capture=no", "--tb=short", f"--junitxml={report}"),
+            *("-p", "feast_universal"),
+            *(f"tests/integration/{name}" for name in SUITES),
+        ],
+        cwd=tests,
+        env={
+            **os.environ,
+            "FEAST_IS_LOCAL_TEST": "True",
+            "FULL_REPO_CONFIGS_MODULE": "feast_universal",
+            "PYTHONPATH": os.pathsep.join([str(root), str(tests), str(tmp_path)]),
+        },
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    cases = list(Xml.parse(report).iter("testcase"))
+    failed = [
+        c.get("name") for c in cases if c.find("failure") is not None or c.find("error") is not None
+    ]
+    assert cases
+    assert not failed, done.stdout[-5000:]

@@ -1,0 +1,146 @@
+"""The public suites, one each: where it comes from, what it needs, what is left out and why."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Suite:
+    """One suite, in an environment of its own."""
+
+    name: str
+    """Also of the module `suite_NAME.py`, and of the environment."""
+    adapter: str
+    """The module of ours that is tested."""
+    source: str
+    """What the suite is, for the page."""
+    package: str
+    """The package whose version the page tells."""
+    requires: tuple[str, ...]
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    """Tests that do not run, by a part of their ids, each with the reason."""
+    page: str = ""
+    """The how-to that runs in the same environment, below `docs`."""
+
+
+SUITES = (
+    Suite(
+        "fsspec",
+        "kvstore.adapters.fsspec",
+        "`fsspec.tests.abstract`",
+        "fsspec",
+        ("fsspec", "pandas>=2.2,<3"),
+        page="how-to/neighbours/fsspec.md",
+    ),
+    Suite(
+        "zarr",
+        "kvstore.adapters.zarr",
+        "`zarr.testing`: `StoreTests`, and the state machines of stores and of hierarchies",
+        "zarr",
+        ("zarr", "hypothesis", "numpy"),
+        page="how-to/neighbours/zarr.md",
+    ),
+    Suite(
+        "langgraph",
+        "kvstore.adapters.langgraph",
+        "`langgraph.checkpoint.conformance` (81 checks in one test), and our contract of stores",
+        "langgraph",
+        ("langgraph", "langgraph-checkpoint-conformance"),
+        page="how-to/neighbours/langgraph.md",
+    ),
+    Suite(
+        "langchain",
+        "kvstore.adapters.langchain",
+        "`langchain_tests`: byte stores and caches",
+        "langchain-tests",
+        ("langchain-core", "langchain-tests"),
+        page="how-to/neighbours/langchain.md",
+    ),
+    Suite(
+        "key_value",
+        "kvstore.adapters.key_value",
+        "its project's tests of stores, retold",
+        "py-key-value-aio",
+        ("py-key-value-aio[memory]",),
+        page="how-to/neighbours/key_value.md",
+    ),
+    Suite(
+        "optuna",
+        "kvstore.adapters.optuna",
+        "`optuna.testing.pytest_storages`",
+        "optuna",
+        ("optuna", "fakeredis"),
+        page="how-to/neighbours/optuna.md",
+    ),
+    Suite(
+        "huey",
+        "kvstore.adapters.huey",
+        "`huey.tests.test_storage`, the slow tests too",
+        "huey",
+        ("huey",),
+        page="how-to/neighbours/huey.md",
+    ),
+    Suite(
+        "zict",
+        "kvstore.adapters.zict",
+        "`zict.tests.utils_test`",
+        "zict",
+        ("zict",),
+        page="how-to/neighbours/zict.md",
+    ),
+    Suite(
+        "dogpile",
+        "kvstore.adapters.dogpile",
+        "`dogpile.testing.fixtures`: backends, serializers, locks",
+        "dogpile.cache",
+        ("dogpile.cache",),
+        page="how-to/neighbours/dogpile.md",
+    ),
+    Suite(
+        "django",
+        "kvstore.adapters.django",
+        "its project's tests of cache backends, retold",
+        "django",
+        ("django",),
+        page="how-to/neighbours/django.md",
+    ),
+    Suite(
+        "cachelib",
+        "kvstore.adapters.cachelib",
+        "its project's tests of caches, retold",
+        "cachelib",
+        ("cachelib",),
+        page="how-to/neighbours/cachelib.md",
+    ),
+    Suite(
+        "mcp",
+        "kvstore.adapters.mcp",
+        "our tests through its project's client",
+        "mcp",
+        ("mcp",),
+        page="how-to/neighbours/mcp.md",
+    ),
+    Suite(
+        "feast",
+        "kvstore.feast",
+        "both halves against each other, and Feast's universal suites (one test) of the checkout "
+        "that `FEAST_CHECKOUT` names",
+        "feast",
+        (
+            *("feast", "pandas>=2.2,<3", "hypothesis", "pytest-mock", "pytest-xdist", "grpcio"),
+            *("pytest-asyncio", "grpcio-health-checking", "grpcio-reflection", "fastapi"),
+            *("testcontainers", "minio", "python-keycloak", "boto3", "google-cloud-bigquery"),
+        ),
+        {
+            "entities_from_query": "the entity rows are a query of SQL, and no SQL is read here",
+            "feature_is_list": "`feature_is_list=True`: tables have no columns of lists",
+            "test_reorder_columns": "writes structs, and tables have no columns of structs",
+            "test_writing_consecutively": "writes structs, too",
+            "test_non_entity_mode_preserves": "writes doubles to floats, which do not hold them",
+            "dynamo": "asks for DynamoDB",
+        },
+        page="how-to/neighbours/feast.md",
+    ),
+)
