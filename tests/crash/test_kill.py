@@ -14,8 +14,10 @@ from typing import Any
 import pytest
 
 import kvstore
+from bulk.manifest import parse_manifest
 from kvstore import bulk
 from kvstore.backup import Collection
+from kvstore.errors import UsageError
 from kvstore.store import Store
 from kvstore.testing.model import state_after
 from tests.crash import children
@@ -141,6 +143,13 @@ def test_imports_are_whole_or_not_there_and_go_on(
                     assert rows_of(store, name) == []
                     continue
                 assert len(rows_of(store, name)) in (0, children.ROWS_PER_IMPORT)
+                manifest = parse_manifest((staging / "import.json").read_bytes(), where="staging")
+                known = store.imports.get(manifest.import_id)
+                if known is not None and known.reverted is not None:
+                    with pytest.raises(UsageError, match="was reverted"):
+                        bulk.ingest(store, staging)
+                    assert rows_of(store, name) == []
+                    continue
                 stamp = bulk.ingest(store, staging)  # continues where the killed one was
                 assert stamp == stamps.get(name, stamp)
                 assert len(rows_of(store, name, stamp)) == children.ROWS_PER_IMPORT

@@ -63,6 +63,7 @@ def test_collections_clears_and_imports_are_logged(
     made.seal()
     for _ in range(2):  # the second is done already
         bulk.ingest(store, made.staging)
+    for _ in range(2):
         store.revert_import(made.import_id)
     (added,), (reverted,) = told(caplog, "import added"), told(caplog, "import reverted")
     assert added["import_id"] == reverted["import_id"] == f"{made.import_id:016x}"
