@@ -18,7 +18,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # The time for which `make soak` fuzzes each format by coverage, where atheris installs.
 FUZZ_SECONDS := 60
 
-.PHONY: help setup test quick check lint types docs format examples demo demo-joins demo-tables bench bench-history bench-quick bench-growth year soak cluster spark-matrix conformance wheel-test sanitize browser azure clean
+.PHONY: help setup test quick check lint types docs format examples demo demo-joins demo-tables demo-features bench bench-history bench-quick bench-growth year soak cluster spark-matrix conformance wheel-test sanitize browser azure clean
 
 help:
 	@echo 'make setup        create $(VENV) with the pinned versions'
@@ -31,6 +31,7 @@ help:
 	@echo 'make demo         Spark in, incremental backup out, on real data: under four minutes'
 	@echo 'make demo-joins   what was known an hour before departure: joins on real data, in a minute'
 	@echo 'make demo-tables  releases of real data as commits, restated, joined on two axes: in three minutes'
+	@echo 'make demo-features features by Spark, served, restated, refused, undone, and joined again: in three minutes'
 	@echo 'make bench        measure and write BENCHMARKS.md: some 40 minutes on a quiet machine'
 	@echo 'make bench-quick  print the tables for 150,000 rows; bench-growth: for up to 10,000,000'
 	@echo 'make bench-history add the last run to the history of the rows that matter, and judge it'
@@ -121,6 +122,9 @@ demo-joins: $(READY)
 
 demo-tables: $(READY)
 	$(PY) -m examples.demo.restated
+
+demo-features: $(READY)
+	$(PY) -m examples.demo.served
 
 # Peers are installed one by one. A peer that does not install is reported, and the others are measured.
 # Feast pins other versions of our libraries, so it has an environment of its own.

@@ -1,2 +1,2 @@
-"""`make demo`, `make demo-joins` and `make demo-tables`: the store on real data, with its answers
-checked."""
+"""`make demo`, `make demo-joins`, `make demo-tables` and `make demo-features`: the store on real
+data, with its answers checked."""
