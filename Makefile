@@ -18,7 +18,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # The time for which `make soak` fuzzes each format by coverage, where atheris installs.
 FUZZ_SECONDS := 60
 
-.PHONY: help setup test quick check lint types docs format examples demo demo-joins demo-tables demo-features bench bench-history bench-quick bench-growth year soak cluster spark-matrix conformance wheel-test sanitize browser azure clean
+.PHONY: help setup test quick check lint types docs format examples demo demo-joins demo-tables demo-features bench bench-history bench-quick bench-growth asof-bench year soak cluster spark-matrix conformance wheel-test sanitize browser azure clean
 
 help:
 	@echo 'make setup        create $(VENV) with the pinned versions'
@@ -35,6 +35,7 @@ help:
 	@echo 'make bench        measure and write BENCHMARKS.md: some 40 minutes on a quiet machine'
 	@echo 'make bench-quick  print the tables for 150,000 rows; bench-growth: for up to 10,000,000'
 	@echo 'make bench-history add the last run to the history of the rows that matter, and judge it'
+	@echo 'make asof-bench  point-in-time joins by several libraries, compared with exact answers: minutes'
 	@echo 'make year         play a year of service and write its page: under an hour'
 	@echo 'make soak         the long random tests, the fuzzers and the sanitizers: hours'
 	@echo 'make cluster      Spark on a master and two workers, with kills: some minutes'
@@ -133,7 +134,7 @@ $(PEERS): $(READY)
 	  $(PY) -m pip install -q --disable-pip-version-check -c constraints.txt "$$peer" >/dev/null 2>&1 \
 	    || echo "bench: $$peer does not install here"; \
 	done; \
-	{ $(PY) -m venv $(VENV)/feast && $(VENV)/feast/bin/python -m pip install -q --disable-pip-version-check feast; } \
+	{ $(PY) -m venv $(VENV)/feast && $(VENV)/feast/bin/python -m pip install -q --disable-pip-version-check 'feast[duckdb]'; } \
 	  >/dev/null 2>&1 || echo 'bench: feast does not install here'; \
 	touch $(PEERS)
 
@@ -151,6 +152,10 @@ bench-growth: $(PEERS)
 	$(PY) -m benchmarks --growth
 	$(PY) -m benchmarks --only large- --rows 100000000
 	$(PY) -m benchmarks.peers.commits
+
+# Writes docs/explanation/asof.md.
+asof-bench: $(PEERS)
+	$(PY) -m benchmarks.asof --write
 
 # Fails where a cost grows over the year, or an answer is wrong.
 year: $(READY)
