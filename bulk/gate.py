@@ -63,7 +63,7 @@ from kvstore.errors import (
 from kvstore.limits import SCAN_CHUNK
 from kvstore.mvcc.arrow import rows_schema
 from kvstore.mvcc.key_history import Lifetime
-from kvstore.mvcc.scan import Read, RowArrays, live_columns
+from kvstore.mvcc.scan import FilePass, Read, RowArrays
 from kvstore.store import Store
 from kvstore.tables import TableCodec
 from kvstore.timeline.import_records import ImportRecord
@@ -481,8 +481,8 @@ def _reader(
 def _staged(files: Sequence[Path], manifest: Manifest, span: Span) -> Iterator[pa.RecordBatch]:
     start, end = span_bounds(span.start, span.end)
     alone = Read(0, {encode_reference(manifest.import_id): Lifetime(0)}, None)
-    with LooseFiles(files) as loose:
-        yield from _batches(live_columns(loose.cursor(start, end), alone, chunk=SCAN_CHUNK))
+    for piece, cut, held in LooseFiles(files).pieces(start, end):
+        yield from _batches(FilePass(held, piece, cut, alone, keys_only=False).columns(SCAN_CHUNK))
 
 
 # --------------------------------------------------------------------------------------------------

@@ -20,12 +20,14 @@ Invariants
 from __future__ import annotations
 
 import errno
+import heapq
 import os
 import secrets
 import shutil
 import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, TypeAlias
 
@@ -136,22 +138,21 @@ def require_rows(part: Part, path: str, import_id: int) -> None:
     """Raise `CorruptionError` unless each row of a part belongs to the import. Reads all rows."""
     reference = encode_reference(import_id)
     previous, rows = b"", 0
-    with LooseFiles([path]) as loose:
-        for keys, values in loose.rows():
-            for key, value in zip(keys, values, strict=True):
-                check_data_key(key)
-                stem = key[:-TAIL_BYTES]
-                if key[-TAIL_BYTES:-1] != reference:
-                    raise CorruptionError(part.name, f"a row of {key[-TAIL_BYTES:-1].hex()}")
-                if stem <= previous:
-                    raise CorruptionError(part.name, f"key {unframe(stem)[:64]!r} comes twice")
-                if len(unframe(stem)) > KEY_BYTES_MAX or len(value) > VALUE_BYTES_MAX:
-                    raise CorruptionError(part.name, "a key or value that no store takes")
-                if value and key[-1:] == TOMBSTONE:
-                    raise CorruptionError(part.name, "a tombstone with a value")
-                require_record(unframe(stem), value)
-                previous = stem
-            rows += len(keys)
+    for keys, values in LooseFiles([path]).rows():
+        for key, value in zip(keys, values, strict=True):
+            check_data_key(key)
+            stem = key[:-TAIL_BYTES]
+            if key[-TAIL_BYTES:-1] != reference:
+                raise CorruptionError(part.name, f"a row of {key[-TAIL_BYTES:-1].hex()}")
+            if stem <= previous:
+                raise CorruptionError(part.name, f"key {unframe(stem)[:64]!r} comes twice")
+            if len(unframe(stem)) > KEY_BYTES_MAX or len(value) > VALUE_BYTES_MAX:
+                raise CorruptionError(part.name, "a key or value that no store takes")
+            if value and key[-1:] == TOMBSTONE:
+                raise CorruptionError(part.name, "a tombstone with a value")
+            require_record(unframe(stem), value)
+            previous = stem
+        rows += len(keys)
     if rows != part.rows:
         raise CorruptionError(part.name, f"{rows} rows, not {part.rows}")
 
@@ -200,15 +201,16 @@ def crossing(parts: Sequence[Part]) -> Iterator[list[Part]]:
 
 
 def _differ(directory: Path, group: Sequence[Part]) -> bool:
-    """Whether no key is in two parts. RocksDB merges equal entries into one, and shows a put and a
-    delete of one key as neighbours."""
-    keys, previous = 0, b""
-    with LooseFiles([directory / part.name for part in group]) as loose:
-        for entries, _ in loose.rows():
-            stems = [previous, *(entry[:-1] for entry in entries)]
-            keys += sum(map(bytes.__ne__, stems, stems[1:]))
-            previous = stems[-1]
-    return keys == sum(part.rows for part in group)
+    """Whether no key is in two parts. A pass gives equal entries once, and shows a put and a delete
+    of one key as neighbours."""
+    stems = chain([b""], _stems(directory, group))
+    return sum(one != two for one, two in pairwise(stems)) == sum(part.rows for part in group)
+
+
+def _stems(directory: Path, parts: Sequence[Part]) -> Iterator[bytes]:
+    """The entries of parts without their kinds, ascending."""
+    for entries, _ in LooseFiles([directory / part.name for part in parts]).rows():
+        yield from (entry[:-1] for entry in entries)
 
 
 def _shared(directory: Path, group: Sequence[Part]) -> KeyOrderError:
@@ -222,13 +224,11 @@ def _shared(directory: Path, group: Sequence[Part]) -> KeyOrderError:
             shared = middle
     late = group[shared - 1]
     where = f"part {late.name} and others of {directory}"
-    others = [directory / part.name for part in group[: shared - 1]]
-    with LooseFiles(others) as before, LooseFiles([directory / late.name]) as loose:
-        for entries, _ in loose.rows():
-            for entry in entries:
-                if any(before.get(entry[:-1] + kind) is not None for kind in (TOMBSTONE, VALUE)):
-                    key = unframe(entry[:-TAIL_BYTES])
-                    return KeyOrderError(where, previous=key, key=key)
+    others = _stems(directory, group[: shared - 1])
+    for one, two in pairwise(heapq.merge(others, _stems(directory, [late]))):
+        if one == two:
+            key = unframe(one[: 1 - TAIL_BYTES])
+            return KeyOrderError(where, previous=key, key=key)
     raise CorruptionError(where, "their rows are not as many as their writers counted")
 
 

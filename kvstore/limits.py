@@ -254,6 +254,9 @@ FLUSH_ROOM_FACTOR = 4
 """How many times the bytes in memory the disk must have free before a pass has RocksDB write them.
 RocksDB takes no more writes once a flush has failed, and a read must not bring that about."""
 
+LOOSE_FILES_MAX = 32
+"""Staged files that a pass opens ahead: see `kvstore.engine.loose_files`."""
+
 HELD_FILES_MAX = 256
 """Sorted files that a pass holds open. A pass over more goes by RocksDB."""
 

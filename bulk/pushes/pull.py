@@ -27,7 +27,7 @@ import logging
 import shutil
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
@@ -928,11 +928,12 @@ class AmendedPush:
     def _missing(self, files: Sequence[Path]) -> Iterator[list[bytes]]:
         """The live keys of the spans that the files lack, ascending, without the newer ones."""
         newer = self._newer.keys
-        with LooseFiles(files) as loose:
-            for span in merge_spans(self._how.spans):
-                live = self._store.scan_batches(span.start, span.end, as_of=self._at)
-                keys = (batch.column("key").to_pylist() for batch in live)
-                pushed = (_keys_of(stored) for stored, _ in loose.rows(frame(span.start)))
+        loose = LooseFiles(files)
+        for span in merge_spans(self._how.spans):
+            live = self._store.scan_batches(span.start, span.end, as_of=self._at)
+            keys = (batch.column("key").to_pylist() for batch in live)
+            with closing(loose.rows(frame(span.start))) as rows:
+                pushed = (_keys_of(stored) for stored, _ in rows)
                 for missing in absent(keys, pushed):
                     self._tell("compare")
                     if gone := [key for key in missing if key not in newer]:

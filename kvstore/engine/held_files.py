@@ -95,15 +95,28 @@ class Footers:
             self._known = {number: each for number, each in self._known.items() if number in live}
 
 
-class OpenFiles:
-    """The files of a family that cross a span, open. Close them when the pass ends."""
+class OpenFile(NamedTuple):
+    """A sorted file that is open."""
 
-    def __init__(self, where: str, paths: list[list[Path]], files: Files, spans: list[FileSpan]):
-        self.spans: Sequence[FileSpan] = spans
+    path: Path
+    span: FileSpan
+    footer: TableFooter
+    descriptor: int
+
+
+class OpenFiles:
+    """The files that cross a span, open. Close them when the pass ends."""
+
+    def __init__(self, where: str, runs: Sequence[Sequence[OpenFile]]) -> None:
+        """`runs` as `kvstore.loops.files.Files` has them. Their descriptors belong to this object
+        from now on."""
+        self.spans: Sequence[FileSpan] = [file.span for run in runs for file in run]
         """The files, to cut the span by."""
         self.has_flushed = False
-        self._where, self._paths, self._files = where, paths, files
-        self._descriptors: list[int] = []
+        self._where = where
+        self._paths = [[file.path for file in run] for run in runs]
+        self._files = Files([[(file.descriptor, *file.footer) for file in run] for run in runs])
+        self._descriptors = [file.descriptor for run in runs for file in run]
         self._lock = threading.Lock()
         self._users = 0
         self.is_closed = False
@@ -187,39 +200,27 @@ def hold_files(
         ]
         if len(files) > HELD_FILES_MAX:
             return None
-        descriptors: list[int] = []
+        opened: list[OpenFile] = []
         try:
-            told = []
             for file in files:
-                descriptors.append(os.open(footers.path(file), os.O_RDONLY | os.O_CLOEXEC))
-                told.append((descriptors[-1], *footers.of(file, descriptors[-1])))
-            return _held(where, footers, files, told, descriptors)
+                path = footers.path(file)
+                descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+                opened.append(OpenFile(path, file.span, _NO_FOOTER, descriptor))
+                opened[-1] = opened[-1]._replace(footer=footers.of(file, descriptor))
+            held = OpenFiles(where, [[opened[at] for at in run] for run in _runs(files)])
+            opened.clear()
+            return held
         except FileNotFoundError:
             continue  # a merge has removed it since the look
         except (OSError, ValueError):
             return None  # no descriptors are left, or RocksDB is to say what is wrong
         finally:
-            for descriptor in descriptors:  # those that `_held` has not taken
-                os.close(descriptor)
+            for one in opened:
+                os.close(one.descriptor)
     return None
 
 
-def _held(
-    where: str,
-    footers: Footers,
-    files: list[LevelFile],
-    told: list[tuple[int, int, int, int, bool]],
-    descriptors: list[int],
-) -> OpenFiles:
-    runs = list(_runs(files))
-    held = OpenFiles(
-        where,
-        [[footers.path(files[at]) for at in run] for run in runs],
-        Files([[told[at] for at in run] for run in runs]),
-        [file.span for file in files],
-    )
-    held._descriptors, descriptors[:] = descriptors[:], []
-    return held
+_NO_FOOTER: Final = TableFooter(0, 0, 0, False)
 
 
 def _runs(files: list[LevelFile]) -> Iterator[list[int]]:

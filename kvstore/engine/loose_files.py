@@ -1,32 +1,125 @@
-"""The rows of sorted files that no store has taken, merged by RocksDB.
+"""The rows of sorted files that were built outside a database, and that no store has taken.
 
-rocksdict has no reader of single SST files, and `sorted_file` reads no values. So a throw-away
-database takes links to the files. RocksDB checks their form as a store would, and merges them.
-The links are symbolic: the files may lie on any file system, and nothing is written beside them.
+A pass reads the files as `held_files` does. A look-up needs more than an order of blocks: it goes
+by a throw-away database, which takes links to the files. The links are symbolic: the files may lie
+on any file system, and nothing is written beside them.
 
-Opening costs 2 ms, and 0.2 ms for each file of any size. Entries are read on demand.
+Invariants
+1. A pass cuts the key space, so that it holds the files open that cross a piece. These are as many
+   as a key is covered by, and at most `LOOSE_FILES_MAX` further ones.
+2. The pieces ascend, share no key, and cover the span. Each file is open in the pieces that it
+   crosses, and in no other.
 """
 
 from __future__ import annotations
 
 import fcntl
+import heapq
 import os
 import shutil
 import tempfile
 import time
-from collections.abc import Generator, Sequence
-from contextlib import suppress
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Final
 
 import rocksdict as rocks
 
 from kvstore.base.forks import own
-from kvstore.engine.api import chunks
+from kvstore.engine.api import FileSpan, chunks, next_count
+from kvstore.engine.held_files import OpenFile, OpenFiles
 from kvstore.engine.rocks import THREADS, RocksCursor, translated
-from kvstore.engine.sorted_file import require_footer
+from kvstore.engine.sorted_file import ends_of, require_footer
 from kvstore.errors import StorageError, storage_errors
-from kvstore.limits import BESIDE_OPEN_FILES_MAX
+from kvstore.limits import BESIDE_OPEN_FILES_MAX, LOOSE_FILES_MAX, SCAN_CHUNK, SCAN_CHUNK_BYTES
+
+_FIRST_CHUNK: Final = 4
+_STEP_ENTRIES: Final = 1 << 17
+"""Entries that a pass passes at once, in some milliseconds. Python delivers signals between two."""
+
+
+class LooseFiles:
+    """Sorted files of staging, merged. Nothing is open between two passes.
+
+    Raises `CorruptionError` if a file is no sorted file that was built outside a database; a pass
+    raises it for a block that is damaged. Making it costs 0.2 ms a file, and reads its index.
+    """
+
+    def __init__(self, files: Sequence[Path | str]) -> None:
+        found = []
+        for file in files:
+            footer, (first, last, _) = ends_of(file)
+            with storage_errors(str(file)):
+                size = os.path.getsize(file)
+            found.append(OpenFile(Path(file), FileSpan(first, last, size), footer, -1))
+        self._files = sorted(found, key=lambda file: file.span.first)
+
+    def rows(
+        self, start: bytes = b"", last: bytes | None = None
+    ) -> Generator[tuple[list[bytes], list[bytes]], None, None]:
+        """Stored keys and values of all files from `start` to `last`, merged, in chunks. A stored
+        key that comes twice is given once."""
+        count = min(_FIRST_CHUNK, SCAN_CHUNK)
+        for begin, end, held in self.pieces(start, None if last is None else last + b"\x00"):
+            with closing(held):
+                found, has_more = held.begin(begin, end, (0, {}, None), whole=True), True
+                while has_more:
+                    has_more = held.take(found, count, SCAN_CHUNK_BYTES, _STEP_ENTRIES)
+                    keys, values = found.found_rows()
+                    if keys:
+                        count = next_count(values, SCAN_CHUNK)
+                        yield keys, values
+
+    def pieces(
+        self, begin: bytes = b"", end: bytes | None = None
+    ) -> Iterator[tuple[bytes, bytes | None, OpenFiles]]:
+        """Cut `begin <= stored key < end`. Yields the pieces, each with the files that cross it,
+        open: close them before the next piece is asked for."""
+        left = [
+            file
+            for file in self._files
+            if file.span.last >= begin and (end is None or file.span.first < end)
+        ]
+        while left:
+            carried = sum(file.span.first <= begin for file in left)
+            behind = left[carried + LOOSE_FILES_MAX :]
+            cut = behind[0].span.first if behind else end
+            inside = [file for file in left if cut is None or file.span.first < cut]
+            yield begin, cut, _opened(inside)
+            if not behind:
+                return
+            assert cut is not None, "a file begins there"
+            begin, left = cut, [file for file in left if file.span.last >= cut]
+
+
+def _opened(files: Sequence[OpenFile]) -> OpenFiles:
+    """Open files, which ascend by their first keys, in as few runs as hold them."""
+    runs: list[list[OpenFile]] = []
+    free: list[tuple[bytes, int]] = []  # the last key of each run, the least first
+    opened: list[OpenFile] = []
+    try:
+        for file in files:
+            with storage_errors(str(file.path)):
+                descriptor = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC)
+            opened.append(file._replace(descriptor=descriptor))
+            if free and free[0][0] < file.span.first:
+                _, number = heapq.heappop(free)
+            else:
+                number = len(runs)
+                runs.append([])
+            runs[number].append(opened[-1])
+            heapq.heappush(free, (file.span.last, number))
+        held = OpenFiles(str(files[0].path.parent) if files else "no file", runs)
+        opened.clear()
+        return held
+    finally:
+        for one in opened:
+            os.close(one.descriptor)
+
+
+# --------------------------------------------------------------------------------------------------
+# Look-ups.
 
 IN_MEMORY: Final = "/dev/shm"
 """Making a throw-away database takes 1 ms there, and 5 ms on disk."""
@@ -42,8 +135,10 @@ it: a killed process left it."""
 _PREFIX: Final = "kvstore-loose-"
 
 
-class LooseFiles:
-    """Sorted files opened for reading. Use it as a context manager.
+class LooseDatabase:
+    """Look-ups among sorted files, by a throw-away database. Use it as a context manager.
+
+    Opening costs 2 ms, and 0.2 ms for each file of any size. Entries are read on demand.
 
     Raises `CorruptionError` if a file is no sorted file built outside a database, or if a block
     that is read is damaged.
@@ -72,14 +167,11 @@ class LooseFiles:
     ) -> Generator[tuple[list[bytes], list[bytes]], None, None]:
         """Keys and values of all files from `start` to `last`, merged, in chunks. A key that comes
         twice is given once."""
-        yield from chunks(self.cursor(start, last))
-
-    def cursor(self, start: bytes = b"", last: bytes | None = None) -> RocksCursor:
-        """A pass over the entries of all files, merged, from `start` to `last`."""
         options = rocks.ReadOptions()
         if last is not None:
             options.set_iterate_upper_bound(last + b"\x00")
-        return RocksCursor(self._open(), options, start, reverse=False, where=self._where)
+        cursor = RocksCursor(self._open(), options, start, reverse=False, where=self._where)
+        yield from chunks(cursor)
 
     def get(self, key: bytes) -> bytes | None:
         """The value of `key`, None if no file has it."""
@@ -95,7 +187,7 @@ class LooseFiles:
         THREADS.close(self)
         shutil.rmtree(self._scratch, ignore_errors=True)
 
-    def __enter__(self) -> LooseFiles:
+    def __enter__(self) -> LooseDatabase:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -171,8 +171,7 @@ class MemoryEngine:
         try:
             with (
                 storage_errors(str(files[0].parent)),
-                LooseFiles(files) as loose,
-                closing(loose.rows()) as rows,
+                closing(LooseFiles(files).rows()) as rows,
             ):
                 for keys, values in bounded(rows):
                     self._stage(ingest_id, keys, values)

@@ -138,17 +138,21 @@ def table_footer(descriptor: int) -> TableFooter:
             raise ValueError(f"its property {name.decode()} is {told.get(name)!r}")
     if any(_number(told, name) for name in _UNREAD):
         raise ValueError("it has range deletes or merges")
-    return TableFooter(table.end, *table.index_handle, told.get(_PLAIN_INDEX) == b"\x01")
+    return table.footer(has_plain_index=told.get(_PLAIN_INDEX) == b"\x01")
 
 
 def figures_of(file: Path | str) -> Figures:
     """The figures of a sorted file. Raises `CorruptionError` if it is none that was built outside a
     database, or if a block that is read is damaged."""
     with _opened(file) as table:
-        told = table.properties()
-        index = table.index()
-        first, last = map(table.keys, _ends(index))
-        return Figures(first[0], last[-1], _number(told, _ENTRIES))
+        return table.figures()
+
+
+def ends_of(file: Path | str) -> tuple[TableFooter, Figures]:
+    """What a pass must know of a sorted file that was built outside a database. Raises as
+    `figures_of`."""
+    with _opened(file) as table:
+        return table.footer(has_plain_index=True), table.figures()
 
 
 def key_blocks_of(file: Path | str) -> Generator[list[bytes], None, None]:
@@ -198,15 +202,9 @@ class _Table:
         for handle in (self._metaindex, self._index):
             self._require(handle)
 
-    @property
-    def end(self) -> int:
-        """Where its blocks end."""
-        return self._end
-
-    @property
-    def index_handle(self) -> _Handle:
-        """The block that is its index."""
-        return self._index
+    def footer(self, *, has_plain_index: bool) -> TableFooter:
+        """What a pass must know of the file."""
+        return TableFooter(self._end, *self._index, has_plain_index)
 
     def told(self, names: set[bytes], further: tuple[bytes, ...] = ()) -> dict[bytes, bytes]:
         """The properties of the file. Raises `ValueError` unless its blocks of metadata have these
@@ -234,6 +232,12 @@ class _Table:
         if not sum(_number(told, name) for name in _SIZES):  # RocksDB divides by it
             raise ValueError("its properties tell no byte")
         return told
+
+    def figures(self) -> Figures:
+        """The figures of the file."""
+        told = self.properties()
+        first, last = map(self.keys, _ends(self.index()))
+        return Figures(first[0], last[-1], _number(told, _ENTRIES))
 
     def index(self) -> bytes:
         """The index: an entry for each block of data. Each entry has a restart."""

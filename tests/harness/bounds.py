@@ -71,6 +71,7 @@ TINY: Final[Mapping[str, int]] = {
     "COLUMNS_ENTRIES_MIN": 1,
     "COLUMNS_FLUSH_BYTES_MIN": 0,
     "HELD_FILES_MAX": 9,
+    "LOOSE_FILES_MAX": 1,
     "IDLE_READERS_MAX": 1,
     "READERS_BEHIND_BYTES_MAX": 3,
     "SMALL_FILES_MAX": 2,
