@@ -37,7 +37,6 @@ from dataclasses import dataclass, field
 from datetime import date, datetime, timezone
 from datetime import time as day_time
 from decimal import Decimal, InvalidOperation
-from hashlib import blake2b
 from itertools import chain
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeAlias
@@ -60,7 +59,7 @@ from kvstore.errors import (
     StorageError,
     UsageError,
 )
-from kvstore.limits import SCAN_CHUNK
+from kvstore.loops.blocks import xxh3
 from kvstore.mvcc.arrow import rows_schema
 from kvstore.mvcc.key_history import Lifetime
 from kvstore.mvcc.scan import FilePass, Read, RowArrays
@@ -77,6 +76,7 @@ _SHAPES: Final = ("nulls", "distinct", "quantiles")
 _QUANTILES: Final = (0.05, 0.25, 0.5, 0.75, 0.95)
 _SKETCH: Final = 4096
 _SAMPLE: Final = 1 << 16
+_ROWS_AT_ONCE: Final = 1 << 15
 _TEXT_CHARS_MAX: Final = 200
 """Characters of a text in a report: a function may return any."""
 _REASON_CHARS_MAX: Final = 1000
@@ -482,7 +482,9 @@ def _staged(files: Sequence[Path], manifest: Manifest, span: Span) -> Iterator[p
     start, end = span_bounds(span.start, span.end)
     alone = Read(0, {encode_reference(manifest.import_id): Lifetime(0)}, None)
     for piece, cut, held in LooseFiles(files).pieces(start, end):
-        yield from _batches(FilePass(held, piece, cut, alone, keys_only=False).columns(SCAN_CHUNK))
+        yield from _batches(
+            FilePass(held, piece, cut, alone, keys_only=False).columns(_ROWS_AT_ONCE)
+        )
 
 
 # --------------------------------------------------------------------------------------------------
@@ -507,11 +509,12 @@ class ColumnFigures:
         """Count the values of a batch."""
         self.rows += len(column)
         self.nulls += column.null_count
-        column = _plain(column.drop_null())
+        column = _plain(column.drop_null() if column.null_count else column)
         if pa.types.is_floating(column.type):
             is_nan = pc.is_nan(column)
-            column = column.filter(pc.invert(is_nan))
-            self.nans += len(is_nan) - len(column)
+            if nans := is_nan.true_count:
+                self.nans += nans
+                column = column.filter(pc.invert(is_nan))
         if not len(column):
             return
         if "range" in self._asked:
@@ -519,11 +522,16 @@ class ColumnFigures:
             low, high = bounds["min"].as_py(), bounds["max"].as_py()
             self.least = low if self.least is None else min(self.least, low)
             self.greatest = high if self.greatest is None else max(self.greatest, high)
-        if "distinct" in self._asked:
-            is_nested = pa.types.is_nested(column.type)  # Arrow tells no nested values apart
-            self._add_hashes(_hashes(column if is_nested else column.unique()))
         if "quantiles" in self._asked:
             self._add_sample(column)
+        if "distinct" in self._asked:
+            # Arrow tells no nested values apart. Once the sketch is full, most numbers pass it
+            # faster than they are told apart.
+            is_number = pa.types.is_integer(column.type) or pa.types.is_floating(column.type)
+            is_full = len(self._hashes) == _SKETCH
+            if not (pa.types.is_nested(column.type) or (is_number and is_full)):
+                column = column.unique()
+            self._add_hashes(_hashes(column))
 
     @property
     def distinct(self) -> float:
@@ -549,12 +557,16 @@ class ColumnFigures:
         return found
 
     def _add_hashes(self, values: Any) -> None:
+        """Keep the least hashes that have come: `_SKETCH` of them tell how dense they lie."""
         values ^= values >> np.uint64(30)  # the steps of splitmix64, each of which can be undone
         values *= np.uint64(0xBF58476D1CE4E5B9)
         values ^= values >> np.uint64(27)
         values *= np.uint64(0x94D049BB133111EB)
         values ^= values >> np.uint64(31)
-        self._hashes = np.unique(np.concatenate([self._hashes, values]))[:_SKETCH]
+        if len(self._hashes) == _SKETCH:
+            values = values[values < self._hashes[-1]]
+        if len(values):
+            self._hashes = np.sort(np.unique(np.concatenate([self._hashes, values])))[:_SKETCH]
 
     def _add_sample(self, column: pa.Array) -> None:
         numbers = column.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
@@ -613,8 +625,7 @@ def _hashes(column: pa.Array) -> Any:
     if pa.types.is_integer(type_):
         numbers = column.to_numpy(zero_copy_only=False)
         return numbers.astype(np.uint64) if numbers.dtype.kind == "u" else _unsigned(numbers)
-    digests = (blake2b(_bytes(each), digest_size=8).digest() for each in column.to_pylist())
-    return np.frombuffer(b"".join(digests), np.uint64).copy()
+    return np.fromiter((xxh3(_bytes(each)) for each in column.to_pylist()), np.uint64, len(column))
 
 
 def _unsigned(numbers: Any) -> Any:

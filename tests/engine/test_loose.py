@@ -114,7 +114,9 @@ def test_a_block_that_is_damaged_names_its_file(tmp_path: Path) -> None:
     data[len(data) // 2] ^= 1
     loose = LooseFiles(paths)
     paths[1].write_bytes(data)
-    with pytest.raises(CorruptionError, match=r"2\.sst is damaged: the checksum of a block differs"):
+    with pytest.raises(
+        CorruptionError, match=r"2\.sst is damaged: the checksum of a block differs"
+    ):
         list(loose.rows())
     paths[1].unlink()
     with pytest.raises(StorageError, match=r"2\.sst"):
