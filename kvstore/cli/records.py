@@ -167,18 +167,21 @@ def list_imports(
     print_list(found, ["import_id", *names], limit, as_json=as_json)
 
 
+ImportArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="IMPORT",
+        help="The 16 hex digits that `kvstore import` printed, or a job's decimal id.",
+        show_default=False,
+        autocompletion=names_of(import_ids),
+    ),
+]
+
+
 @imports_app.command(name="show")
 def show_import(
     store: StoreArgument,
-    import_id: Annotated[
-        str,
-        typer.Argument(
-            metavar="IMPORT",
-            help="The 16 hex digits that `kvstore import` printed, or a job's decimal id.",
-            show_default=False,
-            autocompletion=names_of(import_ids),
-        ),
-    ],
+    import_id: ImportArgument,
     as_json: JsonOption = False,
 ) -> None:
     """Show an import: its times, where its rows came from, and the checks that it has passed.
@@ -219,15 +222,7 @@ def show_import(
 @imports_app.command(name="revert")
 def revert_import(
     store: StoreArgument,
-    import_id: Annotated[
-        str,
-        typer.Argument(
-            metavar="IMPORT",
-            help="The 16 hex digits that `kvstore import` printed, or a job's decimal id.",
-            show_default=False,
-            autocompletion=names_of(import_ids),
-        ),
-    ],
+    import_id: ImportArgument,
     as_json: JsonOption = False,
 ) -> None:
     """Undo an import from now on. Its history stays. A repeated command prints the first timestamp.
