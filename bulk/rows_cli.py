@@ -1,5 +1,5 @@
-"""The rows of tables from the shell: the commands `get`, `scan`, `find`, `count`, `history`, `put`,
-`delete`, `delete-range`, `revert` and `clear` of `kvstore table`.
+"""The rows of tables from the shell: the commands `get`, `scan`, `find`, `count`, `history`,
+`changes`, `put`, `delete`, `delete-range`, `revert` and `clear` of `kvstore table`.
 
 Invariants
 1. Each command takes the path of a store, also of one in use, or the URL of its server.
@@ -12,17 +12,21 @@ from __future__ import annotations
 
 import io
 import json
+import operator
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from itertools import chain, islice
 from typing import Annotated, Any, Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import typer
 
 from kvstore.base.timestamp import Timestamp
 from kvstore.bulk.files import json_objects, json_values
 from kvstore.cli.app import NOT_FOUND
+from kvstore.cli.changes import LinesOption
 from kvstore.cli.options import AddressArgument, AsOfOption, JsonOption, open_for_rows, open_to_read
 from kvstore.cli.output import note, print_figures, print_json, print_line, print_table
 from kvstore.cli.times import iso
@@ -31,9 +35,18 @@ from kvstore.limits import SERVER_BODY_BYTES_MAX
 from kvstore.remote.control import StoreOrClient
 from kvstore.store import Store
 from kvstore.tables import Table, TableCodec
+from kvstore.tables.changes import ROW_IMAGES
 from kvstore.tables.codec import dicts
 from kvstore.tables.definition import Column, Index
-from kvstore.tables.words import json_row, read_row, read_value, shown_row, to_value, to_values
+from kvstore.tables.words import (
+    is_text,
+    json_row,
+    read_row,
+    read_value,
+    shown_row,
+    to_value,
+    to_values,
+)
 
 ROWS_SHOWN: Final = 100
 """Rows that a person sees unless --limit asks for more: a few screens. Widths of columns are known
@@ -98,6 +111,17 @@ PrefixOption = Annotated[
         show_default=False,
     ),
 ]
+WhereOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--where",
+        "-w",
+        metavar="CONDITION",
+        help="Only rows that meet it: 'fare >= 10', 'zone = JFK', 'zone is null'. Given several "
+        "times, all must hold.",
+        show_default=False,
+    ),
+]
 AllOption = Annotated[bool, typer.Option("--all", help="All rows of the table.")]
 
 
@@ -108,7 +132,7 @@ def names_of(text: str | None) -> list[str] | None:
 
 def register(app: typer.Typer) -> None:
     """Add the commands."""
-    for command in (get, scan, find, count, history, put, delete, revert, clear):
+    for command in (get, scan, find, count, history, changes, put, delete, revert, clear):
         app.command()(command)
     app.command(name="delete-range")(delete_range)
 
@@ -164,6 +188,7 @@ def scan(
     store: AddressArgument,
     name: NameArgument,
     key: WordsArgument = None,
+    where: WhereOption = None,
     as_of: AsOfOption = None,
     columns: ColumnsOption = None,
     reverse: ReverseOption = False,
@@ -172,10 +197,14 @@ def scan(
 ) -> None:
     """Print the rows whose key begins with some values, in key order.
 
+    A condition is a column, one of =, !=, <, <=, >, >=, 'begins with' and 'contains', and a value;
+    or a column and 'is null' or 'is not null'. A value with blanks at its ends is a JSON string.
+
     \b
     Examples:
       kvstore table scan city.db trips
       kvstore table scan city.db trips A --columns trip_id,fare --json
+      kvstore table scan city.db trips --where 'fare >= 10' --where 'zone begins with J'
     """
     with open_to_read(store) as opened:
         table = opened.table(name)
@@ -188,6 +217,7 @@ def scan(
             columns=names_of(columns),
             reverse=reverse,
             limit=_asked(limit, as_json=as_json),
+            filter=_filter(codec, where or []),
         )
         rows = chain.from_iterable(map(dicts, reader))
         _print_rows(reader.schema, rows, limit, as_json=as_json)
@@ -241,6 +271,60 @@ def _at(opened: StoreOrClient, as_of: str | None) -> Timestamp | None:
     return None if as_of is None else opened.to_time(as_of, name="as_of")
 
 
+_OPERATORS: Final[dict[str, Callable[[Any, Any], Any]]] = {
+    "!=": operator.ne,
+    "<=": operator.le,
+    ">=": operator.ge,
+    "=": operator.eq,
+    "<": operator.lt,
+    ">": operator.gt,
+    "begins with": pc.starts_with,
+    "contains": pc.match_substring,
+}
+"""Those that begin another one stand behind it."""
+
+
+def _filter(codec: TableCodec, conditions: Sequence[str]) -> pc.Expression | None:
+    """The rows that meet all of some conditions. None if there is none."""
+    found = None
+    for text in conditions:
+        one = _condition(codec, text)
+        found = one if found is None else found & one
+    return found
+
+
+def _condition(codec: TableCodec, text: str) -> pc.Expression:
+    """The rows that meet one condition."""
+    columns = sorted(codec.definition.columns, key=lambda column: len(column.name), reverse=True)
+    for column in columns:  # the name of a column may begin another one, and have blanks
+        rest = text.strip().removeprefix(column.name)
+        if rest == text.strip():
+            continue
+        rest = rest.strip()
+        if rest in ("is null", "is not null"):
+            null = pc.field(column.name).is_null()
+            return null if rest == "is null" else ~null
+        for name, compare in _OPERATORS.items():
+            if rest.startswith(name):
+                word = rest.removeprefix(name).strip()
+                if word[:1] == '"':
+                    with suppress(ValueError):
+                        word = str(json.loads(word))
+                value = to_value(column.type, word, f"{codec.definition.where}, {text!r}")
+                if name in ("begins with", "contains"):
+                    if not is_text(column.type):
+                        raise UsageError(
+                            f"{text!r}: the column is {column.type}", f"only texts {name} one"
+                        )
+                    return compare(pc.field(column.name), value)
+                return compare(pc.field(column.name), pa.scalar(value, column.type))
+    names = ", ".join(column.name for column in codec.definition.columns)
+    raise UsageError(
+        f"{text!r} is no condition",
+        f"write 'COLUMN >= VALUE' or 'COLUMN is null'; the columns are {names}",
+    )
+
+
 def _index(codec: TableCodec, word: str) -> Index:
     """The index of a name, or the only one that begins with the column of that name."""
     definition = codec.definition
@@ -254,10 +338,13 @@ def count(
     store: AddressArgument,
     name: NameArgument,
     key: WordsArgument = None,
+    where: WhereOption = None,
     as_of: AsOfOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Print the number of rows, or of those whose key begins with some values.
+
+    Conditions are as of `kvstore table scan`.
 
     \b
     Examples:
@@ -268,7 +355,8 @@ def count(
         table = opened.table(name)
         at = _at(opened, as_of)
         codec = table.codec(at)
-        found = table.count(*to_values(codec, codec.key.columns, key or []), as_of=at)
+        values = to_values(codec, codec.key.columns, key or [])
+        found = table.count(*values, as_of=at, filter=_filter(codec, where or []))
     if as_json:
         print_json({"rows": found})
     else:
@@ -310,6 +398,54 @@ def history(
     if not versions and limit != 0:
         note(f"no row {' '.join(key)} in table {name!r}")
         raise typer.Exit(NOT_FOUND)
+
+
+def changes(
+    store: AddressArgument,
+    name: NameArgument,
+    since: Annotated[
+        str,
+        typer.Option(metavar="TIME", help="Changes after this time.", show_default=False),
+    ],
+    upto: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME", help="Changes at or before this time. Default: all.", show_default=False
+        ),
+    ] = None,
+    columns: ColumnsOption = None,
+    images: Annotated[
+        str, typer.Option(help="Rows of updates to print: pre, post or pre+post.")
+    ] = "pre+post",
+    limit: Annotated[
+        int | None, typer.Option("--limit", min=0, help="Print at most this many.")
+    ] = None,
+    _as_json: LinesOption = True,
+) -> None:
+    """Print the changes of rows as JSON lines, in time order.
+
+    The change is `insert`, `update_preimage`, `update_postimage` or `delete`.
+
+    \b
+    Examples:
+      kvstore table changes city.db trips --since yesterday
+      kvstore table changes city.db trips --since 2026-01-31 --upto 2026-02-01 --images post
+    """
+    with open_to_read(store) as opened:
+        table = opened.table(name)
+        after = opened.to_time(since, name="since")
+        until = None if upto is None else opened.to_time(upto, name="upto")
+        wanted = ROW_IMAGES.check("images", images)
+        found = table.changes(after, until, images=wanted, columns=names_of(columns))
+        schema = pa.schema([field for field in found.schema if field.name not in _CHANGE_COLUMNS])
+        rows = chain.from_iterable(map(dicts, found))
+        for row in islice(rows, limit):
+            change, at = row["_change_type"], Timestamp(row["_commit_version"])
+            shown = json_row(schema, {field.name: row[field.name] for field in schema})
+            print_json({"timestamp": iso(at), "change": change, "row": shown})
+
+
+_CHANGE_COLUMNS: Final = ("_change_type", "_commit_version", "_commit_timestamp")
 
 
 def _print_rows(

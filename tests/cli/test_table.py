@@ -93,6 +93,69 @@ def test_rows_are_scanned_and_found(run: Run, path: Path) -> None:
     assert "no index 'by_fare'" in run("table", "find", path, "trips", "by_fare", code=2).stderr
 
 
+@pytest.mark.parametrize(
+    ("conditions", "trips"),
+    [
+        (["fare >= 10"], [7]),
+        (["fare>8", "vendor = A"], [7]),
+        (["zone is null"], []),
+        (["fare is null"], [1]),
+        (["fare is not null", "zone begins with L"], [8]),
+        (["zone contains F"], [7, 1]),
+        (["zone != JFK"], [8]),
+        (["pickup <= 2026-01-31T12:00:00Z"], [7, 8]),
+        (["trip_id=7"], [7]),
+        (['zone = "JFK"'], [7, 1]),
+        (["zone ="], []),
+    ],
+)
+def test_rows_are_those_that_meet_conditions(
+    run: Run, path: Path, conditions: list[str], trips: list[int]
+) -> None:
+    where = [word for condition in conditions for word in ("--where", condition)]
+    found = lines(run("table", "scan", path, "trips", *where, "-c", "trip_id", "--json"))
+    assert [row["trip_id"] for row in found] == trips
+    assert run("table", "count", path, "trips", *where).stdout == f"{len(trips)}\n"
+
+
+@pytest.mark.parametrize(
+    ("condition", "told"),
+    [
+        ("fares > 1", "the columns are vendor, trip_id, zone, pickup, fare"),
+        ("fare", "is no condition"),
+        ("fare > much", "much"),
+        ("trip_id > 1.5", "1.5"),
+        ("fare contains 1", "fare"),
+    ],
+)
+def test_a_condition_that_cannot_be_is_refused(
+    run: Run, path: Path, condition: str, told: str
+) -> None:
+    for command in ("scan", "count"):
+        assert told in run("table", command, path, "trips", "-w", condition, code=2).stderr
+
+
+def test_changes_of_rows_are_printed_in_time_order(run: Run, path: Path) -> None:
+    found = lines(run("table", "changes", path, "trips", "--since", 0, "-c", "trip_id,fare"))
+    assert [(each["change"], each["row"]) for each in found] == [
+        ("insert", {"trip_id": 7, "fare": 10.0}),
+        ("insert", {"trip_id": 8, "fare": 8.0}),
+        ("insert", {"trip_id": 1, "fare": None}),
+        ("update_preimage", {"trip_id": 7, "fare": 10.0}),
+        ("update_postimage", {"trip_id": 7, "fare": 12.5}),
+    ]
+    times = [str(each["timestamp"]) for each in found]
+    assert times == sorted(times)
+    late = ("table", "changes", path, "trips", "--since", times[2])
+    assert len(lines(run(*late))) == 2
+    (post,) = lines(run(*late, "--images", "post"))
+    assert post["change"] == "update_postimage"
+    assert lines(run(*late, "--limit", 1)) == [*lines(run(*late))][:1]
+    (first,) = lines(run("table", "changes", path, "trips", "--since", 0, "--upto", times[0]))
+    assert first["timestamp"] == times[0]
+    assert "images" in run(*late, "--images", "all", code=2).stderr
+
+
 def test_people_see_a_hundred_rows_and_are_told_so(run: Run, path: Path) -> None:
     with kvstore.open(path) as store:
         store.table("trips").put_batch(
