@@ -197,10 +197,10 @@ def resealed(content: bytes, block: tuple[int, int]) -> bytes:
 TAKE = """
 import sys
 from pathlib import Path
-from kvstore.engine.loose_files import LooseFiles
+from kvstore.engine.loose_files import LooseDatabase
 for file in sorted(Path(sys.argv[1]).iterdir()):
     print(file.name, flush=True)
-    with LooseFiles([file]) as loose:
+    with LooseDatabase([file]) as loose:
         keys = [key for chunk, _ in loose.rows() for key in chunk]
     print(len(keys), flush=True)
 """
@@ -227,6 +227,8 @@ def test_rocksdb_takes_each_forged_file_that_is_read_and_reads_the_same(
         except CorruptionError:
             continue
         assert (figures.first, figures.last) == (keys[0], keys[-1])
+        passed = [key for chunk, _ in LooseFiles([file]).rows() for key in chunk]
+        assert passed == keys
         if figures.entries:  # RocksDB refuses a file without entries, and so does its manifest
             file.rename(tmp_path / "accepted" / f"{number:04d}")
             accepted += [f"{number:04d}", str(len(keys))]
