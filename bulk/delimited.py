@@ -48,7 +48,8 @@ from kvstore.errors import UsageError
 from kvstore.limits import CSV_BLOCK_BYTES, TEXT_ROW_BYTES_MAX
 from kvstore.loops.contract import CLOSED, FIELD, QUOTED, RETURN
 from kvstore.loops.records import scan_records
-from kvstore.tables.words import FLOAT_DIGITS, is_float_of
+from kvstore.tables.nested import is_nested
+from kvstore.tables.words import FLOAT_DIGITS, column_of, is_float_of, to_value
 
 Quoting: TypeAlias = Literal["standard", "none"]
 QUOTINGS: Final[tuple[Quoting, ...]] = ("standard", "none")
@@ -273,7 +274,7 @@ class DelimitedFile:
 
     def _exact(self, told: _Told, name: str, column: pa.Array, kind: pa.DataType) -> pa.Array:
         """A column in its type. Raises `UsageError` for the first value that Arrow altered."""
-        if isinstance(kind, pa.UuidType):
+        if isinstance(kind, pa.UuidType) or is_nested(kind):
             return self._converted(name, column, kind)
         if pa.types.is_decimal256(kind):
             column = self._converted(name, column, kind)
@@ -368,16 +369,20 @@ def _problem(state: int, byte: int) -> str:
 
 
 def _empty(schema: pa.Schema) -> pa.RecordBatch:
-    return pa.RecordBatch.from_arrays([pa.array([], kind) for kind in schema.types], schema=schema)
+    return pa.RecordBatch.from_arrays([pa.nulls(0, kind) for kind in schema.types], schema=schema)
 
 
 def _readable(kind: pa.DataType) -> pa.DataType:
     """The type in which Arrow reads a column of CSV."""
     is_unknown = isinstance(kind, pa.BaseExtensionType) or pa.types.is_decimal256(kind)
+    is_unknown = is_unknown or is_nested(kind)  # their JSON
     return pa.string() if is_unknown else kind
 
 
 def _cast(words: pa.Array, kind: pa.DataType) -> pa.Array:
+    if is_nested(kind):
+        read = [None if word is None else to_value(kind, word, "it") for word in words.to_pylist()]
+        return column_of(kind, read)
     if not isinstance(kind, pa.UuidType):
         return words.cast(kind)
     raws = [None if word is None else UUID(word).bytes for word in words.to_pylist()]

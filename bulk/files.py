@@ -33,7 +33,8 @@ from kvstore.codec.columns import decoded as decoded_column
 from kvstore.codec.columns import due_column
 from kvstore.errors import StorageError, UsageError
 from kvstore.limits import ARROW_ROWS_MAX, KEY_BYTES_MAX, TEXT_ROW_BYTES_MAX
-from kvstore.tables.words import NumberText, column_of, is_text, read_value
+from kvstore.tables.exact import is_text
+from kvstore.tables.words import NumberText, column_of, read_value
 
 FileFormat: TypeAlias = Literal["parquet", "csv", "tsv", "jsonl", "arrow"]
 

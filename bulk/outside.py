@@ -18,7 +18,9 @@ from kvstore.bulk.seed import appearing_file
 from kvstore.errors import UsageError, storage_errors
 from kvstore.limits import TEXT_ROW_BYTES_MAX
 from kvstore.tables.codec import dicts
-from kvstore.tables.words import is_text, json_row
+from kvstore.tables.exact import is_text, rebuilt
+from kvstore.tables.nested import is_nested, mapped, only_lists
+from kvstore.tables.words import cell_text, json_row
 
 # --------------------------------------------------------------------------------------------------
 # Columns of tables for systems that have fewer types: Spark, Delta, and programs that read them.
@@ -28,6 +30,7 @@ from kvstore.tables.words import is_text, json_row
 #     UUID, fixed binary        binary
 #     timestamps                of microseconds, in UTC or without a zone
 #     time of day, and every type of nanoseconds      int64 of nanoseconds
+#     large list, list of fixed size                  list
 #     all other types           as they are
 #
 # Invariants
@@ -41,6 +44,9 @@ _WIDER: Final = {pa.uint8(): pa.int16(), pa.uint16(): pa.int32(), pa.uint32(): p
 
 def outside_type(kind: pa.DataType) -> pa.DataType | None:
     """The type that holds the values of a column elsewhere. None if none does."""
+    if is_nested(kind):
+        found = mapped(kind, outside_type)
+        return None if found is None else only_lists(found)
     if kind == pa.large_string():
         return pa.string()
     if is_binary(kind):
@@ -83,6 +89,8 @@ def _converted(array: pa.Array, wanted: pa.DataType) -> pa.Array:
     kind = array.type
     if kind == wanted:
         return array
+    if is_nested(kind):
+        return rebuilt(array, wanted, _converted)
     if isinstance(kind, pa.UuidType):
         return array.storage.cast(pa.binary()).cast(wanted)
     if pa.types.is_time(kind):
@@ -236,6 +244,9 @@ class _Texts:
         kind = array.type
         if isinstance(kind, pa.UuidType):
             return pa.array([value and str(value) for value in array.to_pylist()], pa.string())
+        if is_nested(kind):
+            values = (row[name] for row in dicts(pa.record_batch([array], [name])))
+            return pa.array([cell_text(kind, value) for value in values], pa.string())
         if pa.types.is_duration(kind):
             return array.cast(pa.int64()).cast(pa.string())
         if not is_binary(kind):
@@ -283,6 +294,12 @@ def write_parquet(
         return ExportReport(as_of, rows, path.stat().st_size)
 
 
+def _parquet_type(kind: pa.DataType) -> pa.DataType | None:
+    """A flat type, if Parquet has it."""
+    is_lacking = pa.types.is_decimal(kind) and not 0 <= kind.scale <= kind.precision
+    return None if is_lacking else kind
+
+
 def _write_groups(
     sink: Any,
     schema: pa.Schema,
@@ -293,7 +310,7 @@ def _write_groups(
 ) -> int:
     """Write Parquet, in row groups of many batches; returns the number of rows."""
     for field in schema:
-        if pa.types.is_decimal(field.type) and not 0 <= field.type.scale <= field.type.precision:
+        if mapped(field.type, _parquet_type) is None:
             raise UsageError(
                 f"table {table!r}, column {field.name!r} is {field.type}, which Parquet lacks",
                 "leave the column out: name the other columns in columns=",

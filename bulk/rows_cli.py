@@ -38,8 +38,8 @@ from kvstore.tables import Table, TableCodec
 from kvstore.tables.changes import ROW_IMAGES
 from kvstore.tables.codec import dicts
 from kvstore.tables.definition import Column, Index
+from kvstore.tables.exact import is_text
 from kvstore.tables.words import (
-    is_text,
     json_row,
     read_row,
     read_value,

@@ -35,6 +35,7 @@ from kvstore.bulk.files import (
     text_batches,
 )
 from kvstore.errors import UsageError
+from kvstore.tables.nested import is_nested, mapped
 from kvstore.tables.words import FLOAT_DIGITS, NumberText, is_float_of
 
 
@@ -69,21 +70,29 @@ def schema_of(
 
 def _plain(field: pa.Field, path: Path) -> pa.Field:
     """A field with the type that a column of a table has for its values."""
-    kind = field.type
-    while pa.types.is_dictionary(kind) or pa.types.is_run_end_encoded(kind):
-        kind = kind.value_type
+    kind = _plain_type(field.type)
     if pa.types.is_null(kind):
         raise UsageError(
             f"{path}: column {field.name!r} has no value and no type",
             f"name its type: {field.name}:string",
         )
+    return pa.field(field.name, kind, field.nullable)
+
+
+def _plain_type(kind: pa.DataType) -> pa.DataType:
+    if is_nested(kind):
+        return mapped(kind, _plain_type)
+    if pa.types.is_dictionary(kind) or pa.types.is_run_end_encoded(kind):
+        return _plain_type(kind.value_type)
+    if pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind):
+        return _plain_type(pa.list_(kind.value_field))
     narrow = {
         pa.string_view(): pa.string(),
         pa.binary_view(): pa.binary(),
         pa.date64(): pa.date32(),
         pa.float16(): pa.float32(),
     }
-    return pa.field(field.name, narrow.get(kind, kind), field.nullable)
+    return narrow.get(kind, kind)
 
 
 class _Candidate(NamedTuple):

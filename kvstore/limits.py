@@ -496,6 +496,17 @@ TABLE_NAME_BYTES_MAX = 200
 TABLE_COLUMNS_MAX = 2000
 """Columns of a table. Each costs 100 bytes of its definition for each layout of its rows."""
 
+NESTED_DEPTH_MAX = 16
+"""Types within each other in a column of lists, structs and maps: deep enough for what documents of
+JSON hold, and for the stack of every thread."""
+
+NESTED_NODES_MAX = 2000
+"""Types in all within a column: as many as a table has columns."""
+
+NESTED_SLOTS_MAX = 1 << 24
+"""Values that all lists within one value of a row have, with the room that Arrow keeps for lists of
+fixed size that are null. A few forged bytes may stand for as many nulls, which a reader makes."""
+
 TABLE_LAYOUTS_MAX = 1000
 """Layouts that the rows of a table may have over its life: one for each column added, dropped or
 widened. A definition with all of them has 400 kB at eight columns. Rows name it in two bytes."""

@@ -1,4 +1,4 @@
-# Included by the modules that read and make Arrow columns: rows and elements.
+# Included by the modules that read and make Arrow columns: rows, elements and nested.
 
 cimport cython
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
@@ -33,7 +33,7 @@ cdef struct Source:
     unsigned char tag, mask
 
 
-cdef int _open(Source *source, object column, Py_ssize_t count, list held) except -1:
+cdef inline int _open(Source *source, object column, Py_ssize_t count, list held) except -1:
     """Point `source` at the buffers of a column: width, validity, offset, data, offsets."""
     cdef _Buffer valid = _Buffer(column[1]), data = _Buffer(column[3]), ends = _Buffer(column[4])
     cdef Py_ssize_t last

@@ -15,6 +15,7 @@ LOOPS: Final = (
     "live",
     "lookup",
     "matches",
+    "nested",
     "packing",
     "records",
     "rows",

@@ -86,6 +86,27 @@ LOCAL: Final = 5
 byte and a boolean; microseconds since the epoch and a datetime in UTC; the same and a datetime
 without a zone."""
 
+NODE_FIXED: Final = 0
+NODE_VARYING: Final = 1
+NODE_LIST: Final = 2
+NODE_SLOTS: Final = 3
+NODE_FIELDS: Final = 4
+"""The nodes of a nested type: bytes of a fixed number; bytes; a list; a list of fixed size; a
+struct."""
+
+NestedNode: TypeAlias = "tuple[int, int, bool, int]"
+"""A node of a nested type: its kind; its width in bytes, or the size of its lists; whether it takes
+nulls; the number of nodes below it."""
+
+NestedColumn: TypeAlias = "tuple[Buffer | None, int, Buffer | None, Buffer | None, int, int, int]"
+"""The column of a node: bits of validity, None where no value is null; the first row; the bytes of
+the values; their offsets, and the width of an offset in bytes; the number of rows; the offset of
+the first value that the column below has."""
+
+NestedMade: TypeAlias = "tuple[int, bytes | None, bytes, bytes | None]"
+"""The column of a node that was made: the number of values; a byte for each, 0 for a null, None
+where none is null; the bytes of the values; where their number varies, the offsets."""
+
 KeyMade: TypeAlias = "tuple[int, int, bool, int, int, int, Callable[[Any], bytes]]"
 """A column of keys to make: its kind; the tag of its elements; whether they are flipped; its way
 (`STORED`, ...); the least and the greatest integer that it takes; a function that makes the element

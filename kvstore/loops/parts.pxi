@@ -1,4 +1,4 @@
-# Included by the modules that read and make rows and keys of tables: rows, elements and single.
+# Included by the modules that read and make rows and keys of tables: rows, elements, nested and single.
 
 cdef extern from "Python.h":
     long long PyLong_AsLongLongAndOverflow(object, int *) except? -1

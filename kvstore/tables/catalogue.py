@@ -33,6 +33,7 @@ from kvstore.tables.definition import (
     progress_prefix,
     table_prefix,
 )
+from kvstore.tables.nested import canonical, is_nested
 from kvstore.timeline.parts import Parts
 from kvstore.timeline.reserved import DEFINITIONS, NUMBERS
 
@@ -91,7 +92,8 @@ def define(
     if not isinstance(schema, pa.Schema):
         raise UsageError(f"{where}: schema is {type(schema).__name__}", "pass a pyarrow.Schema")
     columns = tuple(
-        Column(at, field.name, field.type, field.nullable) for at, field in enumerate(schema)
+        Column(at, field.name, canonical(field.type), field.nullable)
+        for at, field in enumerate(schema)
     )
     _require_columns(columns, where)
     parts = list(_listed(key, where, "key"))
@@ -319,7 +321,7 @@ def _require_type(type_: object, where: str) -> pa.DataType:
         kind_of(type_)
     except UsageError as error:
         raise error.at(f"{where}: ") from None
-    return type_
+    return canonical(type_)
 
 
 def _require_event_time(
@@ -437,7 +439,7 @@ def _with_columns(definition: Definition, added: Mapping[str, Any]) -> Definitio
         field = (
             shape if isinstance(shape, pa.Field) else pa.field(name, _require_type(shape, where))
         )
-        _require_type(field.type, where)
+        field = field.with_type(_require_type(field.type, where))
         if default is None and not field.nullable:
             raise UsageError(
                 f"{where} takes no null, and older rows have no value",
@@ -543,7 +545,13 @@ def _definition_parts(
     parts = []
     for each in named:
         name = each.value if isinstance(each, desc) else each
-        parts.append(KeyPart(definition.column(name).id, isinstance(each, desc)))
+        column = definition.column(name)
+        if is_nested(column.type):
+            raise UsageError(
+                f"{definition.where}: {what} names {name!r}, which is {column.type}",
+                "name a column of single values; store the part that you look for in one",
+            )
+        parts.append(KeyPart(column.id, isinstance(each, desc)))
     if len({part.id for part in parts}) < len(parts):
         raise UsageError(f"{definition.where}: {what} names a column twice", "name it once")
     return tuple(parts)

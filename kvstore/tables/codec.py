@@ -31,11 +31,12 @@ from kvstore.codec.tuples import (
     flip,
 )
 from kvstore.errors import Argument, CorruptionError, FormatVersionError, UsageError
-from kvstore.limits import KEY_BYTES_MAX
+from kvstore.limits import KEY_BYTES_MAX, NESTED_SLOTS_MAX
 from kvstore.loops import contract
 from kvstore.loops.contract import ROW_FORMAT, Made
 from kvstore.loops.contract import Column as BufferColumn
 from kvstore.loops.elements import decode_keys, encode_keys
+from kvstore.loops.nested import decode_nested, encode_nested
 from kvstore.loops.rows import decode_rows, encode_rows
 from kvstore.loops.single import KeyMaker, RowDicts, row_keys
 from kvstore.mvcc.arrow import array_of, binary_array
@@ -53,13 +54,14 @@ from kvstore.tables.definition import (
 from kvstore.tables.exact import (
     as_python,
     decimals,
-    is_held,
+    first_no_text,
     plain,
     require_held,
     same_values,
     shown,
     unheld,
 )
+from kvstore.tables.nested import TypeNode, is_nested, shape_of
 
 # --------------------------------------------------------------------------------------------------
 # Keys of rows and entries of indexes: some columns as bytes that sort as the columns do.
@@ -444,6 +446,8 @@ _ENDS: Final = {1: "B", 2: "H", 4: "I"}
 
 def cell_buffers(column: pa.Array, width: int) -> BufferColumn:
     """The buffers of a column as the loops take them."""
+    if is_nested(column.type):
+        column = nested_cells(column)
     if isinstance(column, pa.ExtensionArray):
         column = column.storage
     if pa.types.is_boolean(column.type):
@@ -459,9 +463,10 @@ def cell_buffers(column: pa.Array, width: int) -> BufferColumn:
     return 0, valid, column.offset, rest[1], rest[0]
 
 
-def array_made(type_: pa.DataType, made: Made, count: int) -> pa.Array:
+def array_made(type_: pa.DataType, made: Made, count: int, where: str = "a column") -> pa.Array:
     """The array of a type whose buffers the loops made. A damaged row may hold what a
-    column does not: texts that are no UTF-8, and times outside of its range."""
+    column does not: texts that are no UTF-8, and times outside of its range. Raises
+    `CorruptionError` that says `where` for bytes that are no list, struct or map."""
     kind = kind_of(type_)
     valid, data, ends = made
     is_full = valid.count(b"\xff") == len(valid)
@@ -469,11 +474,98 @@ def array_made(type_: pa.DataType, made: Made, count: int) -> pa.Array:
     if ends is not None:
         buffers.insert(1, pa.py_buffer(ends))
     found = pa.Array.from_buffers(kind.storage, count, buffers, 0 if is_full else -1)
+    if kind.node is not None:
+        return nested_array(kind.node, found, where)
     if kind.storage == kind.type:
         return found
     if isinstance(type_, pa.BaseExtensionType):
         return pa.ExtensionArray.from_storage(type_, found)
     return found.cast(type_)
+
+
+def nested_cells(column: pa.Array) -> pa.Array:
+    """Lists, structs or maps as the bytes that rows have of them. Raises `UsageError` for one with
+    too many values."""
+    node = kind_of(column.type).node
+    assert node is not None, "the column is nested"
+    count = len(column)
+    try:
+        encoded = encode_nested(
+            shape_of(node), list(_nested_buffers(node, column)), count, NESTED_SLOTS_MAX
+        )
+    except OverflowError as error:
+        raise UsageError(
+            f"the lists of row {error.args[0]} have more than {NESTED_SLOTS_MAX} values",
+            "store them as rows of another table",
+        ) from error
+    if encoded is None:
+        raise UsageError(f"{count} rows have 2 GiB", "pass fewer rows at once")
+    valid = column.is_valid().buffers()[1] if column.null_count else None
+    return pa.Array.from_buffers(pa.binary(), count, [valid, *map(pa.py_buffer, encoded)])
+
+
+def _nested_buffers(node: TypeNode, column: pa.Array) -> Iterator[contract.NestedColumn]:
+    """The columns of a tree as the loops take them, each before the ones below it."""
+    count = len(column)
+    if node.leaf is not None:
+        _, valid, offset, data, ends = cell_buffers(column, node.leaf.width)
+        yield valid, offset, data, ends, 4, count, 0
+        return
+    valid, *rest = column.buffers()[:2]
+    valid = valid if column.null_count else None
+    if node.kind == contract.NODE_LIST:
+        width, number = (8, np.int64) if pa.types.is_large_list(column.type) else (4, np.int32)
+        first = last = 0
+        if count:
+            places = np.frombuffer(rest[0], number)
+            first, last = int(places[column.offset]), int(places[column.offset + count])
+        if not 0 <= first <= last:
+            raise ValueError("the offsets of a column do not ascend")
+        yield valid, column.offset, None, rest[0], width, count, first
+        if pa.types.is_map(column.type):
+            yield None, 0, None, None, 0, last - first, 0
+            for inner, part in zip(node.inner[0].inner, (column.keys, column.items), strict=True):
+                yield from _nested_buffers(inner, part.slice(first, last - first))
+            return
+        parts = [column.values.slice(first, last - first)]
+    else:
+        yield valid, column.offset, None, None, 0, count, 0
+        if node.kind == contract.NODE_SLOTS:
+            size = node.type.list_size
+            parts = [column.values.slice(column.offset * size, count * size)]
+        else:
+            parts = [column.field(at) for at in range(len(node.inner))]
+    for inner, part in zip(node.inner, parts, strict=True):
+        yield from _nested_buffers(inner, part)
+
+
+def nested_array(node: TypeNode, cells: pa.Array, where: str) -> pa.Array:
+    """Lists, structs or maps of the bytes that rows have of them. Raises `CorruptionError` for
+    bytes that are none."""
+    valid, offsets, data = cells.buffers()
+    valid = valid if cells.null_count else None
+    made = decode_nested(
+        *(shape_of(node), valid, offsets, data or b"", cells.offset, len(cells)),
+        *(NESTED_SLOTS_MAX, where),
+    )
+    return _nested_made(node, iter(made))
+
+
+def _nested_made(node: TypeNode, made: Iterator[contract.NestedMade]) -> pa.Array:
+    count, marks, data, ends = next(made)
+    bits = None
+    if marks is not None:
+        bits = np.packbits(np.frombuffer(marks, np.uint8), bitorder="little").tobytes()
+    if node.leaf is not None:
+        full = bits if bits is not None else b"\xff" * ((count + 7) // 8)
+        return array_made(node.type, (full, data, ends), count)
+    children = [_nested_made(inner, made) for inner in node.inner]
+    buffers = [bits if bits is None else pa.py_buffer(bits)]
+    if ends is not None:
+        if pa.types.is_large_list(node.type):
+            ends = np.frombuffer(ends, np.int32).astype(np.int64).tobytes()
+        buffers.append(pa.py_buffer(ends))
+    return pa.Array.from_buffers(node.type, count, buffers, children=children)
 
 
 class RowCodec:
@@ -512,7 +604,7 @@ class RowCodec:
             *(self.number, self.widths, places, self._where),
         )
         return [
-            array_made(self.kinds[place].type, buffers, len(values))
+            array_made(self.kinds[place].type, buffers, len(values), self._where)
             for place, buffers in zip(places, made, strict=True)
         ]
 
@@ -922,7 +1014,7 @@ class TableCodec:
             return []
         numbers = schema_numbers(values, self.definition.where)
         if not len(numbers):
-            return [pa.array([], column.type) for column in columns]
+            return [pa.nulls(0, column.type) for column in columns]
         first = int(numbers[0])
         if (numbers == first).all():
             return self._of_layout(values, first, columns)
@@ -988,8 +1080,8 @@ class TableCodec:
         faults = []
         for name, array in zip(batch.schema.names, batch.columns, strict=True):
             column = self.definition.by_name[name]
-            if column.kind.way == contract.TEXT and not is_held(array, column.kind):
-                row = next(unheld(array))
+            row = first_no_text(array, column.kind)
+            if row is not None:
                 faults.append((row, _unheld(column, array, row)))
         return min(faults, default=None)
 
@@ -1018,14 +1110,28 @@ def each_dict(batch: pa.RecordBatch) -> Iterator[dict[str, Any]]:
         yield from ({} for _ in range(batch.num_rows))
         return
     columns, rows = [], batch.num_rows
+    nested: dict[str, Callable[[Any], Any]] = {}
     problem = ""
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
         row = next(unheld(column), rows) if pa.types.is_temporal(column.type) else rows
         if row < rows:
             rows, problem = row, f"column {name!r} has {shown(column, row)}"
+        if is_nested(column.type):
+            value = kind_of(column.type).value
+            assert value is not None, "bytes are no list"
+            nested[name], column = value, nested_cells(column)
         columns.append(_values(column))
     whole = pa.RecordBatch.from_arrays(columns, names=batch.schema.names).slice(0, rows)
-    yield from whole.to_pylist()
+    for number, found in enumerate(whole.to_pylist()):
+        try:
+            for name, value in nested.items():
+                found[name] = None if found[name] is None else value(found[name])
+        except (CorruptionError, OverflowError) as error:
+            rows, problem = number, f"column {name!r} has {shown(batch.column(name), number)}"
+            if isinstance(error, OverflowError):
+                problem += f" ({error})"
+            break
+        yield found
     if problem:
         told = (f"{name}={shown(batch.column(name), rows)}" for name in batch.schema.names[:3])
         raise CorruptionError(
@@ -1108,6 +1214,10 @@ def default_array(column: Column, count: int) -> pa.Array:
     if column.default is None:
         return pa.nulls(count, column.type)
     value = default_value(column)
+    if is_nested(column.type):
+        cells = pa.repeat(pa.scalar(column.default, pa.binary()), count)
+        assert column.kind.node is not None, "the column is nested"
+        return nested_array(column.kind.node, cells, f"column {column.name!r}")
     return pa.repeat(pa.array([value], column.type)[0], count)
 
 

@@ -26,6 +26,18 @@ from kvstore.codec import tuples
 from kvstore.codec.json import JsonObject, read_object
 from kvstore.errors import CorruptionError, FormatVersionError, NotFoundError, UsageError
 from kvstore.loops import contract
+from kvstore.tables.nested import (
+    TypeNode,
+    canonical,
+    is_list,
+    is_nested,
+    node_of,
+    parse_nested,
+    require_type,
+    stored_of,
+    type_text,
+    value_of,
+)
 from kvstore.timeline.reserved import CATALOGUE, FIRST_ROW
 
 # --------------------------------------------------------------------------------------------------
@@ -443,6 +455,8 @@ def _scaled(micros: int, unit: str, *, rest: int = 0) -> int:
 #     timestamp(us, zone)               8 bytes           60                                datetime
 # other timestamps, time, duration  4 or 8 bytes      10                                see below
 #     uuid                              16 bytes          70                                UUID
+#     lists of each kind                see nested.py     none                              list
+#     struct, map                       see nested.py     none                              dict
 #
 # A timestamp with a zone takes aware datetimes, one without takes naive ones. Columns that count
 # nanoseconds take `Timestamp` and other integers too, and give integers, because a datetime has
@@ -470,10 +484,14 @@ class Kind:
     most: int | None = None
     """The least and the greatest number of days or units that a value of Python has, both included.
     None where the type of Arrow has the same range."""
+    node: TypeNode | None = None
+    """What lies in a list, a struct or a map."""
 
     @property
     def remedy(self) -> str:
         """What to do with a value that a column of this kind does not hold."""
+        if self.node is not None:
+            return "correct what lies in it, as in a column of its own; a map has each key once"
         if self.way == contract.TEXT:
             return "a text is UTF-8: decode it first, or make the column binary"
         if self.least is None or not pa.types.is_temporal(self.type):
@@ -519,12 +537,18 @@ def kind_of(type_: pa.DataType) -> Kind:
             return make(type_)
     raise UsageError(
         f"a table has no columns of type {type_}",
-        "use booleans, numbers, decimals, text, binary, dates, times, timestamps or UUIDs",
+        "use booleans, numbers, decimals, text, binary, dates, times, timestamps, UUIDs, or lists, "
+        "structs and maps of these",
     )
 
 
 def parse_type(text: str) -> pa.DataType:
-    """The type whose `str` is `text`. Raises `ValueError` for another text."""
+    """The type whose `type_text` is `text`. Raises `ValueError` for another text."""
+    if "<" in text and text not in _SIMPLE:
+        nested = parse_nested(text, parse_type)
+        if type_text(nested) == text:
+            return nested
+        raise ValueError(f"unknown type {text!r:.200}")
     if text in _SIMPLE:
         return _SIMPLE[text]
     for pattern, make in _PATTERNS:
@@ -625,6 +649,14 @@ def _duration(type_: pa.DataType) -> Kind:
     return Kind(type_, type_, 8, "q", stored, value, contract.SIGNED, tuples.INTEGER, *bounds)
 
 
+def _nested(type_: pa.DataType) -> Kind:
+    type_ = canonical(type_)
+    require_type(type_, kind_of)
+    node = node_of(type_, kind_of)
+    made = stored_of(node), value_of(node)
+    return Kind(type_, pa.binary(), 0, "", *made, contract.FRAMED, b"", node=node)
+
+
 def _is_text(type_: pa.DataType) -> bool:
     return type_ in (pa.string(), pa.large_string())
 
@@ -655,6 +687,7 @@ _MAKERS: Final[tuple[tuple[Callable[[pa.DataType], bool], Callable[[pa.DataType]
     (pa.types.is_timestamp, _timestamp),
     (pa.types.is_time, _time),
     (pa.types.is_duration, _duration),
+    (is_nested, _nested),
 )
 
 _SIMPLE: Final = {
@@ -860,7 +893,7 @@ class Definition:
                 {
                     "id": column.id,
                     "name": column.name,
-                    "type": str(column.type),
+                    "type": type_text(column.type),
                     "is_nullable": column.is_nullable,
                     "default": None if column.default is None else column.default.hex(),
                 }
@@ -879,7 +912,10 @@ class Definition:
                 for index in self.indexes
             ],
             "layouts": [
-                {"ids": [id_ for id_, _ in layout], "types": [str(type_) for _, type_ in layout]}
+                {
+                    "ids": [id_ for id_, _ in layout],
+                    "types": [type_text(type_) for _, type_ in layout],
+                }
                 for layout in self.layouts
             ],
             "layout": self.layout,
@@ -925,6 +961,8 @@ class Definition:
         parts = [*self.key, *(part for index in self.indexes for part in index.parts)]
         if not {part.id for part in parts} <= set(ids):
             raise record.damaged("a key or an index has a column that is missing")
+        if any(is_nested(self.by_id[part.id].type) for part in parts):
+            raise record.damaged("a key or an index has a column of lists, structs or maps")
         if self.expires is not None and (
             self.expires not in ids or not is_instant(self.by_id[self.expires].type)
         ):
@@ -1003,7 +1041,8 @@ def _stored_type(text: str) -> pa.DataType:
 #
 # A class may be a dataclass, a model of pydantic, a struct of msgspec, or a TypedDict: any class
 # with annotations that is made from its fields by name. `X | None` is a column that may be null,
-# and `Annotated[int, pa.int32()]` names the Arrow type.
+# `list[X]` and `dict[K, V]` are columns of lists and of maps, and `Annotated[int, pa.int32()]`
+# names the Arrow type.
 
 _TYPES: Final[Mapping[type, pa.DataType]] = {
     bool: pa.bool_(),
@@ -1080,6 +1119,8 @@ _PYTHON: Final[tuple[tuple[Callable[[pa.DataType], bool], type], ...]] = (
     (pa.types.is_timestamp, datetime),
     (pa.types.is_time, time),
     (pa.types.is_duration, timedelta),
+    (is_list, list),
+    (is_nested, dict),
 )
 
 
@@ -1095,7 +1136,14 @@ def _field(given: type, name: str, hint: Any) -> pa.Field:
     if get_origin(hint) is Annotated:
         hint, *extras = get_args(hint)
         found = next((each for each in extras if isinstance(each, pa.DataType)), None)
-    type_ = found or (_TYPES.get(hint) if isinstance(hint, type) else None)
+    type_ = found
+    if found is None and get_origin(hint) is list:
+        type_ = pa.list_(_field(given, name, *get_args(hint)).with_name("item"))
+    elif found is None and get_origin(hint) is dict:
+        key, item = (_field(given, name, each) for each in get_args(hint))
+        type_ = pa.map_(key.type, item.with_name("value"))
+    elif found is None:
+        type_ = _TYPES.get(hint) if isinstance(hint, type) else None
     if type_ is None:
         raise UsageError(
             f"{given.__name__}.{name} is {hint!r}, which is no type of columns",

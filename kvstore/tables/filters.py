@@ -50,6 +50,7 @@ from kvstore.loops import contract
 from kvstore.tables.codec import KeyCodec, TableCodec, element_maker
 from kvstore.tables.definition import Column
 from kvstore.tables.exact import as_python
+from kvstore.tables.nested import is_nested
 from kvstore.tables.sources import RowSource
 
 # --------------------------------------------------------------------------------------------------
@@ -295,7 +296,11 @@ def _beginning(column: Column, options: Mapping[str, pa.Scalar]) -> Bounds | Non
 def _element(column: Column, scalar: pa.Scalar) -> bytes | None:
     """The element of a literal; None where Arrow would compare in another type than the column's,
     or the column has no such value."""
-    if not scalar.is_valid or not _compares_exactly(column.type, scalar.type):
+    if (
+        is_nested(column.type)
+        or not scalar.is_valid
+        or not _compares_exactly(column.type, scalar.type)
+    ):
         return None
     try:
         cast = scalar.cast(column.type)

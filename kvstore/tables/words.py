@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -16,8 +17,10 @@ import pyarrow as pa
 
 from kvstore.codec.json import bytes_json
 from kvstore.errors import UsageError
-from kvstore.tables.codec import TableCodec, dicts
+from kvstore.tables.codec import TableCodec, dicts, nested_array
 from kvstore.tables.definition import Column, kind_of, parse_type
+from kvstore.tables.exact import is_text
+from kvstore.tables.nested import is_list, is_nested, parse_nested
 
 
 def to_values(codec: TableCodec, columns: Sequence[Column], words: Sequence[str]) -> list[Any]:
@@ -36,10 +39,12 @@ def to_values(codec: TableCodec, columns: Sequence[Column], words: Sequence[str]
 
 def to_value(kind: pa.DataType, word: str, where: str) -> Any:
     """A word as a value of a type: binary in hex, times as ISO-8601, durations as a number of the
-    units of the column. Raises `UsageError` for a word that the column does not hold: a fraction is
-    rounded to the nearest float, and nothing else is."""
+    units of the column, and lists, structs and maps as JSON. Raises `UsageError` for a word that
+    the column does not hold: a fraction is rounded to the nearest float, and nothing else is."""
 
     def read() -> Any:
+        if is_nested(kind):
+            return _of_json(kind, _parsed(word))
         if _is_binary(kind):
             return bytes.fromhex(word)
         return word if is_text(kind) else _of_word(kind, word)
@@ -77,15 +82,21 @@ def read_value(kind: pa.DataType, given: Any, where: str) -> Any:
 
 def column_of(kind: pa.DataType, values: Sequence[Any]) -> pa.Array:
     """Values of a column, as `read_value` gives them, as an array."""
+    found = kind_of(kind)
+    if found.node is not None:
+        cells = [None if value is None else found.stored(value) for value in values]
+        return nested_array(found.node, pa.array(cells, pa.binary()), f"{kind}")
     if isinstance(kind, pa.UuidType):
         stored = pa.array([value and value.bytes for value in values], kind.storage_type)
         return pa.ExtensionArray.from_storage(kind, stored)
-    if pa.types.is_temporal(kind) and kind_of(kind).value is None:  # integers of nanoseconds
+    if pa.types.is_temporal(kind) and found.value is None:  # integers of nanoseconds
         return pa.array(values, pa.int64()).view(kind)
     return pa.array(values, kind)
 
 
 def _of_json(kind: pa.DataType, given: Any) -> Any:
+    if is_nested(kind):
+        return _nested_of_json(kind, given)
     if isinstance(given, str):
         if not isinstance(given, NumberText):
             if _is_binary(kind):
@@ -102,6 +113,48 @@ def _of_json(kind: pa.DataType, given: Any) -> Any:
     if pa.types.is_duration(kind) and type(given) is int:
         return _length(kind, given)
     return given
+
+
+def _nested_of_json(kind: pa.DataType, given: Any) -> Any:
+    """A list, or an object of a struct or a map. A map may also be a list of pairs."""
+
+    def inner(type_: pa.DataType, value: Any) -> Any:
+        return None if value is None else _of_json(type_, value)
+
+    if isinstance(given, str) and not isinstance(given, NumberText):
+        given = _parsed(given)
+    if pa.types.is_struct(kind):
+        if not isinstance(given, Mapping):
+            raise ValueError("write an object")
+        types = {field.name: field.type for field in kind}
+        for name in given:
+            if name not in types:
+                raise ValueError(f"there is no field {name!r}, but {', '.join(types)}")
+        return {name: inner(types[name], value) for name, value in given.items()}
+    if pa.types.is_map(kind):
+        pairs = list(given.items()) if isinstance(given, Mapping) else given
+        if not isinstance(pairs, list) or not all(
+            isinstance(pair, list | tuple) and len(pair) == 2 for pair in pairs
+        ):
+            raise ValueError("write an object, or a list of pairs")
+        return [(inner(kind.key_type, key), inner(kind.item_type, item)) for key, item in pairs]
+    if not isinstance(given, list):
+        raise ValueError("write a list")
+    return [inner(kind.value_type, item) for item in given]
+
+
+def _parsed(word: str) -> Any:
+    """The JSON that a word is."""
+
+    def distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            raise ValueError("an object has a field twice")
+        return found
+
+    return json.loads(
+        word, object_pairs_hook=distinct, parse_float=NumberText, parse_constant=NumberText
+    )
 
 
 def _of_word(kind: pa.DataType, word: str) -> Any:
@@ -165,7 +218,7 @@ def _checked(kind: pa.DataType, given: Any, read: Callable[[], Any], where: str)
     try:
         found = read()
         kind_of(kind).stored(found)
-    except (ValueError, TypeError, ArithmeticError, pa.ArrowException) as error:
+    except (ValueError, TypeError, ArithmeticError, RecursionError, pa.ArrowException) as error:
         told = str(error).partition("\n")[0]
         shown = repr(str(given) if isinstance(given, str) else given)
         raise UsageError(f"{where}: {shown:.100} is no {kind}: {told}", "correct it") from None
@@ -223,6 +276,17 @@ def to_type(word: str) -> pa.DataType:
     one of `int`, `text`, `bytes`, `date`, `timestamp` and `uuid`."""
     if word in _TYPES:
         return _TYPES[word]
+    if "<" in word and word != str(pa.uuid()):
+        try:
+            nested = parse_nested(word, to_type)
+        except ValueError as error:
+            raise UsageError(
+                f"{word!r:.200} is no type: {error}",
+                "write list<double>, fixed_size_list<float>[3], struct<a: int64, b: string>, "
+                "map<string, int64>",
+            ) from None
+        kind_of(nested)
+        return nested
     for parse in (parse_type, pa.type_for_alias):
         try:
             found = parse(word)
@@ -239,7 +303,8 @@ def to_type(word: str) -> pa.DataType:
 
 def json_row(schema: pa.Schema, row: dict[str, Any]) -> dict[str, Any]:
     """A row for JSON: decimals, times and UUIDs are texts; binary is as in `kvstore get --json`; a
-    duration is a number of the units of its column; NaN and infinity are texts."""
+    duration is a number of the units of its column; NaN and infinity are texts; a struct is an
+    object, and so is a map whose keys are texts; another map is a list of pairs."""
     return {field.name: _json(field.type, row[field.name]) for field in schema}
 
 
@@ -253,7 +318,19 @@ def shown_value(kind: pa.DataType, value: Any) -> str:
     return "null" if value is None else _text(kind, value)
 
 
+def cell_text(kind: pa.DataType, value: Any) -> str | None:
+    """The JSON of a value of a column, None for a null."""
+    return None if value is None else json.dumps(_json(kind, value), ensure_ascii=False)
+
+
 def _json(kind: pa.DataType, value: Any) -> Any:
+    if is_list(kind) and value is not None:
+        return [_json(kind.value_type, item) for item in value]
+    if pa.types.is_struct(kind) and value is not None:
+        return {field.name: _json(field.type, value[field.name]) for field in kind}
+    if pa.types.is_map(kind) and value is not None:
+        pairs = [[_json(kind.key_type, key), _json(kind.item_type, value[key])] for key in value]
+        return dict(pairs) if is_text(kind.key_type) else pairs
     if value is None or isinstance(value, bool | str):
         return value
     if isinstance(value, bytes):
@@ -268,6 +345,8 @@ def _json(kind: pa.DataType, value: Any) -> Any:
 
 
 def _text(kind: pa.DataType, value: Any) -> str:
+    if is_nested(kind):
+        return json.dumps(_json(kind, value), ensure_ascii=False)
     if isinstance(value, bytes):
         return value.hex()
     if isinstance(value, datetime | date | time):
@@ -279,11 +358,6 @@ def _text(kind: pa.DataType, value: Any) -> str:
     if isinstance(value, int) and pa.types.is_temporal(kind):
         return str(pa.array([value], pa.int64()).cast(kind).cast(pa.string())[0].as_py())
     return str(value)
-
-
-def is_text(kind: pa.DataType) -> bool:
-    """Whether values of the type are texts."""
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
 def _is_number(kind: pa.DataType) -> bool:

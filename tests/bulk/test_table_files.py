@@ -27,10 +27,12 @@ from kvstore.base.timestamp import Timestamp
 from kvstore.bulk.files import typed_batches
 from kvstore.bulk.outside import write_parquet
 from kvstore.errors import UsageError
+from kvstore.tables import TableCodec
 from kvstore.tables.catalogue import define
 from kvstore.tables.codec import conform, dicts
 from kvstore.tables.definition import Definition
-from kvstore.tables.words import json_row
+from kvstore.tables.nested import is_nested
+from kvstore.tables.words import cell_text, json_row
 from tests.harness.bounds import bounds
 from tests.tables.drawn import definitions, rows_of
 
@@ -44,7 +46,8 @@ def imported(path: Path, definition: Definition) -> list[dict[str, Any]]:
 def check_tables(data: st.DataObject) -> None:
     definition = data.draw(definitions())
     rows = data.draw(st.lists(rows_of(definition), max_size=8))
-    batch = pa.RecordBatch.from_pylist(rows, schema=definition.schema)
+    codec = TableCodec(definition)
+    batch = codec.decode(*codec.encode(pa.RecordBatch.from_pylist(rows, schema=definition.schema)))
     with TemporaryDirectory() as place:
         packed, text = Path(place) / "f.parquet", Path(place) / "f.csv"
         write_parquet(packed, batch.schema, [batch], "t", Timestamp(1), lambda rows: None)
@@ -140,6 +143,9 @@ def check_numerals(texts: list[str], kind: pa.DataType, place: Path) -> None:
 
 
 def _cells(column: pa.Array) -> list[str]:
+    if is_nested(column.type):
+        values = [row["x"] for row in dicts(pa.record_batch([column], ["x"]))]
+        return [cell_text(column.type, value) or "" for value in values]
     if isinstance(column.type, pa.UuidType):
         return ["" if each is None else str(each) for each in column.to_pylist()]
     if pa.types.is_decimal(column.type):

@@ -47,6 +47,65 @@ TYPES: dict[str, tuple[pa.DataType, st.SearchStrategy[Any]]] = {
     ),
     "duration": (pa.duration("us"), st.timedeltas(-timedelta(9**6), timedelta(9**6))),
 }
+_SMALL = st.integers(-128, 127)
+NESTED: dict[str, tuple[pa.DataType, st.SearchStrategy[Any]]] = {
+    "floats": (
+        pa.list_(pa.float32()),
+        st.lists(st.none() | TYPES["float32"][1], max_size=4),
+    ),
+    "vector": (
+        pa.list_(pa.field("item", pa.float64(), nullable=False), 3),
+        st.lists(TYPES["float64"][1], min_size=3, max_size=3),
+    ),
+    "texts": (
+        pa.large_list(pa.field("item", pa.string(), nullable=False)),
+        st.lists(_TEXT, max_size=3),
+    ),
+    "struct": (
+        pa.struct(
+            [
+                pa.field("a", pa.int8(), nullable=False),
+                pa.field("b", pa.list_(pa.date32())),
+                pa.field("c", pa.list_(pa.bool_(), 2)),
+            ]
+        ),
+        st.fixed_dictionaries(
+            {
+                "a": _SMALL,
+                "b": st.none() | st.lists(st.none() | st.dates(), max_size=3),
+                "c": st.none() | st.lists(st.booleans(), min_size=2, max_size=2),
+            }
+        ),
+    ),
+    "map": (
+        pa.map_(pa.string(), pa.decimal128(9, 2)),
+        st.dictionaries(_TEXT, st.none() | TYPES["decimal"][1], max_size=3),
+    ),
+    "deep": (
+        pa.list_(
+            pa.struct(
+                [
+                    pa.field("at", pa.timestamp("us", "UTC")),
+                    pa.field("tags", pa.map_(pa.int16(), pa.list_(pa.binary()))),
+                ]
+            )
+        ),
+        st.lists(
+            st.none()
+            | st.fixed_dictionaries(
+                {
+                    "at": st.none() | TYPES["instant"][1],
+                    "tags": st.none()
+                    | st.dictionaries(
+                        _SMALL, st.none() | st.lists(st.none() | st.binary(max_size=3), max_size=2)
+                    ),
+                }
+            ),
+            max_size=2,
+        ),
+    ),
+}
+"""Lists, structs and maps, which are in no key and no index."""
 _ZERO, _SECOND = datetime(2000, 1, 1), timedelta(seconds=1)  # noqa: DTZ001  # its day is dropped
 
 
@@ -55,6 +114,8 @@ def definitions(draw: st.DrawFn) -> Definition:
     """The definition of a new table."""
     kinds = draw(st.lists(st.sampled_from(sorted(TYPES)), min_size=1, max_size=6))
     fields = [pa.field(f"c{at}", TYPES[kind][0]) for at, kind in enumerate(kinds)]
+    nested = draw(st.lists(st.sampled_from(sorted(NESTED)), max_size=2))
+    fields += [pa.field(f"n{at}", NESTED[kind][0]) for at, kind in enumerate(nested)]
     key = draw(st.permutations(range(len(kinds))).map(lambda order: order[: 1 + len(order) // 3]))
     parts = [draw(st.sampled_from([f"c{at}", desc(f"c{at}")])) for at in key]
     indexes = {}
@@ -68,7 +129,7 @@ def definitions(draw: st.DrawFn) -> Definition:
 
 def rows_of(definition: Definition) -> st.SearchStrategy[dict[str, Any]]:
     """Rows of a table, of all its columns."""
-    by_type = dict(TYPES.values())
+    by_type = dict([*TYPES.values(), *NESTED.values()])
     columns = {
         column.name: by_type[column.type]
         if not column.is_nullable
@@ -108,3 +169,13 @@ EXAMPLES: dict[str, Any] = {
     "duration": timedelta(seconds=-1),
 }
 """A value of each type."""
+
+NESTED_EXAMPLES: dict[str, Any] = {
+    "floats": [0.5, None, -0.0],
+    "vector": [1.0, 2.0, 3.0],
+    "texts": ["", "é"],
+    "struct": {"a": -3, "b": [date(2026, 1, 31), None], "c": None},
+    "map": {"x": Decimal("12.50"), "y": None},
+    "deep": [None, {"at": EXAMPLES["instant"], "tags": {7: [b"\x00", None], -1: None}}],
+}
+"""A value of each nested type."""

@@ -32,7 +32,7 @@ class Trip:
 @dataclass
 class Wrong:
     id: int
-    tags: list[str]
+    tags: set[str]
 
 
 class Bare:
@@ -136,7 +136,7 @@ def test_type_checkers_know_the_rows() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "says"), [(Wrong, "Wrong.tags is list"), (Bare, "Bare has no annotated fields")]
+    ("given", "says"), [(Wrong, "Wrong.tags is set"), (Bare, "Bare has no annotated fields")]
 )
 def test_a_class_without_columns_is_refused(store: kvstore.Store, given: Any, says: str) -> None:
     with pytest.raises(UsageError, match=says):

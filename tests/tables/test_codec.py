@@ -297,7 +297,10 @@ DEFINITIONS: dict[str, tuple[dict[str, Any], str]] = {
     "no key": ({"key": []}, "the key has no columns"),
     "a key of a missing column": ({"key": ["zone"]}, "no column 'zone'"),
     "a column twice in the key": ({"key": ["id", desc("id")]}, "names a column twice"),
-    "an unknown type": ({"schema": pa.schema([("id", pa.list_(pa.int8()))])}, "no columns of type"),
+    "an unknown type": (
+        {"schema": pa.schema([("id", pa.month_day_nano_interval())])},
+        "no columns of type",
+    ),
     "a column twice": ({"schema": pa.schema([("id", pa.int8())] * 2)}, "a second column 'id'"),
     "no schema": ({"schema": [("id", "int8")]}, "pass a pyarrow.Schema"),
     "no columns": ({"schema": pa.schema([])}, "has 0 columns"),

@@ -20,6 +20,13 @@ class Trip:
     fare: float | None = None
 
 
+@dataclass
+class Document:
+    name: str
+    vector: list[float]
+    tags: dict[str, int] | None = None
+
+
 class Ride(TypedDict):
     vendor: str
     fare: float | None
