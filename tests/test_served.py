@@ -1,4 +1,4 @@
-"""The demo of features, on three nights of a small airline."""
+"""The demo of features, on two nights of a small airline."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from examples.demo.served import DAY, Plan, departures, report, require_served, 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-PLAN = Plan(datetime(2013, 6, 16, 2, tzinfo=timezone.utc), 3, in_seconds=1, mixed_up=1)
+PLAN = Plan(datetime(2013, 6, 16, 2, tzinfo=timezone.utc), 2, in_seconds=1, mixed_up=1)
 ORIGINS = {"EWR": 11, "JFK": 22, "LGA": 33}
 """Minutes by which the flights of an airport leave late, but for the last one of a day."""
 LAST = 300
@@ -48,15 +48,13 @@ def test_the_training_set_has_what_was_served_and_the_naive_one_has_not(
     assert len(outcome.served) == 2 * len(ORIGINS) * PLAN.nights
     assert outcome.is_wrong.sum() == len(ORIGINS)
     assert {*outcome.served.tolist()} == {*ORIGINS.values()}
-    last = outcome.asked_s >= PLAN.night(PLAN.nights - 1).timestamp()
-    restated = {(late + LAST) / 2 for late in ORIGINS.values()}
-    assert {*outcome.naive[~last].tolist()} == restated
-    assert np.array_equal(outcome.naive[last], outcome.served[last])
-    both = (late + LAST for late in outcome.served[~last & ~outcome.is_wrong])
-    assert np.array_equal(2 * outcome.naive[~last & ~outcome.is_wrong], [*both])
+    wrong, last = outcome.is_wrong, outcome.asked_s >= PLAN.night(1).timestamp()
+    both = [late + LAST for late in outcome.served[~last]]
+    assert np.array_equal(2 * outcome.naive[~last], both)
+    assert np.array_equal(outcome.naive[last & ~wrong], outcome.served[last & ~wrong])
     # The wrong load gave each airport the feature of another one, until it was undone.
-    wrong = outcome.is_wrong
-    assert not np.any(2 * outcome.naive[wrong] == outcome.served[wrong] + LAST)
+    assert {*outcome.naive[wrong].tolist()} == {*ORIGINS.values()}
+    assert not np.any(outcome.naive[wrong] == outcome.served[wrong])
 
     assert report(outcome).row_count == 2
     save_picture(outcome, PLAN, tmp_path / "picture.png")
