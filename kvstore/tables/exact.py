@@ -321,9 +321,8 @@ def _part(
         if found:
             given = array.field(array.type.get_field_index(field.name))
             if valid is not None:
-                given = plain(given, "a value")
                 places = pa.array(range(len(array)), pa.int64(), mask=~valid.to_numpy(False))
-                given = given.take(places)
+                given = _without_runs(given).take(places)
             inner = _within(given, field.type, flat)
     except (_UnheldError, UsageError) as error:
         raise _UnheldError(f"{field.name}: {error}") from None
@@ -368,7 +367,37 @@ def _opened(array: pa.Array) -> tuple[Any, pa.Array]:
     if (starts == first + ends - lengths).all():
         return lengths, plain(values.slice(first, total), "a value")
     places = np.arange(total) + np.repeat(starts - ends + lengths, lengths)
-    return lengths, plain(values, "a value").take(pa.array(places))
+    return lengths, _without_runs(values).take(pa.array(places))
+
+
+def _without_runs(array: pa.Array) -> pa.Array:
+    """An array without run ends in it, of which Arrow takes no values by their places."""
+    array = plain(array, "a value")
+    kind, buffers = array.type, array.buffers()
+    if "run_end_encoded" not in str(kind):
+        return array
+    if pa.types.is_struct(kind):
+        parts = [_without_runs(array.field(at)) for at in range(kind.num_fields)]
+        names = [field.name for field in kind]
+        return pa.StructArray.from_arrays(parts, names, mask=array.is_null())
+    if pa.types.is_map(kind):
+        parts = [_without_runs(part) for part in (array.keys, array.items)]
+        entries = pa.StructArray.from_arrays(parts, ["key", "value"])
+        items, kind, count = entries, pa.list_(entries.type), 2
+    else:
+        items = _without_runs(array.values)
+        if pa.types.is_fixed_size_list(kind):
+            kind, count = pa.list_(items.type, kind.list_size), 1
+        elif pa.types.is_list_view(kind):
+            kind, count = pa.list_view(items.type), 3
+        elif pa.types.is_large_list_view(kind):
+            kind, count = pa.large_list_view(items.type), 3
+        else:
+            is_large = pa.types.is_large_list(kind)
+            kind, count = (pa.large_list if is_large else pa.list_)(items.type), 2
+    return pa.Array.from_buffers(
+        kind, len(array), buffers[:count], offset=array.offset, children=[items]
+    )
 
 
 def _require_keys(lengths: Any, keys: pa.Array, type_: pa.DataType) -> None:

@@ -11,6 +11,7 @@ entry for each part, in this order:
 
     call: name  part...  options: column | none  end: name
     field_ref: name
+    nested_field_ref: how many  field_ref...        a field of a struct, and so on
     literal: column
 
 A client sends these bytes. The server makes an expression of the parts that it knows, by Arrow's
@@ -58,9 +59,10 @@ from kvstore.tables.sources import RowSource
 
 
 class ColumnNamed(NamedTuple):
-    """A column."""
+    """A column, or the field of it to which the names in `within` lead."""
 
     name: str
+    within: tuple[str, ...] = ()
 
 
 class Literal(NamedTuple):
@@ -103,8 +105,21 @@ def parts_of(stored: bytes | pa.Buffer) -> ExpressionPart:
         return batch.column(int(text))[0]
 
     open_: list[tuple[str, list[ExpressionPart], dict[str, pa.Scalar]]] = [("", [], {})]
+    left = 0
+    """Names of a field that follow."""
     for kind, text in entries:
-        if kind == "call":
+        if left and kind == "field_ref":
+            above = open_[-1][1].pop()
+            assert isinstance(above, ColumnNamed), "it was put there"
+            within = (*above.within, text) if above.name else ()
+            open_[-1][1].append(ColumnNamed(above.name or text, within))
+            left -= 1
+        elif left:
+            raise ValueError("a field without its names")
+        elif kind == "nested_field_ref" and text.isdecimal() and len(text) < 4:
+            left = int(text)
+            open_[-1][1].append(ColumnNamed(""))
+        elif kind == "call":
             open_.append((text, [], {}))
         elif kind == "options":
             options = value(text)
@@ -120,7 +135,7 @@ def parts_of(stored: bytes | pa.Buffer) -> ExpressionPart:
             open_[-1][1].append(Literal(value(text)))
         else:
             raise ValueError(f"a part {kind!r:.20}")
-    if len(open_) > 1 or len(open_[0][1]) != 1:
+    if left or len(open_) > 1 or len(open_[0][1]) != 1:
         raise ValueError("it is cut off")
     return open_[0][1][0]
 
@@ -175,6 +190,7 @@ _PLAIN: Final = frozenset(
         *("floor", "ceil", "trunc", "bit_wise_and", "bit_wise_or", "bit_wise_xor", "bit_wise_not"),
         *("utf8_lower", "utf8_upper", "utf8_length", "binary_length", "ascii_lower", "ascii_upper"),
         *("year", "month", "day", "day_of_year", "hour", "minute", "second", "coalesce", "if_else"),
+        *("list_value_length", "list_element"),
     ]
 )
 """The functions without options that take no more memory than their arguments."""
@@ -191,7 +207,7 @@ def expression_of(part: ExpressionPart) -> pc.Expression:
     """An expression of parts, by the public functions of Arrow. Raises `ValueError` that names a
     function which does not travel."""
     if isinstance(part, ColumnNamed):
-        return pc.field(part.name)
+        return pc.field(part.name, *part.within)
     if isinstance(part, Literal):
         return pc.scalar(part.scalar)
     arguments = [expression_of(each) for each in part.arguments]
@@ -244,9 +260,8 @@ def bounds_of(part: ExpressionPart, columns: Mapping[str, Column]) -> dict[str, 
     arguments, name = part.arguments, part.name
     if len(arguments) == 2 and isinstance(arguments[0], Literal) and name in _FLIPPED:
         arguments, name = arguments[::-1], _FLIPPED[name]
-    column = (
-        columns.get(arguments[0].name) if arguments and type(arguments[0]) is ColumnNamed else None
-    )
+    named = arguments[0] if arguments and type(arguments[0]) is ColumnNamed else None
+    column = None if named is None or named.within else columns.get(named.name)
     if column is None:
         return {}
     found: Bounds | None = None

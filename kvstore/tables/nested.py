@@ -140,6 +140,8 @@ def require_type(type_: pa.DataType, flat: Callable[[pa.DataType], Any]) -> None
             )
         rooms = [look(field.type, depth + 1) for field in fields]
         if pa.types.is_fixed_size_list(inner):
+            if not inner.list_size:
+                raise UsageError("lists of no values, each of fixed size", "use list")
             rooms = [inner.list_size * (1 + rooms[0])]
         if sum(rooms) > NESTED_SLOTS_MAX >> 4:
             raise UsageError(f"lists of {sum(rooms)} values in {inner}"[:1000], "use list")

@@ -33,7 +33,7 @@ def columns(draw: st.DrawFn, depth: int = 3) -> pa.DataType:
     if shape == "map":
         return pa.map_(draw(st.sampled_from(KEYS)), inner("value"))
     if shape == "fixed":
-        return pa.list_(inner("item"), draw(st.integers(0, 3)))
+        return pa.list_(inner("item"), draw(st.integers(1, 3)))
     return pa.list_(inner("item")) if shape == "list" else pa.large_list(inner("item"))
 
 

@@ -255,6 +255,7 @@ def test_a_nested_column_is_no_part_of_a_key_or_an_index(name: str) -> None:
         (pa.map_(pa.float64(), pa.int8()), "the keys of a map are double"),
         (pa.map_(pa.list_(pa.int8()), pa.int8()), "the keys of a map are list"),
         (pa.list_(pa.int8(), 1 << 21), "use list"),
+        (pa.list_(pa.int8(), 0), "use list"),
         (parse_nested("list<" * 16 + "int8" + ">" * 16, parse_type), ""),
         (pa.list_(parse_nested("list<" * 16 + "int8" + ">" * 16, parse_type)), "too deep"),
     ],
