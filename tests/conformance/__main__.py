@@ -35,6 +35,8 @@ Most of these suites were written by other projects, for stores like ours. Where
 tests, they are ours: the row says that they are retold, or our own. Some suites have a few tests of
 ours beside theirs. `make conformance` installs each package from the package index into an
 environment of its own, runs the suite and the how-to of the adapter there, and writes this page.
+Some rows judge the judges: the checkers that search recorded histories of this store for lost and
+stale answers agree with other projects on histories whose verdicts are published.
 
 | suite | package | passed | left out | date |
 |---|---|--:|---|---|
@@ -59,7 +61,7 @@ def main(directory: Path, names: list[str]) -> int:
         python = environment(directory / suite.name, suite)
         outcome = run(python, suite, directory)
         failed += [f"{suite.name}: {test}" for test in outcome.failed]
-        rows[suite.name] = row(suite, version_in(python, suite.package), outcome)
+        rows[suite.name] = row(suite, version_of(python, suite), outcome)
         print(rows[suite.name], flush=True)
     text = "\n".join(rows[suite.name] for suite in SUITES if suite.name in rows)
     PAGE.write_text(f"{HEAD}{text}\n", encoding="utf-8")
@@ -130,10 +132,16 @@ def outcome_of(report: str) -> Outcome:
     return Outcome(passed, failed, skipped)
 
 
-def version_in(python: Path, package: str) -> str:
-    """The version of a package in an environment."""
-    code = f"from importlib.metadata import version; print(version({package!r}))"
-    return subprocess.check_output([str(python), "-c", code], text=True).strip()
+def version_of(python: Path, suite: Suite) -> str:
+    """The version of the suite's package in an environment, or the commit of its checkout."""
+    if suite.checkout:
+        if suite.checkout not in os.environ:
+            return "without a checkout"
+        command = ["git", "-C", os.environ[suite.checkout], "rev-parse", "--short=10", "HEAD"]
+    else:
+        code = f"from importlib.metadata import version; print(version({suite.package!r}))"
+        command = [str(python), "-c", code]
+    return subprocess.check_output(command, text=True).strip()
 
 
 def row(suite: Suite, version: str, outcome: Outcome) -> str:

@@ -17,12 +17,14 @@ class Suite:
     source: str
     """What the suite is, for the page."""
     package: str
-    """The package whose version the page tells."""
-    requires: tuple[str, ...]
+    """The package whose version the page tells. With `checkout`, the repository."""
+    requires: tuple[str, ...] = ()
     left_out: Mapping[str, str] = field(default_factory=dict)
     """Tests that do not run, by a part of their ids, each with the reason."""
     page: str = ""
     """The how-to that runs in the same environment, below `docs`."""
+    checkout: str = ""
+    """The variable that names a checkout, whose commit the page tells."""
 
 
 SUITES = (
@@ -142,5 +144,29 @@ SUITES = (
             "dynamo": "asks for DynamoDB",
         },
         page="how-to/neighbours/feast.md",
+    ),
+    Suite(
+        "porcupine",
+        "tests.shared.linearizability",
+        "the histories of Porcupine, in the checkout that `PORCUPINE_CHECKOUT` names: 102 of etcd, "
+        "6 of stores of texts, and whether each is linearizable",
+        "anishathalye/porcupine",
+        left_out={
+            "TestKvNoPartition": "the same histories, all keys in one search",
+            "etcd_095": "the file is empty: the cluster did not start",
+        },
+        checkout="PORCUPINE_CHECKOUT",
+    ),
+    Suite(
+        "elle",
+        "tests.txn.appends",
+        "the histories of Elle, in the checkout that `ELLE_CHECKOUT` names, and whether each is "
+        "serialisable, and strictly so; those in its tests are retold in `tests/txn`",
+        "jepsen-io/elle",
+        left_out={
+            "small-slow-scc": "its project measures its time, and tells no verdict",
+            "rw_register_test": "registers do not tell the order of their versions",
+        },
+        checkout="ELLE_CHECKOUT",
     ),
 )

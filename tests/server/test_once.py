@@ -211,8 +211,8 @@ def test_recorded_histories_of_clients_are_serialisable(tmp_path: Path, readers:
                         if draw.random() < 0.3:
                             key = draw.choice(keys)
                             seen = {key: client.get(key)}
-                            record.writes.add(key)
-                            record.timestamp = client.put_if(key, name.encode(), seen[key])
+                            at = client.put_if(key, name.encode(), seen[key])
+                            record.writes = {key: at}
                         else:
                             transact(client, draw, record, seen)
                     except (ConflictError, PreconditionError) as error:
@@ -233,19 +233,19 @@ def test_recorded_histories_of_clients_are_serialisable(tmp_path: Path, readers:
                     seen.update({key: rows.get(key) for key in keys[low:high]})
                 else:
                     seen.update({key: txn.get(key) for key in draw.sample(keys, 2)})
-                for key in draw.sample(keys, draw.randint(0, 2)):
+                written = draw.sample(keys, draw.randint(0, 2))
+                for key in written:
                     txn.put(key, record.name.encode())
-                    record.writes.add(key)
-            record.timestamp = txn.timestamp
+            record.writes = dict.fromkeys(written, txn.timestamp or 0)
 
         threads = [threading.Thread(target=run, args=(worker,)) for worker in range(4)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-    stamps = {record.name.encode(): record.timestamp for record, _ in done}
+    stamps = {each.name.encode(): at for each, _ in done for at in each.writes.values()}
     for record, seen in done:
-        record.reads = {key: stamps[value] or 0 if value else 0 for key, value in seen.items()}
+        record.reads = {key: stamps[value] if value else 0 for key, value in seen.items()}
     assert len(done) > 50
     assert refused
     assert cycle(edges([record for record, _ in done])) is None

@@ -33,10 +33,29 @@ GOOD = {
         Call(3, 4, "swap", ("x", "z"), False),
         get(10, 11, "y"),
     ],
+    # From Porcupine's tests, as the lost reads below: `make conformance` reads its histories too.
+    "a later read does not see what an earlier one saw, while both run": [
+        put(0, 100, "x"),
+        get(25, 75, "x"),
+        get(30, 60, None),
+    ],
+    "calls that take no time": [
+        put(0, 100, "x"),
+        get(25, 75, "x"),
+        get(30, 30, None),
+        get(30, 30, None),
+    ],
 }
 BAD = {
     # Herlihy and Wing (1990): once a read has seen a write, no later one sees the state before.
     "a write is seen and lost": [put(0, 9, "x"), get(1, 2, "x"), get(3, 4, None)],
+    "what calls that take no time saw is lost": [
+        put(0, 100, "x"),
+        get(10, 30, "x"),
+        get(10, 10, "x"),
+        get(10, 10, "x"),
+        get(40, 90, None),
+    ],
     "a stale read": [put(0, 1, "x"), put(2, 3, "y"), get(4, 5, "x")],
     "two readers disagree": [
         put(0, 1, "x"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -20,18 +21,28 @@ pytestmark = [pytest.mark.usefixtures("each_engine"), pytest.mark.tiny_limits]
 
 def test_checker_finds_write_skew_and_lost_update() -> None:
     skew = [
-        Record("t1", {b"x": 0, b"y": 0}, {b"x"}, 5),
-        Record("t2", {b"x": 0, b"y": 0}, {b"y"}, 6),
+        Record("t1", {b"x": 0, b"y": 0}, {b"x": 5}),
+        Record("t2", {b"x": 0, b"y": 0}, {b"y": 6}),
     ]
     assert cycle(edges(skew))
-    lost = [Record("t1", {b"x": 0}, {b"x"}, 5), Record("t2", {b"x": 0}, {b"x"}, 6)]
+    lost = [Record("t1", {b"x": 0}, {b"x": 5}), Record("t2", {b"x": 0}, {b"x": 6})]
     assert cycle(edges(lost))
-    serial = [Record("t1", {b"x": 0}, {b"x"}, 5), Record("t2", {b"x": 5}, {b"x"}, 6)]
+    serial = [Record("t1", {b"x": 0}, {b"x": 5}), Record("t2", {b"x": 5}, {b"x": 6})]
     assert cycle(edges(serial)) is None
 
 
+def test_checker_finds_a_read_of_the_past_by_its_times() -> None:
+    wrote = Record("t1", writes={b"x": 5}, begin=1, end=2)
+    for begin, is_stale in ((3, True), (2, False)):
+        read = Record("t2", {b"x": 0}, begin=begin, end=4)
+        assert (cycle(edges([wrote, read])) is not None) == is_stale
+    between = Record("t3", begin=3, end=4)
+    read = Record("t2", {b"x": 0}, begin=5, end=6)
+    assert cycle(edges([wrote, between, read])) is not None  # t1 < t3 < t2 < t1
+
+
 @pytest.mark.parametrize("memory", [1 << 18, 4])
-def test_recorded_histories_of_threads_are_serialisable(
+def test_recorded_histories_of_threads_are_strictly_serialisable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, memory: int
 ) -> None:
     """Each value names the transaction that wrote it, so a read shows which write it saw."""
@@ -45,7 +56,7 @@ def test_recorded_histories_of_threads_are_serialisable(
             draw = random.Random(worker)
             for number in range(60):
                 name = f"{worker}.{number}"
-                record, seen = Record(name), {}
+                record, seen = Record(name, begin=time.monotonic_ns()), {}
                 txn = store.transaction()
                 if draw.random() < 0.4:
                     low, high = sorted(draw.sample(range(7), 2))
@@ -54,15 +65,16 @@ def test_recorded_histories_of_threads_are_serialisable(
                     seen.update({key: rows.get(key) for key in span})
                 else:
                     seen.update({key: txn.get(key) for key in draw.sample(keys, 2)})
-                for key in draw.sample(keys, draw.randint(0, 2)):
+                written = draw.sample(keys, draw.randint(0, 2))
+                for key in written:
                     txn.put(key, name.encode())
-                    record.writes.add(key)
                 try:
-                    record.timestamp = txn.commit()
+                    at = txn.commit()
                 except ConflictError as error:
                     conflicts.append(error)
                     continue
-                record.reads = dict.fromkeys(seen, -1)
+                record.end = time.monotonic_ns()
+                record.writes = dict.fromkeys(written, at or 0)
                 observed.append((record, seen))
                 history.append(record)
 
@@ -73,7 +85,7 @@ def test_recorded_histories_of_threads_are_serialisable(
         for thread in threads:
             thread.join()
         assert store.verify().problems == ()
-        written_at = {record.name.encode(): record.timestamp or 0 for record in history}
+        written_at = {each.name.encode(): at for each in history for at in each.writes.values()}
         for record, seen in observed:
             for key, value in seen.items():
                 record.reads[key] = 0 if value is None else written_at[value]
