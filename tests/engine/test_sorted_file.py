@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import subprocess
 import sys
 import tempfile
@@ -11,6 +12,7 @@ import tracemalloc
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, islice
 from pathlib import Path
+from shutil import which
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -197,6 +199,7 @@ def resealed(content: bytes, block: tuple[int, int]) -> bytes:
 TAKE = """
 import sys
 from pathlib import Path
+from shutil import which
 from kvstore.engine.loose_files import LooseDatabase
 for file in sorted(Path(sys.argv[1]).iterdir()):
     print(file.name, flush=True)
@@ -236,6 +239,23 @@ def test_rocksdb_takes_each_forged_file_that_is_read_and_reads_the_same(
     command = [sys.executable, "-c", TAKE, str(tmp_path / "accepted")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.stdout.split() == accepted, done.stderr[-2_000:]
+
+
+@pytest.mark.skipif(which("sst_dump") is None, reason="no sst_dump (Debian: rocksdb-tools)")
+@pytest.mark.parametrize("codec", CODECS)
+def test_the_tool_of_another_rocksdb_reads_a_file(tmp_path: Path, codec: str) -> None:
+    rows = {b"key %05d" % number: b"value %d" % number * 9 for number in range(3000)}
+    file = sst(tmp_path / "1.sst", rows, codec)
+
+    def told(command: str, *words: str) -> str:
+        run = ["sst_dump", f"--file={file}", f"--command={command}", *words]
+        return subprocess.run(run, capture_output=True, text=True, check=True).stdout
+
+    assert "The file is ok" in told("verify")
+    shown = re.findall(
+        r"^'([0-9A-F]+)' seq:0, type:1 => ([0-9A-F]+)$", told("scan", "--output_hex"), re.M
+    )
+    assert {bytes.fromhex(key): bytes.fromhex(value) for key, value in shown} == rows
 
 
 def entry(shared: int, key: bytes, value: bytes = b"") -> bytes:
