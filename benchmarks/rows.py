@@ -21,6 +21,7 @@ import pyarrow.parquet as pq
 import kvstore
 from benchmarks.data import Data
 from benchmarks.subject import Subject, Work
+from kvstore.bulk.gate import Gate
 from kvstore.bulk.loading import import_files, import_rows
 from kvstore.mvcc.arrow import rows_schema
 from kvstore.tables import TableCodec
@@ -101,7 +102,7 @@ class TableRows(Rows):
 
     _store: kvstore.Store | None = None
 
-    def rows_load(self) -> Work:
+    def rows_load(self, *, gate: Gate | None = None) -> Work:
         """Load all rows from Parquet, with the entries of both indexes."""
         self.close()
         self._store = kvstore.open(self.fresh("store"))
@@ -109,10 +110,21 @@ class TableRows(Rows):
         path = self.directory / "rows.parquet"
 
         def work() -> int:
-            import_files(trips, [path], "overwrite", "error")
+            import_files(trips, [path], "overwrite", "error", gate=gate)
             return self.count
 
         return work
+
+    def rows_load_gated(self) -> Work:
+        """The same behind a gate of five checks."""
+        gate = Gate(
+            rows={"least": self.count},
+            no_nulls=["fare"],
+            ranges={"seats": [1, 6]},
+            distribution={"tip": {"nulls": 0.1, "distinct": 0.1, "quantiles": 0.1}},
+            functions={"fares": lambda staged, _: self.agreed(staged.read_all()) == self.count},
+        )
+        return self.rows_load(gate=gate)
 
     def rows_get(self, count: int, step: int) -> Work:
         """Point gets of whole rows."""

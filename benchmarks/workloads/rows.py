@@ -7,9 +7,20 @@ from benchmarks.workloads.plan import ROWS, Call, Contender, Size, Workload
 
 def rows_loaded(size: Size) -> list[Workload]:
     """Loads of all rows."""
+    loads = Contender(ROWS["table"], Call("rows_load"))
+    gated = Contender(ROWS["table"], Call("rows_load_gated"))
     return [
-        _row(f"rows-load{label}", base, Call("rows_load"), items=size.rows, reach=reach)
-        for label, base, reach in (("", "bytes", 0.33), ("-sqlite", "sqlite", None))
+        Workload(
+            *("rows-load-gated", loads, gated),
+            items=size.rows,
+            reach=0.87,
+            warm=True,
+            group="rows-load",
+        ),
+        *(
+            _row(f"rows-load{label}", base, Call("rows_load"), items=size.rows, reach=reach)
+            for label, base, reach in (("", "bytes", 0.33), ("-sqlite", "sqlite", None))
+        ),
     ]
 
 

@@ -70,6 +70,7 @@ ycsb-f...           half reads, half reads that are followed by a write
 Tables
 rows-load           load typed rows of 8 columns with two indexes from Parquet, against a load of as
                     many rows as bytes
+rows-load-gated     a load behind a gate of five checks, against the load without one
 rows-load-sqlite    the same, against inserts into SQLite, which has two indexes too
 rows-get            point gets of rows as dicts, against gets of their bytes
 rows-get-sqlite     the same, against SQLite
