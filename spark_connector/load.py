@@ -100,7 +100,8 @@ from kvstore.storage.address import public_address
 from kvstore.tables import Table, TableCodec
 from kvstore.tables.codec import conform
 from kvstore.tables.definition import Definition
-from kvstore.tables.exact import require_held
+from kvstore.tables.exact import rebuilt, require_held
+from kvstore.tables.nested import fields_of, is_nested, with_fields
 from kvstore.timeline.import_records import ImportRecord
 
 # --------------------------------------------------------------------------------------------------
@@ -889,7 +890,7 @@ def _require_columns(
             raise UsageError(
                 f"{where}: Arrow has no type for {told}", "convert it first"
             ) from error
-        arrays.append(pa.array([], found.type))
+        arrays.append(pa.nulls(0, found.type))
     empty = pa.RecordBatch.from_arrays(arrays, list(names))
     known = {*names, *(column.name for column in definition.key_columns)} if deletes else None
     conform(definition, _with_times(definition, empty), only=known)
@@ -898,15 +899,42 @@ def _require_columns(
 def _with_times(definition: Definition, batch: pa.RecordBatch) -> pa.RecordBatch:
     """The batch with times of day where it has what Spark reads them as: integers of
     nanoseconds."""
-    columns = [
-        column.cast(pa.int64()).view(pa.time64("ns"))
-        if name in definition.by_name
-        and pa.types.is_time(definition.by_name[name].type)
-        and pa.types.is_signed_integer(column.type)
-        else column
-        for name, column in zip(batch.schema.names, batch.columns, strict=True)
-    ]
+    columns = []
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        wanted = column.type
+        if name in definition.by_name:
+            wanted = _type_with_times(column.type, definition.by_name[name].type)
+        if wanted == column.type:
+            columns.append(column)
+        else:
+            is_flat = not is_nested(column.type)
+            made = _as_times(column, wanted) if is_flat else rebuilt(column, wanted, _as_times)
+            columns.append(made)
     return pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
+
+
+def _type_with_times(given: pa.DataType, column: pa.DataType) -> pa.DataType:
+    """The type that Spark gives for a column, with times of day where these are integers there."""
+    if pa.types.is_time(column) and pa.types.is_signed_integer(given):
+        return pa.time64("ns")
+    if not (is_nested(given) and is_nested(column)):
+        return given
+    fields = fields_of(given)
+    if pa.types.is_struct(given):
+        types = {field.name: field.type for field in fields_of(column)}
+        pairs = [(field, types.get(field.name, field.type)) for field in fields]
+    else:
+        pairs = [
+            (field, other.type) for field, other in zip(fields, fields_of(column), strict=False)
+        ]
+    if len(pairs) < len(fields):
+        return given
+    found = [field.with_type(_type_with_times(field.type, other)) for field, other in pairs]
+    return with_fields(given, found)
+
+
+def _as_times(array: pa.Array, wanted: pa.DataType) -> pa.Array:
+    return array if array.type == wanted else array.cast(pa.int64()).view(wanted)
 
 
 def _place() -> str:

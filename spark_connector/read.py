@@ -89,6 +89,7 @@ from kvstore.spark.pushdown import (
 from kvstore.spark.releases import SOURCES, has, require
 from kvstore.tables import TableCodec
 from kvstore.tables.definition import Definition, definition_key, name_of
+from kvstore.tables.nested import mapped, only_lists
 from kvstore.timeline.frontiers import require_readable
 from kvstore.timeline.reserved import DEFINITIONS
 
@@ -830,9 +831,14 @@ class TypedRows:
 
 def _same_but_for_width(one: pa.DataType, other: pa.DataType) -> bool:
     """Whether two types differ in the width of Arrow's offsets alone, which a session chooses."""
-    return all(map(is_binary, (one, other))) or all(
-        kind in (pa.string(), pa.large_string()) for kind in (one, other)
-    )
+    narrow = [mapped(only_lists(kind), _narrow) for kind in (one, other)]
+    return bool(narrow[0] == narrow[1])
+
+
+def _narrow(kind: pa.DataType) -> pa.DataType:
+    if is_binary(kind):
+        return pa.binary()
+    return pa.string() if kind == pa.large_string() else kind
 
 
 # -- in an origin ---------------------------------------------------------------------------

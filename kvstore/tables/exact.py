@@ -230,9 +230,12 @@ def _same_nested(array: pa.Array, type_: pa.DataType, where: str, first: int) ->
 def rebuilt(
     array: pa.Array, type_: pa.DataType, flat: Callable[[pa.Array, pa.DataType], pa.Array]
 ) -> pa.Array:
-    """Lists, structs or maps in another type of the same family. `flat` converts what lies in
-    them."""
-    return _within(array, type_, flat)
+    """Lists, structs or maps in a type of the same shape. `flat` converts what lies in them. Raises
+    `pyarrow.ArrowInvalid` for what the type does not hold."""
+    try:
+        return _within(array, type_, flat)
+    except _UnheldError as error:
+        raise pa.ArrowInvalid(str(error)) from None
 
 
 def _same_flat(array: pa.Array, type_: pa.DataType) -> pa.Array:
@@ -257,7 +260,8 @@ def _within(
         raise _UnheldError(error.what) from None
     if pa.types.is_null(array.type):
         return pa.nulls(len(array), type_)
-    if not _is_of_family(array.type, type_):
+    is_same = flat is _same_flat
+    if is_same and not _is_of_family(array.type, type_):
         raise _UnheldError(f"a value is {type_}, not {given.type}")
     valid = array.is_valid() if array.null_count else None
     bits = None if valid is None else valid.buffers()[1]
@@ -271,7 +275,7 @@ def _within(
         items = _within(items, entries, flat)
         if items.null_count:
             raise _UnheldError("an entry of a map is null")
-        if flat is _same_flat:
+        if is_same:
             _require_keys(lengths, items.field(0), type_)
     else:
         (field,) = fields

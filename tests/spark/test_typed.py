@@ -460,6 +460,36 @@ def test_labels_get_typed_rows_as_they_were_known(
         ).collect()
 
 
+def test_changes_streams_and_labels_have_lists_structs_and_maps(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    struct = pa.struct([pa.field("a", pa.int8(), False), ("b", pa.list_(pa.string()))])
+    fields = [("tags", pa.list_(pa.uint8(), 2)), ("s", struct), ("m", pa.map_(pa.string(), struct))]
+    with kvstore.open(tmp_path / "store") as store:
+        table = store.table("docs", pa.schema([("id", pa.int64()), *fields]), "id")
+        value = {"a": 1, "b": ["x", None]}
+        first = table.put({"id": 1, "tags": [255, None], "s": value, "m": {"k": value, "": None}})
+        last = table.update(1, tags=None, s={"a": 2, "b": []})
+        path = str(tmp_path / "copy")
+        store.checkpoint(path)
+        wanted = table.changes(0).read_all()
+    window = {"readChangeFeed": "true", "startingTimestamp": str(first - 1)}
+    found = read(path, table="docs", **window)
+    assert found == expected(wanted.to_pylist())
+    frame = spark.createDataFrame(pa.table({"id": [1, 2, 1], "ts": [first, last, last]}))
+    joined = point_in_time_join(frame, path, "id", table="docs", prefix="f_")
+    told = [
+        (
+            row.f_tags,
+            row.f_s and row.f_s.asDict(),
+            row.f_m and {k: v and v.a for k, v in row.f_m.items()},
+        )
+        for row in joined.orderBy("id", "ts").collect()
+    ]
+    m = {"k": 1, "": None}
+    assert told == [([255, None], value, m), (None, {"a": 2, "b": []}, m), (None, None, None)]
+
+
 def test_labels_that_no_table_can_answer_are_refused(spark: SparkSession, history: History) -> None:
     frame = spark.sql("SELECT 'A' AS vendor, 4 AS trip, TIMESTAMP_MICROS(0) AS at, 1L AS ts")
     for more, told in (
@@ -516,7 +546,7 @@ EDGES: Final[dict[str, tuple[pa.DataType, list[Any]]]] = {
     "uint32": (pa.uint32(), [0, 2**32 - 1]),
     "int64": (pa.int64(), [-(2**63), 2**63 - 1]),
     "uint64": (pa.uint64(), [0, 2**64 - 1]),
-    "float32": (pa.float32(), [-0.0, 1e-45]),
+    "float32": (pa.float32(), [-0.0, 2.0**-149]),
     "float64": (pa.float64(), [float("-inf"), 5e-324]),
     "decimal": (pa.decimal128(38, 10), [Decimal(-(10**28)) + 1, Decimal(1).scaleb(-10)]),
     "small decimal": (pa.decimal128(3, 2), [Decimal("-9.99"), Decimal("9.99")]),
@@ -540,6 +570,37 @@ EDGES: Final[dict[str, tuple[pa.DataType, list[Any]]]] = {
     "lasts s": (pa.duration("s"), [timedelta(seconds=-1), timedelta(days=100_000)]),
     "lasts us": (pa.duration("us"), [timedelta(microseconds=-1), timedelta(days=100_000_000)]),
     "lasts ns": (pa.duration("ns"), [-1, 2**63 - 1]),
+    "list": (pa.list_(pa.int8()), [[], [None, -128]]),
+    "large list": (pa.large_list(pa.large_string()), [["", None], []]),
+    "vector": (pa.list_(pa.field("item", pa.float32(), False), 2), [[0.5, -0.0], [2.0**-149, 2.0]]),
+    "struct": (
+        pa.struct(
+            [
+                pa.field("small", pa.uint64(), False),
+                pa.field("clock", pa.time64("us")),
+                pa.field("uuid", pa.uuid()),
+                pa.field("nanos", pa.timestamp("ns", "UTC")),
+                pa.field("took", pa.duration("s")),
+                pa.field("at", pa.list_(pa.timestamp("ms", "UTC"))),
+            ]
+        ),
+        [
+            {
+                "small": 2**64 - 1,
+                "clock": time.max,
+                "uuid": UUID(int=1),
+                "nanos": -1,
+                "took": timedelta(seconds=-1),
+                "at": [FIRST["UTC"], None, LAST["UTC"]],
+            },
+            {"small": 0, **dict.fromkeys(["clock", "uuid", "nanos", "took"]), "at": []},
+        ],
+    ),
+    "map": (
+        pa.map_(pa.string(), pa.list_(pa.struct([("d", pa.date32()), ("t", pa.time32("s"))]))),
+        [{}, {"": None, "x": [None, {"d": date.min, "t": time.min}]}],
+    ),
+    "dates": (pa.map_(pa.date32(), pa.decimal128(9, 2)), [{date.max: Decimal("0.01")}, {}]),
     "a.b": (pa.string(), ["a dot", "x"]),
     "c`d": (pa.string(), ["a backquote", "x"]),
     "_change_type": (pa.string(), ["ours", "x"]),
@@ -559,9 +620,7 @@ def test_what_spark_reads_of_a_table_it_loads_back(
     ]
     rows.append({"id": 2, **dict.fromkeys(EDGES)})
     with kvstore.open(tmp_path / "store") as store:
-        store.table("kinds", pa.schema(fields), "id").put_batch(
-            pa.Table.from_pylist(rows, pa.schema(fields))
-        )
+        store.table("kinds", pa.schema(fields), "id").put_batch(rows)
         store.checkpoint(tmp_path / "copy")
         wanted = store.table("kinds").scan().read_all()
     frame = spark.read.format("kvstore").option("table", "kinds").load(str(tmp_path / "copy"))
