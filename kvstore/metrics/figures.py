@@ -31,7 +31,8 @@ MetricKind: TypeAlias = Literal["counter", "gauge", "histogram"]
 
 @dataclass(frozen=True, slots=True)
 class MetricDefinition:
-    """One metric. Each value of it has a text for each of `labels`."""
+    """One metric. Each value of it has a text for each of `labels`. Its unit is `seconds`, `bytes`,
+    or what it counts; a metric that is 1 or 0 has none."""
 
     name: str
     kind: MetricKind
@@ -49,10 +50,10 @@ _GAUGES: Final = (
     ("not_durable_seconds", "seconds", "The time that is complete and not durable.", ()),
     ("healthy", "", "1 while the store takes calls, 0 after a failed write.", ()),
     ("owned", "", "1 where this process takes the commits, 0 where it only reads.", ()),
-    ("guests", "", "The handles that are guests of the shared store.", ()),
+    ("guests", "guest", "The handles that are guests of the shared store.", ()),
     ("owner_age_seconds", "seconds", "The time since the shared store has its owner.", ()),
-    ("claims", "", "The holds and pins that keep history.", ("kind",)),
-    ("lost_holds", "", "The holds that garbage collection has passed.", ()),
+    ("claims", "claim", "The holds and pins that keep history.", ("kind",)),
+    ("lost_holds", "hold", "The holds that garbage collection has passed.", ()),
     ("claim_age_seconds", "seconds", "The age of the time that a hold keeps.", ("kind", "name")),
     ("oldest_claim_seconds", "seconds", "The age of the oldest time that is kept.", ("kind",)),
     (
@@ -63,7 +64,7 @@ _GAUGES: Final = (
     ),
     (
         "feed_lag_changes",
-        "",
+        "change",
         "The changes after a feed's position, counted in the newest 1,000 commits at most.",
         ("feed",),
     ),
@@ -85,48 +86,53 @@ _GAUGES: Final = (
         "The time since a drill last restored a backup, as this process knows.",
         ("backup",),
     ),
-    ("imports", "", "The imports that have rows of their own.", ("state",)),
+    ("imports", "import", "The imports that have rows of their own.", ("state",)),
     (
         "pushes_pending",
-        "",
+        "push",
         "The events of a log of pushes that the store has not taken, as its worker last saw.",
         ("pushes",),
     ),
     (
         "tasks",
-        "",
+        "task",
         "The tasks of an open queue: available now, or later because they wait or are claimed.",
         ("queue", "state"),
     ),
-    ("cleared_spans", "", "The spans that were destroyed since the last collection.", ()),
-    ("range_fragments", "", "The pieces of range tombstones in memory.", ()),
+    ("cleared_spans", "span", "The spans that were destroyed since the last collection.", ()),
+    ("range_fragments", "fragment", "The pieces of range tombstones in memory.", ()),
     ("disk_bytes", "bytes", "The bytes in sorted files.", ("family",)),
     ("memtable_bytes", "bytes", "The bytes that are not flushed.", ("family",)),
-    ("files", "", "The sorted files.", ("family",)),
-    ("entries", "", "The entries, estimated.", ("family",)),
+    ("files", "file", "The sorted files.", ("family",)),
+    ("entries", "entry", "The entries, estimated.", ("family",)),
     ("cache_bytes", "bytes", "The bytes in the block cache.", ()),
     ("value_cache_bytes", "bytes", "The bytes in the cache of newest values.", ()),
     ("pending_compaction_bytes", "bytes", "The bytes that compaction has yet to rewrite.", ()),
-    ("compactions_running", "", "The compactions under way.", ()),
-    ("flushes_running", "", "The flushes under way.", ()),
+    ("compactions_running", "compaction", "The compactions under way.", ()),
+    ("flushes_running", "flush", "The flushes under way.", ()),
     ("writes_stopped", "", "1 while writes wait for a compaction or a flush.", ()),
 )
 
 _COUNTERS: Final = (
-    ("commits_total", "", "Commits.", ()),
-    ("changes_total", "", "Changes of keys and spans in commits.", ()),
-    ("conflicts_total", "", "Transactions that another commit called off.", ()),
-    ("imports_added_total", "", "Imports that became visible.", ()),
-    ("imports_reverted_total", "", "Imports that were reverted.", ()),
-    ("takeovers_total", "", "How often another process became the owner of the shared store.", ()),
-    ("clears_total", "", "Spans that were destroyed.", ()),
-    ("collected_entries_total", "", "Entries that garbage collection removed.", ()),
-    ("write_stops_total", "", "Stops of writes until a compaction or a flush ends.", ()),
-    ("passes_total", "", "Long passes over rows, by the way that they were read.", ("way",)),
-    ("value_cache_hits_total", "", "Reads of one key that the cache answered.", ()),
-    ("value_cache_misses_total", "", "Reads of one key that the cache did not answer.", ()),
-    ("requests_total", "", "Requests of clients to servers in this process.", ("result",)),
-    ("background_failures_total", "", "Failures of work in the background.", ("work",)),
+    ("commits_total", "commit", "Commits.", ()),
+    ("changes_total", "change", "Changes of keys and spans in commits.", ()),
+    ("conflicts_total", "conflict", "Transactions that another commit called off.", ()),
+    ("imports_added_total", "import", "Imports that became visible.", ()),
+    ("imports_reverted_total", "import", "Imports that were reverted.", ()),
+    (
+        "takeovers_total",
+        "takeover",
+        "How often another process became the owner of the shared store.",
+        (),
+    ),
+    ("clears_total", "span", "Spans that were destroyed.", ()),
+    ("collected_entries_total", "entry", "Entries that garbage collection removed.", ()),
+    ("write_stops_total", "stop", "Stops of writes until a compaction or a flush ends.", ()),
+    ("passes_total", "pass", "Long passes over rows, by the way that they were read.", ("way",)),
+    ("value_cache_hits_total", "read", "Reads of one key that the cache answered.", ()),
+    ("value_cache_misses_total", "read", "Reads of one key that the cache did not answer.", ()),
+    ("requests_total", "request", "Requests of clients to servers in this process.", ("result",)),
+    ("background_failures_total", "failure", "Failures of work in the background.", ("work",)),
 )
 
 _HISTOGRAMS: Final = (

@@ -5,6 +5,7 @@
     observe(store, meter_provider.get_meter("kvstore"), store="flights")
 
 Each counter and gauge is an observable instrument, `kvstore.commits` for `kvstore_commits_total`.
+Units are those of UCUM, as its conventions ask: `s`, `By`, and `{commit}` for a number of commits.
 OpenTelemetry has no observable histogram, so a histogram is two counters: `...count`, `...sum`.
 """
 
@@ -34,16 +35,22 @@ def observe(store: HasMetrics, meter: Meter, /, **attributes: str) -> None:
     shared = _Shared(store)
     for definition in DEFINITIONS.values():
         stem = definition.name.replace("kvstore_", "kvstore.").removesuffix("_total")
-        unit = {"seconds": "s", "bytes": "By"}.get(definition.unit, "1")
+        unit = _unit(definition.unit)
         read = partial(_observations, shared, definition, attributes)
         if definition.kind == "gauge":
             meter.create_observable_gauge(stem, [partial(read, float)], unit, definition.help)
         elif definition.kind == "counter":
             meter.create_observable_counter(stem, [partial(read, float)], unit, definition.help)
         else:
-            for part, take, of in (("count", _count, "1"), ("sum", _total, unit)):
+            counted = _unit(definition.name.removeprefix("kvstore_").removesuffix("_seconds"))
+            for part, take, of in (("count", _count, counted), ("sum", _total, unit)):
                 name = f"{stem}.{part}"
                 meter.create_observable_counter(name, [partial(read, take)], of, definition.help)
+
+
+def _unit(told: str) -> str:
+    """A unit in the notation of UCUM."""
+    return {"seconds": "s", "bytes": "By", "": "1"}.get(told) or f"{{{told}}}"
 
 
 class _Shared:

@@ -109,6 +109,14 @@ def test_opentelemetry_observes_each_metric(store: Store) -> None:
         (age,) = found["kvstore.claim_age_seconds"].data.data_points
         assert age.attributes["kind"] == "user"
         assert found["kvstore.fsync_seconds.count"].data.data_points[0].value >= 1
+        units = {name: metric.unit for name, metric in found.items()}
+        assert units["kvstore.commits"] == "{commit}"
+        assert units["kvstore.fsync_seconds.count"] == "{fsync}"
+        assert units["kvstore.fsync_seconds.sum"] == units["kvstore.history_seconds"] == "s"
+        assert units["kvstore.disk_bytes"] == "By"
+        assert [name for name, unit in units.items() if unit == "1"] == [
+            *("kvstore.healthy", "kvstore.owned", "kvstore.writes_stopped")
+        ]
         store.put(b"k", b"v")
     filled = {each.name for each in store.metrics().values() if each.values}
     stems = {each.replace("kvstore_", "kvstore.").removesuffix("_total") for each in filled}
