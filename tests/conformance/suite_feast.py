@@ -21,7 +21,7 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 from feast import Entity, FeatureStore, FeatureView, Field, ValueType
-from feast.types import Float64, Int64, String
+from feast.types import Array, Float32, Float64, Int64, String, Struct, UnixTimestamp
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -51,6 +51,7 @@ SCHEMA = pa.schema(
         ("car", pa.string()),
     ]
 )
+NOON = datetime(2026, 1, 31, 12, tzinfo=timezone.utc)
 FEATURES = ["stats:rate", "stats:trips", "stats:car"]
 TTL = timedelta(hours=3)
 
@@ -273,6 +274,48 @@ def test_a_saved_data_set_replaces_no_other_table(repo: Path) -> None:
     store = opened(str(repo / "features.db"), None)
     assert [each["trips"] for each in store.table("kept").rows()] == [1]
     assert store.table("stats").count() == 1
+
+
+def test_features_are_arrays_and_structs_in_both_halves(repo: Path) -> None:
+    store = opened(str(repo / "features.db"), None)
+    fields = {
+        "vector": (pa.list_(pa.float32(), 2), Array(Float32), [0.5, 2.0]),
+        "names": (pa.list_(pa.string()), Array(String), ["a", "b"]),
+        "seen": (pa.list_(pa.timestamp("us", "UTC")), Array(UnixTimestamp), [NOON]),
+        "car": (pa.struct([("make", pa.string())]), Struct({"make": String}), {"make": "x"}),
+        "cars": (
+            pa.list_(pa.struct([("make", pa.string())])),
+            Array(Struct({"make": String})),
+            [{"make": "x"}, {"make": "y"}],
+        ),
+    }
+    columns = [("driver_id", pa.int64()), ("event_timestamp", pa.timestamp("us", "UTC"))]
+    schema = pa.schema([*columns, *((name, kind) for name, (kind, _, _) in fields.items())])
+    table = store.table("lists", schema, "driver_id", event_time="event_timestamp")
+    now = datetime.now(timezone.utc)
+    values = {name: value for name, (_, _, value) in fields.items()}
+    table.put({"driver_id": 1, "event_timestamp": now - timedelta(minutes=1), **values})
+    table.put({"driver_id": 2, "event_timestamp": now - timedelta(minutes=1), "names": []})
+    features = FeatureStore(str(repo))
+    driver = Entity(name="driver", join_keys=["driver_id"], value_type=ValueType.INT64)
+    view = FeatureView(
+        name="lists",
+        entities=[driver],
+        ttl=TTL,
+        schema=[Field(name=name, dtype=dtype) for name, (_, dtype, _) in fields.items()],
+        source=feast.TableSource(table="lists", timestamp_field="event_timestamp"),
+    )
+    features.apply([driver, view])
+    names = [f"lists:{name}" for name in fields]
+    at = pa.array([now] * 3, pa.timestamp("us", "UTC"))
+    labels = pa.table({"driver_id": [1, 2, 3], "event_timestamp": at})
+    found = features.get_historical_features(labels, names).to_arrow().select(list(fields))
+    nothing = dict.fromkeys(fields)
+    assert found.to_pylist() == [values, {**nothing, "names": []}, nothing]
+    features.materialize(now - timedelta(hours=1), now)
+    online = features.get_online_features(names, [{"driver_id": 1}, {"driver_id": 2}]).to_dict()
+    assert {name: online[name][0] for name in fields} == values
+    assert online["names"][1] == []
 
 
 def test_logs_of_many_threads_are_all_there(repo: Path) -> None:
