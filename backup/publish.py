@@ -41,6 +41,7 @@ from kvstore.tables import TableCodec
 from kvstore.tables.definition import Definition, definition_key, name_of
 from kvstore.tables.exact import require_held
 from kvstore.tables.joins import in_order
+from kvstore.tables.nested import mapped
 from kvstore.timeline.reserved import DEFINITIONS
 
 Format: TypeAlias = Literal["parquet", "delta"]
@@ -377,9 +378,7 @@ class TableRows:
                     f"{where}, column {field.name!r}: no other system has a {field.type} like it",
                     "name the other columns: columns=",
                 )
-            if pa.types.is_duration(found):
-                found = pa.int64()  # in the unit of the column
-            fields.append(pa.field(field.name, found, field.nullable))
+            fields.append(pa.field(field.name, mapped(found, _counted), field.nullable))
         return pa.schema(fields)
 
     def state(self) -> Iterator[pa.RecordBatch]:
@@ -471,6 +470,11 @@ class TableRows:
         columns = [pa.concat_arrays(pair) for pair in zip(here.columns, gone, strict=True)]
         flags = pa.array(np.arange(len(keys)) >= rows.num_rows)
         return pa.RecordBatch.from_arrays([*columns, flags], schema=self.flagged(schema))
+
+
+def _counted(kind: pa.DataType) -> pa.DataType:
+    """A duration as a number of its units, which Delta has."""
+    return pa.int64() if pa.types.is_duration(kind) else kind
 
 
 def _is_altered(snapshot: ShardSnapshot, name: str, since: int) -> bool:

@@ -39,6 +39,7 @@ from kvstore.tables.changes import ROW_IMAGES
 from kvstore.tables.codec import dicts
 from kvstore.tables.definition import Column, Index
 from kvstore.tables.exact import is_text
+from kvstore.tables.nested import is_nested
 from kvstore.tables.words import (
     json_row,
     read_row,
@@ -307,6 +308,10 @@ def _condition(codec: TableCodec, text: str) -> pc.Expression:
         for name, compare in _OPERATORS.items():
             if rest.startswith(name):
                 word = rest.removeprefix(name).strip()
+                if is_nested(column.type):
+                    raise UsageError(
+                        f"{text!r}: the column is {column.type}", "ask whether it is null"
+                    )
                 if word[:1] == '"':
                     with suppress(ValueError):
                         word = str(json.loads(word))

@@ -217,7 +217,9 @@ class _Values:
             case ["nested"] | ["nested", *_]:
                 raise UsageError(
                     f"{path}: column {name!r} has objects or lists",
-                    f"{remedy}, with --nested text; or pass --nested columns",
+                    f"name its type: {name}:list<double>, {name}:struct<a: int64, b: string>, "
+                    f"{name}:map<string, int64>; or {name}:string, with --nested text; or pass "
+                    "--nested columns",
                 )
         kinds = ", ".join(sorted(self.kinds))
         raise UsageError(f"{path}: column {name!r} has values of several kinds: {kinds}", remedy)

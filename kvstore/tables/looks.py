@@ -41,6 +41,7 @@ from kvstore.mvcc.arrow import binary_array
 from kvstore.tables.codec import KeyCodec, TableCodec
 from kvstore.tables.definition import Column, Definition, Index
 from kvstore.tables.indexes import whole_index
+from kvstore.tables.nested import is_nested
 
 # --------------------------------------------------------------------------------------------------
 # Conditions on columns.
@@ -173,6 +174,11 @@ def require_condition(definition: Definition, condition: Condition) -> None:
     """Raise `UsageError` for an operator that the column cannot be asked, `NotFoundError` for a
     column that is not there."""
     column = definition.column(condition.column)
+    if is_nested(column.type) and condition.operator not in ("is null", "is not null"):
+        raise UsageError(
+            f"{condition.operator!r} of column {column.name!r}, which is {column.type}",
+            "use is null or is not null",
+        )
     if condition.operator in ("begins with", "contains") and not _has_parts(column.type):
         raise UsageError(
             f"{condition.operator!r} of column {column.name!r}, which is {column.type}",

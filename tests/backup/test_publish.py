@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from datetime import datetime, timedelta, timezone
+from datetime import datetime, time, timedelta, timezone
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -118,6 +118,44 @@ def test_a_parquet_file_has_the_types_of_the_table(tmp_path: Path) -> None:
     narrow = collection.publish("trips", path, columns=["fare"])
     assert pq.read_schema(path).names == ["fare"]
     assert narrow.as_of == ends[-1]
+
+
+def test_lists_structs_and_maps_are_published(tmp_path: Path) -> None:
+    struct = pa.struct([("a", pa.uint8()), ("took", pa.duration("us")), ("at", pa.time32("s"))])
+    fields = [
+        ("tags", pa.list_(pa.string(), 2)),
+        ("s", struct),
+        ("m", pa.map_(pa.string(), pa.large_list(pa.uint32()))),
+    ]
+    rows = [
+        {
+            "id": 1,
+            "tags": ["x", None],
+            "s": {"a": 255, "took": timedelta(seconds=1), "at": time(0, 0, 2)},
+            "m": {"k": [7, None], "": None},
+        },
+        {"id": 2, "tags": None, "s": None, "m": {}},
+    ]
+    with kvstore.open(tmp_path / "store") as store:
+        table = store.table("docs", pa.schema([("id", pa.int64()), *fields]), "id")
+        table.put_batch(rows)
+        collection, url = Collection(tmp_path / "collection"), tmp_path / "delta"
+        collection.backup(store)
+        collection.publish("docs", url, "delta")
+        table.update(2, tags=["a", "b"])
+        collection.backup(store)
+        assert collection.publish("docs", url, "delta").commits == 1
+        collection.publish("docs", tmp_path / "docs.parquet")
+    told = {"a": 255, "took": 10**6, "at": 2 * 10**9}
+    wanted = [
+        {"id": 1, "tags": ["x", None], "s": told, "m": [("k", [7, None]), ("", None)]},
+        {"id": 2, "tags": ["a", "b"], "s": None, "m": []},
+    ]
+    found = DeltaTable(url).to_pyarrow_table().sort_by("id")
+    assert found.to_pylist() == wanted
+    own = pq.read_table(tmp_path / "docs.parquet")
+    assert own["tags"].type == pa.list_(pa.string(), 2)
+    assert own["s"].to_pylist() == [rows[0]["s"], None]
 
 
 def test_an_alteration_replaces_the_rows_and_a_chain_that_begins_anew_too(tmp_path: Path) -> None:

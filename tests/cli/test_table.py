@@ -442,3 +442,42 @@ def test_each_of_several_unique_indexes_that_rows_contradict_is_told_and_dropped
     facts = told(run("table", "show", path, "users", "--json"))
     assert [(each["name"], each["whole"]) for each in facts["indexes"]] == [("two", True)]
     run("table", "alter", path, "users", "--add-index", "one=nick")  # the names are free again
+
+
+def test_lists_structs_and_maps_pass_as_json(run: Run, path: Path, tmp_path: Path) -> None:
+    columns = ["id:int", "v:fixed_size_list<float>[2]", "m:map<text, list<date>>"]
+    run("table", "create", path, "docs", *columns, "--key", "id")
+    run("table", "alter", path, "docs", "--add", "s:struct<a: int, b: decimal128(9, 2) not null>")
+    shown = json.loads(run("table", "show", path, "docs", "--json").stdout)
+    types = [each["type"] for each in shown["columns"]]
+    assert types[2:] == [
+        "map<string, list<item: date32[day]>>",
+        "struct<a: int64, b: decimal128(9, 2) not null>",
+    ]
+    row = {"id": 1, "v": [0.5, 2.0], "m": {"x": ["2026-01-31", None]}, "s": {"a": 1, "b": "0.50"}}
+    run("table", "put", path, "docs", json.dumps(row))
+    run("table", "put", path, "docs", "id=2", "v=[1, 2]")
+    assert lines(run("table", "get", path, "docs", "1", "--json")) == [row]
+    rows = lines(run("table", "scan", path, "docs", "--json"))
+    assert rows == [row, {"id": 2, "v": [1.0, 2.0], "m": None, "s": None}]
+    assert '{"a": 1, "b": "0.50"}' in run("table", "scan", path, "docs").stdout
+    assert lines(run("table", "scan", path, "docs", "--where", "s is null", "--json")) == rows[1:]
+    assert (
+        "ask whether it is null"
+        in run(*("table", "scan", path, "docs", "--where", "v = [1, 2]"), code=2).stderr
+    )
+    refused = run("table", "put", path, "docs", "id=3", 's={"a": 1, "c": 2}', code=2).stderr
+    assert "there is no field 'c', but a, b" in refused
+    assert (
+        "names 'v', which is"
+        in run(*("table", "alter", path, "docs", "--add-index", "v=v"), code=2).stderr
+    )
+    for suffix in ("csv", "jsonl", "parquet", "arrow"):
+        file = tmp_path / f"docs.{suffix}"
+        run("export", path, "docs", file)
+        run("table", "delete-range", path, "docs", "--all")
+        run("table", "import", path, "docs", file)
+        assert lines(run("table", "scan", path, "docs", "--json")) == rows
+    run("table", "create", path, "same", tmp_path / "docs.parquet", "--key", "id")
+    same = json.loads(run("table", "show", path, "same", "--json").stdout)
+    assert [each["type"] for each in same["columns"]] == types

@@ -18,7 +18,7 @@ from kvstore.remote.server.page import Page
 from kvstore.remote.server.page.html import to_notation
 from tests.harness.bounds import bounds
 from tests.harness.seeds import seed_of
-from tests.page.asking import Asking, Html
+from tests.page.asking import Asking, Html, parsed
 
 HOSTILE = ["<b>Graz</b>", "\x07\u202egnp", '"><img src=x>', "back\\slash", "", " ", "a&b=c"]
 SCHEMA = pa.schema(
@@ -222,6 +222,27 @@ def test_a_row_shows_its_columns_and_what_each_version_changed(tmp_path: Any) ->
         assert [each["row"] and each["row"]["people"] for each in versions] == [9, None, 2, 2, 1]
         entry = next(key for key in store.keys(b"\xff" * 9 + b"\x01\x01") if key)
         assert "An entry of index i" in person.text("key?key=" + quote(to_notation(entry)))
+
+
+def test_lists_structs_and_maps_are_shown_as_json(tmp_path: Any) -> None:
+    struct = pa.struct([("a", pa.int8()), ("<b>", pa.list_(pa.string()))])
+    with kvstore.open(tmp_path / "s") as store:
+        schema = pa.schema([("id", pa.int64()), ("s", struct), ("m", pa.map_(pa.string(), struct))])
+        table = store.table("docs", schema, "id")
+        table.put({"id": 1, "s": {"a": 1, "<b>": ["<i>", None]}, "m": {"k": None}})
+        table.put({"id": 2})
+        person = Asking(Page(store, None))
+        page = person.html("table?name=docs")
+        first = next(row for row in grid(page) if row[0].strip() == "1")
+        assert '{"a": 1, "<b>": ["<i>", null]}' in first[1]
+        found = json.loads(person.get(link(page, "JSON")).body)
+        assert [row["m"] for row in found] == [{"k": None}, None]
+        lacking = person.html("table?name=docs&column=m&operator=" + quote("is null"))
+        assert [row[0].strip() for row in grid(lacking)] == ["2"]
+        asked = person.get("table?name=docs&column=s&value=" + quote('{"a": 1}'))
+        assert (asked.status, b"use is null or is not null" in asked.body) == (400, True)
+        row = parsed(person.get(link(page, "1")).body)
+        assert any('["<i>", null]' in each.text for each in row.elements)
 
 
 def test_a_row_of_megabytes_is_shown_in_part(tmp_path: Any) -> None:

@@ -64,6 +64,7 @@ from kvstore.tables.looks import (
     StoredRow,
     best_index,
 )
+from kvstore.tables.nested import is_nested
 from kvstore.tables.words import json_row, shown_value, to_value
 from kvstore.timeline.reserved import CATALOGUE
 
@@ -279,6 +280,8 @@ def _condition(
 
 def _value_of(definition: Definition, column: Column, text: str) -> Any:
     where = f"{definition.where}, column {column.name!r}"
+    if is_nested(column.type):
+        raise UsageError(f"{where} is {column.type}", "use is null or is not null")
     if _is_text(column) or _is_binary(column):
         raw = from_notation(text)
         try:
