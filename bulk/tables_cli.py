@@ -232,8 +232,8 @@ def create(
     A table that is there already stays as it is if it has these columns, and is refused otherwise.
     Types are int64, double, string, bool, date32, timestamp[us, tz=UTC], decimal128(9, 2), binary
     and others of Arrow, also list<double>, fixed_size_list<float>[768], map<string, int64> and
-    struct<a: int64, b: string>. Text has no types: a column of CSV gets the first of bool, int64, double,
-    date32, timestamp and string that holds each of its values. The rows of the file come by
+    struct<a: int64, b: string>. Text has no types: a column of CSV gets the first of bool, int64,
+    double, date32, timestamp and string that holds each of its values. The rows of the file come by
     `kvstore table import`.
 
     \b

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import cache
 from itertools import pairwise
 
@@ -19,11 +20,15 @@ from kvstore.engine.api import CHANGES, DATA, META, RANGES
 from kvstore.errors import CorruptionError, FormatVersionError, KVStoreError
 from kvstore.loops.blocks import unpack_lz4
 from kvstore.loops.live import LiveColumns, LiveRows
+from kvstore.tables import nested
+from kvstore.tables.codec import nested_array
+from kvstore.tables.definition import kind_of
 from tests.fuzz.driver import Target
 from tests.harness.bounds import bounds
 from tests.harness.crafted import FAMILIES, Stored, crafted_store, outcome, outcomes
 from tests.harness.sound import WHOLE_ROWS, sound_entries
 from tests.loops import blocks_oracle
+from tests.tables.drawn import NESTED, NESTED_EXAMPLES
 
 LATE = 1 << 62
 """The time of a read."""
@@ -216,7 +221,34 @@ def _tuples() -> Sequence[bytes]:
     ]
 
 
+def nested_value(data: bytes) -> None:
+    """Bytes that are no list, struct or map of a column are refused alone wherever a column of them
+    is; values that were read have bytes that give them again."""
+    for type_, _ in NESTED.values():
+        kind = kind_of(type_)
+        assert kind.value is not None
+        assert kind.node is not None
+        found = None
+        with suppress(CorruptionError, OverflowError):
+            found = kind.value(data)
+        if found is not None:
+            with suppress(ValueError):  # a decimal with more digits than its column has
+                assert repr(kind.value(kind.stored(found))) == repr(found)
+        try:
+            made = nested_array(kind.node, pa.array([data], pa.binary()), "fuzzed")
+        except CorruptionError:
+            assert found is None
+            continue
+        made.validate()
+
+
+def _nested() -> list[bytes]:
+    examples = ((kind_of(NESTED[name][0]), value) for name, value in NESTED_EXAMPLES.items())
+    return [kind.stored(value) for kind, value in examples]
+
+
 TARGETS = [
+    Target("nested-value", nested_value, _nested, (nested,)),
     Target("change-entry", change_entry, lambda: _values(CHANGES), (index,)),
     Target("data-key", data_key, lambda: list(sound()[DATA]), (keys, ordered)),
     Target("range", range_entry, _ranges, (keys, ordered)),

@@ -732,7 +732,7 @@ def _broken(schema: pa.Schema, error: KVStoreError) -> bytes:
 
 
 def _empty(schema: pa.Schema) -> pa.RecordBatch:
-    return pa.RecordBatch.from_arrays([pa.array([], field.type) for field in schema], schema=schema)
+    return pa.RecordBatch.from_arrays([pa.nulls(0, field.type) for field in schema], schema=schema)
 
 
 # --------------------------------------------------------------------------------------------------
