@@ -97,6 +97,8 @@ cdef void close_nodes(Node *nodes, Py_ssize_t many) noexcept:
 
 
 cdef inline int add(Text *text, const unsigned char *data, Py_ssize_t size) except -1:
+    if not size:  # there may be no buffer yet
+        return 0
     reserve(text, size)
     memcpy(text.data + text.size, data, size)
     text.size += size
@@ -272,6 +274,8 @@ cdef int put_values(
                 out.data[bits + (at >> 3)] |= <unsigned char>(1 << (at & 7))
                 left[0] -= room_of(nodes, place)
     elif node.kind == FIXED_NODE:
+        if not count:
+            return 0
         return add(out, node.bytes_ + (node.offset + start) * node.width, count * node.width)
     for at in range(start, start + count):
         if left[0] < 0:
@@ -415,6 +419,8 @@ cdef int make_room(Node *nodes, int place) except -1:
 
 
 cdef inline int add_zeros(Node *node, Py_ssize_t count) except -1:
+    if not count:
+        return 0
     reserve(&node.made, count * node.width)
     memset(node.made.data + node.made.size, 0, count * node.width)
     node.made.size += count * node.width

@@ -26,6 +26,7 @@ TESTS: Final = (
     "tests/verify/test_hostile_entries.py",
     "tests/fuzz",
     "tests/mvcc",
+    "tests/tables/test_nested.py",
 )
 
 _CHECK: Final = """\

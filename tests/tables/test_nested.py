@@ -250,7 +250,7 @@ def test_a_nested_column_is_no_part_of_a_key_or_an_index(name: str) -> None:
     [
         (pa.list_(pa.float16()), "a table has no columns of type halffloat"),
         (pa.list_(pa.dictionary(pa.int8(), pa.string())), "no columns of type dictionary"),
-        (pa.struct([]), "a struct with the fields none"),
+        (pa.struct([]), "a table has no columns of type struct<>"),
         (pa.struct([("a", pa.int8()), ("a", pa.int8())]), "a struct with the fields 'a', 'a'"),
         (pa.map_(pa.float64(), pa.int8()), "the keys of a map are double"),
         (pa.map_(pa.list_(pa.int8()), pa.int8()), "the keys of a map are list"),
