@@ -125,6 +125,20 @@ SUITES = (
         page="how-to/neighbours/mcp.md",
     ),
     Suite(
+        "zodb",
+        "kvstore.adapters.zodb",
+        "the mixins of `ZODB.tests` by which ZODB tests its FileStorage, and random histories of "
+        "both storages, compared",
+        "ZODB",
+        ("ZODB", "zope.testing", "manuel"),
+        {
+            "external_invalidate": "asks for several clients of a storage at once, as ZEO has",
+            "testblob": "blobs are left out",
+            "CorruptionTests": "damages the file of a FileStorage",
+        },
+        page="how-to/neighbours/zodb.md",
+    ),
+    Suite(
         "feast",
         "kvstore.feast",
         "both halves against each other, and Feast's universal suites (one test) of the checkout "

@@ -26,6 +26,7 @@ SEAMS = {
         )
     },
     "langchain_core": ("kvstore/adapters/langchain.py", "kvstore/adapters/langgraph.py"),
+    **dict.fromkeys(("ZODB", "persistent", "zope"), ("kvstore/adapters/zodb.py",)),
     "feast": ("kvstore/feast/*",),
     "pydantic": ("kvstore/feast/*",),
     "msgpack": ("kvstore/cache.py",),
