@@ -38,7 +38,7 @@ for suite in (
 
 settings.register_profile(
     "ci",
-    max_examples=60,
+    max_examples=40,
     stateful_step_count=30,
     deadline=None,  # the tests share two cores with a JVM, so a time limit would test the machine
     print_blob=True,

@@ -816,7 +816,7 @@ def keep(pickled: bytes) -> None:
     begins_until, left_at = time.monotonic() + KEEPER_START_S, 0.0
     with store:
         while True:
-            time.sleep(KEEPER_LOOK_S)
+            time.sleep(KEEPER_LOOK_S / 25 if begins_until else KEEPER_LOOK_S)
             now = time.monotonic()
             if guests(how.path) or now < begins_until:
                 begins_until = 0.0 if guests(how.path) else begins_until
