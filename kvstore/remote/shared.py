@@ -815,11 +815,14 @@ def keep(pickled: bytes) -> None:
         return
     begins_until, left_at = time.monotonic() + KEEPER_START_S, 0.0
     with store:
+        begun_at = store.upper
         while True:
-            time.sleep(KEEPER_LOOK_S / 25 if begins_until else KEEPER_LOOK_S)
+            time.sleep(KEEPER_LOOK_S)
             now = time.monotonic()
-            if guests(how.path) or now < begins_until:
-                begins_until = 0.0 if guests(how.path) else begins_until
+            are_there = bool(guests(how.path))
+            if are_there or store.upper != begun_at:  # one may have gone between two looks
+                begins_until = 0.0
+            if are_there or now < begins_until:
                 left_at = 0.0
             elif not left_at:
                 left_at = now
