@@ -60,9 +60,8 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests that trace memory run first, while nobody else's threads begin and end in the worker:
-    `tracemalloc.stop` of Python 3.11 crashes if one does meanwhile (cpython#128679, mended in
-    3.12.9 and 3.13.2). A Spark session has such threads."""
+    """Tests that trace memory run first, before a Spark session has threads: see
+    `tests.harness.traced`."""
     items.sort(key=lambda item: item.get_closest_marker("traces_memory") is None)
 
 

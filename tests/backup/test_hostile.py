@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import random
-import tracemalloc
 import zlib
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from kvstore.limits import KEY_RECORD_BYTES_MAX
 from kvstore.storage.contract import Storage, Versioned
 from kvstore.storage.files import FileBlob
 from kvstore.storage.memory import MemoryBlob, MemoryConsensus
+from tests.harness.traced import traced
 from tests.shard.test_hostile import lied
 
 
@@ -74,11 +74,9 @@ def with_lie(record: bytes, lie: dict[str, Any]) -> bytes:
 @pytest.mark.parametrize("lie", KEY_LIES, ids=str)
 def test_a_key_record_that_lies_is_damage_and_costs_nothing(lie: dict[str, Any]) -> None:
     record = Secret(passphrase="p").make_record(bytes(32))
-    tracemalloc.start()
-    with pytest.raises(CorruptionError, match="key record"):
+    with traced() as memory, pytest.raises(CorruptionError, match="key record"):
         Secret(passphrase="p").open_record(with_lie(record, lie), "here")
-    assert tracemalloc.get_traced_memory()[1] < 4 << 20
-    tracemalloc.stop()
+    assert memory.peak < 4 << 20
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
@@ -30,6 +29,7 @@ from tests.bulk.staged import (
     reseal,
     stage,
 )
+from tests.harness.traced import traced
 
 pytestmark = pytest.mark.usefixtures("each_engine")
 
@@ -213,13 +213,9 @@ def test_bytes_before_a_good_manifest_are_refused(
 def test_a_manifest_of_any_size_is_refused_in_bounded_memory(staging: Path) -> None:
     with (staging / MANIFEST_NAME).open("ab") as file:
         file.truncate(20 * JSON_BYTES_MAX)
-    tracemalloc.start()
-    try:
-        with pytest.raises(ImportRefusedError, match="bytes of JSON"):
-            bulk.read_manifest(staging)
-        assert tracemalloc.get_traced_memory()[1] < 3 * JSON_BYTES_MAX
-    finally:
-        tracemalloc.stop()
+    with traced() as memory, pytest.raises(ImportRefusedError, match="bytes of JSON"):
+        bulk.read_manifest(staging)
+    assert memory.peak < 3 * JSON_BYTES_MAX
 
 
 @pytest.mark.parametrize("name", ["name: up", "parts: null", "bounds: narrowed below"])

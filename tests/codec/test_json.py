@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import sys
-import tracemalloc
 from collections.abc import Callable
 
 import pytest
@@ -15,6 +14,7 @@ from hypothesis import strategies as st
 from kvstore.codec.json import JsonObject, read_object
 from kvstore.errors import CorruptionError
 from kvstore.limits import JSON_DEPTH_MAX
+from tests.harness.traced import traced
 
 REFUSED = {
     "nothing": b"",
@@ -69,13 +69,10 @@ def test_brackets_in_strings_and_side_by_side_are_no_depth() -> None:
 @pytest.mark.traces_memory
 def test_size_is_refused_before_parsing() -> None:
     data = b'{"a": [' + b"[]," * 1_000_000 + b"[]]}"
-    tracemalloc.start()
-    try:
-        with pytest.raises(CorruptionError, match="3000011 bytes of JSON, at most 1000 are read"):
-            read_object(data, where="the record", bytes_max=1000)
-        assert tracemalloc.get_traced_memory()[1] < 100_000
-    finally:
-        tracemalloc.stop()
+    says = "3000011 bytes of JSON, at most 1000 are read"
+    with traced() as memory, pytest.raises(CorruptionError, match=says):
+        read_object(data, where="the record", bytes_max=1000)
+    assert memory.peak < 100_000
 
 
 FIELDS = read_object(

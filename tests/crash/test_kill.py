@@ -27,7 +27,7 @@ from tests.harness.seeds import seeded
 Child = Callable[[Path, Any, int], None]
 Said = list[tuple[Any, ...]]
 
-ROUNDS = 6
+ROUNDS = 4
 KILL_AFTER_S_MAX = 0.25
 
 

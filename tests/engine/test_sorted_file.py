@@ -8,7 +8,6 @@ import re
 import subprocess
 import sys
 import tempfile
-import tracemalloc
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, islice
 from pathlib import Path
@@ -30,6 +29,7 @@ from kvstore.errors import AccessDeniedError, CorruptionError, StorageError
 from kvstore.limits import KEY_BYTES_MAX
 from tests.harness.rocks_files import writer_options
 from tests.harness.seeds import seed_of
+from tests.harness.traced import traced
 from tests.harness.varints import varint
 
 
@@ -359,15 +359,10 @@ def test_a_forged_file_costs_no_memory_and_no_time(tmp_path: Path, name: str) ->
     sound = Forged().written(tmp_path / "2.sst", told)
     assert figures_of(sound) == Figures(b"a", b"a", 1)
     file = BOMBS[name]().written(tmp_path / "3.sst", told)
-    tracemalloc.start()
-    try:
-        with pytest.raises(CorruptionError) as error:
-            figures_of(file)
-        _, peak = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
+    with traced() as memory, pytest.raises(CorruptionError) as error:
+        figures_of(file)
     assert len(str(error.value)) < 1_000
-    assert peak < 64 << 20
+    assert memory.peak < 64 << 20
 
 
 @pytest.mark.traces_memory
@@ -380,14 +375,9 @@ def test_an_index_of_many_entries_costs_no_memory(tmp_path: Path) -> None:
     count = 1_000_000
     index = contents(named * count, range(0, len(named) * count, len(named)))
     file = Forged(index=index, packs="index").written(tmp_path / "2.sst", told)
-    tracemalloc.start()
-    try:
-        with pytest.raises(CorruptionError, match="ascend"):
-            list(key_blocks_of(file))
-        _, peak = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert peak < 64 << 20
+    with traced() as memory, pytest.raises(CorruptionError, match="ascend"):
+        list(key_blocks_of(file))
+    assert memory.peak < 64 << 20
 
 
 def properties(block: bytes) -> dict[bytes, bytes]:

@@ -179,7 +179,7 @@ def _disagreements(
 
 
 def test_the_server_answers_as_its_document_says(served: App) -> None:
-    found = _disagreements(served, examples=4, phases=["fuzzing"], least=300)
+    found = _disagreements(served, examples=2, phases=["fuzzing"], least=150)
     assert not found, found
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import io
 import os
 import random
-import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -33,6 +32,7 @@ from kvstore.storage.files import FileBlob
 from kvstore.storage.memory import MemoryBlob
 from tests.harness.bounds import bounds
 from tests.harness.storage_faults import FaultRates, FaultyBlob, Weather
+from tests.harness.traced import traced
 from tests.shard.rows import (
     Row,
     delete,
@@ -215,17 +215,12 @@ def test_a_pass_over_a_large_part_keeps_the_bytes_of_few_row_groups() -> None:
     rows = [put(f"{i:04}".encode(), 1, pick.randbytes(10_000)) for i in range(800)]
     with bounds(ROW_GROUP_ROWS_MAX=20):
         (part,) = write(blob, rows, size=100).parts
-    tracemalloc.start()
-    try:
-        with bounds(ROW_GROUP_BYTES_MAX=1 << 18):
-            found = read_part(blob, part, span=Span(), batch_rows=20, batch_bytes=PART_BYTES_MAX)
-            count = sum(batch.num_rows for batch in found)
-        _, peak = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
+    with traced() as memory, bounds(ROW_GROUP_BYTES_MAX=1 << 18):
+        found = read_part(blob, part, span=Span(), batch_rows=20, batch_bytes=PART_BYTES_MAX)
+        count = sum(batch.num_rows for batch in found)
     assert count == len(rows)
     assert part.size > 7 << 20
-    assert peak < 2 << 20
+    assert memory.peak < 2 << 20
 
 
 def test_part_bounds_are_rounded_outwards_and_cover_range_ends() -> None:

@@ -28,6 +28,7 @@ from kvstore.errors import (
 )
 from kvstore.storage.memory import MemoryBlob, MemoryConsensus
 from kvstore.storage.patience import Patience
+from tests.harness.soak import soaked
 from tests.harness.storage_faults import FaultRates, FaultyBlob, FaultyConsensus, Weather
 from tests.shard.rows import (
     Row,
@@ -192,7 +193,7 @@ class World:
         self.snapshots += 1
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", [*range(5), *soaked(*range(5, 40))])
 def test_no_schedule_loses_repeats_or_changes_a_batch(seed: int) -> None:
     world = World(seed, crash_rate=0.01 if seed % 3 else 0.0)
     actors = [world.surviving(world.write, 4) for _ in range(3)]

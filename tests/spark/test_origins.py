@@ -9,7 +9,6 @@ from __future__ import annotations
 import random
 import subprocess
 import sys
-import tracemalloc
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -46,6 +45,7 @@ from kvstore.spark.read import (
 )
 from tests.harness.bounds import bounds
 from tests.harness.soak import soaked
+from tests.harness.traced import traced
 
 KEYS = [bytes([a, b]) for a in (0, 97, 98, 255) for b in (0, 1, 120)] + [b"", b"a", b"aaa"]
 
@@ -313,14 +313,13 @@ def _counted() -> Iterator[list[int]]:
     pool, before = pa.proxy_memory_pool(pa.system_memory_pool()), pa.default_memory_pool()
     _POOLS.append(pool)
     found: list[int] = []
-    tracemalloc.start()
-    pa.set_memory_pool(pool)
-    try:
-        yield found
-    finally:
-        pa.set_memory_pool(before)
-        found.append(tracemalloc.get_traced_memory()[1] + (pool.max_memory() or 0))
-        tracemalloc.stop()
+    with traced() as memory:
+        pa.set_memory_pool(pool)
+        try:
+            yield found
+        finally:
+            pa.set_memory_pool(before)
+    found.append(memory.peak + (pool.max_memory() or 0))
 
 
 def _image_order(row: tuple[str, bytes, bytes | None, int]) -> tuple[bytes, int, str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tracemalloc
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import pytest
 
 import kvstore
 from kvstore import Store
+from tests.harness.traced import traced
 
 COUNT, VALUE_BYTES = 100, 1 << 20
 HELD_BYTES_MAX = 48 << 20
@@ -68,13 +68,9 @@ def test_a_pass_over_large_values_holds_few_of_them(
     store: Store, monkeypatch: pytest.MonkeyPatch, read: Callable[[Store], object]
 ) -> None:
     monkeypatch.setattr("kvstore.changes.windows.SORTED_CHANGES_BYTES_MAX", 8 << 20)
-    tracemalloc.start()
-    try:
+    with traced() as memory:
         read(store)
-        _, held = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert held < HELD_BYTES_MAX
+    assert memory.peak < HELD_BYTES_MAX
 
 
 def test_preimages_are_cut_into_batches_of_bounded_bytes(

@@ -27,7 +27,7 @@ from tests.harness.seeds import seed_of
 pytestmark = [pytest.mark.usefixtures("each_engine"), pytest.mark.tiny_limits]
 
 KEYS = [b"k%d" % number for number in range(10)]
-ROUNDS = 60
+ROUNDS = 36
 
 
 def require_whole(rows: Any) -> None:
