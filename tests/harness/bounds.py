@@ -88,8 +88,8 @@ TINY: Final[Mapping[str, int]] = {
     "FEED_BATCH_ROWS": 2,
     "FEED_BATCH_BYTES": 50,
     # journal, memory engine, tasks
-    "JOURNAL_FILE_BYTES": 200,
-    "JOURNAL_FILE_RECORDS": 3,
+    "JOURNAL_FILE_BYTES": 2000,
+    "JOURNAL_FILE_RECORDS": 11,
     "JOURNAL_READ_BYTES": 16,
     "JOURNAL_COMPACT_BYTES": 1,
     "CHUNK_ENTRIES_MAX": 4,
