@@ -17,6 +17,9 @@ import kvstore
 ACKNOWLEDGED = "acknowledged"
 """The file beside the store that has the number of each acknowledged row of the load."""
 
+PAUSE_S = 0.001
+"""Between two rows: where a sync costs nothing, a load without end would be as large as memory."""
+
 
 def row(number: int) -> tuple[bytes, bytes]:
     """A row of the load."""
@@ -39,7 +42,7 @@ def own(path: Path, engine: str, first: int | None, pipe: Connection) -> None:
             for number in itertools.count(first):
                 store.put(*row(number))
                 noted.write(struct.pack(">Q", number))
-                if pipe.poll():
+                if pipe.poll(PAUSE_S):
                     return
 
 
