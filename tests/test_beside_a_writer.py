@@ -71,8 +71,8 @@ def look(store: Store, rng: random.Random) -> list[tuple[int, State]]:
     assert state_after({}, store.changes(0, revisions="latest", order="time")) == rows
     assert all(version.timestamp <= newest for k in rows for version in store.history(k))
     assert all((each.added or 0) <= newest for each in store.imports.all())
-    with pytest.raises(NotYetWrittenError):
-        store.get(b"k", as_of=newest + 1)
+    with pytest.raises(NotYetWrittenError):  # `newest`, rounded up to microseconds, is read
+        store.get(b"k", as_of=newest + 1000)
     seen = [(newest, rows)]
     if store.whole_since <= newest:
         past = recent(rng, store.whole_since, newest)

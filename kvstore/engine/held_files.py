@@ -95,6 +95,15 @@ class Footers:
             self._known = {number: each for number, each in self._known.items() if number in live}
 
 
+def close_all(descriptors: list[int]) -> None:
+    """Close descriptors of files that were only read, and forget them. The system lets one go also
+    where it tells an error, which says nothing of what was read."""
+    for descriptor in descriptors:
+        with suppress(OSError):
+            os.close(descriptor)
+    descriptors.clear()
+
+
 class OpenFile(NamedTuple):
     """A sorted file that is open."""
 
@@ -170,15 +179,11 @@ class OpenFiles:
 
     def fork_let_go(self) -> None:
         """In a forked child: the descriptors are copies."""
-        for descriptor in self._descriptors:
-            with suppress(OSError):
-                os.close(descriptor)
+        close_all(self._descriptors)
 
     def _let_go(self) -> None:
         if self.is_closed and not self._users:
-            descriptors, self._descriptors = self._descriptors, []
-            for descriptor in descriptors:
-                os.close(descriptor)
+            close_all(self._descriptors)
 
 
 def hold_files(
@@ -215,8 +220,7 @@ def hold_files(
         except (OSError, ValueError):
             return None  # no descriptors are left, or RocksDB is to say what is wrong
         finally:
-            for one in opened:
-                os.close(one.descriptor)
+            close_all([one.descriptor for one in opened])
     return None
 
 

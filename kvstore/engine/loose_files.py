@@ -28,7 +28,7 @@ import rocksdict as rocks
 
 from kvstore.base.forks import own
 from kvstore.engine.api import FileSpan, chunks, next_count
-from kvstore.engine.held_files import OpenFile, OpenFiles
+from kvstore.engine.held_files import OpenFile, OpenFiles, close_all
 from kvstore.engine.rocks import THREADS, RocksCursor, translated
 from kvstore.engine.sorted_file import ends_of, require_footer
 from kvstore.errors import StorageError, storage_errors
@@ -114,8 +114,7 @@ def _opened(files: Sequence[OpenFile]) -> OpenFiles:
         opened.clear()
         return held
     finally:
-        for one in opened:
-            os.close(one.descriptor)
+        close_all([one.descriptor for one in opened])
 
 
 # --------------------------------------------------------------------------------------------------
