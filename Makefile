@@ -24,12 +24,13 @@ ROOMY  := $(shell test "$$(df -Pk $(MEMORY) 2>/dev/null | awk 'NR == 2 {print $$
 # The time for which `make soak` fuzzes each format by coverage, where atheris installs.
 FUZZ_SECONDS := 60
 
-.PHONY: help setup test quick check lint types docs format examples demo demo-joins demo-tables demo-features bench bench-history bench-quick bench-growth asof-bench year soak cluster spark-matrix conformance wheel-test sanitize browser azure clean
+.PHONY: help setup test quick coverage check lint types docs format examples demo demo-joins demo-tables demo-features bench bench-history bench-quick bench-growth asof-bench year soak cluster spark-matrix conformance wheel-test sanitize browser azure clean
 
 help:
 	@echo 'make setup        create $(VENV) with the pinned versions'
 	@echo 'make test         run the tests'
 	@echo 'make quick        run those that find most, in some two minutes'
+	@echo 'make coverage     which lines the tests reach, in build/coverage'
 	@echo 'make check        lint, formatting, types, documents'
 	@echo 'make docs         build the site in build/site'
 	@echo 'make format       format, and apply the fixes of the linter'
@@ -95,6 +96,15 @@ QUICK := $(addprefix tests/,codec commit loops mvcc stateful store tables txn ve
 
 quick: $(READY)
 	$(ROOMY) $(PYTEST) -n 2 $(QUICK)
+
+# The lines that the tests reach, in build/coverage; in child processes nothing is counted. There is no
+# bound: lines are reached more easily than claims are checked. TESTS='$(QUICK)' takes some minutes.
+TESTS :=
+
+coverage: $(READY)
+	$(PY) -m pip install -q --disable-pip-version-check -c constraints.txt pytest-cov
+	$(ROOMY) $(PYTEST) -n 2 --dist loadgroup --cov --cov-report=html:build/coverage \
+	  --cov-report=term:skip-covered $(TESTS)
 
 check: lint types docs
 

@@ -274,10 +274,11 @@ class History:
             at = self.table.clear(where=chosen, compact=compact)
         for key in range(start, end):
             left = self.table.history(key)
-            if how == "where" and left:  # of a row that GC took, which cannot pass, its deletion
-                assert [version.row for version in left] == [None]
-                deleted = int(left[0].timestamp)
-                self.model.versions[key] = [(deleted, None, self.model.versions[key][-1][2])]
+            if how == "where" and left:  # of a row that GC took, which cannot pass, its deletions
+                assert {version.row for version in left} == {None}
+                last = self.model.versions[key][-1][2]
+                deleted = [int(version.timestamp) for version in reversed(left)]
+                self.model.versions[key] = [(at_, None, last) for at_ in deleted]
                 continue
             assert left == []
             self.model.versions.pop(key, None)
