@@ -15,12 +15,6 @@ PYTEST := $(PY) -m pytest
 # Tests start a thousand processes. Without compiled modules on disk each of them would compile ours.
 unexport PYTHONDONTWRITEBYTECODE
 
-# The tests wait for the disk a hundred thousand times. In memory, where there is room, they take half
-# the time; `make soak` runs them on the disk.
-MEMORY := /dev/shm
-ROOMY  := $(shell test "$$(df -Pk $(MEMORY) 2>/dev/null | awk 'NR == 2 {print $$4}')" -gt 8000000 \
-  2>/dev/null && echo PYTEST_DEBUG_TEMPROOT=$(MEMORY))
-
 # The time for which `make soak` fuzzes each format by coverage, where atheris installs.
 FUZZ_SECONDS := 60
 
@@ -88,14 +82,14 @@ $(READY): pyproject.toml setup.py constraints.txt $(wildcard kvstore/loops/*.pyx
 	touch $(READY)
 
 test: $(READY)
-	$(ROOMY) $(PYTEST) -n 2 --dist loadgroup
+	$(PYTEST) -n 2 --dist loadgroup
 
 # The rules of versions and commits, random histories against the model, faces and layers.
 QUICK := $(addprefix tests/,codec commit loops mvcc stateful store tables txn verify server/test_faces.py \
   test_arguments.py test_errors.py test_layers.py test_names.py)
 
 quick: $(READY)
-	$(ROOMY) $(PYTEST) -n 2 $(QUICK)
+	$(PYTEST) -n 2 $(QUICK)
 
 # The lines that the tests reach, in build/coverage; in child processes nothing is counted. There is no
 # bound: lines are reached more easily than claims are checked. TESTS='$(QUICK)' takes some minutes.
@@ -103,7 +97,7 @@ TESTS :=
 
 coverage: $(READY)
 	$(PY) -m pip install -q --disable-pip-version-check -c constraints.txt pytest-cov
-	$(ROOMY) $(PYTEST) -n 2 --dist loadgroup --cov --cov-report=html:build/coverage \
+	$(PYTEST) -n 2 --dist loadgroup --cov --cov-report=html:build/coverage \
 	  --cov-report=term:skip-covered $(TESTS)
 
 check: lint types docs

@@ -244,8 +244,8 @@ class Store(Readable):
         return record.hexed("store_id").hex()
 
     def now(self) -> Timestamp:
-        """The time now, on this store's timeline. It reserves no time: a commit that comes while the
-        clock stands still may get it. The `as_of` of a snapshot is complete, and stays as it is."""
+        """The time now, on this store's timeline. It reserves no time: a commit may get it that
+        comes while the clock stands still. The `as_of` of a snapshot is complete, and stays."""
         return self._committer.now()
 
     def to_time(self, time: TimeLike, *, name: str = "time") -> Timestamp:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import os
-import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
@@ -25,6 +24,7 @@ from kvstore.errors import ClosedError, PoisonedError
 from kvstore.opening import ENGINES, engine_at
 from tests.harness.bounds import bounds, some_tiny
 from tests.harness.parts import parts_of
+from tests.memory import tmp_path as tmp_path
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -125,32 +125,6 @@ def _tiny_limits(request: pytest.FixtureRequest) -> Iterator[None]:
     is_tiny, is_usual = marked
     with bounds(some_tiny() if is_tiny and not is_usual else {}):
         yield
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item) -> Iterator[Any]:
-    """Note whether a test failed, for `_little_is_left`."""
-    report = yield
-    if report.failed:
-        item.stash[_HAS_FAILED] = True
-    return report
-
-
-_HAS_FAILED = pytest.StashKey[bool]()
-
-
-@pytest.fixture(autouse=True)
-def _little_is_left(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Remove the files of a test that passed: they may lie in memory. Its directory stays, so that
-    no other test gets the name, by which RocksDB knows an engine that a traceback holds."""
-    yield
-    place = getattr(request.node, "funcargs", {}).get("tmp_path")
-    if place is not None and _HAS_FAILED not in request.node.stash:
-        for entry in place.iterdir() if place.is_dir() else ():
-            if entry.is_dir() and not entry.is_symlink():
-                shutil.rmtree(entry, ignore_errors=True)
-            else:
-                entry.unlink(missing_ok=True)
 
 
 @pytest.fixture

@@ -26,6 +26,8 @@ from tests.harness.parts import parts_of
 from tests.harness.seeds import seed_of
 from tests.harness.writer import KEYS, State, Writer, check, key, recent
 
+pytestmark = pytest.mark.on_disk
+
 STATES = 40
 
 

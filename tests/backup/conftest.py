@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from kvstore import backup
-from tests.memory import tmp_path as tmp_path
 
 
 @pytest.fixture

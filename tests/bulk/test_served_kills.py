@@ -24,6 +24,8 @@ from kvstore.remote.server.app import app
 from tests.bulk.test_table_loads import INDEXES, SCHEMA, state_of
 from tests.harness.seeds import seeded
 
+pytestmark = pytest.mark.on_disk
+
 SEED = "KVSTORE_KILLS_SEED"
 ROWS = 300
 PATIENCE_S = 60

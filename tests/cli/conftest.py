@@ -7,7 +7,6 @@ from typer.testing import CliRunner, Result
 
 from kvstore.cli.app import app
 from tests.cli.installed import Run
-from tests.memory import tmp_path as tmp_path
 
 
 @pytest.fixture

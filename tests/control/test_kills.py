@@ -20,6 +20,8 @@ from tests.control.scripting import ROWS, Script, imported, staging, typed
 from tests.harness.bounds import bounds
 from tests.harness.seeds import seeded
 
+pytestmark = pytest.mark.on_disk
+
 
 class Rounds:
     """Kills of scripts and owners beside one store."""

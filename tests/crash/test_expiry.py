@@ -20,6 +20,8 @@ from tests.harness.kills import SEED, run_until_killed
 from tests.harness.parts import parts_of
 from tests.harness.seeds import seeded
 
+pytestmark = pytest.mark.on_disk
+
 START = 1_700_000_000_000_000_000
 STEP = 1000
 KEYS = 200

@@ -24,6 +24,8 @@ from tests.crash import children
 from tests.harness.kills import SEED, run_until_killed
 from tests.harness.seeds import seeded
 
+pytestmark = pytest.mark.on_disk
+
 Child = Callable[[Path, Any, int], None]
 Said = list[tuple[Any, ...]]
 

@@ -16,6 +16,8 @@ from tests.harness.kills import SEED, Rounds, run_until_killed
 from tests.harness.seeds import seeded
 from tests.harness.workload import Session, State, Step, Workload, with_rows
 
+pytestmark = pytest.mark.on_disk
+
 
 class WithImports(Workload):
     """The steps of a store, and imports that are added and reverted."""

@@ -34,6 +34,8 @@ from pathlib import Path
 import kvstore
 from kvstore import Position, Timestamp
 
+pytestmark = pytest.mark.on_disk
+
 url, file, number, workers, is_last = sys.argv[1], Path(sys.argv[2]), *map(int, sys.argv[3:])
 text = file.read_bytes()
 whole = text[: text.rfind(b"\\n") + 1]

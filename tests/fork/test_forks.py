@@ -18,6 +18,8 @@ from kvstore.errors import ForkedError
 from tests.harness.forks import STATUS, reap
 from tests.harness.seeds import seed_of
 
+pytestmark = pytest.mark.on_disk
+
 ROOT = Path(__file__).parents[2]
 FEW, MANY = 5, 100
 

@@ -18,6 +18,8 @@ import sys
 from kvstore.storage.journal import Journal, Sync
 from tests.journal.folds import Payloads
 
+pytestmark = pytest.mark.on_disk
+
 fold = Payloads()
 path, policy = sys.argv[1:]
 sync = {"always": Sync.always(), "every": Sync.every(4), "never": Sync.never()}[policy]

@@ -22,6 +22,8 @@ from tests.harness.writer import check, key
 from tests.live import children
 from tests.live.children import Seen
 
+pytestmark = pytest.mark.on_disk
+
 SEED = "KVSTORE_LIVE_SEED"
 
 

@@ -34,6 +34,8 @@ from tests.pushes.puller import (
     pull_until,
 )
 
+pytestmark = pytest.mark.on_disk
+
 KEYS = [b"%s/%d" % (prefix, number) for prefix in (b"a", b"b") for number in range(6)]
 STAGES = [
     Stage(name, is_after, count)

@@ -32,6 +32,8 @@ from tests.harness.seeds import seeded
 from tests.server.process import ServerProcess
 from tests.txn.serialization import Record, cycle, edges
 
+pytestmark = pytest.mark.on_disk
+
 WRITERS = 3
 
 

@@ -12,7 +12,6 @@ import pytest
 from moto.server import ThreadedMotoServer
 from obstore.store import AzureStore, ObjectStore, S3Store
 
-from tests.memory import tmp_path as tmp_path
 from tests.shard import azurite
 from tests.shard.driver import Driver
 from tests.shard.world import World

@@ -20,6 +20,8 @@ from tests.harness.seeds import seeded
 from tests.shared.linearizability import UNKNOWN, Call, counter, is_linearizable, register
 from tests.shared.members import ACCOUNTS, COUNTER, EACH, REGISTERS, member
 
+pytestmark = pytest.mark.on_disk
+
 SEED = "KVSTORE_SHARED_SEED"
 STOPPED_S = 0.02
 PRELOADED = [

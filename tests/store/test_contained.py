@@ -8,6 +8,8 @@ import pytest
 
 from tests.harness.contained import LIMIT_BYTES, STEPS, live_contained
 
+pytestmark = pytest.mark.on_disk
+
 
 @pytest.mark.parametrize(
     "rows", [200_000, pytest.param(10_000_000, marks=pytest.mark.soak)], ids="{:,}".format

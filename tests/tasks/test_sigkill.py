@@ -15,6 +15,8 @@ import sys
 from kvstore.base.clock import ManualClock
 from kvstore.tasks import NewTask, Tasks, Worker
 
+pytestmark = pytest.mark.on_disk
+
 lines = int(sys.argv[3])
 
 def handler(job):
