@@ -30,7 +30,7 @@ def tmp_path(
     if is_full or request.node.get_closest_marker("on_disk"):
         yield tmp_path_factory.mktemp("test")
         return
-    place = Path(tempfile.mkdtemp(prefix="kvstore-test-", dir=MEMORY))
+    place = Path(tempfile.mkdtemp(prefix="test-", dir=MEMORY))
     try:
         yield place
     finally:

@@ -47,7 +47,7 @@ from kvstore.bulk.bucket import remove_fetched, require_space
 from kvstore.bulk.gate import Gate
 from kvstore.bulk.ingest import ingest_pushed, staging_beside
 from kvstore.bulk.manifest import Manifest
-from kvstore.bulk.part import PartWriter, SstFile
+from kvstore.bulk.part import UNFINISHED_SUFFIX, PartWriter, SstFile
 from kvstore.bulk.progress import StageTimes
 from kvstore.bulk.pushes.log import (
     ERROR_CHARS_MAX,
@@ -871,9 +871,12 @@ class AmendedPush:
     def _write_deletes(self, files: Sequence[Path], directory: Path) -> _Deletes | None:
         """Write the rows that delete the keys which the push lacks. None if there are none. Raises
         `OutOfSpaceError` before they take the room that a fetch leaves free."""
+        path = directory / _DELETED
         with storage_errors(str(directory)):
             directory.mkdir(parents=True, exist_ok=True)
-        file, path = SstFile(directory / _DELETED), directory / _DELETED
+            unfinished = path.with_name(path.name + UNFINISHED_SUFFIX)
+            unfinished.unlink(missing_ok=True)  # a killed process left it
+        file = SstFile(path)
         rows, listed = 0, list[bytes]()
         try:
             for keys in self._missing(files):

@@ -25,6 +25,8 @@ from tests.harness.bounds import bounds
 from tests.harness.kills import SEED
 from tests.harness.seeds import seeded
 
+pytestmark = pytest.mark.on_disk
+
 WORKERS = 3
 COMMITS_PER_ROUND = 60
 
@@ -33,8 +35,6 @@ import json, sys
 from pathlib import Path
 import kvstore
 from kvstore import Position, Timestamp
-
-pytestmark = pytest.mark.on_disk
 
 url, file, number, workers, is_last = sys.argv[1], Path(sys.argv[2]), *map(int, sys.argv[3:])
 text = file.read_bytes()

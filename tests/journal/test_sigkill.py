@@ -13,12 +13,12 @@ import pytest
 from kvstore.storage.journal import Journal, compact
 from tests.journal.folds import Payloads
 
+pytestmark = pytest.mark.on_disk
+
 CHILD = """
 import sys
 from kvstore.storage.journal import Journal, Sync
 from tests.journal.folds import Payloads
-
-pytestmark = pytest.mark.on_disk
 
 fold = Payloads()
 path, policy = sys.argv[1:]

@@ -16,6 +16,7 @@ from kvstore import bulk
 from kvstore.backup import Collection
 from kvstore.bulk.pushes import Pushes
 from kvstore.bulk.pushes.pull import Puller
+from kvstore.bulk.pushes.pushes import import_id_of
 from kvstore.errors import CorruptionError, FormatVersionError, HistoryGoneError, UsageError
 from kvstore.storage.memory import MemoryBlob
 from kvstore.store import Store
@@ -64,6 +65,19 @@ def test_keys_that_the_push_lacks_disappear_at_its_stamp_and_come_back_with_its_
     assert dict(store.scan()) == {**before, b"a/00": b"live"}
     store.gc(keep=timedelta(0))
     assert dict(store.scan()) == {**before, b"a/00": b"live"}
+
+
+def test_what_a_killed_puller_left_is_in_nobodys_way(pushes: Pushes, tmp_path: Path) -> None:
+    """It was killed while it wrote the deletes of a push."""
+    with kvstore.open(tmp_path / "store") as store:
+        store.put_many({**OTHER, **rows(b"old", 0, 20)})
+        made = push(pushes, rows(b"new", 10, 30), mode="replace", prefix=b"a/")
+        left = tmp_path / "store" / "ingest" / f"{import_id_of(made.job, 0):016x}"
+        left.mkdir(parents=True)
+        (left / "deleted.sst.tmp").write_bytes(b"half of it")
+        drain(Puller(store, pushes, name="s"))
+        assert dict(store.scan()) == {**OTHER, **rows(b"new", 10, 30)}
+        assert not left.exists()
 
 
 def test_writes_after_the_build_stay_and_no_reader_sees_an_older_value(

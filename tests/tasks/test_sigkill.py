@@ -7,15 +7,17 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from kvstore.base.clock import ManualClock
 from kvstore.tasks import NewTask, Tasks
+
+pytestmark = pytest.mark.on_disk
 
 CHILD = """
 import sys
 from kvstore.base.clock import ManualClock
 from kvstore.tasks import NewTask, Tasks, Worker
-
-pytestmark = pytest.mark.on_disk
 
 lines = int(sys.argv[3])
 
