@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -17,8 +18,14 @@ def found_in(code: str) -> list[str]:
     return habits.findings([Module("tests/test_it.py", "tests.test_it", ast.parse(code), code)])
 
 
+@cache
+def every_module() -> list[Module]:
+    """The tests, parsed once."""
+    return read_modules(ROOT, ["tests"])
+
+
 def test_the_tests_keep_their_rules() -> None:
-    assert habits.findings(read_modules(ROOT, ["tests"])) == []
+    assert habits.findings(every_module()) == []
 
 
 @pytest.mark.parametrize(
@@ -62,7 +69,7 @@ def test_code_that_breaks_a_rule_is_named(code: str, finding: str) -> None:
 def test_each_exception_is_still_needed() -> None:
     reached = {
         (module.path, name)
-        for module in read_modules(ROOT, ["tests"])
+        for module in every_module()
         for _, name in habits.private_names(module.tree)
     }
     assert set(habits.REVIEWED) <= reached

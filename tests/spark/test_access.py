@@ -18,6 +18,7 @@ from kvstore.spark.access import Access
 from kvstore.spark.jobs import backup, compact, restore, verify
 from kvstore.spark.options import read_options
 from kvstore.spark.origins import find
+from tests.harness.soak import soaked
 from tests.shard.conftest import s3_bucket, s3_server
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ def commit(store: Store, first: int) -> None:
     store.delete_range(b"%06d" % (first + 50), b"%06d" % (first + 90))
 
 
-@pytest.mark.parametrize("place", ["files", "s3"], indirect=True)
+@pytest.mark.parametrize("place", ["s3", *soaked("files")], indirect=True)
 def test_jobs_reads_and_streams_open_encrypted_collections_wherever_they_are(
     spark: SparkSession, store: Store, tmp_path: Path, place: Access
 ) -> None:
