@@ -155,7 +155,11 @@ def test_a_write_waits_for_an_owner_that_is_started_anew(service: Service) -> No
 
 def test_the_containers_name_files_and_commands_that_exist() -> None:
     compose = yaml.safe_load((PROJECT / "compose.yaml").read_text())
-    assert set(compose["services"]) == {"owner", "api", "prometheus"}
+    assert set(compose["services"]) == {"owner", "api", "prometheus", "bucket", "backups"}
+    for name, service in compose["services"].items():
+        assert set(service.get("depends_on", ())) < set(compose["services"]), name
+        volumes = {each.partition(":")[0] for each in service["volumes"]}
+        assert all(each in compose["volumes"] or (PROJECT / each).exists() for each in volumes)
     for name in ("tables.py", "api.py", "backups.py"):
         assert name in (PROJECT / "Dockerfile").read_text()
         assert (PROJECT / name).exists()
