@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from itertools import chain, islice
 from typing import Annotated, Any, Final
+from uuid import UUID
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -38,7 +39,6 @@ from kvstore.tables import Table, TableCodec
 from kvstore.tables.changes import ROW_IMAGES
 from kvstore.tables.codec import dicts
 from kvstore.tables.definition import Column, Index
-from kvstore.tables.exact import is_text
 from kvstore.tables.nested import is_nested
 from kvstore.tables.words import (
     json_row,
@@ -315,19 +315,32 @@ def _condition(codec: TableCodec, text: str) -> pc.Expression:
                 if word[:1] == '"':
                     with suppress(ValueError):
                         word = str(json.loads(word))
-                value = to_value(column.type, word, f"{codec.definition.where}, {text!r}")
-                if name in ("begins with", "contains"):
-                    if not is_text(column.type):
-                        raise UsageError(
-                            f"{text!r}: the column is {column.type}", f"only texts {name} one"
-                        )
-                    return compare(pc.field(column.name), value)
-                return compare(pc.field(column.name), pa.scalar(value, column.type))
+                return _compared(compare, column, word, f"{codec.definition.where}, {text!r}")
     names = ", ".join(column.name for column in codec.definition.columns)
     raise UsageError(
         f"{text!r} is no condition",
         f"write 'COLUMN >= VALUE' or 'COLUMN is null'; the columns are {names}",
     )
+
+
+def _compared(
+    compare: Callable[[Any, Any], Any], column: Column, word: str, where: str
+) -> pc.Expression:
+    """The rows whose column compares with the value that a word tells."""
+    field, type_ = pc.field(column.name), column.type
+    if compare in (pc.starts_with, pc.match_substring):
+        if pa.types.is_fixed_size_binary(type_):
+            type_ = pa.binary()  # the start of a value is shorter
+            field = field.cast(type_)
+        value = to_value(type_, word, where)
+        if not isinstance(value, str | bytes):
+            raise UsageError(f"{where}: the column is {type_}", "ask so of texts and binaries")
+        return compare(field, value)
+    value = to_value(type_, word, where)
+    if isinstance(value, UUID):  # Arrow compares its bytes alone
+        type_, value = pa.binary(16), value.bytes
+        field = field.cast(type_)
+    return compare(field, pa.scalar(value, type_))
 
 
 def _index(codec: TableCodec, word: str) -> Index:

@@ -118,6 +118,39 @@ def test_rows_are_those_that_meet_conditions(
     assert run("table", "count", path, "trips", *where).stdout == f"{len(trips)}\n"
 
 
+TYPED = {
+    "uuid": (pa.uuid(), UUID(int=7), str(UUID(int=7))),
+    "binary": (pa.binary(), b"\x01\x02", "0102"),
+    "fixed": (pa.binary(2), b"\x01\x02", "0102"),
+    "large": (pa.large_string(), "ab", "ab"),
+    "decimal": (pa.decimal128(9, 2), Decimal("1.50"), "1.5"),
+    "day": (pa.date32(), date(2026, 1, 2), "2026-01-02"),
+    "duration": (pa.duration("s"), timedelta(seconds=5), "5"),
+    "flag": (pa.bool_(), True, "true"),
+    "naive": (pa.timestamp("us"), datetime(2026, 1, 2), "2026-01-02T00:00:00"),  # noqa: DTZ001
+    "short": (pa.float32(), 0.5, "0.5"),
+    "unsigned": (pa.uint64(), 2**64 - 1, str(2**64 - 1)),
+}
+
+
+@pytest.mark.parametrize("served", [False, True], ids=["path", "beside its owner"])
+def test_a_condition_compares_values_of_each_type(run: Run, tmp_path: Path, served: bool) -> None:
+    schema = pa.schema([("id", pa.int64()), *((name, each[0]) for name, each in TYPED.items())])
+    with kvstore.open(tmp_path / "s", control=served) as store:
+        table = store.table("t", schema, key="id")
+        table.put({"id": 1, **{name: each[1] for name, each in TYPED.items()}})
+        table.put({"id": 2})
+        if not served:
+            store.close()
+        for name, (_, _, word) in TYPED.items():
+            for condition, count in ((f"= {word}", 1), (f"!= {word}", 0), (f"<= {word}", 1)):
+                where = ("--where", f"{name} {condition}")
+                assert run("table", "count", tmp_path / "s", "t", *where).stdout == f"{count}\n"
+        for name, start in (("binary", "01"), ("fixed", "01"), ("large", "a")):
+            where = ("--where", f"{name} begins with {start}")
+            assert run("table", "count", tmp_path / "s", "t", *where).stdout == "1\n"
+
+
 @pytest.mark.parametrize(
     ("condition", "told"),
     [
