@@ -44,7 +44,7 @@ from kvstore.backup.shard import (
     Versioned,
 )
 from kvstore.backup.shard.state import witness
-from kvstore.backup.shard.state.log import MissingShardError, StateLog
+from kvstore.backup.shard.state.state_log import MissingShardError, StateLog
 from kvstore.base.arguments import REFUSED, ArgumentKind, Refused
 from kvstore.base.clock import WallClock
 from kvstore.base.timestamp import (

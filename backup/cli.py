@@ -31,7 +31,7 @@ from kvstore.backup.window import BackupInfo
 from kvstore.base.arguments import AGE, word
 from kvstore.base.timestamp import Timestamp
 from kvstore.changes import Change
-from kvstore.cli.app import NOT_FOUND
+from kvstore.cli.main import NOT_FOUND
 from kvstore.cli.options import (
     LISTED_MAX,
     Encoding,

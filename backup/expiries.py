@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kvstore.backup.shard.rows.rules import OP_PUT, AsOf, View, Window
-from kvstore.backup.shard.snapshot import ShardSnapshot
+from kvstore.backup.shard.shard_snapshot import ShardSnapshot
 from kvstore.base.span import Span
 from kvstore.bulk.sort import sorted_batches
 from kvstore.changes import Change

@@ -32,7 +32,7 @@ from typing_extensions import Self
 
 from kvstore.backup.chains import Chains
 from kvstore.backup.shard import Shard, Storage
-from kvstore.backup.shard.compact import merge_slot
+from kvstore.backup.shard.slot_compaction import merge_slot
 from kvstore.backup.shard.state.trace import ShardBatch, Slot, part_of_slot
 from kvstore.backup.window import BackupInfo, Request, back_up, reached
 from kvstore.base.arguments import AGE, WAIT

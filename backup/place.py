@@ -17,7 +17,7 @@ from kvstore.backup.shard import FileBlob, Storage, open_storage
 from kvstore.base.paths import is_there, require_outside, require_parent
 from kvstore.errors import Argument, NotAStoreError, UsageError
 from kvstore.storage.address import public_address, require_options
-from kvstore.storage.files import not_done
+from kvstore.storage.local_files import not_done
 from kvstore.storage.patience import PATIENCE, Patience
 from kvstore.storage.wrapped import Bandwidth, CachedBlob, FetchedBlob, KeptBytes, LimitedBlob
 

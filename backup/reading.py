@@ -60,7 +60,7 @@ from kvstore.backup.shard import (
     Window,
 )
 from kvstore.backup.shard.rows.part_reader import MissingPartError, OpenedPart
-from kvstore.backup.shard.snapshot import snapshot_unheld
+from kvstore.backup.shard.shard_snapshot import snapshot_unheld
 from kvstore.base.arguments import COUNT, LIMIT, NUMBER, is_many, key_list
 from kvstore.base.clock import WallClock
 from kvstore.base.forks import own

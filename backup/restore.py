@@ -26,7 +26,7 @@ from kvstore.backup.rows import points_of, range_rows, tables_in
 from kvstore.backup.shard import Blob, Shard, Split, Storage
 from kvstore.backup.shard.rows.part_reader import touches
 from kvstore.backup.shard.rows.rules import AsOf, View, Window
-from kvstore.backup.shard.snapshot import ShardSnapshot
+from kvstore.backup.shard.shard_snapshot import ShardSnapshot
 from kvstore.backup.workers import TellRows, shared
 from kvstore.base.arguments import integer
 from kvstore.base.meters import OnProgress, Tally

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from kvstore.backup.shard import OP_DELETE, OP_DELETE_RANGE, OP_PUT, VERSIONS_SCHEMA
 from kvstore.backup.shard.rows.rules import Longs, Sorted
-from kvstore.backup.shard.snapshot import ShardSnapshot
+from kvstore.backup.shard.shard_snapshot import ShardSnapshot
 from kvstore.base.span import Span
 from kvstore.bulk.manifest import EncodedBy
 from kvstore.bulk.part import kinds_of, suffixes_of

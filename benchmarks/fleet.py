@@ -31,7 +31,7 @@ from kvstore.bulk.pushes import Push, Pushes
 from kvstore.bulk.pushes.pull import Puller
 from kvstore.limits import PULL_EVERY_S
 from kvstore.storage.contract import Blob, BlobInfo
-from kvstore.storage.memory import MemoryBlob
+from kvstore.storage.memory_storage import MemoryBlob
 from kvstore.storage.patience import Patience
 from tests.harness.storage_faults import FaultRates, FaultyBlob, Weather
 

@@ -22,7 +22,12 @@ from kvstore.base.timestamp import Timestamp, to_timestamp
 from kvstore.bulk.bucket import has_manifest
 from kvstore.bulk.delimited import QUOTINGS
 from kvstore.bulk.exports import export_rows, live_rows, packed, write_rows
-from kvstore.bulk.files import (
+from kvstore.bulk.gate import Force, Gate
+from kvstore.bulk.ingest import OnConflict, ingest
+from kvstore.bulk.loading import RowsApplied, apply_rows, import_rows, sync_rows
+from kvstore.bulk.manifest import Manifest
+from kvstore.bulk.progress import Reading
+from kvstore.bulk.row_files import (
     NESTED,
     FileReads,
     decoded,
@@ -32,11 +37,6 @@ from kvstore.bulk.files import (
     format_of,
     has_format,
 )
-from kvstore.bulk.gate import Force, Gate
-from kvstore.bulk.ingest import OnConflict, ingest
-from kvstore.bulk.loading import RowsApplied, apply_rows, import_rows, sync_rows
-from kvstore.bulk.manifest import Manifest
-from kvstore.bulk.progress import Reading
 from kvstore.bulk.seed import SeedColumns, SeedRows, seed
 from kvstore.bulk.sort import DUPLICATES
 from kvstore.bulk.staging import expire_stagings, staged_manifest, staging_place

@@ -46,8 +46,8 @@ import pyarrow.csv as pa_csv
 
 from kvstore.errors import UsageError
 from kvstore.limits import CSV_BLOCK_BYTES, TEXT_ROW_BYTES_MAX
-from kvstore.loops.contract import CLOSED, FIELD, QUOTED, RETURN
 from kvstore.loops.records import scan_records
+from kvstore.loops.shapes import CLOSED, FIELD, QUOTED, RETURN
 from kvstore.tables.nested import is_nested
 from kvstore.tables.words import FLOAT_DIGITS, column_of, is_float_of, to_value
 

@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 
 from kvstore.base.span import Span
 from kvstore.base.timestamp import Timestamp
-from kvstore.bulk.files import FileFormat, compression_of, format_of, line_of
+from kvstore.bulk.row_files import FileFormat, compression_of, format_of, line_of
 from kvstore.bulk.seed import appearing_file
 from kvstore.errors import UsageError, printable, storage_errors
 from kvstore.limits import TEXT_ROW_BYTES_MAX

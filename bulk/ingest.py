@@ -96,9 +96,9 @@ from kvstore.mvcc.expiry_records import EXPIRY, require_record
 from kvstore.remote.control import StoreOrClient, as_store, client_of, imports_of
 from kvstore.store import Store
 from kvstore.tables import TableCodec
-from kvstore.tables.codec import schema_number
 from kvstore.tables.definition import Index
 from kvstore.tables.exact import as_python
+from kvstore.tables.row_codec import schema_number
 from kvstore.tables.sources import not_unique
 from kvstore.timeline.committer import After
 from kvstore.timeline.import_records import Amend, FoundKeys, ImportRecord

@@ -21,7 +21,6 @@ from kvstore.base.span import Span
 from kvstore.base.timestamp import Timestamp
 from kvstore.bulk.bucket import BucketUrl
 from kvstore.bulk.building import Import
-from kvstore.bulk.files import PLAIN_READS, FileReads, due_times, first_row, typed_batches
 from kvstore.bulk.gate import Force, Gate
 from kvstore.bulk.ingest import (
     ON_CONFLICT,
@@ -35,6 +34,7 @@ from kvstore.bulk.ingest import (
     staging_for,
 )
 from kvstore.bulk.manifest import EncodedBy, Manifest
+from kvstore.bulk.row_files import PLAIN_READS, FileReads, due_times, first_row, typed_batches
 from kvstore.bulk.sort import DUPLICATES, Duplicates, sorted_batches
 from kvstore.bulk.staging import Staging, remove_staging, staging_place
 from kvstore.codec.columns import due_column
@@ -50,8 +50,8 @@ from kvstore.mvcc.arrow import rows_schema
 from kvstore.remote.control import StoreOrClient, client_of
 from kvstore.store import Store
 from kvstore.tables import Table, TableCodec
-from kvstore.tables.codec import conform, default_value, record_batches, row_dues
 from kvstore.tables.definition import is_entry
+from kvstore.tables.row_codec import conform, default_value, record_batches, row_dues
 from kvstore.tables.sources import ImportTarget, require_no_expiry_column
 from kvstore.timeline.imports import INGEST_DIRECTORY, REFUSED_PREFIX
 

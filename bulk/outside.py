@@ -13,13 +13,13 @@ import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 
 from kvstore.base.timestamp import TimeLike, Timestamp
-from kvstore.bulk.files import FileFormat, compression_of, format_of
+from kvstore.bulk.row_files import FileFormat, compression_of, format_of
 from kvstore.bulk.seed import appearing_file
 from kvstore.errors import UsageError, storage_errors
 from kvstore.limits import TEXT_ROW_BYTES_MAX
-from kvstore.tables.codec import dicts
 from kvstore.tables.exact import is_text, rebuilt
 from kvstore.tables.nested import is_nested, mapped, only_lists
+from kvstore.tables.row_codec import dicts
 from kvstore.tables.words import cell_text, json_row
 
 # --------------------------------------------------------------------------------------------------

@@ -68,8 +68,8 @@ from kvstore.limits import (
     SCAN_CHUNK,
     VALUE_BYTES_MAX,
 )
-from kvstore.loops.contract import Column, FileRows, OutOfOrder
 from kvstore.loops.packing import Packer, Stretch
+from kvstore.loops.shapes import Column, FileRows, OutOfOrder
 from kvstore.mvcc.expiry_records import CARRIED, EXPIRY, WAITING, longest_key
 
 PART_PREFIX: Final = "part-"

@@ -25,9 +25,9 @@ import pyarrow.compute as pc
 import typer
 
 from kvstore.base.timestamp import Timestamp
-from kvstore.bulk.files import json_objects, json_values
-from kvstore.cli.app import NOT_FOUND
+from kvstore.bulk.row_files import json_objects, json_values
 from kvstore.cli.changes import LinesOption
+from kvstore.cli.main import NOT_FOUND
 from kvstore.cli.options import AddressArgument, AsOfOption, JsonOption, open_for_rows, open_to_read
 from kvstore.cli.output import note, print_figures, print_json, print_line, print_table
 from kvstore.cli.times import iso
@@ -36,10 +36,10 @@ from kvstore.limits import SERVER_BODY_BYTES_MAX
 from kvstore.remote.control import StoreOrClient
 from kvstore.store import Store
 from kvstore.tables import Table, TableCodec
-from kvstore.tables.changes import ROW_IMAGES
-from kvstore.tables.codec import dicts
 from kvstore.tables.definition import Column, Index
 from kvstore.tables.nested import is_nested
+from kvstore.tables.row_changes import ROW_IMAGES
+from kvstore.tables.row_codec import dicts
 from kvstore.tables.words import (
     json_row,
     read_row,

@@ -26,7 +26,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kvstore.bulk.delimited import NULLS
-from kvstore.bulk.files import (
+from kvstore.bulk.row_files import (
     FileReads,
     column_names,
     fields_of_lines,

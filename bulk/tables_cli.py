@@ -37,11 +37,11 @@ from kvstore.bulk.cli import (
     local_files,
 )
 from kvstore.bulk.exports import packed
-from kvstore.bulk.files import format_of, has_format
 from kvstore.bulk.loading import TimedRows, import_files
 from kvstore.bulk.manifest import Manifest
 from kvstore.bulk.outside import ExportReport, export_table, write_table
 from kvstore.bulk.progress import Reading
+from kvstore.bulk.row_files import format_of, has_format
 from kvstore.bulk.rows_cli import ColumnsOption, NameArgument, names_of, write_told
 from kvstore.bulk.schemas import schema_of
 from kvstore.bulk.sort import DUPLICATES

@@ -73,7 +73,7 @@ def _write_commands(_app: Any) -> None:
     import typer
     from typer.cli import get_docs_for_click
 
-    from kvstore.cli.app import app
+    from kvstore.cli.main import app
 
     command = typer.main.get_command(app)
     text = get_docs_for_click(

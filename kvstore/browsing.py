@@ -61,12 +61,12 @@ from kvstore.mvcc.parallel_scan import bytes_in, user_spans
 from kvstore.retention.gc import CollectionRun, collections
 from kvstore.timeline.import_records import ImportRecord
 from kvstore.timeline.parts import Parts
-from kvstore.timeline.reads import Clears
+from kvstore.timeline.read_times import Clears
 from kvstore.timeline.reserved import PushLogTold, PushTold, push_logs
 
 if TYPE_CHECKING:
-    from kvstore.tables.codec import TableCodec
     from kvstore.tables.looks import KeyCount, RowPage, RowSearch
+    from kvstore.tables.row_codec import TableCodec
 
 # --------------------------------------------------------------------------------------------------
 # The beginning of a value: enough to show it, whatever its size.

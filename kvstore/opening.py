@@ -149,7 +149,7 @@ def engine_at(path: Path) -> str | None:
     with storage_errors(str(path)):
         if (path / "CURRENT").exists():
             return "rocksdb"
-        from kvstore.engine.memory import is_memory_store
+        from kvstore.engine.memory_engine import is_memory_store
 
         return "memory" if is_memory_store(path) else None
 
@@ -183,7 +183,7 @@ def _open_engine(
 
 def _memory_engine(path: Path | None, **how: Any) -> Engine:
     # Imported late, with the journal: stores of RocksDB need neither.
-    from kvstore.engine.memory import MemoryEngine
+    from kvstore.engine.memory_engine import MemoryEngine
 
     return MemoryEngine(path, **how)
 

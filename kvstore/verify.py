@@ -58,7 +58,7 @@ from kvstore.mvcc.meta import COLLECTED, INDEX_FLOOR, SINCE, STAGED, UPPER, Meta
 from kvstore.mvcc.versions import stored_tombstones
 from kvstore.retention.gc import collections
 from kvstore.tables.catalogue import Catalogue, StoreDefinitions
-from kvstore.tables.codec import TableCodec
+from kvstore.tables.row_codec import TableCodec
 from kvstore.timeline.committer import Committer
 from kvstore.timeline.holds import HoldRecord
 from kvstore.timeline.import_records import (
@@ -70,7 +70,7 @@ from kvstore.timeline.import_records import (
 )
 from kvstore.timeline.imports import Imports
 from kvstore.timeline.parts import Parts
-from kvstore.timeline.reads import Clear
+from kvstore.timeline.read_times import Clear
 
 # --------------------------------------------------------------------------------------------------
 # The result of a verification: the problems, up to a bound, and counts of checked things.

@@ -33,6 +33,7 @@ from kvstore.errors import Argument, UsageError
 from kvstore.mvcc.arrow import to_microseconds
 from kvstore.mvcc.parallel_scan import split_span
 from kvstore.spark.access import Access, Address, asked, freeze_objects, plain_errors
+from kvstore.spark.format_options import require_nanoseconds
 from kvstore.spark.interfaces import arrow_function
 from kvstore.spark.load import (
     Columns,
@@ -43,11 +44,9 @@ from kvstore.spark.load import (
     require_time,
     selected,
 )
-from kvstore.spark.options import require_nanoseconds
 from kvstore.spark.origins import JoinChoice, Origin, Place, find, open_origin
 from kvstore.spark.read import TypedRows, arrow_schema, table_at
 from kvstore.spark.releases import REBALANCE, has
-from kvstore.tables.codec import KeyCodec
 from kvstore.tables.exact import same_values
 from kvstore.tables.joining import RowChoice
 from kvstore.tables.joins import (
@@ -64,6 +63,7 @@ from kvstore.tables.joins import (
     OnNull,
     age_of,
 )
+from kvstore.tables.row_codec import KeyCodec
 from kvstore.timeline.frontiers import require_readable
 
 # --------------------------------------------------------------------------------------------------

@@ -98,10 +98,10 @@ from kvstore.spark.interfaces import arrow_function, utc_schema
 from kvstore.spark.releases import NUMBERED_PARTITIONS, require
 from kvstore.storage.address import public_address
 from kvstore.tables import Table, TableCodec
-from kvstore.tables.codec import conform
 from kvstore.tables.definition import Definition
 from kvstore.tables.exact import rebuilt, require_held
 from kvstore.tables.nested import fields_of, is_nested, with_fields
+from kvstore.tables.row_codec import conform
 from kvstore.timeline.import_records import ImportRecord
 
 # --------------------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from kvstore.bulk.bucket import BucketUrl
 from kvstore.bulk.part import Part
 from kvstore.bulk.progress import StageTimes
 from kvstore.bulk.pushes import Push, Pushes, StoreStatus
-from kvstore.bulk.pushes.log import ADD, ModeName, import_path, mode_of
+from kvstore.bulk.pushes.push_log import ADD, ModeName, import_path, mode_of
 from kvstore.bulk.pushes.pushes import SHARD, BuildingPush, import_id_of
 from kvstore.bulk.sort import Duplicates
 from kvstore.errors import UsageError

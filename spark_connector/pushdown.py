@@ -23,8 +23,8 @@ from kvstore.errors import Argument, UsageError
 from kvstore.limits import KEY_BYTES_MAX
 from kvstore.spark.origins import Origin
 from kvstore.tables import TableCodec
-from kvstore.tables.codec import KeyCodec
 from kvstore.tables.definition import Column
+from kvstore.tables.row_codec import KeyCodec
 
 # --------------------------------------------------------------------------------------------------
 # Filters that a reader of rows is told about: comparisons of columns with values.

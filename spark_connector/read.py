@@ -53,6 +53,7 @@ from kvstore.mvcc import Cover
 from kvstore.mvcc.arrow import to_microseconds
 from kvstore.mvcc.parallel_scan import split_span
 from kvstore.spark.access import Access, Address, asked, freeze_objects, plain_errors
+from kvstore.spark.format_options import ReadOptions, require_nanoseconds
 from kvstore.spark.interfaces import (
     DataSourceReader,
     DataSourceStreamReader,
@@ -65,7 +66,6 @@ from kvstore.spark.interfaces import (
     utc_schema,
 )
 from kvstore.spark.load import quoted
-from kvstore.spark.options import ReadOptions, require_nanoseconds
 from kvstore.spark.origins import (
     ChangeCount,
     CollectionOrigin,

@@ -15,14 +15,7 @@ from pyspark.sql.types import StructType
 
 from kvstore.errors import UsageError
 from kvstore.spark.access import freeze_objects, plain_errors
-from kvstore.spark.interfaces import (
-    DataSource,
-    DataSourceReader,
-    DataSourceStreamReader,
-    DataSourceStreamWriter,
-    DataSourceWriter,
-)
-from kvstore.spark.options import (
+from kvstore.spark.format_options import (
     ReadOptions,
     asked_table,
     column_names,
@@ -31,6 +24,13 @@ from kvstore.spark.options import (
     reads_changes,
     require_readable_options,
     staging_of,
+)
+from kvstore.spark.interfaces import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
 )
 from kvstore.spark.read import QueryReader, offered, require_known, require_same, table_schema
 from kvstore.spark.releases import LIMITS, SOURCES, require

@@ -26,7 +26,7 @@ from kvstore.bulk.ingest import OnConflict
 from kvstore.bulk.micro_batches import BatchOrigin
 from kvstore.bulk.part import COMPRESSION, Part, PartWriter
 from kvstore.bulk.pushes import Push, Pushes, shard_of
-from kvstore.bulk.pushes.log import MicroBatch
+from kvstore.bulk.pushes.push_log import MicroBatch
 from kvstore.bulk.sort import Duplicates
 from kvstore.codec.keys import IMPORT_ID_MAX
 from kvstore.errors import UsageError

@@ -31,7 +31,7 @@ from kvstore.base.arguments import (
     word,
 )
 from kvstore.base.span import Span
-from kvstore.cli.app import in_options
+from kvstore.cli.main import in_options
 from kvstore.errors import Argument, KeyConflictError, KVStoreError, UsageError
 from kvstore.remote.client import connect
 from kvstore.remote.protocol import failure_fields, failure_of

@@ -19,9 +19,9 @@ from typer.testing import CliRunner
 import kvstore
 from kvstore import bulk
 from kvstore.backup import Collection, replicate
-from kvstore.cli.app import app
+from kvstore.cli.main import app
 from kvstore.engine import META
-from kvstore.engine.memory import MemoryEngine
+from kvstore.engine.memory_engine import MemoryEngine
 from kvstore.engine.rocks import RocksEngine
 from kvstore.errors import (
     ClosedError,

@@ -130,6 +130,7 @@ def run_session(text: str, services: ExitStack | None = None) -> None:
             capture_output=True,
             text=True,
             check=False,
+            timeout=120,  # a loop that waits for a command would hide the command's failure
         )
         assert done.returncode == 0, f"$ {command}\n{done.stdout}{done.stderr}"
         matches = doctest.OutputChecker().check_output

@@ -52,7 +52,7 @@ TREE = (
     "kvstore/mvcc.py",
     "kvstore/engine/__init__.py",
     "kvstore/engine/rocks.py",
-    "kvstore/engine/memory.py",
+    "kvstore/engine/memory_engine.py",
     "kvstore/engine/api.py",
     "kvstore/storage/object_store.py",
     "kvstore/base/span.py",
@@ -96,8 +96,8 @@ def test_architecture_names_files_that_exist() -> None:
         ("kvstore/engine/rocks.py", "from kvstore.base.span import Span"),
         ("kvstore/base/span.py", "from kvstore.errors import UsageError"),
         ("kvstore/store.py", "from kvstore import limits"),
-        ("kvstore/engine/memory.py", "from ..base.span import Span\nfrom . import api"),
-        ("kvstore/engine/memory.py", "from kvstore.engine import rocks"),
+        ("kvstore/engine/memory_engine.py", "from ..base.span import Span\nfrom . import api"),
+        ("kvstore/engine/memory_engine.py", "from kvstore.engine import rocks"),
         ("kvstore/engine/rocks.py", "import rocksdict"),
         ("kvstore/bulk/ingest.py", "import kvstore"),
         ("kvstore/engine/loose_files.py", "import rocksdict"),
@@ -143,11 +143,11 @@ def test_what_breaks_a_rule_is_named(tmp_path: Path, path: str, code: str, findi
     [
         (
             {
-                "kvstore/engine/rocks.py": "from . import memory",
-                "kvstore/engine/memory.py": "import kvstore.engine.rocks",
+                "kvstore/engine/rocks.py": "from . import memory_engine",
+                "kvstore/engine/memory_engine.py": "import kvstore.engine.rocks",
             },
-            "kvstore/engine/__init__.py: a circle: kvstore.engine.memory imports "
-            "kvstore.engine.rocks, kvstore.engine.rocks imports kvstore.engine.memory",
+            "kvstore/engine/__init__.py: a circle: kvstore.engine.memory_engine imports "
+            "kvstore.engine.rocks, kvstore.engine.rocks imports kvstore.engine.memory_engine",
         ),
         (
             {

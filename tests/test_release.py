@@ -20,7 +20,7 @@ from typing_extensions import deprecated
 
 import kvstore
 from kvstore import backup, bulk
-from kvstore.cli.app import app
+from kvstore.cli.main import app
 from kvstore.engine.rocks import release
 from kvstore.errors import CorruptionError, UsageError
 from tests.backup.histories import flip_a_bit, parts_of

@@ -19,7 +19,7 @@ from kvstore.errors import KVStoreError, UsageError
 from kvstore.remote.client import Client, connect
 from kvstore.remote.server import ListenAddress, serving
 from kvstore.remote.server.app import app
-from kvstore.spark.options import read_options
+from kvstore.spark.format_options import read_options
 from tests.test_timestamp import timestamps
 
 NOW = 1_790_000_000 * 10**9 + 123_456_789

@@ -1,6 +1,5 @@
 """Shards: durable collections of updates over time, on any storage. See `shard.py`."""
 
-from kvstore.backup.shard.compact import Merge, merge_here
 from kvstore.backup.shard.rows.batch_reader import read_batches
 from kvstore.backup.shard.rows.batch_writer import (
     BatchDesc,
@@ -21,13 +20,14 @@ from kvstore.backup.shard.rows.rules import (
     Window,
 )
 from kvstore.backup.shard.shard import Critical, Shard, Writer
-from kvstore.backup.shard.snapshot import ReadLease, ShardSnapshot, Split, split_batches
+from kvstore.backup.shard.shard_snapshot import ReadLease, ShardSnapshot, Split, split_batches
+from kvstore.backup.shard.slot_compaction import Merge, merge_here
 from kvstore.backup.shard.state.state import EMPTY, ShardState
 from kvstore.backup.shard.state.trace import ShardBatch, ShardPart
 from kvstore.storage.address import open_storage
 from kvstore.storage.contract import Blob, BlobInfo, Cas, Consensus, Storage, Versioned
-from kvstore.storage.files import FileBlob, FileConsensus
-from kvstore.storage.memory import MemoryBlob, MemoryConsensus
+from kvstore.storage.local_files import FileBlob, FileConsensus
+from kvstore.storage.memory_storage import MemoryBlob, MemoryConsensus
 
 __all__ = [
     "Shard",

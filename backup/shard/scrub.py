@@ -15,7 +15,7 @@ from functools import partial
 
 from kvstore.backup.shard.rows.part_reader import MissingPartError, require_part
 from kvstore.backup.shard.state import codec
-from kvstore.backup.shard.state.log import StateLog
+from kvstore.backup.shard.state.state_log import StateLog
 from kvstore.backup.shard.state.trace import ShardPart
 from kvstore.backup.shard.state.witness import is_witness
 from kvstore.base.meters import Tally

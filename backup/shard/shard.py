@@ -27,11 +27,10 @@ from collections.abc import Iterable, Mapping, Set
 
 import pyarrow as pa
 
-from kvstore.backup.shard import compact, gc, scrub
+from kvstore.backup.shard import blob_gc, scrub, slot_compaction
 from kvstore.backup.shard.rows.batch_writer import BatchDesc, OnFull, part_names, write_batch
-from kvstore.backup.shard.snapshot import ReadLease, ShardSnapshot, snapshot_unheld
+from kvstore.backup.shard.shard_snapshot import ReadLease, ShardSnapshot, snapshot_unheld
 from kvstore.backup.shard.state import witness
-from kvstore.backup.shard.state.log import StateLog
 from kvstore.backup.shard.state.state import (
     AlreadyCommitted,
     Appended,
@@ -43,6 +42,7 @@ from kvstore.backup.shard.state.state import (
     frontier_text,
     require_frontier,
 )
+from kvstore.backup.shard.state.state_log import StateLog
 from kvstore.backup.shard.state.trace import ShardBatch
 from kvstore.base.clock import Clock, WallClock
 from kvstore.base.meters import OnProgress, Tally
@@ -209,7 +209,7 @@ class Shard:
         self,
         *,
         full: bool = False,
-        merge: compact.Merge = compact.merge_here,
+        merge: slot_compaction.Merge = slot_compaction.merge_here,
         progress: OnProgress | None = None,
     ) -> list[MergeOutcome]:
         """Do the pending merges; with `full`, merge everything into one batch.
@@ -219,23 +219,23 @@ class Shard:
         calls the merge off.
         """
         if full:
-            compact.request_all(self.log)
-        return compact.merge_pending(self.log, merge=merge, progress=progress)
+            slot_compaction.request_all(self.log)
+        return slot_compaction.merge_pending(self.log, merge=merge, progress=progress)
 
-    def gc(self) -> gc.Collected:
+    def gc(self) -> blob_gc.Collected:
         """Delete all blobs that no version and no reader needs any more."""
-        gc.prepare(self.log)
-        return gc.collect(self.log)
+        blob_gc.prepare(self.log)
+        return blob_gc.collect(self.log)
 
     def expire_lapsed(self) -> None:
         """Forget the readers whose lease has run out: they would hold `since` back."""
-        gc.expire_lapsed(self.log)
+        blob_gc.expire_lapsed(self.log)
 
     def collect_if_due(self) -> None:
         """Run `gc` if enough versions have piled up; asking costs nothing."""
         state = self.state
         if state.gc_target is not None or state.lapsed_readers(self.log.clock.wall_ns()):
-            gc.collect_if_due(self.log)
+            blob_gc.collect_if_due(self.log)
 
     def scrub(
         self,
@@ -278,7 +278,7 @@ class Shard:
                     "append up to EMPTY and downgrade every hold to EMPTY first",
                 )
         self.log.write_rollup()
-        gc.collect(self.log)
+        blob_gc.collect(self.log)
         witness.remove(self.blob, self.log.shard)
 
 

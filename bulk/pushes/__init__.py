@@ -8,8 +8,8 @@
 `log` keeps the root, `pushes` is the side of the job, and `pull` is the side of a store.
 """
 
-from kvstore.bulk.pushes.log import Push, StoreStatus, shard_of
 from kvstore.bulk.pushes.pull import Puller, pull
+from kvstore.bulk.pushes.push_log import Push, StoreStatus, shard_of
 from kvstore.bulk.pushes.pushes import Pushes, PushStatus
 
 __all__ = ["Puller", "Push", "PushStatus", "Pushes", "StoreStatus", "pull", "shard_of"]

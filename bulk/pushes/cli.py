@@ -24,11 +24,11 @@ from kvstore.bulk.cli import (
     file_reads,
     local_files,
 )
-from kvstore.bulk.files import decoded_files
 from kvstore.bulk.progress import Reading
-from kvstore.bulk.pushes.log import ADD, MODE
 from kvstore.bulk.pushes.pull import ON_REFUSAL, Puller
+from kvstore.bulk.pushes.push_log import ADD, MODE
 from kvstore.bulk.pushes.pushes import Pushes, send_rows
+from kvstore.bulk.row_files import decoded_files
 from kvstore.bulk.sort import DUPLICATES
 from kvstore.cli.options import (
     Encoding,

@@ -49,7 +49,7 @@ from kvstore.bulk.ingest import ingest_pushed, staging_beside
 from kvstore.bulk.manifest import Manifest
 from kvstore.bulk.part import UNFINISHED_SUFFIX, PartWriter, SstFile
 from kvstore.bulk.progress import StageTimes
-from kvstore.bulk.pushes.log import (
+from kvstore.bulk.pushes.push_log import (
     ERROR_CHARS_MAX,
     PUSH,
     REVERT,

@@ -27,7 +27,7 @@ from kvstore.bulk.building import Import
 from kvstore.bulk.loading import key_text, require_expiry, stored_batches, timed_rows
 from kvstore.bulk.manifest import EncodedBy, Manifest
 from kvstore.bulk.part import Part, PartWriter
-from kvstore.bulk.pushes.log import (
+from kvstore.bulk.pushes.push_log import (
     ADD,
     EXPIRE,
     PLAIN,

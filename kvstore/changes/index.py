@@ -46,7 +46,7 @@ from kvstore.limits import (
 )
 from kvstore.loops.blocks import unpack_lz4
 from kvstore.loops.columns import cut, join, join_writes, survey, tuples
-from kvstore.loops.contract import ENTRY_HEAD, RULE_ANY, RULE_ID, RULE_NO_VALUE, RULE_SPAN
+from kvstore.loops.shapes import ENTRY_HEAD, RULE_ANY, RULE_ID, RULE_NO_VALUE, RULE_SPAN
 from kvstore.mvcc.meta import STAGED, Meta
 from kvstore.mvcc.write_set import WriteSet
 

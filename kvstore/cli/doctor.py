@@ -20,7 +20,7 @@ import typer
 import kvstore
 from kvstore.base.clock import Clock
 from kvstore.base.timestamp import NS_PER_SECOND, Timestamp
-from kvstore.cli.app import NOT_FOUND
+from kvstore.cli.main import NOT_FOUND
 from kvstore.cli.options import JsonOption
 from kvstore.cli.output import print_json, print_table
 from kvstore.cli.times import in_words, iso

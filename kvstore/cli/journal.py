@@ -13,10 +13,10 @@ import typer
 
 from kvstore import tasks
 from kvstore.base.arguments import word
-from kvstore.cli.app import NOT_FOUND
+from kvstore.cli.main import NOT_FOUND
 from kvstore.cli.options import JsonOption
 from kvstore.cli.output import print_figures, print_json, print_line, print_table, working
-from kvstore.engine import memory
+from kvstore.engine import memory_engine
 from kvstore.errors import UsageError
 from kvstore.storage import journal
 from kvstore.storage.journal import Inspection, StateMachine
@@ -32,7 +32,7 @@ JournalArgument = Annotated[
 ]
 
 _FOLDS: Final[Mapping[str, Callable[[], StateMachine]]] = {
-    memory.CONTENT: memory.MemoryState,
+    memory_engine.CONTENT: memory_engine.MemoryState,
     tasks.CONTENT: tasks.TaskState,
 }
 _CONTENTS: Final = ", ".join(_FOLDS)

@@ -115,7 +115,7 @@ def serve(
     """
     # Imported here: other commands start without the packages of a server.
     from kvstore.base.notices import notice
-    from kvstore.remote.server import ListenAddress, log, read_tokens
+    from kvstore.remote.server import ListenAddress, log_lines, read_tokens
     from kvstore.remote.server import serve as serve_app
     from kvstore.remote.server.added import ADDED_VERBS, added
     from kvstore.remote.server.app import app
@@ -126,9 +126,9 @@ def serve(
     verbs = added(ADDED_VERBS, "imports")(imports_from or [])
     if pull is None and (name is not None or shard):
         raise UsageError("--name and --shard are for pushes", "pass --pull URL, or leave them out")
-    told = log.Log(log_form.value, log_requests, slow)
-    with log.told(told):
-        notice(log.SERVER, "starting", store=str(store), version=__version__)
+    told = log_lines.Log(log_form.value, log_requests, slow)
+    with log_lines.told(told):
+        notice(log_lines.SERVER, "starting", store=str(store), version=__version__)
         with ExitStack() as stack:
             ending = stack.enter_context(_ended_by_signals())
             opened = stack.enter_context(open_to_own(store, "rocksdb", create=create))
@@ -141,7 +141,7 @@ def serve(
             served = app(opened, tokens, verbs=verbs)
             serve_app(served, address, tls=tls, ready=_say_where, readers=readers)
             ending()
-        notice(log.SERVER, "stopped", store=str(store))
+        notice(log_lines.SERVER, "stopped", store=str(store))
 
 
 def ui(
@@ -174,7 +174,7 @@ def ui(
     from kvstore.remote.server import serve as serve_app
     from kvstore.remote.server.app import App
     from kvstore.remote.server.page import Page
-    from kvstore.remote.server.page.page import opened_to_look
+    from kvstore.remote.server.page.shown_store import opened_to_look
     from kvstore.remote.server.page.views import added_section
     from kvstore.remote.verbs import ADMIN, READ
 
@@ -210,11 +210,11 @@ def _tls(certificate: Path | None, key: Path | None) -> ssl.SSLContext | None:
 def _pulling(store: Store, url: str, name: str, shard: int) -> Iterator[None]:
     """Take pushes for the time of the block, and tell what becomes of each, and each failure."""
     from kvstore.base.notices import notice
-    from kvstore.remote.server import log
+    from kvstore.remote.server import log_lines
     from kvstore.remote.server.added import ADDED_WORK, added
 
     pull = partial(added(ADDED_WORK, "pull"), store, url, name=name, shard=shard)
-    if log.begun().form != "off":
+    if log_lines.begun().form != "off":
         with pull():
             notice("kvstore.pull", "following", store=str(store.path), pushes=url, name=name)
             yield

@@ -41,7 +41,7 @@ def run() -> None:
             if getattr(sys, name) is None:
                 setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
         gc.disable()  # importing makes objects that stay: looking for garbage takes 8 ms
-        from kvstore.cli.app import app  # this takes most of the time of a short command
+        from kvstore.cli.main import app  # this takes most of the time of a short command
 
         app(prog_name="kvstore")
     except KeyboardInterrupt:

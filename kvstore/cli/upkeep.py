@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from kvstore.cli.app import NOT_FOUND
+from kvstore.cli.main import NOT_FOUND
 from kvstore.cli.options import JsonOption, StoreArgument, open_to_write
 from kvstore.cli.output import (
     counting,

@@ -29,7 +29,7 @@ from kvstore.cli.options import (
     to_span,
 )
 from kvstore.cli.output import print_json, print_line
-from kvstore.cli.read import KeyArgument
+from kvstore.cli.read_commands import KeyArgument
 from kvstore.cli.records import import_ids, to_import_id
 from kvstore.cli.times import iso
 from kvstore.errors import UsageError

@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
 from kvstore.limits import SCAN_CHUNK, SCAN_CHUNK_BYTES
-from kvstore.loops.contract import Found, Nearby
 from kvstore.loops.files import Pass
 from kvstore.loops.live import Live
+from kvstore.loops.shapes import Found, Nearby
 
 DATA: Final = "data"
 RANGES: Final = "ranges"

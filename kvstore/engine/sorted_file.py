@@ -43,8 +43,8 @@ from kvstore.codec.varint import read_varint, write_varint
 from kvstore.errors import CorruptionError, storage_errors
 from kvstore.limits import KEY_BYTES_MAX, VALUE_BYTES_MAX
 from kvstore.loops.blocks import block_handles, block_keys, unpack_lz4, xxh3
-from kvstore.loops.contract import BLOCK_KEYS_BYTES_MAX
 from kvstore.loops.packing import Packer, Stretch
+from kvstore.loops.shapes import BLOCK_KEYS_BYTES_MAX
 
 _Handle: TypeAlias = "tuple[int, int]"
 """Offset and size of a block."""

@@ -13,6 +13,7 @@ In `feature_store.yaml`:
 tables, of which a `TableSource` names one. Feast itself is imported here alone.
 """
 
+from kvstore.feast.handles import close_all
 from kvstore.feast.offline import (
     LoggedTable,
     OfflineStore,
@@ -21,7 +22,6 @@ from kvstore.feast.offline import (
     TableSource,
 )
 from kvstore.feast.online import OnlineStore, OnlineStoreConfig
-from kvstore.feast.place import close_all
 
 __all__ = [
     "LoggedTable",

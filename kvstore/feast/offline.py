@@ -54,7 +54,7 @@ import kvstore
 from kvstore import backup, bulk
 from kvstore.base.timestamp import to_timestamp
 from kvstore.errors import UsageError
-from kvstore.feast.place import address_of, opened
+from kvstore.feast.handles import address_of, opened
 
 _BATCH: Final = "__kvstore_batch"
 _ROW: Final = "__kvstore_row"

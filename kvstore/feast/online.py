@@ -40,7 +40,7 @@ from pydantic import StrictStr
 
 from kvstore.base.timestamp import Timestamp
 from kvstore.errors import CorruptionError, UsageError
-from kvstore.feast.place import address_of, opened
+from kvstore.feast.handles import address_of, opened
 
 _HEAD: Final = struct.Struct("<qq8s")
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=timezone.utc)

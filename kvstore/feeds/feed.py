@@ -73,7 +73,7 @@ from kvstore.timeline.changesets import Changesets
 from kvstore.timeline.committer import Committer
 from kvstore.timeline.holds import FEED, FEED_HOLDS, Hold, HoldRecord, Pins, listed_names
 from kvstore.timeline.parts import Parts
-from kvstore.timeline.reads import Reads
+from kvstore.timeline.read_times import Reads
 
 if TYPE_CHECKING:
     import pyarrow as pa

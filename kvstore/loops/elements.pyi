@@ -2,7 +2,7 @@ from collections.abc import Sequence
 
 from typing_extensions import Buffer
 
-from kvstore.loops.contract import KeyColumn, Made
+from kvstore.loops.shapes import KeyColumn, Made
 
 def encode_keys(
     prefix: bytes, columns: Sequence[KeyColumn], count: int

@@ -1,7 +1,7 @@
 # cython: language_level=3, wraparound=False, initializedcheck=False, boundscheck=False
 """Keys of several columns, whole columns at a time: `kvstore.codec.tuples` has the bytes.
 
-A column is described by its kind (`kvstore.loops.contract`), the tag of its elements, whether its
+A column is described by its kind (`kvstore.loops.shapes`), the tag of its elements, whether its
 elements are flipped, and its width in bytes, 0 if it varies.
 
 Invariants

@@ -1,6 +1,6 @@
 from collections.abc import Callable, Mapping
 
-from kvstore.loops.contract import Buffers, Nearby
+from kvstore.loops.shapes import Buffers, Nearby
 
 class Files:
     def __init__(self, runs: list[list[tuple[int, int, int, int, bool]]]) -> None: ...

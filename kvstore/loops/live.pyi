@@ -2,7 +2,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 from typing_extensions import Self
 
-from kvstore.loops.contract import Ahead, Buffers, Nearby, Walker
+from kvstore.loops.shapes import Ahead, Buffers, Nearby, Walker
 
 def collect(
     source: Iterator[tuple[bytes, bytes]],

@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 from typing_extensions import Buffer
 
-from kvstore.loops.contract import Absent, BackSeeker, Found, Frontiers, Keys, LimitNode, Seeker
+from kvstore.loops.shapes import Absent, BackSeeker, Found, Frontiers, Keys, LimitNode, Seeker
 
 class Readers:
     def __init__(

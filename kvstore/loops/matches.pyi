@@ -2,7 +2,7 @@ from array import array
 
 from typing_extensions import Buffer
 
-from kvstore.loops.contract import Keys
+from kvstore.loops.shapes import Keys
 
 def match(
     keys: Keys,

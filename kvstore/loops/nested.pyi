@@ -2,7 +2,7 @@ from collections.abc import Sequence
 
 from typing_extensions import Buffer
 
-from kvstore.loops.contract import NestedColumn, NestedMade, NestedNode
+from kvstore.loops.shapes import NestedColumn, NestedMade, NestedNode
 
 def encode_nested(
     shape: Sequence[NestedNode], columns: Sequence[NestedColumn], count: int, most: int

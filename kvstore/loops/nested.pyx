@@ -24,7 +24,7 @@ include "parts.pxi"
 from kvstore.errors import CorruptionError
 
 cdef enum:
-    FIXED_NODE = 0      # the order of `kvstore.loops.contract`
+    FIXED_NODE = 0      # the order of `kvstore.loops.shapes`
     VARYING_NODE = 1
     LIST_NODE = 2
     SLOTS_NODE = 3

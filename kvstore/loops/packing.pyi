@@ -1,6 +1,6 @@
 from collections.abc import Callable
 
-from kvstore.loops.contract import FileRows
+from kvstore.loops.shapes import FileRows
 
 class Stretch:
     @property

@@ -51,7 +51,7 @@ cdef enum:                      # what a step found
 
 cdef size_t PACKED_BYTES_MOST = 1 << 31
 
-from kvstore.loops.contract import OutOfOrder
+from kvstore.loops.shapes import OutOfOrder
 
 
 cdef inline unsigned char *put_number(unsigned char *to, uint64_t number) noexcept nogil:
@@ -256,7 +256,7 @@ cdef class Packer:
         """Add the rows from `first` on, until `end` is reached or the stretch is full. Returns the
         first row that was not added.
 
-        `rows` are `kvstore.loops.contract.FileRows`. Of `suffixes` it has the same for all rows, or
+        `rows` are `kvstore.loops.shapes.FileRows`. Of `suffixes` it has the same for all rows, or
         one for each; it stands behind the key. Of `kinds` it has a byte for each row, `VALUE` or
         `TOMBSTONE`, which stands behind the suffix. Where it is None all rows have values, and with
         `framed` the kind stands there too. A tombstone and a null have an empty value. With

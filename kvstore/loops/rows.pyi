@@ -2,7 +2,7 @@ from collections.abc import Sequence
 
 from typing_extensions import Buffer
 
-from kvstore.loops.contract import Column, Made
+from kvstore.loops.shapes import Column, Made
 
 def encode_rows(
     number: int, columns: Sequence[Column], count: int

@@ -10,7 +10,7 @@ from libc.string cimport memchr, memcmp, memcpy, memset
 
 from kvstore.codec import keys as _keys
 from kvstore.codec import keys as _ordered
-from kvstore.loops import contract as _contract
+from kvstore.loops import shapes as _contract
 
 cdef enum:
     INVISIBLE = -1              # stands for a time, and is older than every time

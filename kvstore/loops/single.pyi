@@ -1,7 +1,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from kvstore.loops.contract import CellRead, KeyMade, KeyRead
+from kvstore.loops.shapes import CellRead, KeyMade, KeyRead
 
 class KeyMaker:
     def __init__(self, prefix: bytes, columns: Sequence[KeyMade]) -> None: ...

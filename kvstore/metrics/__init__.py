@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from kvstore.base.notices import JsonLines
 from kvstore.metrics.figures import DEFINITIONS, Distribution, Metric, MetricDefinition, metrics_of
-from kvstore.metrics.late import __getattr__ as __getattr__
+from kvstore.metrics.late_collector import __getattr__ as __getattr__
 
 if TYPE_CHECKING:
     from kvstore.metrics.prometheus import PrometheusCollector

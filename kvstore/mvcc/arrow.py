@@ -14,7 +14,7 @@ from typing_extensions import Buffer
 from kvstore.base.timestamp import TIMESTAMP_MAX
 from kvstore.limits import ARROW_BYTES_MAX
 from kvstore.loops.columns import cut, join
-from kvstore.loops.contract import Buffers
+from kvstore.loops.shapes import Buffers
 
 
 @cache

@@ -43,7 +43,7 @@ from kvstore.codec.keys import (
     unescape,
 )
 from kvstore.limits import GC_LEAVES_PER_STEP, STRETCHES_MAX
-from kvstore.loops.contract import Nearby
+from kvstore.loops.shapes import Nearby
 
 # --------------------------------------------------------------------------------------------------
 # A B-tree whose nodes never change: the stretches of the key space and the tombstones over each.
@@ -461,7 +461,7 @@ class Cover(NamedTuple):
     newest: list[int]
 
     def nearby(self, stored: bytes) -> Nearby:
-        """All of it, whichever stored key was asked for: see `kvstore.loops.contract.Nearby`."""
+        """All of it, whichever stored key was asked for: see `kvstore.loops.shapes.Nearby`."""
         return b"", None, list(map(escape, self.starts)), [0, *self.newest]
 
 

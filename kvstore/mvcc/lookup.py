@@ -33,7 +33,6 @@ from kvstore.base.timestamp import TIMESTAMP_MAX
 from kvstore.codec.keys import TERMINATOR, UNLIMITED, encode_suffix, escape, span_bounds
 from kvstore.engine.api import Engine
 from kvstore.limits import STEPS_BEFORE_SEEK
-from kvstore.loops.contract import ABSENT
 from kvstore.loops.lookup import (
     find_among,
     find_floors,
@@ -42,6 +41,7 @@ from kvstore.loops.lookup import (
     find_ordered,
     find_timed,
 )
+from kvstore.loops.shapes import ABSENT
 from kvstore.mvcc.arrow import array_of
 from kvstore.mvcc.fragments import Fragments, limit_of
 from kvstore.mvcc.key_history import Stamps

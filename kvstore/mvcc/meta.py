@@ -14,7 +14,7 @@
     hold/<name>                see kvstore/timeline/holds.py
     generation/<time, 16 hex>  see kvstore/changes/streams.py
     epochs/<run, 16 hex>       see kvstore/changes/epochs.py
-    clear/<timestamp, 16 hex>  see kvstore/timeline/reads.py
+    clear/<timestamp, 16 hex>  see kvstore/timeline/read_times.py
     collections                see kvstore/retention/gc.py
     replica                    see kvstore/feeds/replica.py
     request/<writer>           see kvstore/timeline/request_notes.py

@@ -28,9 +28,9 @@ from kvstore.limits import (
     SCAN_CHUNK,
     SCAN_CHUNK_BYTES,
 )
-from kvstore.loops.contract import Nearby
 from kvstore.loops.files import Pass
 from kvstore.loops.live import Entries, Live, LiveColumns, LiveRows
+from kvstore.loops.shapes import Nearby
 from kvstore.mvcc.arrow import arrays_of
 from kvstore.mvcc.key_history import Stamps
 

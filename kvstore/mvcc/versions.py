@@ -103,7 +103,8 @@ class Versions:
         """How many long passes have read the files themselves, and how many RocksDB's iterator."""
         self.guard: Callable[[], Callable[[], bool]] = lambda: lambda: False
         """Gives a function that tells whether no history has been removed since: see
-        `kvstore.timeline.reads.Reads.guard`. A long pass asks it before it reads files itself."""
+        `kvstore.timeline.read_times.Reads.guard`. A long pass asks it before it reads files
+        itself."""
         self.after_flush: Callable[[], None] = lambda: None
         """Called when a pass had the engine write what lay in memory to a small file."""
         self.newest = NewestValues(cache_bytes)

@@ -4,9 +4,9 @@ A delete keeps history and a clear destroys it. A clear frees the space of any a
 cost of one range delete in the engine and a compaction of the span.
 
 Invariants
-1. `kvstore.timeline.reads` tells readers of the clear before the first byte goes. If an interrupt
-   comes before the write, it tells them that the clear was called off. After an interrupt of the
-   write it tells them what is stored.
+1. `kvstore.timeline.read_times` tells readers of the clear before the first byte goes. If an
+   interrupt comes before the write, it tells them that the clear was called off. After an interrupt
+   of the write it tells them what is stored.
 2. One engine batch holds the removal, the cut range tombstones, the record of the clear and the new
    `upper`: a crash leaves all of them or none.
 3. A clear is refused while a hold, an open reader or an import being added needs the history.
@@ -32,7 +32,7 @@ from kvstore.mvcc import RangeTombstone
 from kvstore.mvcc.meta import UPPER, Meta
 from kvstore.mvcc.versions import stored_tombstones
 from kvstore.timeline.parts import Parts
-from kvstore.timeline.reads import Clear
+from kvstore.timeline.read_times import Clear
 from kvstore.timeline.recent import Touched
 
 

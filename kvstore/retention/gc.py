@@ -65,7 +65,7 @@ from kvstore.timeline.holds import HoldRecord
 from kvstore.timeline.import_records import ImportRecord
 from kvstore.timeline.imports import INGEST_DIRECTORY, REFUSED_PREFIX, Imports
 from kvstore.timeline.parts import Parts
-from kvstore.timeline.reads import Clear
+from kvstore.timeline.read_times import Clear
 
 # --------------------------------------------------------------------------------------------------
 # The runs of garbage collection that removed something: when, and how much.

@@ -27,8 +27,8 @@ from kvstore.base.meters import OnProgress
 from kvstore.base.paths import is_url, require_no_home
 from kvstore.errors import KVStoreError, UsageError
 from kvstore.storage.contract import Blob, Storage
-from kvstore.storage.files import FileBlob, FileConsensus
-from kvstore.storage.memory import MemoryBlob, MemoryConsensus
+from kvstore.storage.local_files import FileBlob, FileConsensus
+from kvstore.storage.memory_storage import MemoryBlob, MemoryConsensus
 from kvstore.storage.patience import PATIENCE, Patience
 from kvstore.storage.wrapped import BlobBelow
 

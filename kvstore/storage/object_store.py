@@ -76,7 +76,7 @@ from kvstore.storage.contract import (
     require_name,
     require_truncation,
 )
-from kvstore.storage.files import not_done, translate_os_error
+from kvstore.storage.local_files import not_done, translate_os_error
 from kvstore.storage.patience import PATIENCE, Patience
 
 _HEADER = struct.Struct(">Q16s")

@@ -2,8 +2,8 @@
 
 from kvstore.codec.tuples import desc
 from kvstore.tables.catalogue import unique
-from kvstore.tables.changes import TableFeed, TableFeedBatch, UnreadableRow
-from kvstore.tables.codec import TableCodec
+from kvstore.tables.row_changes import TableFeed, TableFeedBatch, UnreadableRow
+from kvstore.tables.row_codec import TableCodec
 from kvstore.tables.table import FoundRows, Table
 
 __all__ = [

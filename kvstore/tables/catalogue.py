@@ -18,7 +18,6 @@ from kvstore.codec.tuples import desc
 from kvstore.errors import Argument, ConflictError, NotFoundError, TableAlteredError, UsageError
 from kvstore.limits import TABLE_COLUMNS_MAX, TABLE_LAYOUTS_MAX, TABLE_NAME_BYTES_MAX
 from kvstore.mvcc import Version
-from kvstore.tables.codec import TableCodec, cell_bytes, default_value
 from kvstore.tables.definition import (
     INDEX_NUMBER_MAX,
     TABLE_NUMBER_MAX,
@@ -34,6 +33,7 @@ from kvstore.tables.definition import (
     table_prefix,
 )
 from kvstore.tables.nested import canonical, is_nested
+from kvstore.tables.row_codec import TableCodec, cell_bytes, default_value
 from kvstore.timeline.parts import Parts
 from kvstore.timeline.reserved import DEFINITIONS, NUMBERS
 

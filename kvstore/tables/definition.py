@@ -25,7 +25,7 @@ from kvstore.base.span import RESERVED
 from kvstore.codec import tuples
 from kvstore.codec.json import JsonObject, read_object
 from kvstore.errors import CorruptionError, FormatVersionError, NotFoundError, UsageError
-from kvstore.loops import contract
+from kvstore.loops import shapes
 from kvstore.tables.nested import (
     TypeNode,
     canonical,
@@ -492,7 +492,7 @@ class Kind:
         """What to do with a value that a column of this kind does not hold."""
         if self.node is not None:
             return "correct what lies in it, as in a column of its own; a map has each key once"
-        if self.way == contract.TEXT:
+        if self.way == shapes.TEXT:
             return "a text is UTF-8: decode it first, or make the column binary"
         if self.least is None or not pa.types.is_temporal(self.type):
             return "convert it first, or widen the column"
@@ -505,23 +505,23 @@ class Kind:
     @property
     def key_width(self) -> int:
         """The width of the column that the loops of keys take."""
-        if self.key_kind in (contract.SIGNED, contract.UNSIGNED, contract.DOUBLE):
+        if self.key_kind in (shapes.SIGNED, shapes.UNSIGNED, shapes.DOUBLE):
             return 8
-        return self.width if self.key_kind in (contract.FIXED, contract.BOOLEAN) else 0
+        return self.width if self.key_kind in (shapes.FIXED, shapes.BOOLEAN) else 0
 
     @property
     def way(self) -> int:
         """The way by which the loops make a value of Python. The function `value` makes the same
         value."""
         if self.value is None:
-            return contract.STORED
+            return shapes.STORED
         if self.value is bool:
-            return contract.TRUTH
+            return shapes.TRUTH
         if self.value is text_of:
-            return contract.TEXT
+            return shapes.TEXT
         if pa.types.is_timestamp(self.type) and self.type.unit == "us":
-            return contract.LOCAL if self.type.tz is None else contract.INSTANT
-        return contract.CALLED
+            return shapes.LOCAL if self.type.tz is None else shapes.INSTANT
+        return shapes.CALLED
 
     @property
     def letter(self) -> str:
@@ -562,7 +562,7 @@ def parse_type(text: str) -> pa.DataType:
 def _integer(type_: pa.DataType) -> Kind:
     width, is_signed = type_.bit_width // 8, pa.types.is_signed_integer(type_)
     code = "bhiq"[width.bit_length() - 1]
-    key = contract.SIGNED if is_signed or width < 8 else contract.UNSIGNED
+    key = shapes.SIGNED if is_signed or width < 8 else shapes.UNSIGNED
     stored = integer(8 * width, is_signed=is_signed)
     code = code if is_signed else code.upper()
     return Kind(type_, type_, width, code, stored, None, key, tuples.INTEGER)
@@ -572,25 +572,25 @@ def _floating(type_: pa.DataType) -> Kind:
     width = type_.bit_width // 8
     code = "f" if width == 4 else "d"
     stored = float_of(single=width == 4)
-    return Kind(type_, type_, width, code, stored, None, contract.DOUBLE, tuples.DOUBLE)
+    return Kind(type_, type_, width, code, stored, None, shapes.DOUBLE, tuples.DOUBLE)
 
 
 def _boolean(type_: pa.DataType) -> Kind:
-    return Kind(type_, pa.uint8(), 1, "B", boolean, bool, contract.BOOLEAN, tuples.TRUE)
+    return Kind(type_, pa.uint8(), 1, "B", boolean, bool, shapes.BOOLEAN, tuples.TRUE)
 
 
 def _text(type_: pa.DataType) -> Kind:
-    return Kind(type_, pa.string(), 0, "", text, text_of, contract.FRAMED, tuples.TEXT)
+    return Kind(type_, pa.string(), 0, "", text, text_of, shapes.FRAMED, tuples.TEXT)
 
 
 def _binary(type_: pa.DataType) -> Kind:
-    return Kind(type_, pa.binary(), 0, "", binary, None, contract.FRAMED, tuples.BYTES)
+    return Kind(type_, pa.binary(), 0, "", binary, None, shapes.FRAMED, tuples.BYTES)
 
 
 def _fixed(type_: pa.DataType) -> Kind:
     width = type_.byte_width
     stored = fixed(width)
-    return Kind(type_, type_, width, f"{width}s", stored, None, contract.FRAMED, tuples.BYTES)
+    return Kind(type_, type_, width, f"{width}s", stored, None, shapes.FRAMED, tuples.BYTES)
 
 
 def _unique(type_: pa.DataType) -> Kind:
@@ -602,7 +602,7 @@ def _unique(type_: pa.DataType) -> Kind:
         f"{width}s",
         unique,
         unique_of,
-        contract.FIXED,
+        shapes.FIXED,
         tuples.UNIQUE,
     )
 
@@ -616,14 +616,14 @@ def _decimal(type_: pa.DataType) -> Kind:
         f"{width}s",
         decimal(type_.precision, type_.scale, width),
         decimal_of(type_.scale),
-        contract.WHOLE,
+        shapes.WHOLE,
         tuples.DECIMAL,
     )
 
 
 def _day(type_: pa.DataType) -> Kind:
     made = day, day_of
-    return Kind(type_, type_, 4, "i", *made, contract.SIGNED, tuples.DAY, *DAYS)
+    return Kind(type_, type_, 4, "i", *made, shapes.SIGNED, tuples.DAY, *DAYS)
 
 
 def _timestamp(type_: pa.DataType) -> Kind:
@@ -632,7 +632,7 @@ def _timestamp(type_: pa.DataType) -> Kind:
     stored = instant(type_.unit, is_aware=is_aware)
     value = instant_of(type_.unit, is_aware=is_aware)
     bounds = moments(type_.unit)
-    return Kind(type_, type_, 8, "q", stored, value, contract.SIGNED, tag, *bounds)
+    return Kind(type_, type_, 8, "q", stored, value, shapes.SIGNED, tag, *bounds)
 
 
 def _time(type_: pa.DataType) -> Kind:
@@ -640,13 +640,13 @@ def _time(type_: pa.DataType) -> Kind:
     stored, value = time_of_day(type_.unit), time_of_day_of(type_.unit)
     code = "i" if width == 4 else "q"
     bounds = 0, day_units(type_.unit) - 1
-    return Kind(type_, type_, width, code, stored, value, contract.SIGNED, tuples.INTEGER, *bounds)
+    return Kind(type_, type_, width, code, stored, value, shapes.SIGNED, tuples.INTEGER, *bounds)
 
 
 def _duration(type_: pa.DataType) -> Kind:
     stored, value = duration(type_.unit), duration_of(type_.unit)
     bounds = lengths(type_.unit)
-    return Kind(type_, type_, 8, "q", stored, value, contract.SIGNED, tuples.INTEGER, *bounds)
+    return Kind(type_, type_, 8, "q", stored, value, shapes.SIGNED, tuples.INTEGER, *bounds)
 
 
 def _nested(type_: pa.DataType) -> Kind:
@@ -654,7 +654,7 @@ def _nested(type_: pa.DataType) -> Kind:
     require_type(type_, kind_of)
     node = node_of(type_, kind_of)
     made = stored_of(node), value_of(node)
-    return Kind(type_, pa.binary(), 0, "", *made, contract.FRAMED, b"", node=node)
+    return Kind(type_, pa.binary(), 0, "", *made, shapes.FRAMED, b"", node=node)
 
 
 def _is_text(type_: pa.DataType) -> bool:
@@ -1106,7 +1106,7 @@ def python_type(type_: pa.DataType) -> type:
     if kind.value is None:
         if pa.types.is_floating(type_):
             return float
-        return bytes if kind.key_kind == contract.FRAMED else int
+        return bytes if kind.key_kind == shapes.FRAMED else int
     return next(python for fits, python in _PYTHON if fits(type_))
 
 

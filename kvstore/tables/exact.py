@@ -56,7 +56,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kvstore.errors import UsageError
-from kvstore.loops import contract
+from kvstore.loops import shapes
 from kvstore.tables.definition import Kind, kind_of
 from kvstore.tables.nested import fields_of, has_texts, is_list, is_nested
 
@@ -121,7 +121,7 @@ def is_held(array: pa.Array, kind: Kind) -> bool:
 def first_no_text(array: pa.Array, kind: Kind) -> int | None:
     """The place of the first value with a text that is no UTF-8, also within it. None if there is
     none."""
-    may_be_none = kind.way == contract.TEXT or (kind.node is not None and has_texts(kind.node))
+    may_be_none = kind.way == shapes.TEXT or (kind.node is not None and has_texts(kind.node))
     return _first(array, _are_texts) if may_be_none and not _are_texts(array) else None
 
 

@@ -47,11 +47,11 @@ from kvstore.limits import (
     KEY_BYTES_MAX,
     SCAN_CHUNK,
 )
-from kvstore.loops import contract
-from kvstore.tables.codec import KeyCodec, TableCodec, element_maker
+from kvstore.loops import shapes
 from kvstore.tables.definition import Column
 from kvstore.tables.exact import as_python
 from kvstore.tables.nested import is_nested
+from kvstore.tables.row_codec import KeyCodec, TableCodec, element_maker
 from kvstore.tables.sources import RowSource
 
 # --------------------------------------------------------------------------------------------------
@@ -271,7 +271,7 @@ def bounds_of(part: ExpressionPart, columns: Mapping[str, Column]) -> dict[str, 
         found = [(NULL, NULL)]
     elif name == "is_in":
         found = _among(column, part.options)
-    elif name == "starts_with" and column.kind.way == contract.TEXT:
+    elif name == "starts_with" and column.kind.way == shapes.TEXT:
         found = _beginning(column, part.options)
     return {} if found is None else {column.name: found}
 

@@ -21,9 +21,9 @@ from kvstore.mvcc.arrow import binary_array
 from kvstore.mvcc.meta import Meta
 from kvstore.retention.clear import Clearing
 from kvstore.tables.catalogue import Catalogue
-from kvstore.tables.codec import TableCodec, UnknownLayoutError
 from kvstore.tables.definition import Definition, Index, progress_prefix, table_prefix
 from kvstore.tables.exact import as_python
+from kvstore.tables.row_codec import TableCodec, UnknownLayoutError
 from kvstore.tables.sources import (
     GetMany,
     Passing,

@@ -27,7 +27,6 @@ from kvstore.codec.columns import require_nanoseconds, require_time_type
 from kvstore.errors import UsageError
 from kvstore.limits import JOIN_VALUE_BYTES_MAX
 from kvstore.tables.catalogue import two_named
-from kvstore.tables.codec import KeyCodec, TableCodec, key_values
 from kvstore.tables.definition import Column
 from kvstore.tables.exact import plain
 from kvstore.tables.joins import (
@@ -57,6 +56,7 @@ from kvstore.tables.joins import (
     whole_labels,
     with_as_of,
 )
+from kvstore.tables.row_codec import KeyCodec, TableCodec, key_values
 from kvstore.tables.sources import PastRows, StoreRows
 
 # --------------------------------------------------------------------------------------------------

@@ -41,8 +41,8 @@ from kvstore.limits import (
 from kvstore.mvcc.arrow import batch_bytes, buffers_of, key_words, shown_bytes
 from kvstore.mvcc.lookup import EVERYTHING, LabelColumns, SearchBounds
 from kvstore.tables.catalogue import two_named
-from kvstore.tables.codec import TableCodec, key_values
 from kvstore.tables.exact import plain
+from kvstore.tables.row_codec import TableCodec, key_values
 from kvstore.timeline.parts import Parts
 
 # --------------------------------------------------------------------------------------------------
@@ -241,7 +241,7 @@ def require_span_kept(parts: Parts, labels: Labels, first: int, span: Span) -> N
 # Values and floors of many keys, each at a time of its own.
 #
 # GC and clears may take history away during a read. They announce each removal first, so the look
-# after the read tells whether the read was whole (`kvstore.timeline.reads`).
+# after the read tells whether the read was whole (`kvstore.timeline.read_times`).
 
 LiveRow = tuple[bytes, bytes]
 

@@ -38,10 +38,10 @@ from kvstore.limits import (
 from kvstore.loops.live import LiveRows
 from kvstore.mvcc import Versions
 from kvstore.mvcc.arrow import binary_array
-from kvstore.tables.codec import KeyCodec, TableCodec
 from kvstore.tables.definition import Column, Definition, Index
 from kvstore.tables.indexes import whole_index
 from kvstore.tables.nested import is_nested
+from kvstore.tables.row_codec import KeyCodec, TableCodec
 
 # --------------------------------------------------------------------------------------------------
 # Conditions on columns.

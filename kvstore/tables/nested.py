@@ -38,7 +38,7 @@ import pyarrow as pa
 
 from kvstore.errors import CorruptionError, UsageError
 from kvstore.limits import NESTED_DEPTH_MAX, NESTED_NODES_MAX, NESTED_SLOTS_MAX
-from kvstore.loops import contract
+from kvstore.loops import shapes
 
 # --------------------------------------------------------------------------------------------------
 # Types.
@@ -280,10 +280,10 @@ class TypeNode:
     def kind(self) -> int:
         """The kind of node of `kvstore.loops.nested`."""
         if self.leaf is not None:
-            return contract.NODE_FIXED if self.leaf.width else contract.NODE_VARYING
+            return shapes.NODE_FIXED if self.leaf.width else shapes.NODE_VARYING
         if pa.types.is_fixed_size_list(self.type):
-            return contract.NODE_SLOTS
-        return contract.NODE_FIELDS if _is_struct(self.type) else contract.NODE_LIST
+            return shapes.NODE_SLOTS
+        return shapes.NODE_FIELDS if _is_struct(self.type) else shapes.NODE_LIST
 
 
 def node_of(type_: pa.DataType, kind_of: Callable[[pa.DataType], Any]) -> TypeNode:
@@ -319,17 +319,17 @@ def node_of(type_: pa.DataType, kind_of: Callable[[pa.DataType], Any]) -> TypeNo
 def has_texts(node: TypeNode) -> bool:
     """Whether texts lie in a value."""
     return any(map(has_texts, node.inner)) or (
-        node.leaf is not None and node.leaf.way == contract.TEXT
+        node.leaf is not None and node.leaf.way == shapes.TEXT
     )
 
 
-def shape_of(node: TypeNode) -> list[contract.NestedNode]:
+def shape_of(node: TypeNode) -> list[shapes.NestedNode]:
     """A tree as the loops take it: each node before the ones below it."""
     below = list(chain.from_iterable(map(shape_of, node.inner)))
     width = 0
     if node.leaf is not None:
         width = node.leaf.width
-    elif node.kind == contract.NODE_SLOTS:
+    elif node.kind == shapes.NODE_SLOTS:
         width = node.type.list_size
     return [(node.kind, width, node.is_nullable, len(below)), *below]
 
@@ -400,7 +400,7 @@ class _Put:
     def _items(self, node: TypeNode, items: Sequence[Any]) -> None:
         (inner,) = node.inner
         count, nulls = len(items), items.count(None)
-        is_fixed = node.kind == contract.NODE_SLOTS
+        is_fixed = node.kind == shapes.NODE_SLOTS
         if is_fixed and count != node.type.list_size:
             raise ValueError(f"{count} values, not {node.type.list_size}")
         self.count(count + nulls * inner.room)
@@ -545,7 +545,7 @@ class _Taken:
                     found[name] = self.value(inner)
             return found
         (inner,) = node.inner
-        if node.kind == contract.NODE_SLOTS:
+        if node.kind == shapes.NODE_SLOTS:
             (has_nulls,) = self.bytes_(1)
             if has_nulls > 1:
                 raise _no_value()

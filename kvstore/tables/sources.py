@@ -29,10 +29,16 @@ from kvstore.mvcc import Version, WriteSet
 from kvstore.mvcc.arrow import binary_array, items_of, rows_schema
 from kvstore.tables.catalogue import Alteration, Catalogue, alter, change, drop, named_parts
 from kvstore.tables.catalogue import unique as unique_index
-from kvstore.tables.codec import TableCodec, UnknownLayoutError, conform, default_value, row_dues
 from kvstore.tables.definition import Column, Definition, Index, definition_key
 from kvstore.tables.exact import as_python
 from kvstore.tables.joins import RowAnswers, stored_answers
+from kvstore.tables.row_codec import (
+    TableCodec,
+    UnknownLayoutError,
+    conform,
+    default_value,
+    row_dues,
+)
 from kvstore.timeline.expiries import Expires
 from kvstore.timeline.parts import Parts
 

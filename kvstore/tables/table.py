@@ -30,23 +30,6 @@ from kvstore.tables.catalogue import (
     named_parts,
     require_name,
 )
-from kvstore.tables.changes import (
-    ROW_IMAGES,
-    OnUnreadable,
-    RowImages,
-    TableFeed,
-    change_schema,
-    changed_batches,
-    hand_over,
-    open_feed,
-)
-from kvstore.tables.codec import (
-    TableCodec,
-    UnknownLayoutError,
-    UnreadableRowError,
-    batches_of,
-    each_dict,
-)
 from kvstore.tables.definition import Index, model_fields, row_of, schema_of_class
 from kvstore.tables.filters import RowFilter, passed_batches
 from kvstore.tables.indexes import (
@@ -60,6 +43,23 @@ from kvstore.tables.indexes import (
 )
 from kvstore.tables.joining import RowChoice, join_rows, latest_row, latest_span
 from kvstore.tables.joins import Direction, OnFuture, OnNull, Side, TableSide
+from kvstore.tables.row_changes import (
+    ROW_IMAGES,
+    OnUnreadable,
+    RowImages,
+    TableFeed,
+    change_schema,
+    changed_batches,
+    hand_over,
+    open_feed,
+)
+from kvstore.tables.row_codec import (
+    TableCodec,
+    UnknownLayoutError,
+    UnreadableRowError,
+    batches_of,
+    each_dict,
+)
 from kvstore.tables.sources import (
     ImportTarget,
     PastRows,

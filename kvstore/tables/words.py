@@ -17,10 +17,10 @@ import pyarrow as pa
 
 from kvstore.codec.json import bytes_json
 from kvstore.errors import UsageError
-from kvstore.tables.codec import TableCodec, dicts, nested_array
 from kvstore.tables.definition import Column, kind_of, parse_type
 from kvstore.tables.exact import is_text
 from kvstore.tables.nested import is_list, is_nested, parse_nested
+from kvstore.tables.row_codec import TableCodec, dicts, nested_array
 
 
 def to_values(codec: TableCodec, columns: Sequence[Column], words: Sequence[str]) -> list[Any]:

@@ -32,8 +32,8 @@ from kvstore.codec.keys import (
 )
 from kvstore.engine import CHANGES, DATA, FAMILIES, META, RANGES, Engine
 from kvstore.errors import ClosedError, CorruptionError, LockedError
-from kvstore.loops.contract import ABSENT
 from kvstore.loops.lookup import find_many
+from kvstore.loops.shapes import ABSENT
 from kvstore.loops.writes import put_all
 from kvstore.testing.strategies import bounds, keys, spans, values
 

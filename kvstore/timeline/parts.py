@@ -12,7 +12,7 @@ from kvstore.mvcc.meta import INDEX_FLOOR, Meta
 from kvstore.timeline.committer import Committer
 from kvstore.timeline.holds import Holds, Pins
 from kvstore.timeline.imports import Imports
-from kvstore.timeline.reads import Clears, Reads
+from kvstore.timeline.read_times import Clears, Reads
 from kvstore.timeline.reserved import Reserve
 
 

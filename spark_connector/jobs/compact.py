@@ -28,7 +28,7 @@ from kvstore.backup.shard import (
     split_batches,
     write_batch,
 )
-from kvstore.backup.shard.state.log import StateLog
+from kvstore.backup.shard.state.state_log import StateLog
 from kvstore.base.meters import Tally
 from kvstore.base.span import Span
 from kvstore.spark.access import Access, Address
@@ -50,7 +50,7 @@ class CompactTask:
 
 @dataclass(frozen=True, slots=True)
 class SparkMerge:
-    """A merge of batches by tasks; see `backup.shard.compact.Merge`."""
+    """A merge of batches by tasks; see `backup.shard.slot_compaction.Merge`."""
 
     spark: SparkSession
     access: Access

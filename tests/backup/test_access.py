@@ -27,8 +27,8 @@ from kvstore.errors import (
 )
 from kvstore.limits import ROLLUP_EVERY
 from kvstore.storage.contract import Cas, Versioned
-from kvstore.storage.files import FileConsensus
-from kvstore.storage.memory import MemoryConsensus
+from kvstore.storage.local_files import FileConsensus
+from kvstore.storage.memory_storage import MemoryConsensus
 from tests.backup.histories import upload_and_be_killed
 
 NOBODY = 65534

@@ -11,7 +11,7 @@ import kvstore
 from kvstore import backup
 from kvstore.backup.fleet import Fleet, FleetStore, back_up_fleet, back_up_one, read_fleet
 from kvstore.errors import UsageError
-from kvstore.storage.memory import MemoryBlob
+from kvstore.storage.memory_storage import MemoryBlob
 from kvstore.storage.wrapped import Bandwidth, LimitedBlob
 
 needs_toml = pytest.mark.skipif(sys.version_info < (3, 11), reason="tomllib came with 3.11")

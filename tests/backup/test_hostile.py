@@ -20,8 +20,8 @@ from kvstore.base.clock import Clock
 from kvstore.errors import CorruptionError, FormatVersionError, KVStoreError, UsageError
 from kvstore.limits import KEY_RECORD_BYTES_MAX
 from kvstore.storage.contract import Storage, Versioned
-from kvstore.storage.files import FileBlob
-from kvstore.storage.memory import MemoryBlob, MemoryConsensus
+from kvstore.storage.local_files import FileBlob
+from kvstore.storage.memory_storage import MemoryBlob, MemoryConsensus
 from tests.harness.traced import traced
 from tests.shard.test_hostile import lied
 

@@ -20,7 +20,7 @@ import kvstore
 from kvstore.backup import Collection
 from kvstore.errors import KVStoreError, LockedError, UsageError
 from kvstore.storage.contract import Storage
-from kvstore.storage.memory import MemoryBlob, MemoryConsensus
+from kvstore.storage.memory_storage import MemoryBlob, MemoryConsensus
 from kvstore.tables import Table, desc
 from tests.backup.children import publish_until_killed
 

@@ -15,13 +15,13 @@ import kvstore
 from kvstore import backup
 from kvstore.backup.chains import Chains
 from kvstore.backup.shard import Shard
-from kvstore.backup.shard.state.log import StateLog
+from kvstore.backup.shard.state.state_log import StateLog
 from kvstore.errors import (
     HistoryGoneError,
     UsageError,
 )
 from kvstore.limits import LEASE_NS
-from kvstore.storage.files import FileConsensus
+from kvstore.storage.local_files import FileConsensus
 from tests.backup.histories import (
     Crash,
     live_through,

@@ -11,7 +11,7 @@ import kvstore
 from kvstore.base.span import Span
 from kvstore.base.timestamp import NS_PER_SECOND
 from kvstore.engine.api import Cursor
-from kvstore.engine.memory import MemoryEngine
+from kvstore.engine.memory_engine import MemoryEngine
 from kvstore.limits import BROWSE_ENTRIES_MAX, BROWSE_ROWS_MAX, BROWSE_VALUE_BYTES
 from tests.harness.bounds import bounds
 

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvstore.bulk.delimited import DelimitedFile, Quoting
-from kvstore.bulk.files import file_rows, typed_batches
+from kvstore.bulk.row_files import file_rows, typed_batches
 from kvstore.errors import UsageError
 from tests.harness.bounds import bounds
 

@@ -15,8 +15,8 @@ import pytest
 import kvstore
 import kvstore.bulk.loading
 from kvstore import ManualClock, Store, Timestamp
-from kvstore.bulk.files import file_rows
 from kvstore.bulk.pushes.pushes import PushedRows
+from kvstore.bulk.row_files import file_rows
 from kvstore.errors import ImportRefusedError, KeyConflictError, UsageError
 from kvstore.limits import KEY_BYTES_MAX
 from kvstore.mvcc.expiry_records import EXPIRY, WAITING, longest_key

@@ -11,8 +11,8 @@ import pyarrow.feather as feather
 import pyarrow.parquet as pq
 import pytest
 
-from kvstore.bulk.files import FileReads, file_rows
 from kvstore.bulk.progress import Reading
+from kvstore.bulk.row_files import FileReads, file_rows
 from kvstore.errors import UsageError
 
 COUNT = 300
@@ -20,7 +20,7 @@ ROUNDS = 120
 
 READER = """
 import pathlib, random, sys
-from kvstore.bulk.files import file_rows
+from kvstore.bulk.row_files import file_rows
 from kvstore.errors import KVStoreError
 
 path, rounds = pathlib.Path(sys.argv[1]), int(sys.argv[2])

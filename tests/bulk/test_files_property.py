@@ -22,7 +22,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvstore.bulk.exports import SpanRows, packed, write_rows
-from kvstore.bulk.files import PLAIN_READS, FileReads, decoded_files, file_rows, format_of
+from kvstore.bulk.row_files import PLAIN_READS, FileReads, decoded_files, file_rows, format_of
 from kvstore.cli.options import Encoding, Encodings, to_text
 from kvstore.errors import UsageError
 from tests.harness.bounds import bounds

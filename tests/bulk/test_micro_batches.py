@@ -9,7 +9,7 @@ import pytest
 import kvstore
 from kvstore import bulk
 from kvstore.bulk.micro_batches import BatchOrigin
-from kvstore.bulk.pushes.log import MicroBatch
+from kvstore.bulk.pushes.push_log import MicroBatch
 from kvstore.errors import UsageError
 
 FIRST, OTHER = BatchOrigin("q1", "offsets-1"), BatchOrigin("q2", "offsets-1")

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvstore.bulk.files import FileReads, typed_batches
+from kvstore.bulk.row_files import FileReads, typed_batches
 from kvstore.bulk.schemas import schema_of
 from kvstore.errors import UsageError
 

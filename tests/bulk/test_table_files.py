@@ -24,14 +24,14 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from kvstore.base.timestamp import Timestamp
-from kvstore.bulk.files import typed_batches
 from kvstore.bulk.outside import write_parquet
+from kvstore.bulk.row_files import typed_batches
 from kvstore.errors import UsageError
 from kvstore.tables import TableCodec
 from kvstore.tables.catalogue import define
-from kvstore.tables.codec import conform, dicts
 from kvstore.tables.definition import Definition
 from kvstore.tables.nested import is_nested
+from kvstore.tables.row_codec import conform, dicts
 from kvstore.tables.words import cell_text, json_row
 from tests.harness.bounds import bounds
 from tests.tables.drawn import definitions, rows_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from typer.testing import CliRunner, Result
 
-from kvstore.cli.app import app
+from kvstore.cli.main import app
 from tests.cli.installed import Run
 
 

@@ -18,11 +18,11 @@ from typer.testing import CliRunner
 import kvstore
 from kvstore import bulk
 from kvstore.bulk.served import import_verbs
-from kvstore.cli.app import app as commands
+from kvstore.cli.main import app as commands
 from kvstore.remote.server import ListenAddress, Token, serving
 from kvstore.remote.server.app import app
 from kvstore.tables import desc
-from kvstore.tables.codec import dicts
+from kvstore.tables.row_codec import dicts
 from kvstore.tables.words import json_row
 from tests.cli.installed import Run, told
 from tests.tables.drawn import definitions, rows_of

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 import kvstore
 import kvstore.backup.cli
-from kvstore.cli.app import app
+from kvstore.cli.main import app
 from kvstore.cli.output import size_text
 from tests.cli.installed import ROOT, Run, told
 
@@ -265,7 +265,8 @@ def test_a_collection_that_is_not_there_is_no_success(
 
 def test_a_wait_for_the_storage_is_told_once(capfd: pytest.CaptureFixture[str]) -> None:
     script = (
-        "import kvstore.cli.app, logging; logging.getLogger('kvstore.backup').warning('by logging')"
+        "import kvstore.cli.main, logging\n"
+        "logging.getLogger('kvstore.backup').warning('by logging')"
     )
     subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=True)
     assert "by logging" not in capfd.readouterr().err

@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 import kvstore
-from kvstore.cli.app import app
+from kvstore.cli.main import app
 from tests.cli.installed import Run, told
 from tests.harness.seeds import seeded
 

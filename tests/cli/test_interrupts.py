@@ -26,8 +26,8 @@ import pytest
 import kvstore
 from kvstore import backup, bulk
 from kvstore.bulk.pushes import Pushes
-from kvstore.cli.app import DONE, USAGE
 from kvstore.cli.early import INTERRUPTED
+from kvstore.cli.main import DONE, USAGE
 from tests.harness.seeds import seeded
 
 ROOT = Path(__file__).parents[2]

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from kvstore.cli.app import COMMANDS, app
+from kvstore.cli.main import COMMANDS, app
 from tests.cli.installed import ROOT
 
 

@@ -14,8 +14,8 @@ import kvstore
 from kvstore import Span
 from kvstore.base.meters import WorkCount
 from kvstore.bulk.exports import export_rows
-from kvstore.bulk.files import FileReads, file_rows
 from kvstore.bulk.progress import Reading
+from kvstore.bulk.row_files import FileReads, file_rows
 from kvstore.cli.output import counting, print_table
 
 

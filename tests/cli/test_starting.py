@@ -13,7 +13,7 @@ import pytest
 import typer
 
 import kvstore
-from kvstore.cli.app import COMMANDS, SUMMARIES, app
+from kvstore.cli.main import COMMANDS, SUMMARIES, app
 
 ROOT = Path(__file__).parents[2]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
@@ -70,7 +70,7 @@ def test_a_command_imports_itself_alone(tmp_path: Path) -> None:
     with kvstore.open(tmp_path / "s") as store:
         store.put(b"k", b"v")
     modules = modules_after(RUN, "get", str(tmp_path / "s"), "k")
-    assert "kvstore.cli.read" in modules
+    assert "kvstore.cli.read_commands" in modules
     assert not modules & {"numpy._core", "pyarrow.lib"}  # the packages are placeholders
     assert not modules & {
         "kvstore.tables",

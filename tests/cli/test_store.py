@@ -17,7 +17,7 @@ from typer.testing import CliRunner, Result
 
 import kvstore
 from kvstore.cli import changes
-from kvstore.cli.app import EXIT_CODES, app, exit_code
+from kvstore.cli.main import EXIT_CODES, app, exit_code
 from kvstore.errors import KVStoreError
 from kvstore.storage.journal import Journal
 from tests.harness.parts import parts_of

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 import kvstore
-from kvstore.cli.app import app
+from kvstore.cli.main import app
 from kvstore.tasks import Retry, Worker, handler
 from kvstore.upkeep import submit_compact, submit_gc
 

@@ -15,7 +15,7 @@ from typer.testing import CliRunner, Result
 
 import kvstore
 from kvstore import ManualClock, bulk
-from kvstore.cli.app import app
+from kvstore.cli.main import app
 from kvstore.cli.options import names_of
 from kvstore.cli.times import in_words
 from tests.harness.seeds import seeded

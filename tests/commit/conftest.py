@@ -9,7 +9,7 @@ import pytest
 from kvstore.base.clock import ManualClock, Timeline
 from kvstore.changes import ChangeIndex
 from kvstore.changes.epochs import open_domain
-from kvstore.engine.memory import MemoryEngine
+from kvstore.engine.memory_engine import MemoryEngine
 from kvstore.mvcc import Versions, WriteSet
 from kvstore.timeline.committer import Committer
 from kvstore.timeline.frontiers import OPEN, Policy

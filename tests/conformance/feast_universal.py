@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 
 from kvstore import feast as ours
-from kvstore.feast.place import close_all, opened
+from kvstore.feast.handles import close_all, opened
 from tests.universal.feature_repos.universal.data_source_creator import DataSourceCreator
 from tests.universal.feature_repos.universal.online_store_creator import OnlineStoreCreator
 

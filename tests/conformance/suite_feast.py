@@ -28,7 +28,7 @@ from hypothesis import strategies as st
 import kvstore
 from kvstore import backup, feast
 from kvstore.errors import UsageError
-from kvstore.feast.place import close_all, opened
+from kvstore.feast.handles import close_all, opened
 
 YAML = """
 project: p

@@ -20,9 +20,9 @@ import kvstore
 from kvstore import bulk
 from kvstore.errors import ImportRefusedError, KVStoreError, OutOfSpaceError, StorageError
 from kvstore.storage.contract import Cas, Versioned
-from kvstore.storage.files import FileBlob, FileConsensus
 from kvstore.storage.journal import Journal, Sync, compact, inspect, read
 from kvstore.storage.journal.repair import salvage
+from kvstore.storage.local_files import FileBlob, FileConsensus
 from kvstore.tasks import Tasks, read_tasks
 from tests.harness.seeds import seeded
 from tests.harness.system_faults import ERRORS, faults

@@ -23,7 +23,7 @@ import pytest
 
 import kvstore
 from kvstore import Store, bulk
-from kvstore.engine.memory import MemoryEngine
+from kvstore.engine.memory_engine import MemoryEngine
 from tests.harness.bounds import bounds
 from tests.harness.kills import run_until_killed
 from tests.harness.parts import parts_of

@@ -18,7 +18,7 @@ import pytest
 
 import kvstore
 from kvstore import Store, backup, bulk
-from kvstore.engine.memory import MemoryEngine
+from kvstore.engine.memory_engine import MemoryEngine
 from kvstore.errors import PoisonedError
 from kvstore.timeline.recent import RecentCommits
 from kvstore.transaction import Transactions

@@ -7,7 +7,7 @@ from pathlib import Path
 import kvstore
 from kvstore import ManualClock, Store, bulk
 from kvstore.engine.api import DATA, FAMILIES
-from kvstore.engine.memory import MemoryEngine
+from kvstore.engine.memory_engine import MemoryEngine
 
 PATH = Path("/store")
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kvstore.engine import CHANGES, DATA
-from kvstore.engine.memory import MemoryEngine
+from kvstore.engine.memory_engine import MemoryEngine
 from kvstore.testing.engines import DurableEngineContract, EngineContract
 
 

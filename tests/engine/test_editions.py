@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstore.engine import memory
-from kvstore.engine.memory import Edition, MemoryCursor, pieces
+from kvstore.engine import memory_engine
+from kvstore.engine.memory_engine import Edition, MemoryCursor, pieces
 
 keys = st.binary(max_size=2)
 puts = st.tuples(st.just("put"), keys, st.binary(max_size=1))
@@ -27,7 +27,7 @@ histories = st.lists(st.one_of(puts, puts, puts, deletes, ranges, merges), max_s
 def _tiny_chunks() -> Iterator[None]:
     """Chunks of four entries: every split, cut and fork happens in a few writes."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(memory, "CHUNK_ENTRIES_MAX", 4)
+        patch.setattr(memory_engine, "CHUNK_ENTRIES_MAX", 4)
         yield
 
 

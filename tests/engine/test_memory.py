@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from kvstore.engine import memory
-from kvstore.engine.memory import MemoryEngine
+from kvstore.engine import memory_engine
+from kvstore.engine.memory_engine import MemoryEngine
 from kvstore.testing.engines import DurableEngineContract, EngineContract
 
 
@@ -26,4 +26,4 @@ class TestMemoryEngineOfSmallChunks(TestMemoryEngine):
 
     @pytest.fixture(autouse=True)
     def _tiny_chunks(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(memory, "CHUNK_ENTRIES_MAX", 4)
+        monkeypatch.setattr(memory_engine, "CHUNK_ENTRIES_MAX", 4)

@@ -14,7 +14,7 @@ import pytest
 import kvstore
 from kvstore import bulk
 from kvstore.engine.api import CHANGES, DATA
-from kvstore.engine.memory import CONTENT, MemoryEngine, MemoryState
+from kvstore.engine.memory_engine import CONTENT, MemoryEngine, MemoryState
 from kvstore.errors import (
     CorruptionError,
     FormatVersionError,
@@ -211,7 +211,7 @@ def crash_before(path: Path, engine: MemoryEngine, method: str, nth: int) -> Non
 def test_an_ingest_cut_off_is_all_there_or_not_at_all(
     tmp_path: Path, method: str, nth: int, linked: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kvstore.engine.memory.MEMORY_RECORD_BYTES", 100)
+    monkeypatch.setattr("kvstore.engine.memory_engine.MEMORY_RECORD_BYTES", 100)
     staged = stage(tmp_path / "in", {b"%04d" % n: b"v" * 50 for n in range(100)}, import_id=1)
     store = open_memory(tmp_path / "s")
     crash_before(tmp_path / "s", parts_of(store).engine, method, nth)  # type: ignore[arg-type]

@@ -12,7 +12,7 @@ import kvstore
 from kvstore import bulk
 from kvstore.backup import Collection
 from kvstore.engine.api import CHANGES, DATA
-from kvstore.engine.memory import CONTENT, MemoryEngine, MemoryState, decode, encode
+from kvstore.engine.memory_engine import CONTENT, MemoryEngine, MemoryState, decode, encode
 from kvstore.errors import (
     ClosedError,
     CorruptionError,

@@ -16,8 +16,8 @@ from kvstore.engine import sorted_file
 from kvstore.engine.sorted_file import CODECS, figures_of, key_blocks_of, table_footer
 from kvstore.errors import CorruptionError
 from kvstore.loops.blocks import xxh3
-from kvstore.loops.contract import OutOfOrder
 from kvstore.loops.files import Files, Pass
+from kvstore.loops.shapes import OutOfOrder
 from tests.fuzz.driver import Target
 from tests.harness.bounds import bounds
 

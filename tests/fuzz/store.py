@@ -21,8 +21,8 @@ from kvstore.errors import CorruptionError, FormatVersionError, KVStoreError
 from kvstore.loops.blocks import unpack_lz4
 from kvstore.loops.live import LiveColumns, LiveRows
 from kvstore.tables import nested
-from kvstore.tables.codec import nested_array
 from kvstore.tables.definition import kind_of
+from kvstore.tables.row_codec import nested_array
 from tests.fuzz.driver import Target
 from tests.harness.bounds import bounds
 from tests.harness.crafted import FAMILIES, Stored, crafted_store, outcome, outcomes

@@ -8,7 +8,7 @@ from kvstore.base.span import Span
 from kvstore.base.timestamp import Timestamp
 from kvstore.codec.json import JsonObject
 from kvstore.engine import META
-from kvstore.engine.memory import MemoryEngine
+from kvstore.engine.memory_engine import MemoryEngine
 from kvstore.errors import CorruptionError
 from kvstore.mvcc.meta import Meta
 from kvstore.timeline.import_records import (

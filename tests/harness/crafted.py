@@ -22,7 +22,7 @@ from kvstore.base.clock import ManualClock
 from kvstore.base.span import Span
 from kvstore.changes.windows import Order, Revisions
 from kvstore.engine.api import CHANGES, DATA, META, RANGES, Engine, pairs
-from kvstore.engine.memory import MemoryEngine
+from kvstore.engine.memory_engine import MemoryEngine
 from kvstore.errors import KVStoreError
 from kvstore.feeds.replica import SmallExport
 from kvstore.opening import assemble

@@ -22,7 +22,7 @@ from kvstore.timeline.changesets import Changesets
 from kvstore.timeline.committer import Committer
 from kvstore.timeline.holds import Holds
 from kvstore.timeline.imports import Imports
-from kvstore.timeline.reads import Clears
+from kvstore.timeline.read_times import Clears
 from kvstore.transaction import Transactions
 
 

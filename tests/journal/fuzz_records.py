@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from kvstore.engine.memory import MemoryState
+from kvstore.engine.memory_engine import MemoryState
 from kvstore.errors import CorruptionError, FormatVersionError
 from kvstore.storage.journal import Record
 from kvstore.tasks import TaskState

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from kvstore.errors import CorruptionError, JournalDamagedError
 from kvstore.storage.journal import Journal, Sync, inspect, read
-from kvstore.storage.journal.records import PAIR, decode, encode
+from kvstore.storage.journal.framing import PAIR, decode, encode
 from tests.harness.disk import MemoryDisk
 from tests.journal.folds import PATH, Payloads, live_file, open_journal, outcome_of, state_of
 

@@ -11,7 +11,7 @@ import pytest
 from kvstore.errors import JournalDamagedError, LockedError
 from kvstore.limits import JOURNAL_READ_BYTES
 from kvstore.storage.journal import Sync, inspect, read
-from kvstore.storage.journal.records import RawRecords, encode
+from kvstore.storage.journal.framing import RawRecords, encode
 from tests.harness.disk import MemoryDisk
 from tests.journal.folds import PATH, Payloads, live_file, open_journal, state_of
 from tests.journal.test_reader import Trickle

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kvstore.storage.journal.records import (
+from kvstore.storage.journal.framing import (
     KIND_JOURNAL,
     PAIR,
     Opening,

@@ -13,7 +13,7 @@ import pytest
 
 from kvstore.errors import FormatVersionError
 from kvstore.storage.journal import Journal, Record, Sync, read
-from kvstore.storage.journal.records import TYPE_OPEN, encode
+from kvstore.storage.journal.framing import TYPE_OPEN, encode
 from tests.journal.folds import IDENTITY, Payloads
 
 GOLDEN = Path(__file__).parent / "golden" / "v1"

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 
 import kvstore
 from kvstore import tasks
-from kvstore.engine import memory
+from kvstore.engine import memory_engine
 from kvstore.errors import CorruptionError, JournalDamagedError, KVStoreError, NotAStoreError
 from kvstore.storage.journal import Journal, Sync, inspect, read
-from kvstore.storage.journal.records import (
+from kvstore.storage.journal.framing import (
     KIND_JOURNAL,
     KIND_SNAPSHOT,
     TYPE_MARK,
@@ -152,7 +152,7 @@ import resource, sys
 from kvstore.errors import JournalDamagedError
 from kvstore.storage.journal import Journal, inspect
 with open("/proc/self/statm") as memory:
-    used = int(memory.read().split()[0]) * resource.getpagesize()
+    used = int(memory_engine.read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (used + int(sys.argv[2]), resource.RLIM_INFINITY))
 for look in (inspect, lambda path: Journal.open(path, apply=print, content="test").close()):
     try:
@@ -185,30 +185,33 @@ def test_a_sparse_file_larger_than_memory_costs_none(tmp_path: Path, front: str)
 
 # -- records ----------------------------------------------------------------------------------
 
-PUT, RANGES = memory.PUT, 1
+PUT, RANGES = memory_engine.PUT, 1
 HOSTILE_STATE = {
-    "an unknown operation": (memory.BATCH, memory.encode(b"\x0c", [b"k"], [b"v"])),
-    "keys that do not ascend": (memory.STATE, memory.encode(b"\0\0", [b"b", b"a"], [b"", b""])),
-    "a key twice": (memory.STATE, memory.encode(b"\0\0", [b"a", b"a"], [b"", b""])),
-    "two families": (memory.STATE, memory.encode(b"\0\1", [b"a", b"b"], [b"", b""])),
-    "a delete": (memory.STATE, memory.encode(b"\4", [b"a"], [b""])),
-    "a batch in a snapshot": (memory.BATCH, memory.encode(b"\0", [b"a"], [b""])),
+    "an unknown operation": (memory_engine.BATCH, memory_engine.encode(b"\x0c", [b"k"], [b"v"])),
+    "keys that do not ascend": (
+        memory_engine.STATE,
+        memory_engine.encode(b"\0\0", [b"b", b"a"], [b"", b""]),
+    ),
+    "a key twice": (memory_engine.STATE, memory_engine.encode(b"\0\0", [b"a", b"a"], [b"", b""])),
+    "two families": (memory_engine.STATE, memory_engine.encode(b"\0\1", [b"a", b"b"], [b"", b""])),
+    "a delete": (memory_engine.STATE, memory_engine.encode(b"\4", [b"a"], [b""])),
+    "a batch in a snapshot": (memory_engine.BATCH, memory_engine.encode(b"\0", [b"a"], [b""])),
     "a type beyond": (99, b""),
-    "rows of meta": (memory.ROWS, bytes(8) + memory.encode(b"\3", [b"a"], [b""])),
-    "no entries": (memory.STATE, bytes(4)),
-    "a huge count": (memory.STATE, b"\xff" * 4 + bytes(100)),
-    "a huge length": (memory.STATE, b"\1\0\0\0\0" + b"\xff" * 8 + b"k"),
-    "an id too long": (memory.TAKEN, bytes(9)),
-    "an id too short": (memory.DROPPED, bytes(7)),
+    "rows of meta": (memory_engine.ROWS, bytes(8) + memory_engine.encode(b"\3", [b"a"], [b""])),
+    "no entries": (memory_engine.STATE, bytes(4)),
+    "a huge count": (memory_engine.STATE, b"\xff" * 4 + bytes(100)),
+    "a huge length": (memory_engine.STATE, b"\1\0\0\0\0" + b"\xff" * 8 + b"k"),
+    "an id too long": (memory_engine.TAKEN, bytes(9)),
+    "an id too short": (memory_engine.DROPPED, bytes(7)),
 }
 
 
 @pytest.mark.parametrize("what", HOSTILE_STATE)
 def test_a_hostile_record_of_the_memory_engine_is_corruption(tmp_path: Path, what: str) -> None:
     kind, payload = HOSTILE_STATE[what]
-    in_snapshot = kind == memory.STATE or what == "a batch in a snapshot"
+    in_snapshot = kind == memory_engine.STATE or what == "a batch in a snapshot"
     assert fold_anything([(kind, payload)], snapshot=int(in_snapshot)) is None
-    with Journal.open(tmp_path / "s", content=memory.CONTENT, sync=Sync.never()) as journal:
+    with Journal.open(tmp_path / "s", content=memory_engine.CONTENT, sync=Sync.never()) as journal:
         if in_snapshot:
             journal.snapshot([(kind, payload)])
         else:
@@ -226,7 +229,7 @@ rows = st.lists(st.tuples(st.integers(0, 15), st.binary(max_size=3), st.binary(m
         st.tuples(
             st.integers(0, 6),
             rows.map(
-                lambda r: memory.encode(
+                lambda r: memory_engine.encode(
                     bytes(op for op, _, _ in r),
                     [key for _, key, _ in r],
                     [value for _, _, value in r],

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from kvstore.errors import RetryableError, UsageError
 from kvstore.storage.journal import Journal, Sync, read
-from kvstore.storage.journal import records as raw_module
-from kvstore.storage.journal.records import PAIR, RawRecords
+from kvstore.storage.journal import framing as raw_module
+from kvstore.storage.journal.framing import PAIR, RawRecords
 from tests.harness.bounds import bounds
 from tests.harness.disk import MemoryDisk
 from tests.journal.folds import PATH, live_file, open_journal

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstore.storage.journal.records import (
+from kvstore.storage.journal.framing import (
     PAIR,
     Blocks,
     StuffingError,

@@ -21,7 +21,7 @@ from kvstore.errors import (
     UsageError,
 )
 from kvstore.storage.journal import Journal, Record, Sync, read
-from kvstore.storage.journal.records import encode, encode_many
+from kvstore.storage.journal.framing import encode, encode_many
 from tests.harness.disk import MemoryDisk
 from tests.journal.folds import PATH, Payloads, live_file, open_journal, state_of
 

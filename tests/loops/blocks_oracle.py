@@ -12,7 +12,7 @@ from typing_extensions import Buffer
 from kvstore.codec.keys import TAIL_BYTES, is_framed, unframe_all
 from kvstore.codec.varint import read_varint
 from kvstore.errors import CorruptionError
-from kvstore.loops.contract import (
+from kvstore.loops.shapes import (
     BLOCK_KEYS_BYTES_MAX,
     RULE_ANY,
     RULE_ID,

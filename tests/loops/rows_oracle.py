@@ -15,8 +15,8 @@ from typing_extensions import Buffer
 from kvstore.codec.keys import TERMINATOR, frame, is_framed, unframe
 from kvstore.codec.tuples import FALSE, NULL, SIGN, TRUE, UNSIGNED, decimal_end, flip
 from kvstore.errors import CorruptionError, FormatVersionError
-from kvstore.loops import contract
-from kvstore.loops.contract import (
+from kvstore.loops import shapes
+from kvstore.loops.shapes import (
     ARRAY_BYTES_MAX,
     ROW_FORMAT,
     CellRead,
@@ -92,23 +92,23 @@ def _taken(kind: int, tag: int, width: int, rest: bytes) -> tuple[bytes | None, 
     first = rest[:1]
     if first == NULL:
         return None, 1
-    if kind == contract.BOOLEAN:
+    if kind == shapes.BOOLEAN:
         return (b"\x01" if first == TRUE else b"\x00"), int(first in (TRUE, FALSE))
-    if kind in (contract.FRAMED, contract.WHOLE):
+    if kind in (shapes.FRAMED, shapes.WHOLE):
         if first != bytes([tag]):
             return b"", 0
-        return (_framed if kind == contract.FRAMED else _whole)(rest)
+        return (_framed if kind == shapes.FRAMED else _whole)(rest)
     if len(rest) <= width or first not in (bytes([tag]), UNSIGNED):
         return b"", 0
-    if kind == contract.FIXED:
+    if kind == shapes.FIXED:
         return rest[1 : width + 1], (width + 1) * (first == bytes([tag]))
     number = int.from_bytes(rest[1:9], "big")
-    is_large = kind == contract.UNSIGNED and first == UNSIGNED
+    is_large = kind == shapes.UNSIGNED and first == UNSIGNED
     if is_large:
         return number.to_bytes(8, "little"), 9 if number & SIGN else 0
-    if first != bytes([tag]) or (kind == contract.UNSIGNED and not number & SIGN):
+    if first != bytes([tag]) or (kind == shapes.UNSIGNED and not number & SIGN):
         return b"", 0
-    if kind == contract.DOUBLE:
+    if kind == shapes.DOUBLE:
         number ^= SIGN if number & SIGN else ALL_ONES
     else:
         number ^= SIGN
@@ -228,12 +228,12 @@ def decode_rows(
 
 _NAN: Final = 0x7FF8 << 48
 _WIDTHS: Final = {
-    contract.SIGNED: 8,
-    contract.UNSIGNED: 8,
-    contract.DOUBLE: 8,
-    contract.FRAMED: 0,
-    contract.BOOLEAN: 1,
-    contract.WHOLE: 0,
+    shapes.SIGNED: 8,
+    shapes.UNSIGNED: 8,
+    shapes.DOUBLE: 8,
+    shapes.FRAMED: 0,
+    shapes.BOOLEAN: 1,
+    shapes.WHOLE: 0,
 }
 
 
@@ -254,23 +254,23 @@ def encode_keys(
 
 
 def _require_width(kind: int, width: int) -> None:
-    if _WIDTHS.get(kind, width) != width or (kind == contract.FIXED and not width):
+    if _WIDTHS.get(kind, width) != width or (kind == shapes.FIXED and not width):
         raise ValueError(f"kind {kind} does not go with width {width}")
 
 
 def _element(kind: int, tag: bytes, cell: bytes | None) -> bytes:
     if cell is None:
         return NULL
-    if kind == contract.BOOLEAN:
+    if kind == shapes.BOOLEAN:
         return TRUE if cell != b"\x00" else FALSE
-    if kind == contract.FRAMED:
+    if kind == shapes.FRAMED:
         return tag + frame(cell)
-    if kind in (contract.FIXED, contract.WHOLE):
+    if kind in (shapes.FIXED, shapes.WHOLE):
         return tag + cell
     number = int.from_bytes(cell, "little")
-    if kind == contract.UNSIGNED and number >= SIGN:
+    if kind == shapes.UNSIGNED and number >= SIGN:
         return UNSIGNED + number.to_bytes(8, "big")
-    if kind == contract.DOUBLE:
+    if kind == shapes.DOUBLE:
         if number & ~SIGN > 0x7FF << 52:
             number = _NAN
         number = 0 if number == SIGN else number
@@ -317,7 +317,7 @@ def decode_keys(
 # -- single rows
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=timezone.utc)
-_EPOCHS: Final = {contract.INSTANT: _EPOCH, contract.LOCAL: _EPOCH.replace(tzinfo=None)}
+_EPOCHS: Final = {shapes.INSTANT: _EPOCH, shapes.LOCAL: _EPOCH.replace(tzinfo=None)}
 
 
 class RowDicts:
@@ -388,11 +388,11 @@ class RowDicts:
 
 
 def _element_value(kind: int, cell: bytes) -> Any:
-    if kind in (contract.SIGNED, contract.UNSIGNED):
-        return int.from_bytes(cell, "little", signed=kind == contract.SIGNED)
-    if kind == contract.DOUBLE:
+    if kind in (shapes.SIGNED, shapes.UNSIGNED):
+        return int.from_bytes(cell, "little", signed=kind == shapes.SIGNED)
+    if kind == shapes.DOUBLE:
         return struct.unpack("<d", cell)[0]
-    return cell[0] if kind == contract.BOOLEAN else cell
+    return cell[0] if kind == shapes.BOOLEAN else cell
 
 
 def _stored(letter: str, cell: bytes) -> Any:
@@ -400,14 +400,14 @@ def _stored(letter: str, cell: bytes) -> Any:
 
 
 def _value(stored: Any, way: int, call: Callable[[Any], Any] | None) -> Any:
-    if way == contract.STORED:
+    if way == shapes.STORED:
         return stored
-    if way == contract.TEXT:
+    if way == shapes.TEXT:
         return str(stored, "utf-8")
-    if way == contract.TRUTH:
+    if way == shapes.TRUTH:
         return bool(stored)
     epoch = _EPOCHS.get(way)
-    if epoch is not None and contract.INSTANT_LEAST <= stored <= contract.INSTANT_MOST:
+    if epoch is not None and shapes.INSTANT_LEAST <= stored <= shapes.INSTANT_MOST:
         return epoch + timedelta(0, 0, stored)
     assert call is not None
     return call(stored)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from kvstore.changes.index import column
 from kvstore.errors import CorruptionError
 from kvstore.loops.columns import arrange, cut, gather, join, join_writes, tuples
-from kvstore.loops.contract import ENTRY_HEAD
+from kvstore.loops.shapes import ENTRY_HEAD
 from tests.loops import raw
 
 items = st.lists(st.binary(max_size=9), max_size=30)

@@ -20,8 +20,8 @@ from kvstore.codec.keys import VALUE, encode_reference, frame
 from kvstore.errors import CorruptionError
 from kvstore.limits import VALUE_BYTES_MAX
 from kvstore.loops.columns import join
-from kvstore.loops.contract import Nearby
 from kvstore.loops.live import LiveColumns, LiveRows, collect
+from kvstore.loops.shapes import Nearby
 from kvstore.mvcc.fragments import Fragments, RangeTombstone
 from kvstore.mvcc.scan import Read
 from tests.loops import raw, stored_key

@@ -21,9 +21,9 @@ from kvstore.base.timestamp import TIMESTAMP_MAX, Timestamp
 from kvstore.codec.keys import UNLIMITED, VALUE, encode_suffix, escape, frame
 from kvstore.errors import CorruptionError
 from kvstore.limits import KEY_BYTES_MAX
-from kvstore.loops.contract import ABSENT
 from kvstore.loops.lookup import Lookup, PointRead, Readers, are_keys, find_among, find_many
 from kvstore.loops.packing import Packer
+from kvstore.loops.shapes import ABSENT
 from kvstore.loops.writes import put_all
 from kvstore.mvcc.fragments import Fragments, limit_of
 from kvstore.mvcc.lookup import rest_of

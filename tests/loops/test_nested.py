@@ -8,21 +8,21 @@ import struct
 import pytest
 
 from kvstore.errors import CorruptionError
-from kvstore.loops import contract
+from kvstore.loops import shapes
 from kvstore.loops.nested import decode_nested, encode_nested
 
-LIST: list[contract.NestedNode] = [
-    (contract.NODE_LIST, 0, True, 1),
-    (contract.NODE_FIXED, 2, True, 0),
+LIST: list[shapes.NestedNode] = [
+    (shapes.NODE_LIST, 0, True, 1),
+    (shapes.NODE_FIXED, 2, True, 0),
 ]
-BYTES: list[contract.NestedNode] = [(contract.NODE_VARYING, 0, True, 0)]
+BYTES: list[shapes.NestedNode] = [(shapes.NODE_VARYING, 0, True, 0)]
 
 
 def ends(*places: int) -> bytes:
     return struct.pack(f"<{len(places)}i", *places)
 
 
-def items(count: int, data: bytes) -> contract.NestedColumn:
+def items(count: int, data: bytes) -> shapes.NestedColumn:
     return None, 0, data, None, 0, count, 0
 
 
@@ -54,7 +54,7 @@ def test_a_list_is_its_number_and_its_items() -> None:
         (None, 0, None, ends(0, 1), 4, 0, 0),
     ],
 )
-def test_columns_that_do_not_fit_together_are_refused(column: contract.NestedColumn) -> None:
+def test_columns_that_do_not_fit_together_are_refused(column: shapes.NestedColumn) -> None:
     with pytest.raises(ValueError):
         encode_nested(LIST, [column, items(2, b"aabb")], 1, 100)
 
@@ -82,22 +82,22 @@ def test_buffers_that_are_too_small_are_refused() -> None:
     "shape",
     [
         [(5, 0, True, 0)],
-        [(contract.NODE_FIXED, 0, True, 0)],
-        [(contract.NODE_LIST, 0, True, 1)],
-        [(contract.NODE_LIST, 0, True, -1)],
-        [(contract.NODE_LIST, 0, True, 0), (contract.NODE_FIXED, 1, True, 0)],
-        [(contract.NODE_SLOTS, 2, True, 0)],
-        [(contract.NODE_FIXED, 1, True, 1), (contract.NODE_FIXED, 1, True, 0)],
-        [(contract.NODE_FIXED, 1, True, 0), (contract.NODE_FIXED, 1, True, 0)],
+        [(shapes.NODE_FIXED, 0, True, 0)],
+        [(shapes.NODE_LIST, 0, True, 1)],
+        [(shapes.NODE_LIST, 0, True, -1)],
+        [(shapes.NODE_LIST, 0, True, 0), (shapes.NODE_FIXED, 1, True, 0)],
+        [(shapes.NODE_SLOTS, 2, True, 0)],
+        [(shapes.NODE_FIXED, 1, True, 1), (shapes.NODE_FIXED, 1, True, 0)],
+        [(shapes.NODE_FIXED, 1, True, 0), (shapes.NODE_FIXED, 1, True, 0)],
         [
-            (contract.NODE_LIST, 0, True, 2),
-            (contract.NODE_FIXED, 1, True, 0),
-            (contract.NODE_FIXED, 1, True, 0),
+            (shapes.NODE_LIST, 0, True, 2),
+            (shapes.NODE_FIXED, 1, True, 0),
+            (shapes.NODE_FIXED, 1, True, 0),
         ],
         [],
     ],
 )
-def test_a_type_that_is_no_tree_is_refused(shape: list[contract.NestedNode]) -> None:
+def test_a_type_that_is_no_tree_is_refused(shape: list[shapes.NestedNode]) -> None:
     with pytest.raises(ValueError):
         decode_nested(shape, None, ends(0, 1), b"a", 0, 1, 100, "here")
     with pytest.raises(ValueError):

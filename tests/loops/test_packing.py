@@ -26,8 +26,8 @@ from kvstore.engine.sorted_file import CODECS, figures_of, key_blocks_of
 from kvstore.errors import UsageError
 from kvstore.limits import KEY_BYTES_MAX
 from kvstore.loops.blocks import unpack_lz4
-from kvstore.loops.contract import OutOfOrder
 from kvstore.loops.packing import Packer, Stretch
+from kvstore.loops.shapes import OutOfOrder
 from tests.harness.bounds import bounds
 from tests.harness.rocks_files import read_by_rocksdb, write_by_rocksdb
 from tests.harness.seeds import seed_of

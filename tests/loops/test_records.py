@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstore.loops.contract import CLOSED, FIELD, QUOTED, RETURN, UNQUOTED
 from kvstore.loops.records import scan_records
+from kvstore.loops.shapes import CLOSED, FIELD, QUOTED, RETURN, UNQUOTED
 
 LF, CR, QUOTE, COMMA = b'\n\r",'
 

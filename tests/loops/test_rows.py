@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from kvstore.codec.tuples import Element, desc, encode_tuple
 from kvstore.errors import CorruptionError, FormatVersionError
-from kvstore.loops import contract
+from kvstore.loops import shapes
 from kvstore.loops.elements import decode_keys, encode_keys
 from kvstore.loops.rows import decode_rows, encode_rows
 from tests.loops import raw, rows_oracle
@@ -22,7 +22,7 @@ WIDTHS = st.lists(st.sampled_from([0, 1, 2, 8, 16]), max_size=10)
 WHERE = "table trips"
 
 
-def column(values: Sequence[bytes | None], width: int, skip: int = 0) -> contract.Column:
+def column(values: Sequence[bytes | None], width: int, skip: int = 0) -> shapes.Column:
     """A column of these values that begins `skip` rows into its buffers."""
     padded = [b"x" * width] * skip + list(values)
     made = pa.array(padded, pa.binary(width) if width else pa.binary())
@@ -119,13 +119,13 @@ def test_a_row_of_a_newer_format_says_so() -> None:
 
 
 KINDS: dict[str, tuple[int, int, int, st.SearchStrategy[Any], Any]] = {
-    "signed": (contract.SIGNED, 0x10, 8, st.integers(-(1 << 63), (1 << 63) - 1), "<q"),
-    "unsigned": (contract.UNSIGNED, 0x10, 8, st.integers(0, (1 << 64) - 1), "<Q"),
-    "double": (contract.DOUBLE, 0x20, 8, st.floats(), "<d"),
-    "binary": (contract.FRAMED, 0x30, 0, raw, None),
-    "boolean": (contract.BOOLEAN, 0, 1, st.booleans(), "?"),
-    "unique": (contract.FIXED, 0x70, 16, st.uuids(), None),
-    "decimal": (contract.WHOLE, 0x28, 0, st.decimals(allow_nan=False, allow_infinity=False), None),
+    "signed": (shapes.SIGNED, 0x10, 8, st.integers(-(1 << 63), (1 << 63) - 1), "<q"),
+    "unsigned": (shapes.UNSIGNED, 0x10, 8, st.integers(0, (1 << 64) - 1), "<Q"),
+    "double": (shapes.DOUBLE, 0x20, 8, st.floats(), "<d"),
+    "binary": (shapes.FRAMED, 0x30, 0, raw, None),
+    "boolean": (shapes.BOOLEAN, 0, 1, st.booleans(), "?"),
+    "unique": (shapes.FIXED, 0x70, 16, st.uuids(), None),
+    "decimal": (shapes.WHOLE, 0x28, 0, st.decimals(allow_nan=False, allow_infinity=False), None),
 }
 
 
@@ -223,9 +223,9 @@ def test_damaged_keys_are_read_as_the_oracle_reads_them(
         (0, None, 0, b"1234", struct.pack("<2i", 3, 2)),
     ],
 )
-def test_buffers_that_are_too_small_are_refused(wrong: contract.Column) -> None:
+def test_buffers_that_are_too_small_are_refused(wrong: shapes.Column) -> None:
     with pytest.raises(ValueError):
         encode_rows(0, [wrong], 1)
-    kind = contract.SIGNED if wrong[0] else contract.FRAMED
+    kind = shapes.SIGNED if wrong[0] else shapes.FRAMED
     with pytest.raises(ValueError):
         encode_keys(b"", [(kind, 0x10, False, *wrong)], 1)

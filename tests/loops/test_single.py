@@ -14,14 +14,14 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from kvstore.errors import CorruptionError, UsageError
-from kvstore.loops.contract import INSTANT_LEAST, INSTANT_MOST
+from kvstore.loops.shapes import INSTANT_LEAST, INSTANT_MOST
 from kvstore.mvcc.arrow import binary_array
 from kvstore.tables import TableCodec, desc
-from kvstore.tables import codec as codec_module
-from kvstore.tables import codec as keys_module
+from kvstore.tables import row_codec as codec_module
+from kvstore.tables import row_codec as keys_module
 from kvstore.tables.catalogue import define
-from kvstore.tables.codec import batches_of, dicts
 from kvstore.tables.definition import Definition
+from kvstore.tables.row_codec import batches_of, dicts
 from tests.loops import rows_oracle
 from tests.tables.drawn import definitions, rows_of
 

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kvstore.engine import DATA, Engine
-from kvstore.engine.memory import MemoryEngine
+from kvstore.engine.memory_engine import MemoryEngine
 from kvstore.engine.rocks import RocksEngine
 from kvstore.mvcc import RangeTombstone, Versions
 from tests.mvcc.test_scan import STAMPS, by_history, entries_of, keys, ranges, reads, stored

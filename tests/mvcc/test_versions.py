@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from kvstore.base.span import Span
 from kvstore.base.timestamp import TIMESTAMP_MAX
 from kvstore.engine import Engine
-from kvstore.engine.memory import MemoryEngine
+from kvstore.engine.memory_engine import MemoryEngine
 from kvstore.engine.rocks import RocksEngine
 from kvstore.mvcc import RangeTombstone, Versions, WriteSet
 from kvstore.testing.model import Model

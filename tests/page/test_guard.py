@@ -9,8 +9,8 @@ import pytest
 import kvstore
 from kvstore import bulk
 from kvstore.remote.server import Token
-from kvstore.remote.server.access import Tokens
 from kvstore.remote.server.page import Page
+from kvstore.remote.server.tokens import Tokens
 from tests.page.asking import HOST, Asking, parsed
 
 ADMIN, READER, TENANT = "a" * 32, "r" * 32, "t" * 32

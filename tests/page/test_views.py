@@ -16,7 +16,6 @@ import kvstore
 from kvstore import backup, bulk
 from kvstore.backup.page import collections
 from kvstore.remote.server import Token
-from kvstore.remote.server.access import Tokens
 from kvstore.remote.server.page import Page
 from kvstore.remote.server.page.html import (
     SHOWN_CHARS,
@@ -26,6 +25,7 @@ from kvstore.remote.server.page.html import (
     shortened,
     to_notation,
 )
+from kvstore.remote.server.tokens import Tokens
 from tests.page.asking import Asking, parsed
 
 ADMIN = "a" * 32

@@ -9,7 +9,7 @@ from typing import Any
 from kvstore import bulk
 from kvstore.bulk.pushes import Pushes
 from kvstore.bulk.pushes.pull import Puller
-from kvstore.storage.memory import MemoryBlob
+from kvstore.storage.memory_storage import MemoryBlob
 from kvstore.store import Store
 
 

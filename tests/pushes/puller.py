@@ -17,8 +17,8 @@ from typing import Any, Final, NamedTuple
 import kvstore
 from kvstore.bulk.bucket import Bucket
 from kvstore.bulk.pushes import Pushes
-from kvstore.bulk.pushes.log import PushLog
 from kvstore.bulk.pushes.pull import AmendedPush, Puller
+from kvstore.bulk.pushes.push_log import PushLog
 from kvstore.engine.rocks import RocksEngine
 from kvstore.store import Store
 from kvstore.timeline.imports import Imports

@@ -11,10 +11,10 @@ import kvstore
 from kvstore import bulk
 from kvstore.base.span import RESERVED
 from kvstore.bulk.pushes import Pushes
-from kvstore.bulk.pushes.log import SPANS_MAX, MicroBatch
 from kvstore.bulk.pushes.pull import Puller
+from kvstore.bulk.pushes.push_log import SPANS_MAX, MicroBatch
 from kvstore.errors import CorruptionError, UsageError
-from kvstore.storage.memory import MemoryBlob
+from kvstore.storage.memory_storage import MemoryBlob
 from kvstore.storage.patience import Patience
 from tests.harness.seeds import seed_of
 from tests.harness.storage_faults import FaultRates, FaultyBlob, Weather

@@ -18,7 +18,7 @@ from kvstore import Store, bulk, unique
 from kvstore.bulk.pushes import Pushes
 from kvstore.bulk.pushes.pull import Puller
 from kvstore.errors import AccessDeniedError, CorruptionError, ImportRefusedError, NotUniqueError
-from kvstore.storage.memory import MemoryBlob
+from kvstore.storage.memory_storage import MemoryBlob
 from kvstore.tables import Table
 from tests.harness.bounds import bounds
 from tests.pushes.made import drain, push

@@ -17,8 +17,8 @@ import kvstore
 from kvstore import bulk
 from kvstore.backup import Collection
 from kvstore.bulk.pushes import Pushes
-from kvstore.bulk.pushes.log import EXPIRE
 from kvstore.bulk.pushes.pull import Puller
+from kvstore.bulk.pushes.push_log import EXPIRE
 from kvstore.errors import (
     AccessDeniedError,
     BusyError,
@@ -29,7 +29,7 @@ from kvstore.errors import (
     UsageError,
 )
 from kvstore.storage import address
-from kvstore.storage.memory import MemoryBlob
+from kvstore.storage.memory_storage import MemoryBlob
 from tests.harness.bounds import bounds
 from tests.pushes.made import CountingBlob, drain, push
 

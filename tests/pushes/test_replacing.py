@@ -18,7 +18,7 @@ from kvstore.bulk.pushes import Pushes
 from kvstore.bulk.pushes.pull import Puller
 from kvstore.bulk.pushes.pushes import import_id_of
 from kvstore.errors import CorruptionError, FormatVersionError, HistoryGoneError, UsageError
-from kvstore.storage.memory import MemoryBlob
+from kvstore.storage.memory_storage import MemoryBlob
 from kvstore.store import Store
 from tests.harness.bounds import bounds
 from tests.pushes.made import build_time, drain, push

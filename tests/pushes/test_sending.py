@@ -14,7 +14,7 @@ from kvstore.bulk.pushes.pull import Puller
 from kvstore.bulk.pushes.pushes import send_rows
 from kvstore.errors import UsageError
 from kvstore.mvcc.arrow import rows_schema
-from kvstore.storage.memory import MemoryBlob
+from kvstore.storage.memory_storage import MemoryBlob
 from tests.harness.bounds import bounds
 from tests.harness.seeds import seeded
 from tests.pushes.made import drain

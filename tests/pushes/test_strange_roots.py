@@ -16,13 +16,13 @@ import pytest
 import kvstore
 from kvstore.backup import Collection
 from kvstore.bulk.pushes import Pushes
-from kvstore.bulk.pushes.log import REVERT
 from kvstore.bulk.pushes.pull import Puller
+from kvstore.bulk.pushes.push_log import REVERT
 from kvstore.errors import CorruptionError, ImportRefusedError, OutOfSpaceError, UsageError
 from kvstore.storage import patience as patience_module
 from kvstore.storage.address import open_blob
 from kvstore.storage.contract import BlobInfo
-from kvstore.storage.memory import MemoryBlob
+from kvstore.storage.memory_storage import MemoryBlob
 from kvstore.storage.patience import Patience
 from tests.harness.bounds import bounds
 from tests.harness.storage_faults import FaultRates, FaultyBlob, Weather

@@ -14,11 +14,11 @@ import kvstore
 from kvstore import ManualClock, Span, Store, bulk, unique
 from kvstore.bulk.manifest import EncodedBy
 from kvstore.bulk.pushes import Pushes
-from kvstore.bulk.pushes.log import PushMode
 from kvstore.bulk.pushes.pull import Puller
+from kvstore.bulk.pushes.push_log import PushMode
 from kvstore.bulk.pushes.pushes import import_id_of
 from kvstore.errors import UsageError
-from kvstore.storage.memory import MemoryBlob
+from kvstore.storage.memory_storage import MemoryBlob
 from kvstore.tables import Table
 from kvstore.tables.definition import rows_prefix, table_prefix
 from kvstore.timeline.reserved import FIRST_ROW

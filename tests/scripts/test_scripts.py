@@ -9,7 +9,7 @@ import pytest
 
 import kvstore
 from kvstore.engine import Engine
-from kvstore.engine.memory import MemoryEngine
+from kvstore.engine.memory_engine import MemoryEngine
 from kvstore.engine.rocks import RocksEngine
 from kvstore.opening import engine_at
 from tests.harness.scripts import Script

@@ -11,7 +11,7 @@ import pytest
 from kvstore.errors import IndeterminateError
 from kvstore.remote import control_socket
 from kvstore.remote.server.http import Head, Message
-from kvstore.remote.server.reading import Forwarder
+from kvstore.remote.server.reader_process import Forwarder
 
 
 def test_an_answer_that_breaks_off_leaves_the_request_in_doubt(tmp_path: Path) -> None:

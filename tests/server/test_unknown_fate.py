@@ -30,9 +30,9 @@ from kvstore.errors import (
     TableAlteredError,
 )
 from kvstore.remote.protocol import to_json
-from kvstore.remote.server.access import WHOLE, Grant
 from kvstore.remote.server.app import app
 from kvstore.remote.server.service import VerbCall
+from kvstore.remote.server.tokens import WHOLE, Grant
 from kvstore.tables.sources import digest_of
 from kvstore.timeline.request_notes import RequestToken
 from tests.harness.seeds import seeded

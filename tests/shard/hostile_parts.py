@@ -27,7 +27,7 @@ from kvstore.backup.shard.state.trace import ShardBatch, ShardPart
 from kvstore.base.digest import digest
 from kvstore.base.timestamp import TIMESTAMP_MAX
 from kvstore.errors import CorruptionError, FormatVersionError
-from kvstore.storage.memory import MemoryBlob
+from kvstore.storage.memory_storage import MemoryBlob
 from kvstore.tables.joins import in_order
 from tests.harness.bounds import bounds
 from tests.shard import thrift

@@ -19,7 +19,7 @@ from kvstore import bulk
 from kvstore.backup import Collection
 from kvstore.backup.tasks import place_of as place_of_a_task
 from kvstore.bulk.bucket import BucketUrl
-from kvstore.bulk.pushes.log import root_place
+from kvstore.bulk.pushes.push_log import root_place
 from kvstore.bulk.served import AllowedPlaces
 from kvstore.bulk.staging import staging_place
 from kvstore.errors import KVStoreError, UsageError

@@ -28,8 +28,8 @@ from kvstore.base.digest import digest
 from kvstore.base.span import Span
 from kvstore.errors import CorruptionError, FormatVersionError, KeyOrderError, UsageError
 from kvstore.limits import BOUND_BYTES_MAX, PART_BYTES_MAX, ROW_GROUP_ROWS_MAX
-from kvstore.storage.files import FileBlob
-from kvstore.storage.memory import MemoryBlob
+from kvstore.storage.local_files import FileBlob
+from kvstore.storage.memory_storage import MemoryBlob
 from tests.harness.bounds import bounds
 from tests.harness.storage_faults import FaultRates, FaultyBlob, Weather
 from tests.harness.traced import traced

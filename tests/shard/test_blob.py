@@ -14,8 +14,8 @@ from kvstore.backup.sealed import DataKey, SealedBlob, Secret
 from kvstore.backup.testing.blobs import BlobContract
 from kvstore.errors import AccessDeniedError
 from kvstore.storage.contract import Blob, put_retrying, sweep
-from kvstore.storage.files import FileBlob
-from kvstore.storage.memory import MemoryBlob
+from kvstore.storage.local_files import FileBlob
+from kvstore.storage.memory_storage import MemoryBlob
 from kvstore.storage.object_store import ObjectBlob
 
 

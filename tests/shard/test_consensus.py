@@ -16,9 +16,9 @@ from obstore.store import LocalStore, MemoryStore, ObjectStore
 from kvstore.backup.testing.consensus import KEY, ConsensusContract, cas, fill, seqnos
 from kvstore.errors import CorruptionError, IndeterminateError
 from kvstore.storage.contract import Cas, Consensus, Versioned
-from kvstore.storage.files import FileConsensus
 from kvstore.storage.journal import Journal
-from kvstore.storage.memory import MemoryConsensus
+from kvstore.storage.local_files import FileConsensus
+from kvstore.storage.memory_storage import MemoryConsensus
 from kvstore.storage.object_store import ObjectConsensus, open_object_store
 from kvstore.storage.patience import Patience
 from tests.harness.proxy import Answer, Proxy, Request

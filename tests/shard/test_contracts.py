@@ -9,7 +9,7 @@ import pytest
 from kvstore.backup.testing.blobs import BlobContract
 from kvstore.backup.testing.consensus import ConsensusContract
 from kvstore.storage.contract import Blob, BlobInfo, Cas, Versioned
-from kvstore.storage.memory import MemoryBlob, MemoryConsensus
+from kvstore.storage.memory_storage import MemoryBlob, MemoryConsensus
 
 
 class Overwrites(MemoryBlob):

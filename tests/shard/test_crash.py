@@ -19,7 +19,7 @@ import pytest
 
 from kvstore.backup.shard.rows.batch_writer import BatchDesc
 from kvstore.backup.shard.shard import Shard
-from kvstore.storage.files import FileBlob, FileConsensus
+from kvstore.storage.local_files import FileBlob, FileConsensus
 from tests.shard.rows import put, state_of, versions
 
 WRITER = """

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from kvstore.backup.shard.snapshot import Split
+from kvstore.backup.shard.shard_snapshot import Split
 from kvstore.backup.shard.state import codec
 from kvstore.backup.shard.state.trace import ShardBatch
 from kvstore.base.span import Span

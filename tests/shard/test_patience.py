@@ -28,7 +28,7 @@ from kvstore.errors import (
 )
 from kvstore.limits import RETRY_TOLD_S
 from kvstore.storage.contract import Storage
-from kvstore.storage.files import FileBlob, FileConsensus
+from kvstore.storage.local_files import FileBlob, FileConsensus
 from kvstore.storage.object_store import open_object_store
 from kvstore.storage.os_files import OS_FILES
 from kvstore.storage.patience import LOG, Patience, Waiting

@@ -23,7 +23,7 @@ from kvstore.backup.shard.rows.rules import AsOf, Compact, View, Window
 from kvstore.backup.shard.state.trace import ShardBatch
 from kvstore.base.span import Span
 from kvstore.mvcc.arrow import key_words
-from kvstore.storage.memory import MemoryBlob
+from kvstore.storage.memory_storage import MemoryBlob
 from tests.shard.rows import (
     Row,
     delete,

@@ -26,7 +26,7 @@ from kvstore.errors import (
     NotYetWrittenError,
     UpperMismatchError,
 )
-from kvstore.storage.memory import MemoryBlob, MemoryConsensus
+from kvstore.storage.memory_storage import MemoryBlob, MemoryConsensus
 from kvstore.storage.patience import Patience
 from tests.harness.soak import soaked
 from tests.harness.storage_faults import FaultRates, FaultyBlob, FaultyConsensus, Weather

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from obstore.store import ObjectStore
 
-from kvstore.backup.shard import gc
+from kvstore.backup.shard import blob_gc
 from kvstore.backup.shard.rows.batch_writer import BatchDesc, part_names, write_batch
 from kvstore.backup.shard.state.state import EMPTY
 from kvstore.backup.shard.state.trace import ShardBatch
@@ -23,8 +23,8 @@ from kvstore.errors import (
 )
 from kvstore.limits import ROLLUP_EVERY
 from kvstore.storage.contract import Blob, Consensus, Versioned
-from kvstore.storage.files import FileBlob, FileConsensus
-from kvstore.storage.memory import MemoryBlob, MemoryConsensus
+from kvstore.storage.local_files import FileBlob, FileConsensus
+from kvstore.storage.memory_storage import MemoryBlob, MemoryConsensus
 from kvstore.storage.object_store import ObjectBlob, ObjectConsensus
 from tests.harness.bounds import bounds
 from tests.harness.storage_faults import FaultyBlob, FaultyConsensus, Weather
@@ -100,11 +100,11 @@ def test_a_handle_left_behind_by_a_truncation_catches_up(world: World) -> None:
 def test_collection_below_the_first_rollup_or_past_is_a_no_op(world: World) -> None:
     shard = world.open()
     write(shard, 5)
-    assert gc.collect(shard.log, to=0) == gc.Collected()
+    assert blob_gc.collect(shard.log, to=0) == blob_gc.Collected()
     shard.gc()
-    assert gc.collect(shard.log, to=1) == gc.Collected()  # another append came first
+    assert blob_gc.collect(shard.log, to=1) == blob_gc.Collected()  # another append came first
     before = shard.refresh()
-    assert shard.gc() == gc.Collected()
+    assert shard.gc() == blob_gc.Collected()
     assert shard.refresh() == before  # a repeated append makes not even a version
     assert read(shard, 4) == {b"k": b"v5"}
 
@@ -140,7 +140,7 @@ def test_at_the_rollup_nothing_is_truncated_but_older_rollups_leave(world: World
     shard.log.write_rollup()
     rollup = shard.state.rollup[0]
     world.consensus.truncate("s", rollup)  # as after a crash between two steps of a collection
-    done = gc.collect(shard.log, to=rollup)
+    done = blob_gc.collect(shard.log, to=rollup)
     assert (done.versions, done.rollups) == (0, 1)
     assert list(shard.state.rollups) == [rollup]
     assert world.open().state == shard.state

@@ -6,7 +6,7 @@ import pytest
 
 from kvstore.backup.shard.rows.batch_writer import BatchDesc
 from kvstore.backup.shard.rows.rules import Window
-from kvstore.backup.shard.snapshot import Split
+from kvstore.backup.shard.shard_snapshot import Split
 from kvstore.errors import (
     CorruptionError,
     HistoryGoneError,

@@ -13,7 +13,7 @@ import kvstore.backup.shard
 from kvstore.errors import UsageError
 from kvstore.storage.address import open_storage
 from kvstore.storage.contract import Storage
-from kvstore.storage.files import FileBlob
+from kvstore.storage.local_files import FileBlob
 from tests.shard.conftest import s3_options
 from tests.shard.world import open_shard, read, write
 

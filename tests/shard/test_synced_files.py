@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from kvstore.storage import files
+from kvstore.storage import local_files
 
 SIZES = [
     0,
@@ -29,7 +29,7 @@ SIZES = [
 def test_all_bytes_are_there_and_no_more(tmp_path: Path, size: int) -> None:
     for number in range(2):  # the second file gets the buffer with the bytes of the first
         data = random.Random(number).randbytes(size)
-        files.write_synced(tmp_path / str(number), data)
+        local_files.write_synced(tmp_path / str(number), data)
         assert (tmp_path / str(number)).read_bytes() == data
 
 
@@ -38,7 +38,7 @@ def test_a_large_file_goes_to_the_disk_in_slices(
 ) -> None:
     """An fsync of another process on the same disk waits for one slice, not for the whole file."""
     try:
-        os.close(os.open(tmp_path / "probe", os.O_WRONLY | os.O_CREAT | files.DIRECT))
+        os.close(os.open(tmp_path / "probe", os.O_WRONLY | os.O_CREAT | local_files.DIRECT))
     except OSError:
         pytest.skip("this file system takes no direct writes")
     write, sizes = os.write, list[int]()
@@ -49,7 +49,7 @@ def test_a_large_file_goes_to_the_disk_in_slices(
 
     monkeypatch.setattr(os, "write", counted)
     data = random.Random(0).randbytes((9 << 20) + 5)
-    files.write_synced(tmp_path / "file", data)
+    local_files.write_synced(tmp_path / "file", data)
     assert sizes == [1 << 20] * 9 + [4096]
     assert (tmp_path / "file").read_bytes() == data
 
@@ -58,7 +58,7 @@ def test_a_file_that_is_there_is_not_touched(tmp_path: Path) -> None:
     (tmp_path / "taken").write_bytes(b"old")
     for size in (10, 100_000):
         with pytest.raises(FileExistsError):
-            files.write_synced(tmp_path / "taken", bytes(size))
+            local_files.write_synced(tmp_path / "taken", bytes(size))
     assert (tmp_path / "taken").read_bytes() == b"old"
 
 
@@ -67,7 +67,7 @@ def test_a_file_system_that_takes_no_direct_writes_gets_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: str
 ) -> None:
     # a flag by which the test knows direct writes
-    monkeypatch.setattr(files, "DIRECT", os.O_APPEND)
+    monkeypatch.setattr(local_files, "DIRECT", os.O_APPEND)
     call = getattr(os, refused)
     refusals = []
 
@@ -79,29 +79,29 @@ def test_a_file_system_that_takes_no_direct_writes_gets_others(
         return call(first, second, *more)
 
     monkeypatch.setattr(os, refused, refusing)
-    files.write_synced(tmp_path / "file", b"x" * 100_000)
+    local_files.write_synced(tmp_path / "file", b"x" * 100_000)
     assert refusals
     assert (tmp_path / "file").read_bytes() == b"x" * 100_000
 
 
 def test_who_finds_the_buffer_in_use_does_without(tmp_path: Path) -> None:
-    with files.write_buffer.lock:
-        files.write_synced(tmp_path / "file", b"x" * 100_000)
+    with local_files.write_buffer.lock:
+        local_files.write_synced(tmp_path / "file", b"x" * 100_000)
     assert (tmp_path / "file").read_bytes() == b"x" * 100_000
 
 
 def test_an_error_leaves_the_buffer_free(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
-        files.write_synced(tmp_path / "missing" / "file", b"x" * 100_000)
-    assert not files.write_buffer.lock.locked()
+        local_files.write_synced(tmp_path / "missing" / "file", b"x" * 100_000)
+    assert not local_files.write_buffer.lock.locked()
 
 
 def test_a_forked_process_has_a_buffer_of_its_own(tmp_path: Path) -> None:
-    files.write_synced(tmp_path / "before", b"x" * 100_000)  # from here on there is a buffer
-    ours = next(files.write_buffer.slices(b"o" * 100_000))
+    local_files.write_synced(tmp_path / "before", b"x" * 100_000)  # from here on there is a buffer
+    ours = next(local_files.write_buffer.slices(b"o" * 100_000))
     child = os.fork()
     if not child:
-        next(files.write_buffer.slices(b"c" * 100_000))
+        next(local_files.write_buffer.slices(b"c" * 100_000))
         os._exit(0)
     os.waitpid(child, 0)
     assert ours[:100_000] == b"o" * 100_000

@@ -13,7 +13,7 @@ from kvstore.errors import (
     IndeterminateError,
 )
 from kvstore.storage.contract import Blob, Cas, Consensus, Versioned
-from kvstore.storage.memory import MemoryBlob, MemoryConsensus
+from kvstore.storage.memory_storage import MemoryBlob, MemoryConsensus
 from kvstore.storage.patience import Patience
 from tests.shard.rows import put, state_of, versions
 

@@ -15,8 +15,8 @@ from kvstore import Store
 from kvstore.backup import Collection
 from kvstore.errors import UsageError
 from kvstore.spark.access import Access
+from kvstore.spark.format_options import read_options
 from kvstore.spark.jobs import backup, compact, restore, verify
-from kvstore.spark.options import read_options
 from kvstore.spark.origins import find
 from tests.harness.soak import soaked
 from tests.shard.conftest import s3_bucket, s3_server

@@ -15,7 +15,7 @@ from kvstore.backup import Collection
 from kvstore.errors import NotYetWrittenError, UsageError
 from kvstore.spark import bulk_import, stage_import
 from kvstore.spark.access import Access, staging_at
-from kvstore.spark.options import read_options
+from kvstore.spark.format_options import read_options
 from kvstore.spark.read import STATE, QueryReader, ReadPartition, StreamReader
 from kvstore.spark.source import KVStoreSource
 

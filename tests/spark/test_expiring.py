@@ -13,7 +13,7 @@ from kvstore import ManualClock
 from kvstore.backup import Collection
 from kvstore.remote.server import ListenAddress, serving
 from kvstore.remote.server.app import app
-from kvstore.spark.options import Mode, read_options
+from kvstore.spark.format_options import Mode, read_options
 from kvstore.spark.read import CHANGES, STATE, QueryReader
 
 START = 1_700_000_000_000_000_000

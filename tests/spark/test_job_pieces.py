@@ -25,13 +25,13 @@ from kvstore.backup.shard import Cas, MemoryBlob, MemoryConsensus, Shard, ShardB
 from kvstore.errors import CorruptionError, HistoryGoneError, UsageError
 from kvstore.limits import KEY_BYTES_MAX, LEASE_NS
 from kvstore.spark.access import Access
+from kvstore.spark.format_options import read_options
 from kvstore.spark.jobs import backup, compact, restore, verify
 from kvstore.spark.jobs.backup import SparkUpload
 from kvstore.spark.jobs.compact import SparkMerge
 from kvstore.spark.jobs.copies import copy_of
 from kvstore.spark.jobs.restore import SparkBuild
 from kvstore.spark.jobs.spread import kept
-from kvstore.spark.options import read_options
 from kvstore.spark.read import STATE, QueryReader
 from tests.backup.histories import change, staged_import, versions
 

@@ -12,8 +12,8 @@ import pytest
 import kvstore
 from kvstore.remote.server import ListenAddress, Token, serving
 from kvstore.remote.server.app import app
+from kvstore.spark.format_options import read_options
 from kvstore.spark.interfaces import InputPartition, ReadMaxRows
-from kvstore.spark.options import read_options
 from kvstore.spark.read import CHANGES, StreamReader
 from tests.spark.test_origins import write_history
 

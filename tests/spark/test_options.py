@@ -7,7 +7,7 @@ import pytest
 from kvstore import Span
 from kvstore.errors import UsageError
 from kvstore.spark.access import Access
-from kvstore.spark.options import Mode, read_options
+from kvstore.spark.format_options import Mode, read_options
 from kvstore.spark.read import offered
 
 

@@ -27,7 +27,7 @@ from kvstore.remote.server import ListenAddress, serving
 from kvstore.remote.server.app import app
 from kvstore.spark import origins as collection_module
 from kvstore.spark import read as images
-from kvstore.spark.options import Mode, read_options
+from kvstore.spark.format_options import Mode, read_options
 from kvstore.spark.origins import Place, find, open_origin
 from kvstore.spark.read import (
     CHANGES,

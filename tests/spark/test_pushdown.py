@@ -21,7 +21,7 @@ from kvstore.backup import Collection
 from kvstore.engine import FileSpan
 from kvstore.errors import UsageError
 from kvstore.spark import lookup_join, read_where, register, tuple_key
-from kvstore.spark.options import read_options
+from kvstore.spark.format_options import read_options
 from kvstore.spark.origins import CheckpointOrigin
 from kvstore.spark.pushdown import checked, common, from_text, joined, key_spans, to_text
 from kvstore.spark.read import CHANGES, STATE, QueryReader, ReadPartition

@@ -21,7 +21,7 @@ from kvstore.remote.server import ListenAddress, serving
 from kvstore.remote.server.app import app
 from kvstore.spark import lookup_join, point_in_time_join
 from kvstore.spark.access import Access
-from kvstore.spark.options import read_options
+from kvstore.spark.format_options import read_options
 from kvstore.spark.origins import find, open_origin
 from kvstore.spark.read import STATE, QueryReader
 from tests.certificates import made_certificate

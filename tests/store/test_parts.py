@@ -35,7 +35,7 @@ from kvstore.store import Layout, LazyTasks, Upkeep
 from kvstore.timeline.changesets import Changesets
 from kvstore.timeline.import_records import FoundKeys
 from kvstore.timeline.parts import Parts
-from kvstore.timeline.reads import Clear
+from kvstore.timeline.read_times import Clear
 from kvstore.timeline.reserved import Reserve
 from tests.commit.conftest import Bench, writes_of
 from tests.harness.bounds import bounds

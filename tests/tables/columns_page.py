@@ -14,8 +14,8 @@ from kvstore.bulk.outside import outside_type
 from kvstore.errors import UsageError
 from kvstore.tables import TableCodec
 from kvstore.tables.catalogue import define
-from kvstore.tables.codec import conform
 from kvstore.tables.definition import Kind, kind_of
+from kvstore.tables.row_codec import conform
 from tests.tables.arrays import SOURCES, family
 from tests.tables.drawn import EXAMPLES, TYPES
 

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from kvstore.errors import CorruptionError, FormatVersionError, UsageError
 from kvstore.tables import TableCodec, desc, unique
 from kvstore.tables.catalogue import Alteration, alter, define, is_wider
-from kvstore.tables.codec import UnknownLayoutError, batches_of, conform, dicts
 from kvstore.tables.definition import Definition
+from kvstore.tables.row_codec import UnknownLayoutError, batches_of, conform, dicts
 from tests.tables.drawn import EXAMPLES, TYPES, definitions, rank, rows_of
 
 GOLDEN = Path(__file__).parent / "golden"

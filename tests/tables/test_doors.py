@@ -26,9 +26,9 @@ from kvstore.remote.server import ListenAddress, serving
 from kvstore.remote.server.app import app
 from kvstore.tables import TableCodec
 from kvstore.tables.catalogue import define
-from kvstore.tables.codec import conform
 from kvstore.tables.definition import Definition
 from kvstore.tables.exact import as_python, decimals, same_values
+from kvstore.tables.row_codec import conform
 from tests.tables import arrays
 
 FIRST = 1000

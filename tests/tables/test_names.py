@@ -15,9 +15,9 @@ from kvstore.remote.server import ListenAddress, serving
 from kvstore.remote.server.app import app
 from kvstore.tables import TableCodec
 from kvstore.tables.catalogue import ADDED_NAMES, define
-from kvstore.tables.changes import CHANGE_FIELDS
 from kvstore.tables.definition import definition_key
 from kvstore.tables.joins import ROW_TIMESTAMP
+from kvstore.tables.row_changes import CHANGE_FIELDS
 
 OURS = [*sorted(ADDED_NAMES), "Row_Timestamp", "kvstore_gone", "KVSTORE_due"]
 PARAMETERS = ["self", "key", "where", "expires", "columns", "as_of", "row", "name", "call", "args"]

@@ -20,9 +20,9 @@ from kvstore.errors import CorruptionError, UsageError
 from kvstore.limits import NESTED_SLOTS_MAX
 from kvstore.tables import TableCodec
 from kvstore.tables.catalogue import Alteration, alter, define
-from kvstore.tables.codec import conform, dicts
 from kvstore.tables.definition import Definition, kind_of, parse_type
 from kvstore.tables.nested import parse_nested, type_text
+from kvstore.tables.row_codec import conform, dicts
 from kvstore.tables.words import cell_text, read_value, to_type, to_value
 from tests.tables import nested_arrays
 from tests.tables.drawn import NESTED, NESTED_EXAMPLES

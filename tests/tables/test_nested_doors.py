@@ -18,7 +18,7 @@ from kvstore import backup
 from kvstore.bulk.loading import import_files
 from kvstore.bulk.outside import export_table
 from kvstore.errors import UsageError
-from kvstore.tables.codec import conform, dicts
+from kvstore.tables.row_codec import conform, dicts
 from tests.tables import nested_arrays
 from tests.tables.drawn import NESTED, NESTED_EXAMPLES
 from tests.tables.nested_arrays import RefusedError

@@ -14,13 +14,13 @@ import pytest
 from typer.testing import CliRunner
 
 import kvstore
-from kvstore.cli.app import app as shell
+from kvstore.cli.main import app as shell
 from kvstore.errors import CorruptionError, UsageError
 from kvstore.remote.client import connect
 from kvstore.remote.server import ListenAddress, serving
 from kvstore.remote.server.app import app
 from kvstore.tables import TableFeed, UnreadableRow
-from kvstore.tables.codec import RowCodec
+from kvstore.tables.row_codec import RowCodec
 
 pytestmark = pytest.mark.damages_store
 

@@ -14,7 +14,7 @@ import pytest
 import kvstore
 from kvstore import ManualClock, bulk
 from kvstore.engine.api import META
-from kvstore.engine.memory import MemoryEngine
+from kvstore.engine.memory_engine import MemoryEngine
 from kvstore.engine.rocks import RocksEngine
 from kvstore.errors import CorruptionError, FormatVersionError, KVStoreError
 from kvstore.opening import engine_at

@@ -28,7 +28,7 @@ from kvstore.codec.keys import (
 from kvstore.engine.api import CHANGES, DATA, META, RANGES
 from kvstore.errors import CorruptionError
 from kvstore.mvcc.meta import Meta
-from kvstore.timeline.reads import Clear
+from kvstore.timeline.read_times import Clear
 from kvstore.verify import check_frontiers, newest_clears
 from tests.harness.parts import parts_of
 

@@ -21,7 +21,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Final
 
-from kvstore.backup.shard.state.log import StateLog
+from kvstore.backup.shard.state.state_log import StateLog
 from kvstore.base.digest import digest
 from kvstore.errors import CorruptionError, StatesLostError, UsageError
 from kvstore.storage.contract import FAILURES, Blob

@@ -65,8 +65,6 @@ from kvstore.tables.catalogue import (
     define,
     require_name,
 )
-from kvstore.tables.changes import ROW_IMAGES, OnUnreadable, RowImages
-from kvstore.tables.codec import TableCodec, dicts
 from kvstore.tables.definition import Definition, definition_key
 from kvstore.tables.filters import RowFilter
 from kvstore.tables.indexes import index_span
@@ -85,6 +83,8 @@ from kvstore.tables.joins import (
     age_of,
     within,
 )
+from kvstore.tables.row_changes import ROW_IMAGES, OnUnreadable, RowImages
+from kvstore.tables.row_codec import TableCodec, dicts
 from kvstore.tables.sources import (
     ImportTarget,
     MakeChange,

@@ -54,8 +54,7 @@ from kvstore.limits import (
 )
 from kvstore.metrics.prometheus import HasMetrics, PrometheusCollector
 from kvstore.remote.protocol import ARROW_TYPE, KEYS_PATH, OCTETS_TYPE, VERBS_PATH, unquoted
-from kvstore.remote.server import log
-from kvstore.remote.server.access import WHOLE, Grant, Token, Tokens
+from kvstore.remote.server import log_lines
 from kvstore.remote.server.document import openapi
 from kvstore.remote.server.http import (
     DEFECT,
@@ -91,6 +90,7 @@ from kvstore.remote.server.http import (
 from kvstore.remote.server.invocation import Answer, ServedVerb
 from kvstore.remote.server.page import Page, PageAnswer, Section, is_of_page, require_templates
 from kvstore.remote.server.service import Service, VerbCall
+from kvstore.remote.server.tokens import WHOLE, Grant, Token, Tokens
 from kvstore.remote.server.watch import Callers, Watch
 from kvstore.remote.verbs import BATCH, READ, VERBS, WRITE
 from kvstore.store import Store
@@ -216,8 +216,8 @@ class App:
             head = head_of(scope)
             agent = head.headers.get(b"user-agent", b"").decode("latin-1")
             with self._callers.calling(_address(scope), agent, _named(head)):
-                if self.tells_requests and log.tells_requests():
-                    await log.telling(partial(self._serve, head, receive), head, send)
+                if self.tells_requests and log_lines.tells_requests():
+                    await log_lines.telling(partial(self._serve, head, receive), head, send)
                 else:
                     await self._serve(head, receive, send)
         elif scope["type"] == "lifespan":

@@ -11,8 +11,8 @@ import pyarrow as pa
 
 from kvstore.base.span import Span
 from kvstore.base.timestamp import TimeLike
-from kvstore.remote.server.access import Grant
 from kvstore.remote.server.changesets import LentChangesets
+from kvstore.remote.server.tokens import Grant
 from kvstore.remote.verbs import Verb
 from kvstore.store import Store
 from kvstore.timeline.expiries import Expires

@@ -4,7 +4,7 @@
 
 The processes share one listening socket, and each takes connections while it is idle. They hand
 writes to the owner of the store, which this process is, through a socket in the store's directory.
-`kvstore.remote.server.reading` is such a process.
+`kvstore.remote.server.reader_process` is such a process.
 
 Invariants
 1. A process that ended is started again, after a pause that grows with each failure in a row.
@@ -40,10 +40,10 @@ from kvstore.limits import (
 )
 from kvstore.opening import engine_at
 from kvstore.remote import control_socket
-from kvstore.remote.server import log
+from kvstore.remote.server import log_lines
 from kvstore.remote.server.app import App
 
-_MAIN: Final = "from kvstore.remote.server.reading import main; main()"
+_MAIN: Final = "from kvstore.remote.server.reader_process import main; main()"
 
 
 class ReaderProcess:
@@ -140,7 +140,7 @@ class Readers:
             "listener": listener.fileno(),
             "tokens": None if tokens is None else tokens.to_fields(),
             "tls": tls_files,
-            "log": log.begun(),
+            "log": log_lines.begun(),
         }
         self._failures = Failures("kvstore.remote.server", Clock())
         store.upkeep.watch("server", self._failures)

@@ -34,7 +34,7 @@ from kvstore.limits import (
 from kvstore.remote import control_socket
 from kvstore.remote.control_socket import short
 from kvstore.remote.presence import Turn, note_owner, sharing
-from kvstore.remote.server import log
+from kvstore.remote.server import log_lines
 from kvstore.remote.server.app import App
 from kvstore.remote.server.app import app as app_of
 from kvstore.remote.server.guarded import GuardedProtocol, GuardedServer
@@ -375,11 +375,11 @@ def _server(app: App, place: _Place, ready: Callable[[], None] = lambda: None) -
         store, count = app.service.store, 0 if place.readers is None else place.readers.count
         where = str(store.path or "in memory")
         facts: dict[str, Any] = {"url": place.url, "store": where, "readers": count}
-        notice(log.SERVER, "listening", **facts, version=__version__)
+        notice(log_lines.SERVER, "listening", **facts, version=__version__)
         ready()
 
     def ending() -> None:
-        notice(log.SERVER, "stopping", url=place.url, signal=server.ended_by)
+        notice(log_lines.SERVER, "stopping", url=place.url, signal=server.ended_by)
         if place.readers is not None:
             place.readers.stop()
 

@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from kvstore.errors import NotFoundError
-from kvstore.remote.server.access import Grant
 from kvstore.remote.server.changesets import LentChangesets
 from kvstore.remote.server.http import VerbFailedError
 from kvstore.remote.server.invocation import Answer, Invocation, ServedVerb
+from kvstore.remote.server.tokens import Grant
 from kvstore.remote.server.verbs import SERVED
 from kvstore.remote.verbs import ADMIN, GET, VERBS
 from kvstore.store import Store

@@ -1,7 +1,7 @@
 """A self-synchronising record log, for state that no other log protects."""
 
+from kvstore.storage.journal.framing import Record
 from kvstore.storage.journal.journal import Journal, SnapshotInfo, Sync
-from kvstore.storage.journal.records import Record
 from kvstore.storage.journal.recovery import (
     Damage,
     Recovery,

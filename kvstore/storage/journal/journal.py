@@ -44,16 +44,7 @@ from kvstore.limits import (
     JOURNAL_READ_BYTES,
     JOURNAL_RECORD_BYTES_MAX,
 )
-from kvstore.storage.journal.names import (
-    COMPACTING_NAME,
-    JOURNAL,
-    LOCK_NAME,
-    SNAPSHOT,
-    FileName,
-    is_unborn,
-    list_directory,
-)
-from kvstore.storage.journal.records import (
+from kvstore.storage.journal.framing import (
     KIND_JOURNAL,
     KIND_SNAPSHOT,
     Note,
@@ -68,6 +59,15 @@ from kvstore.storage.journal.records import (
     in_pieces,
     require_payload,
     require_payloads,
+)
+from kvstore.storage.journal.names import (
+    COMPACTING_NAME,
+    JOURNAL,
+    LOCK_NAME,
+    SNAPSHOT,
+    FileName,
+    is_unborn,
+    list_directory,
 )
 from kvstore.storage.journal.recovery import Apply, Recovery, replay
 from kvstore.storage.os_files import OS_FILES, Files, Lock, Output, write_all

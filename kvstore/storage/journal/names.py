@@ -27,7 +27,7 @@ from kvstore.errors import (
     NotAStoreError,
     RetryableError,
 )
-from kvstore.storage.journal.records import Note, decode_note
+from kvstore.storage.journal.framing import Note, decode_note
 from kvstore.storage.os_files import Files
 
 LOCK_NAME = "LOCK"

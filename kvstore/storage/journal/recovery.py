@@ -19,16 +19,7 @@ from kvstore.errors import (
     storage_errors,
 )
 from kvstore.limits import JOURNAL_READ_BYTES, JOURNAL_SECTOR_BYTES
-from kvstore.storage.journal.names import (
-    LOCK_NAME,
-    FileName,
-    Listing,
-    list_directory,
-    open_file,
-    read_note,
-    synced_bytes,
-)
-from kvstore.storage.journal.records import (
+from kvstore.storage.journal.framing import (
     KIND_JOURNAL,
     KIND_SNAPSHOT,
     MARK_RAW_BYTES_MAX,
@@ -55,6 +46,15 @@ from kvstore.storage.journal.records import (
     length_in,
     unstuff,
     unstuff_prefix,
+)
+from kvstore.storage.journal.names import (
+    LOCK_NAME,
+    FileName,
+    Listing,
+    list_directory,
+    open_file,
+    read_note,
+    synced_bytes,
 )
 from kvstore.storage.os_files import OS_FILES, Files
 

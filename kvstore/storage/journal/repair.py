@@ -12,6 +12,7 @@ from typing import BinaryIO, Final, Literal
 
 from kvstore.base.arguments import ArgumentKind, word
 from kvstore.errors import LockedError, NotAStoreError, UsageError, storage_errors
+from kvstore.storage.journal.framing import KIND_JOURNAL, KIND_SNAPSHOT, Note, Record
 from kvstore.storage.journal.journal import (
     Journal,
     SnapshotInfo,
@@ -29,7 +30,6 @@ from kvstore.storage.journal.names import (
     read_note,
     synced_bytes,
 )
-from kvstore.storage.journal.records import KIND_JOURNAL, KIND_SNAPSHOT, Note, Record
 from kvstore.storage.journal.recovery import Damage, FileScan, StateMachine, TornTail, replay
 from kvstore.storage.os_files import OS_FILES, Files
 

@@ -22,8 +22,8 @@ from kvstore.remote.server.page.html import (
     Text,
     require_templates,
 )
-from kvstore.remote.server.page.page import PAGE_PATH, Page, PageAnswer, is_of_page
 from kvstore.remote.server.page.request import PageRequest, Section
+from kvstore.remote.server.page.shown_store import PAGE_PATH, Page, PageAnswer, is_of_page
 
 __all__ = [
     "PAGE_PATH",

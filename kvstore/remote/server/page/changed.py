@@ -12,7 +12,6 @@ from kvstore.browsing import ChangedKey, ChangedPage, Excerpt
 from kvstore.codec.json import bytes_json
 from kvstore.errors import KVStoreError, UsageError
 from kvstore.limits import BROWSE_ENTRIES_MAX, BROWSE_KEY_BYTES_MAX, BROWSE_VALUE_BYTES
-from kvstore.remote.server.page.history import columns_changed
 from kvstore.remote.server.page.html import (
     Cell,
     DataRow,
@@ -28,10 +27,11 @@ from kvstore.remote.server.page.html import (
     preview,
     to_notation,
 )
+from kvstore.remote.server.page.one_key import columns_changed
 from kvstore.remote.server.page.request import PageRequest, Section
 from kvstore.remote.server.page.tables import codec_of, data_text, row_link, row_name, shown_text
-from kvstore.tables.codec import TableCodec
 from kvstore.tables.definition import name_of
+from kvstore.tables.row_codec import TableCodec
 from kvstore.tables.words import json_row
 from kvstore.timeline.reserved import CATALOGUE
 

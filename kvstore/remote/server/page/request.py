@@ -15,7 +15,6 @@ from kvstore.base.span import Span
 from kvstore.base.timestamp import Timestamp
 from kvstore.errors import AccessDeniedError, UsageError
 from kvstore.limits import BROWSE_KEY_BYTES_MAX
-from kvstore.remote.server.access import Grant, Tokens
 from kvstore.remote.server.http import Head
 from kvstore.remote.server.page.html import (
     DATA_TYPES,
@@ -27,6 +26,7 @@ from kvstore.remote.server.page.html import (
     shortened,
     to_notation,
 )
+from kvstore.remote.server.tokens import Grant, Tokens
 from kvstore.remote.server.watch import Watch
 from kvstore.remote.verbs import READ
 from kvstore.store import Store

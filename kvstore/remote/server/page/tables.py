@@ -43,7 +43,6 @@ from kvstore.remote.server.page.html import (
 )
 from kvstore.remote.server.page.request import PageRequest, Section
 from kvstore.tables.catalogue import named_parts
-from kvstore.tables.codec import TableCodec
 from kvstore.tables.definition import (
     Column,
     Definition,
@@ -65,6 +64,7 @@ from kvstore.tables.looks import (
     best_index,
 )
 from kvstore.tables.nested import is_nested
+from kvstore.tables.row_codec import TableCodec
 from kvstore.tables.words import json_row, shown_value, to_value
 from kvstore.timeline.reserved import CATALOGUE
 

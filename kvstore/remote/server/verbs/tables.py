@@ -24,11 +24,11 @@ from kvstore.remote.server.invocation import Answer, Invocation, serves
 from kvstore.remote.server.verbs.upkeep import progress_rows
 from kvstore.requests import Requests
 from kvstore.tables.catalogue import Catalogue, arguments_of, require_name
-from kvstore.tables.codec import TableCodec
 from kvstore.tables.definition import Definition
 from kvstore.tables.filters import RowFilter, passed_batches
 from kvstore.tables.indexes import clear_rows, found_batches, whole_index
 from kvstore.tables.joining import RowChoice, join_rows
+from kvstore.tables.row_codec import TableCodec
 from kvstore.tables.sources import (
     Passing,
     PastRows,

@@ -45,8 +45,8 @@ from kvstore.remote.server.page.tables import (
     row_name,
     shown_text,
 )
-from kvstore.tables.codec import TableCodec
 from kvstore.tables.definition import Column, is_entry, name_of
+from kvstore.tables.row_codec import TableCodec
 from kvstore.timeline.reserved import CATALOGUE
 
 # --------------------------------------------------------------------------------------------------

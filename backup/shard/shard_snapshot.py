@@ -28,8 +28,8 @@ from kvstore.backup.shard.rows.part_reader import MissingPartError, OpenedPart, 
 from kvstore.backup.shard.rows.rules import AsOf, View, Window
 from kvstore.backup.shard.rows.search import FindBounds, Found, find_versions, range_tombstones
 from kvstore.backup.shard.state import codec
-from kvstore.backup.shard.state.log import StateLog
 from kvstore.backup.shard.state.state import EMPTY, require_frontier
+from kvstore.backup.shard.state.state_log import StateLog
 from kvstore.backup.shard.state.trace import ShardBatch, ShardPart
 from kvstore.base.forks import own
 from kvstore.base.span import Span

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from kvstore.backup.shard.state import codec, witness
-from kvstore.backup.shard.state.log import StateLog
+from kvstore.backup.shard.state.state_log import StateLog
 from kvstore.limits import ROLLUP_EVERY, WRITER_IDLE_NS
 
 

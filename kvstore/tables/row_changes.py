@@ -20,7 +20,7 @@ from kvstore.feeds import Feed, FeedBatch, Position
 from kvstore.limits import SCAN_CHUNK
 from kvstore.mvcc.arrow import to_microseconds
 from kvstore.tables.catalogue import two_named
-from kvstore.tables.codec import TableCodec, UnknownLayoutError, UnreadableRowError
+from kvstore.tables.row_codec import TableCodec, UnknownLayoutError, UnreadableRowError
 from kvstore.tables.sources import StoreRows
 
 # --------------------------------------------------------------------------------------------------

@@ -22,10 +22,8 @@ from kvstore.errors import (
 from kvstore.limits import PAGE_FORM_BYTES_MAX
 from kvstore.opening import engine_at, open_read_only
 from kvstore.remote.live import LiveReader, follow
-from kvstore.remote.server.access import Grant, Tokens
 from kvstore.remote.server.http import Head, status_of
 from kvstore.remote.server.page.changed import CHANGED
-from kvstore.remote.server.page.history import KEY, ROW
 from kvstore.remote.server.page.html import (
     ASSETS,
     DATA_TYPES,
@@ -39,6 +37,7 @@ from kvstore.remote.server.page.html import (
     html,
     moment,
 )
+from kvstore.remote.server.page.one_key import KEY, ROW
 from kvstore.remote.server.page.request import SAFE, Guard, Owned, PageRequest, Section
 from kvstore.remote.server.page.tables import DEFINITION, TABLE, TABLES
 from kvstore.remote.server.page.trends import CALLERS, TRENDS
@@ -51,6 +50,7 @@ from kvstore.remote.server.page.views import (
     METRICS,
     REVERT,
 )
+from kvstore.remote.server.tokens import Grant, Tokens
 from kvstore.remote.server.watch import Watch
 from kvstore.remote.verbs import ADMIN
 from kvstore.store import Store

@@ -204,11 +204,11 @@ def in_options(command: Any) -> Callable[[Argument], str]:
 
 
 COMMANDS: Final = {
-    "get": "read:get",
-    "scan": "read:scan",
-    "count": "read:count",
-    "history": "read:history",
-    "stats": "read:stats",
+    "get": "read_commands:get",
+    "scan": "read_commands:scan",
+    "count": "read_commands:count",
+    "history": "read_commands:history",
+    "stats": "read_commands:stats",
     "changes": "changes:changes",
     "follow": "changes:follow",
     "diff": "changes:diff",

@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 
 from kvstore.base.paths import is_url
-from kvstore.cli.app import NOT_FOUND
+from kvstore.cli.main import NOT_FOUND
 from kvstore.cli.options import (
     AddressArgument,
     AsOfOption,

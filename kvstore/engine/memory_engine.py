@@ -73,8 +73,8 @@ from kvstore.limits import (
     READ_ONLY_OPENINGS_MAX,
     SCAN_CHUNK,
 )
-from kvstore.loops.contract import ABSENT, Found
 from kvstore.loops.live import Live
+from kvstore.loops.shapes import ABSENT, Found
 from kvstore.storage.journal import Journal, Record, Sync, replay
 from kvstore.storage.journal.names import (
     COMPACTING_NAME,

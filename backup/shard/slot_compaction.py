@@ -19,8 +19,8 @@ from kvstore.backup.shard.rows.batch_reader import read_batches
 from kvstore.backup.shard.rows.batch_writer import BatchDesc, delete_batch, part_names, write_batch
 from kvstore.backup.shard.rows.part_reader import MissingPartError
 from kvstore.backup.shard.rows.rules import Compact
-from kvstore.backup.shard.state.log import StateLog
 from kvstore.backup.shard.state.state import MergeOutcome
+from kvstore.backup.shard.state.state_log import StateLog
 from kvstore.backup.shard.state.trace import ShardBatch, Slot, batches_of, input_names
 from kvstore.base.meters import OnProgress, Tally
 from kvstore.base.timestamp import TIMESTAMP_MAX

@@ -32,12 +32,12 @@ from kvstore.codec.tuples import (
 )
 from kvstore.errors import Argument, CorruptionError, FormatVersionError, UsageError
 from kvstore.limits import KEY_BYTES_MAX, NESTED_SLOTS_MAX
-from kvstore.loops import contract
-from kvstore.loops.contract import ROW_FORMAT, Made
-from kvstore.loops.contract import Column as BufferColumn
+from kvstore.loops import shapes
 from kvstore.loops.elements import decode_keys, encode_keys
 from kvstore.loops.nested import decode_nested, encode_nested
 from kvstore.loops.rows import decode_rows, encode_rows
+from kvstore.loops.shapes import ROW_FORMAT, Made
+from kvstore.loops.shapes import Column as BufferColumn
 from kvstore.loops.single import KeyMaker, RowDicts, row_keys
 from kvstore.mvcc.arrow import array_of, binary_array
 from kvstore.tables.definition import (
@@ -216,7 +216,7 @@ class KeyCodec:
             for column, buffers in zip(self.columns, made, strict=True)
         ]
 
-    def reads(self, names: Collection[str]) -> list[contract.KeyRead]:
+    def reads(self, names: Collection[str]) -> list[shapes.KeyRead]:
         """The columns as `RowDicts` takes them, to read the columns `names`."""
         return [
             (column.name if column.name in names else None, *shape, *_read_way(column.kind))
@@ -290,20 +290,20 @@ class KeyCodec:
         )
 
 
-def _made(column: Column, part: KeyPart, make: _OneElement) -> contract.KeyMade:
+def _made(column: Column, part: KeyPart, make: _OneElement) -> shapes.KeyMade:
     """A column of keys as `KeyMaker` takes it. `make` makes the elements that the loops cannot
     make."""
     kind, least, most = column.kind, 0, 0
-    way = contract.CALLED if kind.code == "f" else kind.way  # a float32 rounds
-    if kind.key_kind in (contract.SIGNED, contract.UNSIGNED) and way == contract.STORED:
+    way = shapes.CALLED if kind.code == "f" else kind.way  # a float32 rounds
+    if kind.key_kind in (shapes.SIGNED, shapes.UNSIGNED) and way == shapes.STORED:
         if pa.types.is_integer(kind.type):
             is_signed = pa.types.is_signed_integer(kind.type)
             most = min((1 << 8 * kind.width - is_signed) - 1, SIGN - 1)
             least = -most - 1 if is_signed else 0
         else:
-            way = contract.CALLED
-    elif kind.key_kind == contract.FRAMED and kind.width:
-        way = contract.CALLED
+            way = shapes.CALLED
+    elif kind.key_kind == shapes.FRAMED and kind.width:
+        way = shapes.CALLED
     return kind.key_kind, kind.tag[0], part.is_falling, way, least, most, make
 
 
@@ -311,9 +311,9 @@ def _read_way(kind: Kind) -> tuple[int, Callable[[Any], Any] | None]:
     """The way by which the loops turn an element into a value of Python, and the function that they
     call for `CALLED`."""
     value = kind.value
-    if kind.key_kind == contract.WHOLE:
+    if kind.key_kind == shapes.WHOLE:
         assert value is not None
-        return contract.CALLED, lambda cell: value(kind.stored(decode_decimal(cell)))
+        return shapes.CALLED, lambda cell: value(kind.stored(decode_decimal(cell)))
     return kind.way, value
 
 
@@ -334,7 +334,7 @@ def _stored_as_given(kind: Kind) -> Callable[[Any], Any]:
     """As `kind.stored`, and what `as_python` gives for a value that the column does not hold."""
 
     def stored(value: Any) -> Any:
-        if kind.way == contract.TEXT and isinstance(value, bytes):
+        if kind.way == shapes.TEXT and isinstance(value, bytes):
             return value
         if pa.types.is_temporal(kind.type) and type(value) is int and -SIGN <= value < SIGN:
             return value
@@ -347,9 +347,9 @@ def element_maker(kind: Kind) -> _OneElement:
     """The function that makes the rising element of a value that is not null."""
     stored, tag = kind.stored, kind.tag
     number, pack = tag[0], _TAGGED.pack
-    if kind.key_kind == contract.SIGNED:
+    if kind.key_kind == shapes.SIGNED:
         return lambda value: pack(number, stored(value) + SIGN)
-    if kind.key_kind == contract.UNSIGNED:
+    if kind.key_kind == shapes.UNSIGNED:
 
         def unsigned(value: Any) -> bytes:
             found = stored(value)
@@ -357,59 +357,59 @@ def element_maker(kind: Kind) -> _OneElement:
             return UNSIGNED + _EIGHT_BYTES.pack(found) if is_large else pack(number, found + SIGN)
 
         return unsigned
-    if kind.key_kind == contract.DOUBLE:
+    if kind.key_kind == shapes.DOUBLE:
         if kind.width == 4:  # as the column of floats has it
             single = struct.Struct("<f")
             return lambda value: tag + encode_double(single.unpack(single.pack(stored(value)))[0])
         return lambda value: tag + encode_double(stored(value))
-    if kind.key_kind == contract.BOOLEAN:
+    if kind.key_kind == shapes.BOOLEAN:
         return lambda value: TRUE if stored(value) else FALSE
-    if kind.key_kind == contract.FIXED:
+    if kind.key_kind == shapes.FIXED:
         return lambda value: tag + stored(value)
-    if kind.key_kind == contract.WHOLE:
+    if kind.key_kind == shapes.WHOLE:
         value_of = kind.value
         assert value_of is not None
         return lambda value: tag + encode_decimal(value_of(stored(value)))
     return lambda value: tag + frame(stored(value))
 
 
-def _key_buffers(kind: Kind, column: pa.Array) -> contract.Column:
+def _key_buffers(kind: Kind, column: pa.Array) -> shapes.Column:
     """The buffers of a column as the loops of keys take it."""
-    if kind.key_kind == contract.WHOLE:
+    if kind.key_kind == shapes.WHOLE:
         cells = [None if each is None else encode_decimal(each) for each in column.to_pylist()]
         return cell_buffers(pa.array(cells, pa.binary()), 0)
-    if kind.key_kind == contract.DOUBLE:
+    if kind.key_kind == shapes.DOUBLE:
         column = column.cast(pa.float64())
-    elif kind.key_kind in (contract.SIGNED, contract.UNSIGNED) and kind.width < 8:
+    elif kind.key_kind in (shapes.SIGNED, shapes.UNSIGNED) and kind.width < 8:
         if not pa.types.is_integer(column.type):
             column = column.cast(pa.int32())
         column = column.cast(pa.int64())
-    elif kind.key_kind == contract.FRAMED and kind.width:
+    elif kind.key_kind == shapes.FRAMED and kind.width:
         column = column.cast(pa.binary())
     return cell_buffers(column, kind.key_width)
 
 
-def _key_array(column: Column, buffers: contract.Made, count: int, where: str) -> pa.Array:
+def _key_array(column: Column, buffers: shapes.Made, count: int, where: str) -> pa.Array:
     """A column of a key from its buffers."""
     kind = column.kind
-    if kind.key_kind == contract.WHOLE:
+    if kind.key_kind == shapes.WHOLE:
         try:
             return _decimals(kind, array_made(pa.binary(), buffers, count))
         except ValueError as error:
             raise CorruptionError(f"{where}, column {column.name!r}", str(error)) from error
-    if kind.key_kind in (contract.SIGNED, contract.UNSIGNED, contract.DOUBLE):
+    if kind.key_kind in (shapes.SIGNED, shapes.UNSIGNED, shapes.DOUBLE):
         if kind.width == 8:
             return array_made(kind.type, buffers, count)
-        wide = pa.float64() if kind.key_kind == contract.DOUBLE else pa.int64()
+        wide = pa.float64() if kind.key_kind == shapes.DOUBLE else pa.int64()
         narrow = kind.type if pa.types.is_primitive(kind.type) else kind.storage
         found = array_made(wide, buffers, count)
         try:
-            if not pa.types.is_integer(narrow) and kind.key_kind == contract.SIGNED:
+            if not pa.types.is_integer(narrow) and kind.key_kind == shapes.SIGNED:
                 found = found.cast(pa.int32())
             return found.cast(narrow)
         except pa.ArrowInvalid as error:
             raise CorruptionError(f"{where}, column {column.name!r}", str(error)) from error
-    if kind.key_kind == contract.FRAMED and kind.width:
+    if kind.key_kind == shapes.FRAMED and kind.width:
         return array_made(pa.binary(), buffers, count).cast(kind.type)
     return array_made(kind.type, buffers, count)
 
@@ -427,7 +427,7 @@ def _typed(column: Column, value: Any) -> Any:
     kind = column.kind
     if value is None:
         return None
-    if kind.key_kind == contract.WHOLE:
+    if kind.key_kind == shapes.WHOLE:
         assert kind.value is not None
         return kind.value(kind.stored(value))
     if type(value) is int and kind.value is not None:
@@ -504,7 +504,7 @@ def nested_cells(column: pa.Array) -> pa.Array:
     return pa.Array.from_buffers(pa.binary(), count, [valid, *map(pa.py_buffer, encoded)])
 
 
-def _nested_buffers(node: TypeNode, column: pa.Array) -> Iterator[contract.NestedColumn]:
+def _nested_buffers(node: TypeNode, column: pa.Array) -> Iterator[shapes.NestedColumn]:
     """The columns of a tree as the loops take them, each before the ones below it."""
     count = len(column)
     if node.leaf is not None:
@@ -513,7 +513,7 @@ def _nested_buffers(node: TypeNode, column: pa.Array) -> Iterator[contract.Neste
         return
     valid, *rest = column.buffers()[:2]
     valid = valid if column.null_count else None
-    if node.kind == contract.NODE_LIST:
+    if node.kind == shapes.NODE_LIST:
         width, number = (8, np.int64) if pa.types.is_large_list(column.type) else (4, np.int32)
         first = last = 0
         if count:
@@ -530,7 +530,7 @@ def _nested_buffers(node: TypeNode, column: pa.Array) -> Iterator[contract.Neste
         parts = [column.values.slice(first, last - first)]
     else:
         yield valid, column.offset, None, None, 0, count, 0
-        if node.kind == contract.NODE_SLOTS:
+        if node.kind == shapes.NODE_SLOTS:
             size = node.type.list_size
             parts = [column.values.slice(column.offset * size, count * size)]
         else:
@@ -551,7 +551,7 @@ def nested_array(node: TypeNode, cells: pa.Array, where: str) -> pa.Array:
     return _nested_made(node, iter(made))
 
 
-def _nested_made(node: TypeNode, made: Iterator[contract.NestedMade]) -> pa.Array:
+def _nested_made(node: TypeNode, made: Iterator[shapes.NestedMade]) -> pa.Array:
     count, marks, data, ends = next(made)
     bits = None
     if marks is not None:
@@ -631,13 +631,13 @@ class RowCodec:
 
     def reads(
         self, wanted: Sequence[tuple[str, int, Callable[[Any], Any] | None]]
-    ) -> list[contract.CellRead]:
+    ) -> list[shapes.CellRead]:
         """Columns as `RowDicts` takes them. Each of `wanted` has a name, a place in the layout, and
         a function that makes a value of a stored cell; None stands for the function of its kind."""
         found = []
         for name, place, call in wanted:
             kind = self.kinds[place]
-            way = kind.way if call is None else contract.CALLED
+            way = kind.way if call is None else shapes.CALLED
             found.append((name, place, kind.letter, way, call or kind.value))
         return found
 

@@ -52,8 +52,7 @@ from kvstore.remote import control_socket
 from kvstore.remote.client.calls import ReplyHead, read_head
 from kvstore.remote.live import LiveReader, follow
 from kvstore.remote.protocol import KEYS_PATH, VERBS_PATH
-from kvstore.remote.server import log
-from kvstore.remote.server.access import Grant, Tokens
+from kvstore.remote.server import log_lines
 from kvstore.remote.server.app import App
 from kvstore.remote.server.http import (
     Body,
@@ -68,6 +67,7 @@ from kvstore.remote.server.http import (
     within_time,
 )
 from kvstore.remote.server.running import SharingServer, server_config, server_tls
+from kvstore.remote.server.tokens import Grant, Tokens
 from kvstore.remote.verbs import VERBS
 
 _KEYS: Final = KEYS_PATH.encode()
@@ -149,8 +149,8 @@ def main() -> None:
     threading.Thread(target=_end_with_owner, name="kvstore-owner", daemon=True).start()
     listener = socket.socket(fileno=orders["listener"])
     store, tokens = Path(orders["store"]), orders["tokens"]
-    told = log.Log(*orders["log"])
-    with log.told(told), follow(store, SERVER_READER_STALENESS_S) as reader:
+    told = log_lines.Log(*orders["log"])
+    with log_lines.told(told), follow(store, SERVER_READER_STALENESS_S) as reader:
         if told.slow is not None:
             warn_of_slow(reader, told.slow)
         owner = Forwarder(store, orders["owner"])
