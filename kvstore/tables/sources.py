@@ -55,12 +55,14 @@ from kvstore.timeline.parts import Parts
 class RowChange:
     """Keys of a table that one call sets and deletes. A key that is set is not deleted. The keys
     that are set expire at `expires`, and in a table with a column of expiries when their row tells.
-    The spans `ranges` are deleted first."""
+    The spans `ranges` are deleted first. A source that sends columns finds rows of batches in
+    `columns`, as arrays of keys and values, and not in `keys` and `values`."""
 
     keys: list[bytes] = field(default_factory=list)
     values: list[bytes] = field(default_factory=list)
     gone: list[bytes] = field(default_factory=list)
     ranges: list[tuple[bytes, bytes]] = field(default_factory=list)
+    columns: list[tuple[pa.Array, pa.Array]] = field(default_factory=list)
     expires: Expires | None = None
 
     def rows(self, codec: TableCodec) -> list[bytes]:
@@ -114,6 +116,9 @@ class RowSource(metaclass=ABCMeta):
     """What a table stands on: keys and values, and the definitions by which they are rows. It reads
     `source`, which has the reads of `kvstore.readable`. Where nothing is written, `write` refuses.
     """
+
+    sends_columns: ClassVar[bool] = False
+    """Whether rows of batches stay encoded columns: see `RowChange`. They have no indexes then."""
 
     def __init__(self, source: Any, catalogue: Catalogue) -> None:
         self.source, self.catalogue = source, catalogue
@@ -719,6 +724,9 @@ def put_batches(
     rows = 0
     for batch in _pieces(batches):
         encoded = codec.encode(batch)
+        if reader.sends_columns:
+            change.columns.append(encoded)
+            continue
         if sent is None:
             keys, values = (items_of(column) for column in encoded)
         else:

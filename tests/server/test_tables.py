@@ -95,8 +95,10 @@ def test_each_read_and_write_is_that_of_the_store(client: Client, store: kvstore
         elif what == "put_batch":
             times.append(table.put_batch([row, person(9)]))
         elif what == "arrow":
-            rows = pa.Table.from_pylist([row, person(10)], its.schema)
-            times.append(table.put_batch(rows))
+            earlier = row | {"name": "earlier"}  # the last row of a key wins
+            rows = pa.Table.from_pylist([earlier, person(10), row], its.schema)
+            ttl = rng.choice([None, timedelta(days=1)])
+            times.append(table.put_batch(rows, expires=ttl))
         elif what == "update" and its.get(row["zone"], row["id"]) is not None:
             times.append(table.update(row["zone"], row["id"], name="z"))
         elif what == "delete":

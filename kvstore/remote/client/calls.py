@@ -316,7 +316,27 @@ def batch_request(
         "definitions": json.dumps(definitions) if definitions else None,
         "rows": True if read_at is not None and writes.has_rows else None,
     }
-    found = rows_request(BATCH, _columns(writes, reads), arguments, _committed)
+    return _writes_request(_columns(writes, reads), arguments)
+
+
+def columns_request(
+    rows: Sequence[tuple[pa.Array, pa.Array]], due: int | None, definitions: Mapping[str, str]
+) -> ClientRequest[Timestamp]:
+    """A batch that sets encoded rows of tables, arrays of keys and of values, until `due`, an
+    expiry as `sent_expiry` makes it. The last row of a key wins. Copies the arrays once."""
+    keys, values = (pa.chunked_array(list(each)) for each in zip(*rows, strict=True))
+    columns = [pa.chunked_array([np.full(len(keys), WriteOp.PUT, np.uint8)]), keys, values]
+    names = ["op", "key", "value"]
+    if due is not None:
+        columns.append(pa.chunked_array([np.full(len(keys), due, np.int64)]))
+        names.append("expires")
+    schema = pa.schema([WRITES_SCHEMA.field(name) for name in names])
+    arguments = {"definitions": json.dumps(definitions)}
+    return _writes_request(pa.table(columns, schema=schema), arguments)
+
+
+def _writes_request(writes: pa.Table, arguments: Mapping[str, Any]) -> ClientRequest[Timestamp]:
+    found = rows_request(BATCH, writes, arguments, _committed)
     if len(found.body) > SERVER_LARGE_BYTES_MAX:
         raise UsageError(
             f"the writes have {len(found.body)} bytes, at most {SERVER_LARGE_BYTES_MAX} travel",
