@@ -74,6 +74,8 @@ def require_compiler() -> None:
             "or name one in CC, then build again"
         )
     os.environ["CC"] = ZIG
+    # Debian's Python names flags of its linker, of which zig refuses some.
+    os.environ["LDSHARED"] = f"{ZIG} -shared"
     # Its caches go with the build, and not to the user's directory.
     cache = tempfile.mkdtemp(prefix="kvstore-build-")
     os.environ["ZIG_GLOBAL_CACHE_DIR"] = os.environ["ZIG_LOCAL_CACHE_DIR"] = cache

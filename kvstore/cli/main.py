@@ -228,7 +228,7 @@ COMMANDS: Final = {
     "ui": "serve:ui",
     "doctor": "doctor:doctor",
     "journal": "journal:app",
-    "help": "app:help_app",
+    "help": "main:help_app",
     "backup": "kvstore.backup.cli:app",
     "expire-stagings": "kvstore.bulk.cli:stagings_app",
     "export": "kvstore.bulk.tables_cli:export_app",
