@@ -212,9 +212,15 @@ FOLLOW_WAIT_S = 0.002
 FOLLOW_INTERVAL_S_MIN = 0.001
 """Shortest pause between two looks of a live reader, whatever its `max_staleness`."""
 
-FOLLOW_REST_S_MAX = 1.0
-"""Longest pause, in seconds, between two looks of a guest that nobody reads. Its next read looks
-first. The looks in between keep it from holding files that the owner has removed."""
+FOLLOW_REST_S = 1.0
+"""The first pause, in seconds, of a guest that nobody has read since its last look; four times as
+long after each such look. Its next read looks first, which takes 50 ms at most: behind
+`LOG_BYTES_MAX` the log goes into a file."""
+
+FOLLOW_REST_S_MAX = 10.0
+"""The longest such pause. The looks in between keep a guest from holding files that the owner has
+removed. A look beside an owner that writes without a pause takes 50 ms of a processor: at a look a
+second, four guests took a fifth of one of two processors from the owner's puts."""
 
 FOLLOW_TOLD_MAX = 256
 """Changes that a catch-up tells the cache of newest values of a live reader one by one. Behind more

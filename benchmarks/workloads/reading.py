@@ -78,7 +78,7 @@ def shared(size: Size) -> list[Workload]:
     def row(name: str, operation: str, base: str, *ways: dict[str, Any], **how: Any) -> Workload:
         sides = zip((base, "kvstore"), ways, strict=True)
         contenders = [Contender(SHARED, Call(operation, way), label) for label, way in sides]
-        return Workload(name, *contenders, has_cpu=False, **how)
+        return Workload(name, *contenders, **{"has_cpu": False, **how})
 
     def by(count: int) -> list[dict[str, Any]]:
         return [{"count": count, "by": role} for role in ("owner", "guest")]
@@ -89,12 +89,19 @@ def shared(size: Size) -> list[Workload]:
     def late(way: str) -> list[dict[str, Any]]:
         return [{"way": way, "promised": is_promise} for is_promise in (True, False)]
 
-    gets, puts, fast = 5 * size.lookups, 200, 20_000
+    gets, puts, fast = 5 * size.lookups, 200, 100_000
     once = {"items": 1, "reach": 1.0}
     return [
         row("shared-get", "gets", "owner", *by(gets), items=gets, reach=0.9, repeats=3),
         row("shared-put", "puts", "owner", *by(puts), items=puts, reach=0.5),
-        row("shared-beside", "puts_beside", "no guest", *beside(fast), items=fast, reach=0.95),
+        row(
+            "shared-beside",
+            *("puts_beside", "no guest"),
+            *beside(fast),
+            items=fast,
+            reach=0.95,
+            has_cpu=True,
+        ),
         row("shared-closed", "take_over", "100 ms", *late("close"), **once),
         row("shared-killed", "take_over", "1 s", *late("kill"), **once),
     ]

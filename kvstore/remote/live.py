@@ -39,6 +39,7 @@ from kvstore.errors import (
 from kvstore.feeds.replica import stored_policy
 from kvstore.limits import (
     FOLLOW_INTERVAL_S_MIN,
+    FOLLOW_REST_S,
     FOLLOW_REST_S_MAX,
     FOLLOW_RETRY_S_MAX,
     FOLLOW_TOLD_MAX,
@@ -515,7 +516,7 @@ class Pursuit:
         pause_s = interval_s
         rest_s = 0.0
         while True:
-            self._alarm.wait(self._failures.delay_s(max(pause_s, rest_s), longest_s))
+            self._alarm.wait(rest_s or self._failures.delay_s(pause_s, longest_s))
             self._alarm.clear()
             if self._stopping.is_set():
                 return
@@ -528,10 +529,12 @@ class Pursuit:
                 took_s = time.perf_counter() - began
                 pause_s = min(interval_s, max(interval_s / 8, FOLLOW_INTERVAL_S_MIN))
                 pause_s = pause_s if took_s > interval_s / 4 else interval_s
-                rest_s = min(2 * (rest_s or pause_s), FOLLOW_REST_S_MAX) if self.may_rest() else 0.0
+                longer_s = min(max(4 * rest_s, FOLLOW_REST_S), FOLLOW_REST_S_MAX)
+                rest_s = longer_s if self.may_rest() else 0.0
             except ClosedError:
                 return
             except Exception as error:  # noqa: BLE001  # noted, and told to every reader
+                rest_s = 0.0
                 self._failures.note(f"following {self._engine.path}", error)
                 if not isinstance(error, KVStoreError):  # a bug of ours must not look like silence
                     self.is_ended = True

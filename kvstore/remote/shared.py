@@ -809,11 +809,12 @@ def begin_keeper(how: Joining) -> None:
 def keep(pickled: bytes) -> None:
     """Own the store that `begin_keeper` tells of, until its last guest has gone."""
     how: Joining = pickle.loads(pickled)
+    had_guests = bool(guests(how.path))  # one that is served by this process may go at once
     try:
         store = how.own()
     except LockedError:  # another process was faster
         return
-    begins_until, left_at = time.monotonic() + KEEPER_START_S, 0.0
+    begins_until, left_at = 0.0 if had_guests else time.monotonic() + KEEPER_START_S, 0.0
     with store:
         begun_at = store.upper
         while True:
