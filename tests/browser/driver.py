@@ -18,6 +18,7 @@ import subprocess
 import tempfile
 import urllib.error
 import urllib.request
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -28,6 +29,7 @@ LEFT: Final = "\ue012"
 _PROGRAMS: Final = {"chromedriver": "chromium-driver", "chromium": "chromium"}
 _WAIT_S: Final = 120
 """For the longest answer: a page that loads on a machine with a load of its own."""
+_LOOKS_MAX: Final = 600
 
 
 def missing() -> str:
@@ -111,14 +113,15 @@ class Browser:
         """What a function body in the page gives to its last argument, a function."""
         return self._ask("POST", "/execute/async", {"script": script, "args": []})
 
-    def later(self, condition: str) -> bool:
-        """Whether a condition holds, a tenth of a second later. False while a page loads."""
+    def wait_for(self, condition: str) -> None:
+        """Wait until a condition of the page holds, which is looked at ten times a second."""
         script = "const done = arguments[0]; setTimeout(() => done(true), 100);"
-        try:
-            self.run_later(script)
-            return bool(self.run(condition))
-        except AssertionError:  # the page went away meanwhile
-            return False
+        for _ in range(_LOOKS_MAX):
+            with suppress(AssertionError):  # the page goes away meanwhile
+                if self.run(condition):
+                    return
+                self.run_later(script)
+        raise AssertionError(condition)
 
     def press(self, *keys: str) -> None:
         """Press and release keys, one after the other."""

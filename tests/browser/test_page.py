@@ -24,8 +24,6 @@ PAGES = (*SECTIONS, "keys?at=nonsense")
 WIDTHS = (390, 768, 1280, 1920)
 AXE = "axe-core@4.14.1"
 TABS_MAX = 200
-WAITS_MAX = 600
-"""A wait lasts 0.1 s in the browser."""
 
 
 def go(browser: Browser, text: str) -> None:
@@ -94,7 +92,7 @@ def test_the_keyboard_alone_moves_the_page_through_time(browser: Browser, addres
     browser.press(*[LEFT] * 20)
     assert browser.run("return document.getElementById('shown').textContent") != "now"
     assert browser.run("return document.getElementById('at').value").endswith("Z")
-    wait_for(browser, "return location.search.includes('at=')")
+    browser.wait_for("return location.search.includes('at=')")
     assert browser.url != before
 
 
@@ -122,11 +120,11 @@ def test_the_keyboard_alone_finds_rows_by_a_condition(browser: Browser, address:
     browser.press(*"people")
     go(browser, "Value")
     browser.press(*"2", ENTER)
-    wait_for(browser, "return location.search.includes('value=2')")
+    browser.wait_for("return location.search.includes('value=2')")
     assert "1 of 1 rows meet the conditions" in browser.run("return document.body.innerText")
     go(browser, "Wien")
     browser.press(ENTER)
-    wait_for(browser, "return location.pathname.endsWith('/row')")
+    browser.wait_for("return location.pathname.endsWith('/row')")
     assert "people" in browser.run("return document.body.innerText")
 
 
@@ -182,18 +180,10 @@ return [...document.querySelectorAll("main *")].filter((each) => {
 """
 
 
-def wait_for(browser: Browser, condition: str) -> None:
-    """Wait until a condition of the page holds."""
-    for _ in range(WAITS_MAX):
-        if browser.later(condition):
-            return
-    raise AssertionError(condition)
-
-
 def wait_until(browser: Browser, text: str) -> None:
     """Wait until the page that a key has asked for is there."""
     titles = {"Imports": "Imports", "Revert": "Revert import", "Revert it now": "Import reverted"}
-    wait_for(browser, f"return document.title.startsWith('{titles[text]}')")
+    browser.wait_for(f"return document.title.startsWith('{titles[text]}')")
 
 
 IS_DARK = "return matchMedia('(prefers-color-scheme: dark)').matches"

@@ -30,6 +30,9 @@ def test_the_first_page_shows_its_picture_and_fits(
     browser.resize(width, is_dark=is_dark)
     browser.requests()
     browser.open((site / "index.html").as_uri())
+    # The picture of the other scheme is not shown, and is not asked for.
+    loaded = "[...document.images].every(each => each.offsetWidth === 0 || each.naturalWidth > 0)"
+    browser.wait_for(f"return {loaded}")
     shown = browser.run(
         "return [...document.querySelectorAll('article img')]"
         ".filter(each => each.offsetWidth > 0 && each.naturalWidth > 0)"
@@ -51,7 +54,7 @@ def test_a_search_finds_pages_without_a_network(browser: Browser, site: Path) ->
     browser.run("document.querySelector('input[name=q]').focus()")
     browser.press(*"tombstone", ENTER)
     found = "return document.querySelectorAll('#search-results li a').length"
-    assert any(browser.later(f"{found} > 0") for _ in range(100))
+    browser.wait_for(f"{found} > 0")
     assert browser.run(
         "return [...document.querySelectorAll('#search-results li a')]"
         ".some(each => each.href.includes('reference/words.html'))"
