@@ -39,7 +39,14 @@ LINKS = {"bulk": "kvstore.bulk", "backup": "kvstore.backup", "spark_connector": 
 COPIES = {
     "live.pyx": {"VERSIONS_PASSED_MAX"},
     "lookup.pyx": {"KEY_BYTES_MAX"},
-    "writes.pyx": {"KEY_BYTES_MAX", "VALUE_BYTES_MAX"},
+    "writes.pyx": {
+        "CHANGE_CHUNK_BYTES",
+        "COMPRESS_FROM_BYTES",
+        "INLINE_VALUE_BYTES",
+        "KEY_BYTES_MAX",
+        "THIN_FROM_BYTES",
+        "VALUE_BYTES_MAX",
+    },
 }
 """Limits that a compiled module copies. Its `take_bounds` copies them again."""
 

@@ -178,7 +178,14 @@ class Generations:
     def reload(self) -> None:
         """Take the records as they are stored: another process may have written them."""
         found = [_read(opened_at, record) for opened_at, record in self._meta.numbered(PREFIX)]
-        self._all = _closed(found or [generation(0, (CONTROL_STREAM,))])
+        self._show(_closed(found or [generation(0, (CONTROL_STREAM,))]))
+
+    def _show(self, found: tuple[Generation, ...]) -> None:
+        self._all = found
+        is_single = not found[-1].is_split
+        self.single_from = found[-1].opened_at if is_single else TIMESTAMP_MAX + 1
+        """The time from which on all changes go to the control stream. No commit has the time of a
+        store whose open generation is split."""
 
     def all(self) -> tuple[Generation, ...]:
         """All stored generations, oldest first."""
@@ -218,7 +225,7 @@ class Generations:
         """Show a generation whose record is durable. The generation before it closes at its
         time."""
         *older, current = self._all
-        self._all = (*older, *_closed([current, opened]))
+        self._show((*older, *_closed([current, opened])))
 
     def stage_trim(self, batch: WriteBatch, since: int) -> None:
         """Add the removal of the generations that ended at or below `since`. `forget` drops them
@@ -229,7 +236,7 @@ class Generations:
 
     def forget(self, since: int) -> None:
         """Drop the generations that `stage_trim` has removed."""
-        self._all = tuple(found for found in self._all if found.last > since)
+        self._show(tuple(found for found in self._all if found.last > since))
 
 
 def _read(opened_at: int, record: JsonObject) -> Generation:

@@ -11,6 +11,7 @@
     packing    columns as the blocks of a sorted file
     records    where records of CSV end
     rows       columns as the values of a table's rows
+    serials    the serial of a commit, and its epoch
     single     keys of single rows, and rows as dicts
     writes     puts that a commit collects, and their entries in key order
 

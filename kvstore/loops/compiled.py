@@ -19,6 +19,7 @@ LOOPS: Final = (
     "packing",
     "records",
     "rows",
+    "serials",
     "single",
     "writes",
 )

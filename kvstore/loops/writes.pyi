@@ -6,7 +6,9 @@ class Puts:
     _ranges: list[tuple[bytes, bytes]]
     _size: int
     expiring: dict[bytes, Any] | None
-    def __init__(self, size_max: int = ...) -> None: ...
+    def __init__(self, whose: str = ..., size_max: int = ...) -> None: ...
+    @property
+    def whose(self) -> str: ...
     @property
     def points(self) -> Mapping[bytes, bytes | None]: ...
     @property
@@ -17,6 +19,18 @@ class Puts:
     def size_max(self) -> int: ...
     def put(self, key: bytes, value: bytes) -> None: ...
     def put_otherwise(self, key: bytes, value: bytes) -> None: ...
+
+class SmallCommits:
+    def __init__(self, stream: bytes, word: int, ops: bytes) -> None: ...
+    def put(
+        self,
+        put: Callable[[bytes, bytes, Any], None],
+        writes: Puts,
+        timestamp: int,
+        changeset: tuple[int, int],
+        data: Any,
+        changes: Any,
+    ) -> bool: ...
 
 def put_all(
     put: Callable[[bytes, bytes, Any], None],

@@ -11,7 +11,6 @@ Invariants
 from __future__ import annotations
 
 import bisect
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import repeat
 from typing import Any, ClassVar, NamedTuple
@@ -42,17 +41,13 @@ class WriteSet(Puts):
     `size_max` bytes. A negative `size_max` marks a set that was committed or rolled back.
     """
 
-    __slots__ = ("_whose",)
+    __slots__ = ()
 
     expiring: dict[bytes, ExpiringPut] | None
     """The keys whose last put expires."""
 
     is_plain: ClassVar[bool] = True
     """Whether the keys of tables are refused. Tables write theirs with `put_rows`."""
-
-    def __init__(self, whose: str = "the write set", size_max: int = sys.maxsize) -> None:
-        super().__init__(size_max)
-        self._whose = whose
 
     def __bool__(self) -> bool:
         return bool(self._points or self._ranges)
@@ -65,10 +60,10 @@ class WriteSet(Puts):
     def require_open(self) -> None:
         """Raise `ClosedError` after the end, `UsageError` where no more writes fit."""
         if self.size_max < 0:
-            raise ClosedError(self._whose)
+            raise ClosedError(self.whose)
         if self.size > self.size_max:
             raise UsageError(
-                f"{self._whose} holds {self.size} bytes, at most {self.size_max} fit",
+                f"{self.whose} holds {self.size} bytes, at most {self.size_max} fit",
                 "commit smaller ones, or import the data (bulk.Import)",
             )
 

@@ -43,7 +43,7 @@ from kvstore.limits import COMMIT_PIECE_BYTES, COMMIT_YIELDS_MAX, MEND_WAIT_S
 from kvstore.mvcc.fragments import Fragments
 from kvstore.mvcc.meta import SINCE, UPPER, Meta, Publish, Records, nothing
 from kvstore.mvcc.versions import Versions, stored_tombstones
-from kvstore.mvcc.write_set import WriteSet, stage, stage_tombstones
+from kvstore.mvcc.write_set import WriteSet, stage_tombstones
 from kvstore.timeline.durability import (
     DURABILITY,
     Durability,
@@ -176,8 +176,7 @@ class Committer:
                 pieces = self.pieces.begin(writes, timestamp, begun[0])
                 stage_tombstones(batch, writes.tombstones(timestamp), self._engine.families)
             else:
-                stage(batch, writes, timestamp, self._engine.families)
-                full = self._index.stage(batch, writes, timestamp, begun[0])
+                full = self._index.stage_commit(batch, writes, timestamp, begun[0])
             leaving = [] if token is None else self.requests.stage(batch, token, timestamp)
             events = len(writes.points) + len(writes.ranges)
 
@@ -307,8 +306,7 @@ class Committer:
         for timestamp, writes in commits:
             writes.seal()
             begun = self.capture.begin_commit(timestamp)
-            stage(batch, writes, timestamp, self._engine.families)
-            full += self._index.stage(batch, writes, timestamp, begun[0])
+            full += self._index.stage_commit(batch, writes, timestamp, begun[0])
             counts.append((begun, len(writes.points) + len(writes.ranges), timestamp + 1))
         return counts, full
 

@@ -10,10 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import kvstore
-from kvstore.codec.keys import TOMBSTONE, VALUE, encode_suffix, frame
+from kvstore.changes.index import FIRST_STREAM, pack_writes
+from kvstore.codec.keys import TOMBSTONE, VALUE, encode_change_key, encode_suffix, frame
 from kvstore.limits import KEY_BYTES_MAX
-from kvstore.loops.writes import Puts, put_all
+from kvstore.loops.writes import Puts, SmallCommits, put_all
+from kvstore.mvcc import WriteSet
 from kvstore.opening import ENGINES
+from tests.harness.bounds import bounds
 from tests.loops import raw
 
 
@@ -38,7 +41,7 @@ def test_puts_take_bytes_while_they_fit_and_leave_the_rest(drawn: list[Any]) -> 
         def put_otherwise(self, key: Any, value: Any) -> None:
             left.append((key, value))
 
-    puts, taken, size = Collected(12), {}, 0
+    puts, taken, size = Collected("them", 12), {}, 0
     over = b"k" * (KEY_BYTES_MAX + 1), b""
     for key, value in [over, *drawn]:
         puts.put(key, value)
@@ -51,6 +54,54 @@ def test_puts_take_bytes_while_they_fit_and_leave_the_rest(drawn: list[Any]) -> 
     for field, value in ("points", {}), ("ranges", []), ("size", 0), ("size_max", 13):
         with pytest.raises(AttributeError):
             setattr(puts, field, value)
+
+
+class Recorded:
+    """A batch that keeps what is put."""
+
+    def __init__(self) -> None:
+        self.entries: list[Any] = []
+
+    def put(self, *entry: object) -> None:
+        self.entries.append(entry)
+
+
+@given(
+    st.dictionaries(raw, st.none() | raw, max_size=20),
+    st.integers(1, 1 << 62),
+    st.tuples(st.integers(0, (1 << 63) - 1), st.integers(0, (1 << 64) - 1)),
+    st.dictionaries(
+        st.sampled_from(["COMPRESS_FROM_BYTES", "THIN_FROM_BYTES", "INLINE_VALUE_BYTES"]),
+        st.integers(1, 60),
+    ),
+)
+def test_a_small_commit_is_put_as_its_versions_and_its_entry(
+    points: dict[bytes, bytes | None],
+    time: int,
+    changeset: tuple[int, int],
+    limits: dict[str, int],
+) -> None:
+    writes, versions = WriteSet(), Recorded()
+    for key, value in points.items():
+        if value is None:
+            writes.delete(key)
+        else:
+            writes.put(key, value)
+    put_all(versions.put, points, encode_suffix(time), "data")
+    small = SmallCommits(FIRST_STREAM, 1 | 1 << 16, b"\x01\x03")
+    batch, entry_key = Recorded(), encode_change_key(FIRST_STREAM, time)
+    with bounds(limits):
+        is_done = small.put(batch.put, writes, time, changeset, "data", "changes")
+        packed = pack_writes(points, (), 1 << 20, changeset)
+    if is_done:
+        assert batch.entries == [*versions.entries, (entry_key, packed, "changes")]
+        assert all(
+            len(value or b"") < limits.get("INLINE_VALUE_BYTES", 99) + 1
+            for value in points.values()
+        )
+    else:
+        assert batch.entries == []
+        assert limits or not points
 
 
 def test_what_put_raises_ends_it() -> None:
