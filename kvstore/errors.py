@@ -4,6 +4,7 @@
     |-- UsageError              fix the call, the option or the path; nothing was written
     |   |-- NotAStoreError          the directory holds something else
     |   |-- FormatVersionError      written by a newer or unknown release
+    |   |   `-- OtherReleaseError       the owner of a shared store is of another release
     |   |-- AccessDeniedError       the storage refuses: see to permissions or credentials
     |   |-- NoBucketError           the bucket of an address does not exist: check its name
     |   |-- NotFoundError           the call names a table, a hold or a feed that is not there
@@ -67,6 +68,7 @@ __all__ = [
     "NotAStoreError",
     "NotFoundError",
     "FormatVersionError",
+    "OtherReleaseError",
     "AccessDeniedError",
     "NoBucketError",
     "NotCompiledError",
@@ -243,6 +245,26 @@ class FormatVersionError(UsageError):
             "open it with the release that wrote it, or a newer one",
         )
         self.path = path
+        self.found = found
+        self.supported = supported
+
+
+class OtherReleaseError(FormatVersionError):
+    """Process `pid` owns the shared store at `path`, and its release shares stores by other rules
+    than the caller's, by number `supported` and not `found`. Nothing was done."""
+
+    def __init__(
+        self, path: str, pid: int, *, release: str, caller: str, found: object, supported: object
+    ) -> None:
+        UsageError.__init__(
+            self,
+            f"process {pid} owns {path} with kvstore {release}, and this is kvstore {caller}: they "
+            f"share a store by different rules ({supported} and {found})",
+            "use one release in all processes that share the store: end those of the older one, "
+            "and start them with the newer one",
+        )
+        self.path = path
+        self.pid = pid
         self.found = found
         self.supported = supported
 

@@ -105,6 +105,7 @@ def spawn() -> Any:
             "tests.crash.children",
             "tests.live.children",
             "tests.server.cut_off",
+            "tests.shared.programs",
         ]
     )
     with pytest.MonkeyPatch.context() as patch:

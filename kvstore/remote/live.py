@@ -495,7 +495,7 @@ class Pursuit:
         if self._durable_only:
             upper = min(upper, self.durable())
         if upper > committer.frontiers.upper:
-            committer.frontiers.advance(Timestamp(upper))
+            committer.show_upto(Timestamp(upper))
         self._require_durable()
 
     def _require_durable(self) -> None:

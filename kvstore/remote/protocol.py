@@ -45,6 +45,8 @@ __all__ = [
     "OCTETS_TYPE",
     "POSITION_NAME",
     "READ_SCHEMA",
+    "SHARING",
+    "SHARING_HEADER",
     "VALUES_SCHEMA",
     "VERBS_PATH",
     "WRITES_SCHEMA",
@@ -57,6 +59,15 @@ __all__ = [
     "to_json",
     "unquoted",
 ]
+
+
+SHARING: Final = 1
+"""The rules by which processes share a store, by number: what a guest reads in the files by itself,
+and what it asks of the owner. A release that changes them raises it. A guest tells its number with
+each request, and an owner refuses another one (`OtherReleaseError`)."""
+
+SHARING_HEADER: Final = "Kvstore-Sharing"
+"""The header of a guest's requests: the number, and the release for people."""
 
 
 # --------------------------------------------------------------------------------------------------

@@ -621,6 +621,12 @@ class Committer:
         """The time now, on this store's timeline."""
         return self._timeline.now()
 
+    def show_upto(self, upper: Timestamp) -> None:
+        """Show the commits of another process below `upper`. The time here is at or above theirs
+        from now on, also where the clock of that process was ahead. The caller holds `lock`."""
+        self._timeline.rise_to(upper - 1)
+        self.frontiers.advance(upper)
+
     def to_time(self, value: TimeLike, *, name: str) -> Timestamp:
         """A time as a caller gave it, as `to_timestamp`. Words count from the time now; in a store
         whose time does not follow the clock, from its newest complete time."""

@@ -23,6 +23,7 @@ from kvstore.bulk.pushes.pull import Puller
 from kvstore.errors import KVStoreError, OutOfSpaceError, PoisonedError
 from kvstore.store import Store
 from tests.harness.bounds import bounds
+from tests.harness.full_disk import fill, small_disk
 
 DISK_BYTES = 24 << 20
 VALUE = os.urandom(64 * 1024)
@@ -31,29 +32,8 @@ VALUE = os.urandom(64 * 1024)
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
     """A small file system of its own."""
-    place = tmp_path / "disk"
-    place.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", str(place)],
-        capture_output=True,
-        check=False,
-    )
-    if mounted.returncode:
-        pytest.skip("needs the right to mount a file system")
-    yield place
-    subprocess.run(["umount", "-l", str(place)], check=True)
-
-
-def fill(disk: Path, *, spare: int = 0) -> Path:
-    """A file that fills the disk except for `spare` bytes."""
-    ballast = disk / "ballast"
-    with ballast.open("wb", buffering=0) as file:
-        try:
-            while True:
-                file.write(bytes(1 << 16))
-        except OSError:
-            file.truncate(max(0, file.tell() - spare))
-    return ballast
+    with small_disk(tmp_path / "disk", DISK_BYTES) as place:
+        yield place
 
 
 def put_until_refused(store: Store) -> tuple[list[bytes], KVStoreError]:

@@ -6,12 +6,9 @@ import copy
 import multiprocessing
 import os
 import pickle
-import shutil
 import signal
-import socket
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager, suppress
@@ -29,12 +26,11 @@ from kvstore.errors import (
     LockedError,
     NotAStoreError,
     NotListeningError,
-    OutOfSpaceError,
     OwnerAwayError,
     UsageError,
 )
 from kvstore.remote.control_socket import TURN_NAME, dial
-from kvstore.remote.presence import guests, read_owner, require_local
+from kvstore.remote.presence import read_owner, require_local
 from tests.harness.parts import is_resting
 from tests.shared.programs import own, put_mine, put_one, until
 
@@ -119,20 +115,6 @@ def test_many_come_at_once(tmp_path: Path) -> None:
     assert "owner" in roles
     with kvstore.open(path) as store:
         assert store.count(prefix=b"one/") == 8
-
-
-@pytest.mark.parametrize("count", [10, pytest.param(100, marks=pytest.mark.soak)])
-def test_many_guests_share_an_owner(tmp_path: Path, count: int) -> None:
-    path = tmp_path / "store"
-    with kvstore.open(path, shared=True) as owner:
-        handles = [kvstore.open(path, shared=True, role="guest") for _ in range(count)]
-        for number, handle in enumerate(handles):
-            handle.put(b"%d" % number, b"")
-        assert owner.count() == count
-        assert owner.stats()["guests"] == count
-        for handle in handles:
-            handle.close()
-        assert guests(path) == []
 
 
 def test_what_a_guest_has_open_when_the_owner_closes(tmp_path: Path) -> None:
@@ -331,84 +313,6 @@ def test_forked_children_that_their_owner_left_have_a_keeper(tmp_path: Path) -> 
     keeper = read_owner(tmp_path / "store")
     assert keeper is not None
     until(lambda: not keeper.is_there)
-
-
-@pytest.mark.skipif(os.getuid() != 0, reason="root alone becomes another user")
-def test_a_process_of_another_user_is_refused() -> None:
-    with (
-        tempfile.TemporaryDirectory() as place,
-        kvstore.open(f"{place}/store", shared=True) as owner,
-    ):
-        os.chmod(place, 0o755)
-        path = Path(place, "store")
-        with kvstore.open(path, shared=True) as guest:  # all modules are imported behind it
-            guest.put(b"k", b"v")
-        reading, writing = os.pipe()
-        child = os.fork()
-        if child == 0:
-            told = b"nothing"
-            try:
-                os.setgid(65534)
-                os.setuid(65534)
-                kvstore.open(path, shared=True, patience=0.1)
-            except KVStoreError as error:
-                told = type(error).__name__.encode()
-            finally:
-                os.write(writing, told)
-                os._exit(0)
-        os.waitpid(child, 0)
-        assert os.read(reading, 100) == b"AccessDeniedError"
-        os.close(reading)
-        os.close(writing)
-        owner.put(b"k", b"w")
-
-
-def test_a_socket_that_was_left_behind_is_no_owner(tmp_path: Path) -> None:
-    path = tmp_path / "store"
-    kvstore.open(path).close()
-    (path / "control").mkdir()
-    with socket.socket(socket.AF_UNIX) as left, pytest.MonkeyPatch.context() as patch:
-        patch.chdir(path / "control")
-        left.bind("socket")
-    with kvstore.open(path, shared=True) as store:
-        assert store.role == "owner"
-
-
-@pytest.mark.damages_store
-def test_a_directory_that_vanishes_is_told(tmp_path: Path) -> None:
-    path = tmp_path / "store"
-    owner = kvstore.open(path, shared=True)
-    with kvstore.open(path, shared=True, patience=0.2) as guest:
-        guest.put(b"k", b"v")
-        owner.close()
-        shutil.rmtree(path)
-        with pytest.raises(NotAStoreError):
-            guest.put(b"k", b"w")
-        with pytest.raises(NotAStoreError):
-            guest.refresh()
-
-
-def test_a_disk_that_is_full_at_the_take_over_leaves_the_guest_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "store"
-    owner = kvstore.open(path, shared=True)
-    with kvstore.open(path, shared=True) as guest:
-        owner.put(b"k", b"v")
-        owner.close()
-        opened = kvstore.opening.open_as
-
-        def full(*_: object, **__: object) -> None:
-            raise OutOfSpaceError(str(path))
-
-        monkeypatch.setattr(kvstore.opening, "open_as", full)
-        with pytest.raises(OutOfSpaceError):
-            guest.put(b"k", b"w")
-        assert guest.role == "guest"
-        assert guest.get(b"k") == b"v"
-        monkeypatch.setattr(kvstore.opening, "open_as", opened)
-        guest.put(b"k", b"w")
-        assert guest.role == "owner"
 
 
 def test_what_cannot_be_shared_is_refused_with_the_reason(tmp_path: Path) -> None:

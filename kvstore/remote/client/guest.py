@@ -27,11 +27,13 @@ from kvstore.remote.client.client import (
 )
 from kvstore.remote.client.tables import ClientRows, ClientTable
 from kvstore.remote.client.transport import Connection, Endpoint, Pool, TellProgress, TokenSource
+from kvstore.remote.protocol import SHARING
 from kvstore.remote.verbs import Verb
 from kvstore.tables.catalogue import Catalogue
 from kvstore.tables.table import Row, Table
 from kvstore.timeline.durability import Durability
 from kvstore.transaction import Transaction
+from kvstore.version import __version__
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -135,8 +137,10 @@ class GuestClient(Client):
         find: FindOwner,
         silent: Callable[[KVStoreError], KVStoreError],
     ) -> None:
-        """Raises `NotListeningError` if nobody listens."""
-        pool = GuestPool(OwnerEndpoint(store=path, find=find), patience, silent)
+        """Raises `NotListeningError` if nobody listens, and `OtherReleaseError` if the owner is of
+        a release with which this one cannot share a store."""
+        endpoint = OwnerEndpoint(store=path, find=find, sharing=f"{SHARING} {__version__}")
+        pool = GuestPool(endpoint, patience, silent)
         try:
             # The caller does not wait for an owner: it may become the owner.
             pool.known = pool.hurried(partial(pool.call, verbs.TIMES))["upper"] - 1

@@ -77,7 +77,13 @@ from kvstore.remote.client.calls import (
     told_at_end,
     told_by,
 )
-from kvstore.remote.protocol import ARROW_TYPE, KEYS_SCHEMA, READ_SCHEMA, failure_of
+from kvstore.remote.protocol import (
+    ARROW_TYPE,
+    KEYS_SCHEMA,
+    READ_SCHEMA,
+    SHARING_HEADER,
+    failure_of,
+)
 from kvstore.remote.verbs import FLOOR, GET_MANY, HISTORY, TIMES, TTL, Verb
 from kvstore.tables.joins import times_given
 
@@ -105,6 +111,8 @@ class Endpoint:
     token: str | None = field(default=None, repr=False)
     store: Path | None = None
     """The directory of a store, whose owner listens there."""
+    sharing: str = ""
+    """What a guest of a shared store tells of its release."""
 
     @classmethod
     def parse(
@@ -189,6 +197,8 @@ class Endpoint:
         lines = [f"Host: {host}:{self.port}" if self.port else f"Host: {host}"]
         if self.token:
             lines.append(f"Authorization: Bearer {self.token}")
+        if self.sharing:
+            lines.append(f"{SHARING_HEADER}: {self.sharing}")
         return "".join(f"{line}\r\n" for line in lines).encode()
 
     @property

@@ -339,6 +339,7 @@ class App:
         """The access of the caller. Raises `AccessDeniedError`."""
         if self._tokens is None:
             head.require_local()
+            head.require_release(self.service.store.path)
             return WHOLE
         return self._tokens.access(head.headers.get(b"authorization", b""))
 

@@ -7,12 +7,14 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import os
 import re
 import struct
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, MutableMapping
 from importlib.util import find_spec
 from mmap import ACCESS_READ, mmap
+from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 from urllib.parse import quote
@@ -36,6 +38,7 @@ from kvstore.errors import (
     NotFoundError,
     NotUniqueError,
     NotYetWrittenError,
+    OtherReleaseError,
     OutOfSpaceError,
     PreconditionError,
     RetryableError,
@@ -58,12 +61,15 @@ from kvstore.remote.protocol import (
     ARROW_TYPE,
     ERROR_NAME,
     JSON_TYPE,
+    SHARING,
+    SHARING_HEADER,
     failure_fields,
     to_json,
     unquoted,
 )
 from kvstore.remote.verbs import UnknownChangesetError, Verb
 from kvstore.timeline.request_notes import RequestToken
+from kvstore.version import __version__
 
 # --------------------------------------------------------------------------------------------------
 # The extra `server`: packages that only a process which serves a store needs.
@@ -99,6 +105,8 @@ _LOCAL_CLIENTS: Final = ("127.", "::1", "::ffff:127.")
 _BROWSERS: Final = frozenset({b"origin", b"sec-fetch-site", b"referer"})
 FRAMING: Final = frozenset({b"content-length", b"transfer-encoding"})
 """Headers that tell where a body ends. A request has one of them at most."""
+_SHARING: Final = SHARING_HEADER.lower().encode()
+_RELEASE_BYTES_MAX: Final = 64
 _PROXIES: Final = frozenset({b"forwarded", b"x-forwarded-for", b"via"})
 
 
@@ -153,6 +161,23 @@ class Head(NamedTuple):
         `Kvstore-Changeset`."""
         name = self.headers.get(b"kvstore-changeset")
         return None if name is None else name.decode("latin-1")
+
+    def require_release(self, store: Path | None) -> None:
+        """Raise `OtherReleaseError` for a guest of a shared store whose release shares by other
+        rules than this one."""
+        told = self.headers.get(_SHARING)
+        if told is None:
+            return
+        number, _, caller = told[:_RELEASE_BYTES_MAX].decode("latin-1").partition(" ")
+        if number != str(SHARING):
+            raise OtherReleaseError(
+                str(store),
+                os.getpid(),
+                release=__version__,
+                caller=caller,
+                found=number,
+                supported=SHARING,
+            )
 
     def require_local(self) -> None:
         """Raise `AccessDeniedError` unless a program on this machine calls. Serves servers without
