@@ -290,14 +290,18 @@ class Transactions:
         committer = self._committer
         # The owner of the pin exists before the pin, so an interrupt between them leaks nothing.
         transaction = Transaction(self, self._pins.new(), durability=durability)
-        committer.catch_up()
-        committer.give_way()
-        with committer.lock:
+        frontiers = committer.frontiers
+        if not frontiers.is_healthy:
             committer.catch_up()
+        if committer.is_committing:
+            committer.give_way()
+        with committer.lock:
+            if not frontiers.is_healthy:  # the lock was waited for
+                committer.catch_up()
             while self._abandoned:
                 self._abandoned.pop()
                 committer.recent.unwatch()
-            transaction.read_at = read_at = Timestamp(committer.upper - 1)
+            transaction.read_at = read_at = Timestamp(frontiers.upper - 1)
             committer.recent.watch(read_at)
             self._pins.keep_newest(transaction.pin, read_at)
         return transaction
@@ -327,11 +331,12 @@ class Transactions:
         committer = self._committer
 
         def check() -> None:
-            if committer.upper - 1 != read_at:  # else no commit came meanwhile
+            if committer.frontiers.upper - 1 != read_at:  # else no commit came meanwhile
                 self._require_untouched(reads, read_at, self._since(read_at))
             self._let_go(pin)  # then the writes are noted for the checks of other transactions
 
-        committer.give_way()
+        if committer.is_committing:
+            committer.give_way()
         return committer.commit(writes, durability=durability, check=check)
 
     def commit_reads(
@@ -430,12 +435,13 @@ class Transaction:
     def get(self, key: bytes, default: T) -> bytes | T: ...
     def get(self, key: bytes, default: T | None = None) -> bytes | T | None:
         """The value of `key`, own writes included; `default` if the key is absent."""
-        self._require_open()
+        if not self._is_open:
+            self._require_open()
         key = require_key(key)
-        points = self._writes.points
+        points, deleted = self._writes.points, self._deleted
         if key in points:
             value = _plain(points[key])
-        elif self._deleted and self._deleted.stack(key):
+        elif deleted is not _NOTHING_DELETED and deleted.stack(key):
             value = None
         else:
             self._reads.add_key(key)

@@ -45,6 +45,7 @@ from kvstore.mvcc.meta import SINCE, UPPER, Meta, Publish, Records, nothing
 from kvstore.mvcc.versions import Versions, stored_tombstones
 from kvstore.mvcc.write_set import WriteSet, stage_tombstones
 from kvstore.timeline.durability import (
+    DURABILITIES,
     DURABILITY,
     Durability,
     DurableMark,
@@ -114,7 +115,8 @@ class Committer:
         self.pieces = CommitPieces(self._engine, index, self.health)
         self.expiries = Expiries(versions, self.frontiers, timeline, self.apply)
         self.requests = RequestNotes(self._meta)
-        self._is_committing = False
+        self.is_committing = False
+        """Whether a commit is between its checks and its end: see `give_way`."""
         self.where = where
         own(self, where)
 
@@ -138,7 +140,9 @@ class Committer:
         `token` names the request that the commit carries out: a repetition of the request raises
         `RepeatedError` before the check, and the commit has a note of it.
         """
-        how = self.durability if durability is None else DURABILITY.check("durability", durability)
+        how = self.durability if durability is None else durability
+        if how not in DURABILITIES:
+            DURABILITY.check("durability", how)
         writes.seal()
         if self.expiries.next_at != NEVER:
             self.catch_up()
@@ -158,7 +162,7 @@ class Committer:
                     check()
                 finally:
                     self.expiries.is_held = False
-            self._is_committing = True
+            self.is_committing = True
             batch = self._engine.batch()
             timestamp = self._timeline.next() if taken is None else taken
             if timestamp < self.frontiers.upper:
@@ -206,7 +210,7 @@ class Committer:
                 mend = partial(self._mend, counts=((begun, events, upper),))
                 self.health.interrupted(error, mend)
                 raise
-            self._is_committing = False
+            self.is_committing = False
             if how == "sync":
                 self.syncs.sync()
         if how == "group":
@@ -393,7 +397,7 @@ class Committer:
         if upper > frontiers.upper:
             frontiers.advance(upper)
         self.expiries.look()
-        self._is_committing = False
+        self.is_committing = False
         return True
 
     def give_way(self) -> None:
@@ -406,7 +410,7 @@ class Committer:
         35 us a transaction with this, 88 without. After a failed commit some yield in vain.
         """
         for _ in range(COMMIT_YIELDS_MAX):
-            if not self._is_committing:
+            if not self.is_committing:
                 return
             time.sleep(0)  # gives the interpreter away, and no time
 

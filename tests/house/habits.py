@@ -49,7 +49,6 @@ REVIEWED = {
     ("tests/live/test_live.py", "_new_instance"): _FAKE,
     ("tests/test_group_commit.py", "_synced"): "threading.Condition counts no waiters in public",
     ("tests/test_group_commit.py", "_waiters"): "threading.Condition counts no waiters in public",
-    ("tests/txn/test_threads.py", "_is_committing"): "the lock of a commit was released",
     ("tests/verify/test_verify.py", "_records"): _DAMAGE,
 }
 """Private members that a module of tests reaches into, each with the reason."""

@@ -121,4 +121,4 @@ def test_transaction_that_gave_way_in_vain_waits_for_the_commit(
         txn.put(b"x", b"2")
     writer.join()
     assert store.get(b"x") == b"2"
-    assert not committer._is_committing
+    assert not committer.is_committing
