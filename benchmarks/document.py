@@ -134,4 +134,4 @@ def _machine(facts: dict[str, Any]) -> Iterator[str]:
 def _described() -> str:
     """The lines that name the workloads, from the top of `workloads/table.py`."""
     text = table.__doc__ or ""
-    return text[text.index("Writing\n") :].rstrip()
+    return text[text.index("Writing, ") :].rstrip()

@@ -1,7 +1,6 @@
 """Point-in-time joins: labels against the same history in a store, a collection, and Parquet.
 
     whole     keys x 100 versions, two for each row of the run, at times in no order
-    late      events: a tenth became known hours later, and a tenth restates another event
     labels    a share of as many labels as there are versions; keys and times in no order
     peers     read a Parquet file of the history for each join: loading is a part of their work
 
@@ -26,7 +25,7 @@ import pyarrow.parquet as pq
 
 import kvstore
 from benchmarks.data import Data
-from benchmarks.subject import Subject, Timed, Work
+from benchmarks.subject import Subject, Work
 from kvstore import backup, bulk
 
 VERSIONS_PER_KEY: Final = 100
@@ -34,13 +33,9 @@ VERSIONS_PER_ROW: Final = 2
 COMPARED: Final = 50_000
 """Labels whose answers are compared."""
 
-LATE: Final = 200_000
-"""Events of the history in which some became known late."""
-
 _SEED: Final = 20_261
 _FIRST_NS: Final = 1_700_000_000_000_000_000
 _SPAN_US: Final = 30_000_000_000_000
-_HOUR_US: Final = 3_600_000_000
 _NS: Final = pa.timestamp("ns", "UTC")
 _PIECE: Final = 1 << 20
 
@@ -69,9 +64,7 @@ class Joins(Subject):
                 made = self.fresh("made")
                 made.mkdir()
                 whole = _events(self.versions)
-                _write(made / "whole", whole, known=whole["at"])
-                late, known = _late(_events(LATE))
-                _write(made / "late", late, known)
+                _write(made / "whole", whole)
                 os.rename(made, self.place)
             return self.versions
 
@@ -96,16 +89,6 @@ class Joins(Subject):
         labels = labels_of(max(int(self.versions * share), 1), self.versions, step)
         return lambda: len(self.joined(self.place / "whole", labels))
 
-    def right(self) -> Work:
-        """Join labels to the events of which some became known late. The items of a join are the
-        labels that got the value known at their time."""
-        labels = labels_of(LATE // 10, LATE, 7)
-        found = self.answers(self.place / "late", labels)["value"]
-        known = pq.read_table(self.place / "late" / "known.parquet")
-        expected = _as_of(known, labels)
-        right = sum(map(str.__eq__, _texts(found), _texts(expected)))
-        return lambda: Timed(right, 1.0, 1.0)
-
     def joined(self, history: Path, labels: pa.Table) -> Any:
         """The labels with their values, in the memory of the subject's library."""
         raise NotImplementedError
@@ -126,8 +109,7 @@ class JoinStore(Joins):
         return _store(history).join(labels, columns=("value", "at")).read_all()
 
     def close(self) -> None:
-        for name in ("whole", "late"):
-            _store(self.place / name).close()
+        _store(self.place / "whole").close()
 
 
 class JoinCollection(Joins):
@@ -198,11 +180,6 @@ def _as_of(events: pa.Table, labels: pa.Table) -> Any:
     return pandas.merge_asof(asked, frame, left_on="ts", right_on="at", by="id").sort_values("row")
 
 
-def _texts(values: Any) -> list[str]:
-    found = values.to_pylist() if hasattr(values, "to_pylist") else list(values["value"])
-    return [value if isinstance(value, str) else "" for value in found]
-
-
 def _keys(versions: int) -> int:
     return max(versions // VERSIONS_PER_KEY, 1)
 
@@ -227,29 +204,11 @@ def _events(versions: int) -> pa.Table:
     )
 
 
-def _late(events: pa.Table) -> tuple[pa.Table, pa.Array]:
-    """Events with restatements among them, and the times at which each became known."""
-    rng = np.random.default_rng(_SEED + 1)
-    chosen = rng.choice(len(events), len(events) // 10, replace=False)
-    restated = events.take(pa.array(chosen))
-    values = pc.binary_join_element_wise(restated["value"], pa.scalar("restated"), "/")
-    restated = restated.set_column(2, "value", values)
-    at = events["at"].cast(pa.int64()).to_numpy()
-    delays = rng.integers(_HOUR_US, 24 * _HOUR_US, len(events)) * 1000
-    known = np.where(rng.random(len(events)) < 0.1, at + delays, at)
-    later = known[chosen] + rng.integers(_HOUR_US, 24 * _HOUR_US, len(chosen)) * 1000
-    together = pa.concat_tables([events, restated]).combine_chunks()
-    return together, pa.array(np.concatenate([known, later])).cast(_NS)
-
-
-def _write(place: Path, events: pa.Table, known: Any) -> None:
-    """Write the history by the times of events for peers, and by the times at which they became
-    known as a store and a collection."""
+def _write(place: Path, events: pa.Table) -> None:
+    """Write the history as Parquet for peers, and as a store and a collection."""
     place.mkdir()
     pq.write_table(events, place / "history.parquet", compression="zstd")
-    by_known = events.set_column(1, "at", known)
-    pq.write_table(by_known, place / "known.parquet", compression="zstd")
-    batches = by_known.to_batches(max_chunksize=_PIECE)
+    batches = events.to_batches(max_chunksize=_PIECE)
     bulk.seed(place / "store", batches, key="id", value="value", at="at", duplicates="last")
     with kvstore.open(place / "store") as store:
         backup.Collection(place / "collection").backup(store)

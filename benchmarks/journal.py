@@ -33,12 +33,12 @@ class JournalLog(Subject):
 
     name = "journal"
 
-    def append(self, record_bytes: int, count: int, at_once: int = 1, synced: bool = False) -> Work:
-        """Append `count` records, `at_once` in one call, with an fsync per call if `synced`."""
+    def append(self, record_bytes: int, count: int, synced: bool = False) -> Work:
+        """Append `count` records, with an fsync each if `synced`."""
         payloads = payloads_of(record_bytes, count)
         sync = Sync.always() if synced else Sync.never()
         log = Journal.open(self.fresh("log"), sync=sync)
-        return _appending(log, payloads, at_once)
+        return _appending(log, payloads)
 
     def replay(self, record_bytes: int, count: int) -> Work:
         """Open a journal, which reads all its records."""
@@ -72,9 +72,9 @@ class PlainLog(Subject):
 
     name = "plain log"
 
-    def append(self, record_bytes: int, count: int, at_once: int = 1, synced: bool = False) -> Work:
+    def append(self, record_bytes: int, count: int, synced: bool = False) -> Work:
         log = _PlainFile(self.fresh("log"), sync=synced)
-        return _appending(log, payloads_of(record_bytes, count), at_once)
+        return _appending(log, payloads_of(record_bytes, count))
 
     def replay(self, record_bytes: int, count: int) -> Work:
         path, kept = self.fresh("replayed"), Kept()
@@ -168,17 +168,13 @@ def payloads_of(size: int, count: int) -> list[bytes]:
     return [payload[number % 7 :] + payload[: number % 7] for number in range(count)]
 
 
-def _appending(log: Journal | _PlainFile, payloads: Sequence[bytes], at_once: int) -> Work:
+def _appending(log: Journal | _PlainFile, payloads: Sequence[bytes]) -> Work:
     """Closing is timed on both sides: the last bytes of a log are written when it is closed."""
 
     def work() -> int:
         with log:
-            if at_once == 1:
-                for payload in payloads:
-                    log.append(payload)
-            else:
-                for at in range(0, len(payloads), at_once):
-                    log.append_many(payloads[at : at + at_once])
+            for payload in payloads:
+                log.append(payload)
         return len(payloads)
 
     return work

@@ -69,7 +69,7 @@ PICTURES: Final = (
             transact_synced="durable transaction",
             transact="transaction that waits for no disk",
             delete_range="delete a tenth of all rows",
-            import_100mb="add a prebuilt import of 100 MB",
+            import_1gb="add a prebuilt import of 1 GB",
         ),
     ),
     Picture(
@@ -89,7 +89,7 @@ PICTURES: Final = (
         {
             words: {
                 f"against {name}": f"ycsb-{mix}" + ("" if name == "RocksDB" else f"-{name}")
-                for name in ("RocksDB", "lmdb", "plyvel", "sqlite3")
+                for name in ("RocksDB", "lmdb", "sqlite3")
             }
             for mix, words in {
                 "a": "A: half reads, half updates",

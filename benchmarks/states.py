@@ -60,12 +60,6 @@ class Tenth(Ours):
         super().__init__(directory, Data(data.rows // 10))
 
 
-class OneTombstone(Ours):
-    """Beside one range tombstone over everything, older than the rows."""
-
-    tombstones = 1
-
-
 class HundredTombstones(Ours):
     """Beside 100 range tombstones that tile the key space, older than the rows."""
 
@@ -82,7 +76,7 @@ class Sides(Subject):
 
     def __init__(self, directory: Path, data: Data) -> None:
         super().__init__(directory, data)
-        kinds = {"none": Ours, "1": OneTombstone, "100": HundredTombstones}
+        kinds = {"none": Ours, "100": HundredTombstones}
         self._stores = {side: kind(self._at(side), data) for side, kind in kinds.items()}
 
     def fill(self) -> Work:

@@ -290,42 +290,6 @@ class LmdbYcsb(Ycsb):
             self._env.close()
 
 
-class PlyvelYcsb(Ycsb):
-    """LevelDB."""
-
-    _db: Any = None
-
-    def open(self) -> None:
-        import plyvel
-
-        self._db = plyvel.DB(
-            str(self.fresh("db")),
-            create_if_missing=True,
-            lru_cache_size=512 << 20,
-            bloom_filter_bits=10,
-        )
-
-    def put_all(self, keys: list[bytes], values: list[bytes]) -> None:
-        with self._db.write_batch() as batch:
-            for key, value in zip(keys, values, strict=True):
-                batch.put(key, value)
-
-    def settle(self) -> None:
-        self._db.compact_range()
-
-    def calls(self) -> Calls:
-        rows = self._db.iterator
-        return Calls(
-            self._db.get,
-            self._db.put,
-            lambda key, count: len(list(islice(rows(start=key), count))),
-        )
-
-    def close(self) -> None:
-        if self._db is not None:
-            self._db.close()
-
-
 class SqliteYcsb(Ycsb):
     """SQLite: a table that is clustered by the key."""
 

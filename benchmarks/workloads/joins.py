@@ -42,10 +42,6 @@ def joins(size: Size) -> list[Workload]:
                     group=f"join-{share * 100:g}",
                 )
             )
-    for peer in ("duckdb", "polars", "pandas"):
-        call = Call("right")
-        name = f"join-late-{peer}"
-        found.append(Workload(name, Contender(JOINS[peer], call), Contender(JOINS["store"], call)))
     return found
 
 

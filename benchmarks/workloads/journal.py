@@ -13,16 +13,8 @@ from benchmarks.workloads.plan import (
     Workload,
 )
 
-_RECORDS = (
-    ("100b", 100, 4_000),
-    ("252b", 252, 4_000),
-    ("1kb", 1_000, 2_000),
-    ("10kb", 10_000, 300),
-    ("64kb", 64_000, 60),
-    ("300kb", 300_000, 12),
-    ("1mb", 1_000_000, 4),
-)
-"""Name, payload bytes, records: small commits, rows, pages, blobs."""
+_RECORDS = (("100b", 100, 4_000), ("10kb", 10_000, 300), ("1mb", 1_000_000, 4))
+"""Name, payload bytes, records: small commits, pages, blobs."""
 
 
 def journal(size: Size) -> list[Workload]:
@@ -42,13 +34,9 @@ def journal(size: Size) -> list[Workload]:
     ]
     return [
         *(
-            against_plain(f"{kind}-{name}", operation, record_bytes=length, count=count, **more)
+            against_plain(f"{operation}-{name}", operation, record_bytes=length, count=count)
             for name, length, count in _RECORDS
-            for kind, operation, more in (
-                ("append", "append", {}),
-                ("batch", "append", {"at_once": 100}),
-                ("replay", "replay", {}),
-            )
+            for operation in ("append", "replay")
         ),
         against_plain("synced", "append", record_bytes=1_000, count=25, synced=True),
         Workload("tasks-claim", *claims, reach=0.8),

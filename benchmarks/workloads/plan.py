@@ -46,7 +46,6 @@ YCSB = {
     "store": "benchmarks.ycsb:OursYcsb",
     "raw": "benchmarks.ycsb:RawYcsb",
     "lmdb": "benchmarks.ycsb:LmdbYcsb",
-    "plyvel": "benchmarks.ycsb:PlyvelYcsb",
     "sqlite3": "benchmarks.ycsb:SqliteYcsb",
 }
 ROWS = {

@@ -1,20 +1,15 @@
 """The named workloads. A figure is the rate of a subject over the rate of its baseline.
 
-Unless a line says otherwise the baseline is raw rocksdict, one value a key.
+Each group names who reads its rows; a row that nobody would ask for has no place here. Unless a
+line says otherwise the baseline is raw rocksdict, one value a key.
 
-Writing
-bulk-load           load all rows, sorted, into an empty store
-bulk-load-2         the same by two processes, started before, with half of the rows each
+Writing, for a service that commits
 commit-100          durable commits of 100 updates
 commit-100-8        the same from 8 threads, against one thread of raw rocksdict
 commit-10k          durable commits of 10,000 updates, change log included where there is one
 commit-index        the same with the change log, against the store without it: 1 less its share
 delete-range        delete a tenth of all rows, history kept, against a synced put: 20 of each
 delete-range-all    delete all rows, history kept, against a synced put: 20 of each
-import-commit       add an import of all rows, built before, against a move-ingest of as many
-import-1mb          add a prebuilt import, against a move-ingest of a prebuilt file
-import-100mb        the same at 100 MB
-import-1gb          the same at 1 GB (from 1,000,000 rows on)
 transact            transactions that read a key and write it, unsynced, against a get and a put
 transact-8          the same from 8 threads, against 8 threads
 transact-synced     the same, durable, against a get, a put and an fsync
@@ -26,18 +21,33 @@ put-waiting         puts without an expiry, unsynced, beside these keys, against
                     beside none
 get-waiting         point reads beside these keys, against the same reads beside none
 
-Reading
+Loading, for jobs that load in bulk
+bulk-load           load all rows, sorted, into an empty store
+bulk-load-2         the same by two processes, started before, with half of the rows each
+import-commit       add an import of all rows, built before, against a move-ingest of as many
+import-1mb          add a prebuilt import, against a move-ingest of a prebuilt file
+import-1gb          the same at 1 GB (from 1,000,000 rows on)
+
+Reading keys, for a service that answers
 get                 point reads of the newest value, keys in no order
 get-as-of           point reads at a time before all updates
 get-many            one call for many sorted keys at that time
+get-imported        point reads of rows that came by bulk load, then updated as all others
+get-100-ranges      point reads beside 100 range tombstones, against none
+get-many-100-ranges one call for many sorted keys beside 100 range tombstones, against none
+
+Scanning, for analyses and exports
 scan                all rows, newest values, one by one
 scan-as-of          all rows at a time before all updates
 scan-arrow          all rows as Arrow record batches
 scan-arrow-as-of    the same at a time before all updates
 scan-arrow-2        likewise by two threads
-get-imported        point reads of rows that came by bulk load, then updated as all others
 scan-imported       rows that came by bulk load
 arrow-imported      Arrow batches of rows that came by bulk load
+scan-100-ranges     rows beside 100 range tombstones, against none
+arrow-100-ranges    Arrow batches beside 100 range tombstones, against none
+
+Beside a writer, for services of several processes
 get-live            point reads of a live reader, against point reads of the writer
 puts-followed       single commits, not synced, beside a live reader, against the same beside none
 stale-live          50 ms, which is promised, against the age of commits when a reader in another
@@ -48,16 +58,8 @@ beside-batch-live   the same in the process of a live reader: 6 to 7 ms (5.5 as 
 beside-batch-http   the same by a client of a server in the process that commits: 39 to 62 ms (215
                     to 228 as one batch)
 open-live           live readers opened beside a writer and some MB of log, against open_read_only
-get-1-range         point reads beside 1 range tombstone, against none
-get-100-ranges      point reads beside 100 range tombstones, against none
-get-many-1-range    one call for many sorted keys beside 1 range tombstone, against none
-get-many-100-ranges the same beside 100
-scan-1-range        rows beside 1 range tombstone, against none
-scan-100-ranges     rows beside 100 range tombstones, against none
-arrow-1-range       Arrow batches beside 1 range tombstone, against none
-arrow-100-ranges    Arrow batches beside 100 range tombstones, against none
 
-YCSB
+YCSB, for a comparison of stores
 ycsb-a...           half reads, half updates of zipfian keys, one call each; no write waits for the
                     disk; the store has a cache of newest values for a tenth of the rows; a peer's
                     name ends the name of the row, and without one the baseline is raw rocksdict
@@ -67,7 +69,7 @@ ycsb-d...           95 % reads of the newest rows, 5 % inserts
 ycsb-e...           95 % scans of up to 100 rows, 5 % inserts
 ycsb-f...           half reads, half reads that are followed by a write
 
-Tables
+Tables, for services and jobs with typed rows
 rows-load           load typed rows of 8 columns with two indexes from Parquet, against a load of as
                     many rows as bytes
 rows-load-gated     a load behind a gate of five checks, against the load without one
@@ -79,16 +81,14 @@ rows-scan-duckdb    the same, against DuckDB
 rows-scan-sqlite    the same, against SQLite
 rows-find-sqlite    look-ups of 100 rows by an index, as dicts, against SQLite
 
-Joins
+Joins, for training sets and audits
 join-store-...      labels, 0.1 to 100 % of as many as versions, against DuckDB's ASOF JOIN over
                     Parquet of the same history; two versions for each row of the table
 join-collection-... the same straight from a collection
 join-polars-...     the store, against Polars' join_asof, reading Parquet included
 join-pandas-...     the store, against the merge_asof of pandas, reading Parquet included
-join-late-...       labels that got the value known at their time where a tenth of the events came
-                    late and a tenth was restated, against a join by the times of events
 
-Changes
+Changes, for consumers of feeds
 changes             windows of 10,000 changes each, against iterating over as many rows
 changes-arrow       the same as Arrow record batches
 changes-by-key      the same, sorted by key
@@ -97,7 +97,7 @@ changes-feed        the same through a feed, its position and one ack included
 changes-flat        changes-arrow in a store of all rows, against one of a tenth
 feed-latency        a durable put and its delivery to a thread that follows, against a queue's
 
-Upkeep
+Upkeep, for operators after a year of it
 gc                  remove the versions behind 10,000 updates, against looking up and deleting them
 gc-flat             GC after 1 % of all rows changed, against as many changes in a tenth of the rows
 open-flat           open a store that took 1,000 checkpoints, a row each, against 100
@@ -118,7 +118,7 @@ large-backup        increments of 10,000 changes of it, likewise
 disk                bytes after the updates, history and log kept, against one value a key
 disk-trimmed        the same once history and log are given up to the present
 
-Backup
+Backup, for operators who back up and restore
 backup              20 increments, each of 10,000 changes just committed, against copying a raw
                     checkpoint's new files after each
 backup-copied       the same, against copying the new files of the store's own checkpoints
@@ -135,7 +135,7 @@ increments-list     list many increments, against a quarter of them: seconds per
 increments-verify   verify them, likewise
 increments-restore  restore from them, likewise
 
-Pushes
+Pushes, for fleets that serve what one job builds
 push-gets           the 99th percentile of the waits of gets while a push of a tenth of the rows is
                     fetched and added, against the same without a push
 push-add            10 ms, which is promised, against the time in which a push becomes visible
@@ -145,12 +145,12 @@ push-puts           rows of a Parquet file, at most 100,000, sorted, pushed and 
 push-feast          rows of a Parquet file, at most 100,000, sorted, pushed and taken by a new
                     store, against Feast's materialisation into its sqlite online store
 
-Server
+Server, for clients in other languages and places
 serve-get-...       reads of one key by a client over the loopback, one after the other, against
                     redis, and against FastAPI with sqlite3
 serve-put-...       durable puts, likewise: redis syncs its log, and sqlite3 its WAL
 
-Shared
+Shared, for a service of several workers
 shared-get          gets of a guest, values in its cache, against gets of the owner
 shared-put          durable puts of a guest, one after the other, against the owner's
 shared-beside       puts of the owner, not synced, beside 4 idle guests, against the same beside
@@ -159,14 +159,13 @@ shared-closed       100 ms, which is promised, against the time from the owner's
                     write of a guest that took over is done
 shared-killed       1 s, which is promised, against the time from the owner's death until then
 
-Journal and tasks
+Journal and tasks, for programs that build on the parts
 journal-append-...  append records of 100 B to 1 MB, against a plain log with the same checksum
-journal-batch-...   the same, 100 at once
 journal-replay-...  read them back
 journal-synced      append with an fsync each
 tasks-claim         claim tasks while 100,000 wait, against 1,000
 
-Spark
+Spark, for its jobs
 spark-import        bulk_import, against Spark's own read, range partition and sort
 spark-import-delta  bulk_import, against the same job by delta-rs
 spark-import-tiny   bulk_import of 40,000 rows in 10,000 partitions, against the same in 100
@@ -205,7 +204,7 @@ def line_of(workload: str) -> str:
 def lines() -> dict[str, str]:
     """The names at the top of this file, each with its heading."""
     found, heading = {}, ""
-    for line in (__doc__ or "").splitlines()[4:]:
+    for line in (__doc__ or "").splitlines()[5:]:
         name = line.partition(" ")[0]
         if name[:1].isupper():
             heading = line

@@ -107,7 +107,7 @@ def imports(size: Size) -> list[Workload]:
                 items=1,
                 reach=0.5,
             )
-            for name, megabytes in (("1mb", 1), ("100mb", 100), ("1gb", 1024))
-            if megabytes <= 100 or not size.is_small
+            for name, megabytes in (("1mb", 1), ("1gb", 1024))
+            if megabytes == 1 or not size.is_small
         ),
     ]

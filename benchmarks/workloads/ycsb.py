@@ -24,7 +24,7 @@ def ycsb(size: Size) -> list[Stage]:
         count = size.lookups // (20 if mix == "e" else 1)
         call = Call("ycsb", {"mix": mix, "count": count})
         rows = []
-        for base, reach in (("raw", raw), ("lmdb", lmdb), ("plyvel", None), ("sqlite3", None)):
+        for base, reach in (("raw", raw), ("lmdb", lmdb), ("sqlite3", None)):
             sides = Contender(YCSB[base], call, base), Contender(YCSB["store"], call, "kvstore")
             name = f"ycsb-{mix}" if base == "raw" else f"ycsb-{mix}-{base}"
             more: Any = {"reach": reach, "warm": True, "group": f"ycsb-{mix}"}
