@@ -64,6 +64,10 @@ JOIN_ROWS_FIRST, JOIN_ROWS_MAX = 1 << 14, 1 << 20
 """Labels of a join's first walk, which tells how large values are, and of later ones. Many labels
 lie closely; each takes some 80 bytes."""
 
+JOIN_PASS_LABELS_MIN, JOIN_PASS_BYTES_MAX = 2048, 512
+"""Labels from which on a join may read the sorted files itself, and the bytes of files for each
+label up to which it does. Otherwise a walk that steps and seeks is faster."""
+
 HISTORY_BYTES_MAX = 64 << 20
 """Bytes of the values that one answer of a server has of the versions of a key."""
 
@@ -250,6 +254,10 @@ threads run and to fit the cache. A row takes 280 ns; in batches of 1,024 rows 2
 COLUMNS_ENTRIES_MIN = 8192
 """Entries that a pass takes from RocksDB before it reads the files itself. Opening ten files takes
 as long as 3,000 entries."""
+
+STEP_ENTRIES = 1 << 17
+"""Entries that a pass over files passes at once, if it finds no rows. That takes some milliseconds,
+after which Python delivers signals."""
 
 COLUMNS_FLUSH_BYTES_MIN = 32 << 20
 """Bytes of files for which a pass first has RocksDB write to a file what lies in memory only. A

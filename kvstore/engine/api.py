@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
 from kvstore.limits import SCAN_CHUNK, SCAN_CHUNK_BYTES
-from kvstore.loops.files import Pass
+from kvstore.loops.files import Answers, Pass
 from kvstore.loops.live import Live
 from kvstore.loops.shapes import Found, Nearby
 
@@ -174,6 +174,7 @@ class HeldFiles(Protocol):
         *,
         keys_only: bool = False,
         whole: bool = False,
+        answers: Answers | None = None,
     ) -> Pass:
         """A pass over `begin <= stored key < end`: see `Pass`. One thread at a time may use it."""
         ...

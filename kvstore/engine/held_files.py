@@ -32,7 +32,7 @@ from kvstore.engine.api import FileSpan, ReadAt
 from kvstore.engine.sorted_file import TableFooter, table_footer
 from kvstore.errors import ClosedError, CorruptionError, storage_errors
 from kvstore.limits import HELD_FILES_MAX
-from kvstore.loops.files import Files, Pass
+from kvstore.loops.files import Answers, Files, Pass
 
 _LEVEL: Final = re.compile(r"^--- level (\d+) --- version# \d+ ---$")
 _FILE: Final = re.compile(
@@ -164,9 +164,12 @@ class OpenFiles:
         *,
         keys_only: bool = False,
         whole: bool = False,
+        answers: Answers | None = None,
     ) -> Pass:
         """A pass over stored keys: see `Pass`."""
-        return Pass(self._files, begin, end, *read, keys_only=keys_only, whole=whole)
+        return Pass(
+            self._files, begin, end, *read, keys_only=keys_only, whole=whole, answers=answers
+        )
 
     def close(self) -> None:
         """Let the files go. Repeatable. A thread that reads from them finishes its step first."""

@@ -1,9 +1,24 @@
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
-from kvstore.loops.shapes import Buffers, Nearby
+from typing_extensions import Buffer
+
+from kvstore.loops.shapes import Buffers, Keys, Nearby
 
 class Files:
     def __init__(self, runs: list[list[tuple[int, int, int, int, bool]]]) -> None: ...
+
+class Answers:
+    is_given_up: bool
+    def __init__(
+        self,
+        keys: Keys,
+        starts: Buffer,
+        times: Buffer,
+        age_max: int,
+        bytes_max: int,
+        stretch: Callable[[bytes], tuple[bytes, bytes | None, Sequence[int]]] | None = None,
+    ) -> None: ...
+    def columns(self) -> tuple[Buffer, Buffer, Buffer]: ...
 
 class Pass:
     rows: int
@@ -22,6 +37,7 @@ class Pass:
         *,
         keys_only: bool = False,
         whole: bool = False,
+        answers: Answers | None = None,
     ) -> None: ...
     def take(self, rows: int, bytes_max: int, entries: int) -> bool: ...
     def found(self) -> Buffers: ...

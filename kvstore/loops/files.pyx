@@ -34,6 +34,7 @@ cdef extern from "blocks.h" nogil:
     )
 
 include "growing.pxi"
+include "labels.pxi"
 
 cdef enum:
     TRAILER = 5                 # codec and checksum behind a block
@@ -424,18 +425,23 @@ cdef inline Bound _bound(bytes key, int64_t newest):
     return Bound(<const unsigned char *>PyBytes_AS_STRING(key), PyBytes_GET_SIZE(key), newest)
 
 
+include "answering.pxi"
+
+
 @cython.final
 cdef class Pass:
     """The rows of `begin <= stored key < end` that are alive at `as_of`, ascending.
 
     `stamps` and `nearby` are as in `kvstore.loops.live.Live`. With `keys_only` values are empty.
-    With `whole` the rows are all entries, alive or not: stored keys with their values. One thread
-    at a time may use it.
+    With `whole` the rows are all entries, alive or not: stored keys with their values. With
+    `answers` there are no rows: the labels are answered from all entries. One thread at a time may
+    use it.
     """
     cdef readonly Py_ssize_t rows           # found since the last call of `found`
     cdef readonly Py_ssize_t entries        # passed over since the beginning
     cdef readonly Py_ssize_t blocks         # read since the beginning
     cdef Files _files
+    cdef Answers _answers
     cdef object _stamps, _nearby
     cdef bytes _begin, _end
     cdef const unsigned char *begin
@@ -467,9 +473,10 @@ cdef class Pass:
 
     def __cinit__(
         self, Files files not None, bytes begin not None, bytes end, int64_t as_of, stamps,
-        nearby=None, *, bint keys_only=False, bint whole=False
+        nearby=None, *, bint keys_only=False, bint whole=False, Answers answers=None
     ):
         cdef Py_ssize_t number
+        self._answers = answers
         self._files, self._stamps, self._nearby = files, stamps, nearby
         self._begin, self._end = begin, end
         self.begin = <const unsigned char *>PyBytes_AS_STRING(begin)
@@ -556,6 +563,8 @@ cdef class Pass:
                     best, run = number, other
             if best < 0:
                 self._has_ended = True
+                if self._answers is not None:
+                    return self._answers.end()
                 return self._release() or END
             second = -1
             for number in range(self._count):
@@ -572,7 +581,13 @@ cdef class Pass:
                     second = number
             while True:
                 if run.key.data[run.key.size - INTERNAL] == PUT:
-                    status = self._keep(run) if self._is_whole else self._meet(run)
+                    if self._answers is not None:
+                        status = self._answers.meet(run, self)
+                        if status == END:
+                            self._has_ended = True
+                            return END
+                    else:
+                        status = self._keep(run) if self._is_whole else self._meet(run)
                     if status < 0:
                         return self._at_fault(best, status)
                 elif run.key.data[run.key.size - INTERNAL] != DELETED:
@@ -714,8 +729,8 @@ cdef class Pass:
             if time[0] > self._as_of:
                 time[0] = INVISIBLE
             return MORE
-        kept = &self._kept[(suffix * <uint64_t>0x9E3779B97F4A7C15) >> KEPT_SHIFT]
-        if kept.reference != suffix and self._ask_lifetime(kept, suffix, tail):
+        kept = self._lifetime(suffix, tail)
+        if kept is NULL:
             return RAISED
         time[0] = INVISIBLE
         if (
@@ -725,6 +740,15 @@ cdef class Pass:
         ):
             time[0] = kept.added
         return MORE
+
+    cdef inline Lifetime *_lifetime(
+        self, uint64_t reference, const unsigned char *tail
+    ) noexcept nogil:
+        """When an import is visible. NULL where asking raised an exception."""
+        cdef Lifetime *kept = &self._kept[(reference * <uint64_t>0x9E3779B97F4A7C15) >> KEPT_SHIFT]
+        if kept.reference != reference and self._ask_lifetime(kept, reference, tail):
+            return NULL
+        return kept
 
     cdef int _ask_lifetime(
         self, Lifetime *kept, uint64_t reference, const unsigned char *tail

@@ -1,4 +1,4 @@
-# Included by lookup and matches: labels in order, as columns: distinct keys that ascend, and the labels
+# Included by files, lookup and matches: labels in order, as columns: distinct keys that ascend, and the labels
 # of each key.
 
 cdef struct Column:

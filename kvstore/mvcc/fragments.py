@@ -203,6 +203,15 @@ def stack_at(tree: Tree, key: bytes) -> Stack:
     return leaf.stack(at) if at >= 0 else ()
 
 
+def stretch_at(tree: Tree, key: bytes) -> tuple[bytes, bytes | None, Stack]:
+    """The boundary at or below `key`, the next one, and the stack between them. O(log n) beside
+    it."""
+    leaf, beyond = next(leaves(tree, key, None))
+    at = bisect_right(leaf.keys, key) - 1
+    stack = leaf.stack(at) if at >= 0 else ()
+    return leaf.keys[at] if at >= 0 else b"", [*leaf.keys, beyond][at + 1], stack
+
+
 def newest_at(tree: Tree, key: bytes, as_of: int) -> int:
     """The newest timestamp over `key`, at or below `as_of`, else 0. O(log n)."""
     leaf, at = _found(tree, key)
@@ -501,6 +510,12 @@ class Fragments:
     def stack(self, key: bytes) -> Stack:
         """Timestamps of all range tombstones over `key`, newest first. O(log n) beside them."""
         return stack_at(self.tree, key)
+
+    def stretch(self, escaped: bytes) -> tuple[bytes, bytes | None, Stack]:
+        """The escaped boundary at or below an escaped key, the next one, and the timestamps of all
+        range tombstones between them, newest first. O(log n) beside them."""
+        low, high, stack = stretch_at(self.tree, unescape(escaped))
+        return escape(low), None if high is None else escape(high), stack
 
     def newest(self, key: bytes, as_of: int) -> int:
         """Timestamp of the newest range tombstone over `key` at or below `as_of`, else 0.

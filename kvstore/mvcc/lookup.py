@@ -10,6 +10,9 @@ entry of a stretch of stored keys. The stretch has these bounds:
 
 So range tombstones cost a look-up one binary search for the limit, and nothing is decoded.
 
+Labels that lie closely are answered by a pass over the sorted files (`columns_of_files`), which
+reads all entries of the blocks that have labels.
+
 Invariants
 1. Without imports the versions of a key, newest first, are all its entries.
 2. With imports the stamp references of a key sort first, and each may be newer than any version.
@@ -26,13 +29,23 @@ from typing import Final, NamedTuple, TypeAlias, cast
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 from typing_extensions import Buffer
 
 from kvstore.base.span import Span
 from kvstore.base.timestamp import TIMESTAMP_MAX
-from kvstore.codec.keys import TERMINATOR, UNLIMITED, encode_suffix, escape, span_bounds
-from kvstore.engine.api import Engine
-from kvstore.limits import STEPS_BEFORE_SEEK
+from kvstore.codec.keys import (
+    ESCAPED_ZERO,
+    TERMINATOR,
+    UNLIMITED,
+    ZERO,
+    encode_suffix,
+    escape,
+    span_bounds,
+)
+from kvstore.engine.api import Engine, HeldFiles
+from kvstore.limits import STEP_ENTRIES, STEPS_BEFORE_SEEK
+from kvstore.loops.files import Answers
 from kvstore.loops.lookup import (
     find_among,
     find_floors,
@@ -41,8 +54,8 @@ from kvstore.loops.lookup import (
     find_ordered,
     find_timed,
 )
-from kvstore.loops.shapes import ABSENT
-from kvstore.mvcc.arrow import array_of
+from kvstore.loops.shapes import ABSENT, Keys
+from kvstore.mvcc.arrow import array_of, buffers_of
 from kvstore.mvcc.fragments import Fragments, limit_of
 from kvstore.mvcc.key_history import Stamps
 
@@ -177,6 +190,51 @@ def columns_at(
     offsets, data, stored = found
     times = np.frombuffer(stored, np.int64)
     return TimedColumns(array_of(len(times), offsets, data, times >= 0), times)
+
+
+def columns_of_files(
+    held: HeldFiles,
+    labels: LabelColumns,
+    fragments: Fragments,
+    stamps: Stamps,
+    bounds: SearchBounds,
+) -> TimedColumns | None:
+    """As `columns_at`, by a pass over files that are held open, without the interpreter lock. Costs
+    the blocks that have entries of labels, 30 ns an entry."""
+    keys = escaped_keys(labels.keys)
+    answers = Answers(
+        keys,
+        labels.starts,
+        labels.times,
+        bounds.age_max,
+        bounds.bytes_max,
+        fragments.stretch if fragments else None,
+    )
+    begin, end = span_of(labels.keys)
+    one = held.begin(*span_bounds(begin, end), (0, stamps, None), answers=answers)
+    while held.take(one, sys.maxsize, sys.maxsize, STEP_ENTRIES):
+        pass
+    if answers.is_given_up:
+        return None
+    offsets, data, stored = answers.columns()
+    times = np.frombuffer(memoryview(stored), np.int64)
+    return TimedColumns(array_of(len(times), offsets, data, times >= 0), times)
+
+
+def span_of(keys: Keys) -> tuple[bytes, bytes]:
+    """The least of some ascending keys, and what lies right behind the greatest."""
+    count, offsets, data = keys
+    ends, joined = np.frombuffer(memoryview(offsets), np.int32), memoryview(data)
+    return bytes(joined[ends[0] : ends[1]]), bytes(joined[ends[count - 1] : ends[count]]) + b"\0"
+
+
+def escaped_keys(keys: Keys) -> Keys:
+    """The buffers of keys, escaped."""
+    count, offsets, data = keys
+    if not (np.frombuffer(memoryview(data), np.uint8) == 0).any():
+        return keys
+    found = pc.replace_substring(array_of(count, offsets, data), ZERO, ESCAPED_ZERO)
+    return buffers_of(found)
 
 
 def following_at(

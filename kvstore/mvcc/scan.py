@@ -27,6 +27,7 @@ from kvstore.limits import (
     KEY_BYTES_MAX,
     SCAN_CHUNK,
     SCAN_CHUNK_BYTES,
+    STEP_ENTRIES,
 )
 from kvstore.loops.files import Pass
 from kvstore.loops.live import Entries, Live, LiveColumns, LiveRows
@@ -42,10 +43,6 @@ RowChunk: TypeAlias = "tuple[list[bytes], list[bytes]]"
 
 _FIRST_CHUNK = 64
 """Entries of the first chunk: a scan with a small limit should not read thousands."""
-
-_STEP_ENTRIES: Final = 1 << 17
-"""Entries that a pass over files passes at once, if it finds no rows. That takes some milliseconds,
-after which Python delivers signals."""
 
 _DEAD_PASSED: Final = 40
 """Entries that `few_rows` reads in one turn, in addition to the rows. The number is above
@@ -206,7 +203,7 @@ class FilePass:
         try:
             has_more = True
             while has_more:
-                has_more = self._held.take(self._pass, rows, SCAN_CHUNK_BYTES, _STEP_ENTRIES)
+                has_more = self._held.take(self._pass, rows, SCAN_CHUNK_BYTES, STEP_ENTRIES)
                 yield has_more
         finally:
             if self._lets_go:
@@ -228,7 +225,7 @@ class EntryPass:
     def take(self, count: int) -> tuple[list[bytes], list[bytes]]:
         if self._rest is not None:
             held, found = self._rest
-            while held.take(found, count, SCAN_CHUNK_BYTES, _STEP_ENTRIES) and not found.rows:
+            while held.take(found, count, SCAN_CHUNK_BYTES, STEP_ENTRIES) and not found.rows:
                 pass
             return found.found_rows()
         keys, values = self._cursor.take(count)

@@ -37,7 +37,13 @@ from kvstore.codec.keys import (
     span_bounds,
 )
 from kvstore.engine.api import DATA, RANGES, Cursor, Engine, HeldFiles, pairs
-from kvstore.limits import FEW_ROWS_MAX, REBUILD_FRAGMENTS_FROM, SCAN_CHUNK, SCAN_CHUNK_BYTES
+from kvstore.limits import (
+    FEW_ROWS_MAX,
+    JOIN_PASS_LABELS_MIN,
+    REBUILD_FRAGMENTS_FROM,
+    SCAN_CHUNK,
+    SCAN_CHUNK_BYTES,
+)
 from kvstore.loops.live import LiveRows
 from kvstore.loops.lookup import Lookup, NewestValues
 from kvstore.mvcc.fragments import Fragments, RangeTombstone
@@ -50,14 +56,16 @@ from kvstore.mvcc.lookup import (
     TimedColumns,
     TimedValues,
     columns_at,
+    columns_of_files,
     floors_at,
     following_at,
+    span_of,
     value_below,
     values_among_imports,
     values_at,
     versions_at,
 )
-from kvstore.mvcc.parallel_scan import ThreadedScan
+from kvstore.mvcc.parallel_scan import ThreadedScan, is_dense
 from kvstore.mvcc.passes import (
     Difference,
     VersionColumns,
@@ -132,9 +140,16 @@ class Versions:
         return versions_at(self.engine, keys, times, fragments, stamps, bounds)
 
     def get_columns(self, labels: LabelColumns, bounds: SearchBounds) -> TimedColumns | None:
-        """The versions of labels in order: see `columns_at`."""
+        """The versions of labels in order: see `columns_at`. Where labels lie closely, by a pass
+        over the files."""
         fragments, stamps = self.view
-        return columns_at(self.engine, labels, fragments, stamps, bounds)
+        held = self._held_for(labels)
+        if held is None:
+            return columns_at(self.engine, labels, fragments, stamps, bounds)
+        try:
+            return columns_of_files(held, labels, fragments, stamps, bounds)
+        finally:
+            held.close()
 
     def floors(
         self, keys: list[bytes], times: Sequence[int], span: Span, bytes_max: int = sys.maxsize
@@ -374,6 +389,17 @@ class Versions:
         if held is not None and held.has_flushed:
             self.after_flush()
         return held
+
+    def _held_for(self, labels: LabelColumns) -> HeldFiles | None:
+        """The files for labels, if these lie closely in them. Call it behind taking the view."""
+        count = len(memoryview(labels.times))
+        if count < JOIN_PASS_LABELS_MIN:
+            return None
+        is_whole = self.guard()
+        span = Span(*span_of(labels.keys))
+        if not is_dense(span, self.engine.files(), count):
+            return None
+        return self._held(*span_bounds(span.start, span.end), is_whole)
 
     def _entries_of_span(self, span: Span) -> Cursor:
         """A pass over all entries, which reads the files itself where it is long."""

@@ -41,16 +41,29 @@ def store(tmp_path: Path, clock: ManualClock) -> Iterator[Store]:
         yield store
 
 
-@pytest.mark.parametrize("steps", [0, 1, 8, 1 << 62], ids=["seek", "one", "default", "merge"])
+SPARSE = {"JOIN_PASS_LABELS_MIN": 1 << 62}
+DENSE = {"JOIN_PASS_LABELS_MIN": 1, "JOIN_PASS_BYTES_MAX": 1 << 50, "COLUMNS_FLUSH_BYTES_MIN": 0}
+"""Whether joins read the sorted files themselves."""
+
+
+@pytest.mark.parametrize(
+    "way",
+    [
+        *({**SPARSE, "STEPS_BEFORE_SEEK": steps} for steps in (0, 1, 8, 1 << 62)),
+        DENSE,
+        {**DENSE, "STEP_ENTRIES": 1},
+    ],
+    ids=["seek", "one", "default", "merge", "files", "files by steps"],
+)
 @pytest.mark.parametrize("tiny", [{}, TINY], ids=["whole", "tiny"])
 def test_a_join_is_what_the_history_of_each_key_says(
-    store: Store, clock: ManualClock, tmp_path: Path, steps: int, tiny: dict[str, int]
+    store: Store, clock: ManualClock, tmp_path: Path, way: dict[str, int], tiny: dict[str, int]
 ) -> None:
     pick = random.Random(seed_of(SEED, None))
     moments = write_at_random(store, clock, tmp_path, pick)
     times = [near for at in moments for near in (at - 1, at, at + 1)]
     times = [at for at in times if store.since <= at < store.upper]
-    with bounds({**tiny, "STEPS_BEFORE_SEEK": steps}):
+    with bounds({**tiny, **way}):
         for count in (0, 1, 7, 400):
             labels = [(pick.choice([*KEYS, b"zz"]), pick.choice(times)) for _ in range(count)]
             age = pick.choice([None, 0, 30, 1000])
