@@ -154,7 +154,8 @@ def server(
 ) -> MCPServer:
     """A server of the tools `get`, `scan`, `history`, `changes` and `times`; with `writable` of
     `put` and `delete` too. `where` is the path of a store, the URL of a server, or an open store;
-    `token` goes to the server, whose rights and prefix bound it as well. `run()` serves stdio.
+    `token` goes to the server, whose rights and prefix bound it as well. `run()` serves
+    stdio, and `run("streamable-http", port=8000)` HTTP on this machine alone.
     """
     handle = Handle.of(where, token=token, read_only=not writable)
     tools = Tools(handle, prefix)

@@ -1,20 +1,28 @@
-"""The tools of the Model Context Protocol, asked through their project's client."""
+"""The tools of the Model Context Protocol, asked through their project's client, and the scenarios
+of its suite for servers, which npm brings."""
 
 from __future__ import annotations
 
 import json
+import re
+import shutil
+import socket
+import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
 from mcp import ClientSession, StdioServerParameters
 from mcp.client.stdio import stdio_client
 
 import kvstore
+from tests.conformance.suites import MCP_SCENARIOS
 
+SUITE: Final = ("@modelcontextprotocol/conformance@0.1.16", "node@22")
+"""The suite, and the release of Node that it needs."""
 READS = {"get", "scan", "history", "changes", "times"}
 
 
@@ -107,3 +115,60 @@ async def test_a_read_only_server_makes_no_store(tmp_path: Path, word: str) -> N
         found = await call(session, "get", key="k")
     assert (tmp_path / "none").exists() is (word == "--writable")
     assert (found == {"found": False}) is (word == "--writable")
+
+
+@pytest.fixture(scope="module")
+def suite(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """The command of the project's suite."""
+    if shutil.which("npm") is None:
+        pytest.skip("npm is not installed")
+    place = tmp_path_factory.mktemp("suite")
+    subprocess.run(["npm", "install", "--silent", "--prefix", str(place), *SUITE], check=True)
+    modules = place / "node_modules"
+    program = modules / "@modelcontextprotocol" / "conformance" / "dist" / "index.js"
+    return [str(modules / ".bin" / "node"), str(program)]
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The URL of a server by HTTP, which serves until the tests end."""
+    path = tmp_path_factory.mktemp("served") / "s"
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    program = (
+        "import sys; from kvstore.adapters.mcp import server; "
+        "server(sys.argv[1], writable=True).run('streamable-http', port=int(sys.argv[2]))"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", program, str(path), str(port)],
+        stderr=subprocess.PIPE,
+        text=True,
+        env={"PYTHONPATH": ":".join(sys.path)},
+    )
+    assert process.stderr is not None
+    with process:
+        for line in process.stderr:
+            if "Uvicorn running" in line:
+                break
+        yield f"http://127.0.0.1:{port}/mcp"
+        process.terminate()
+        process.stderr.read()
+
+
+def test_the_scenarios_are_those_of_the_suite(suite: list[str]) -> None:
+    listed = subprocess.run([*suite, "list"], capture_output=True, text=True, check=True).stdout
+    servers = listed.partition("Client scenarios")[0]
+    assert set(re.findall(r"^  - (\S+)", servers, re.MULTILINE)) == set(MCP_SCENARIOS)
+
+
+@pytest.mark.parametrize("scenario", MCP_SCENARIOS)
+def test_scenario(suite: list[str], address: str, scenario: str) -> None:
+    done = subprocess.run(
+        [*suite, "server", "--url", address, "--scenario", scenario],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"Passed: (\d+)/\1, 0 failed, 0 warnings", done.stdout), done.stdout

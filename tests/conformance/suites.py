@@ -4,6 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Final
+
+MCP_SCENARIOS: Final = (
+    *("server-initialize", "logging-set-level", "ping", "completion-complete", "tools-list"),
+    *("tools-call-simple-text", "tools-call-image", "tools-call-audio"),
+    *("tools-call-embedded-resource", "tools-call-mixed-content", "tools-call-with-logging"),
+    *("tools-call-error", "tools-call-with-progress", "tools-call-sampling"),
+    *("tools-call-elicitation", "json-schema-2020-12", "elicitation-sep1034-defaults"),
+    *("server-sse-polling", "server-sse-multiple-streams", "elicitation-sep1330-enums"),
+    *("resources-list", "resources-read-text", "resources-read-binary"),
+    *("resources-templates-read", "resources-subscribe", "resources-unsubscribe"),
+    *("prompts-list", "prompts-get-simple", "prompts-get-with-args"),
+    *("prompts-get-embedded-resource", "prompts-get-with-image", "dns-rebinding-protection"),
+)
+"""The scenarios of the suite of the Model Context Protocol for servers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,9 +134,23 @@ SUITES = (
     Suite(
         "mcp",
         "kvstore.adapters.mcp",
-        "our tests through its project's client",
+        "its project's scenarios for servers (`@modelcontextprotocol/conformance`, by npm), and "
+        "our tests through its client",
         "mcp",
         ("mcp",),
+        {
+            "tools-call": "calls the tools of the suite's own example server, as the next ones do",
+            "elicitation": "the example asks the model's user; no tool of ours does",
+            "server-sse-polling": "calls a tool of the example that ends a stream",
+            "json-schema-2020-12": "lists a tool of the example",
+            **dict.fromkeys(
+                ("resources-read", "resources-templates", "resources-sub", "resources-unsub"),
+                "reads resources of the example; ours has none",
+            ),
+            "prompts-get": "gets prompts of the example; ours has none",
+            "completion-complete": "completes arguments of prompts",
+            "logging-set-level": "ours sends no log to a model",
+        },
         page="how-to/neighbours/mcp.md",
     ),
     Suite(
