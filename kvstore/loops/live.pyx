@@ -74,12 +74,12 @@ cdef inline tuple entry_of(found):
 cdef class Entries:
     """The entries from the one where a reader stands, forwards or backwards. The reader may be
     moved meanwhile. With a `bound` the entries end below this key, or backwards at it."""
-    cdef object _key, _value, _step
+    cdef object _reader, _key, _value, _step
     cdef bytes _bound
     cdef bint _reverse
 
     def __cinit__(self, reader, *, bint reverse, bytes bound=None):
-        self._reverse, self._bound = reverse, bound
+        self._reader, self._reverse, self._bound = reader, reverse, bound
         self._key = reader.key
         self._value = reader.value
         self._step = reader.prev if reverse else reader.next
@@ -88,14 +88,23 @@ cdef class Entries:
         return self
 
     def __next__(self):
-        key = self._key()
+        cdef bytes key = self._here()
         if key is None:
-            raise StopIteration
-        if self._bound is not None and (compare(<bytes?>key, self._bound) < 0) == self._reverse:
             raise StopIteration
         value = self._value()
         self._step()
         return key, value
+
+    cdef bytes _here(self):
+        """The key of the next entry, None where there is none."""
+        cdef bytes key = self._key()
+        if (
+            key is not None
+            and self._bound is not None
+            and (compare(key, self._bound) < 0) == self._reverse
+        ):
+            return None
+        return key
 
 
 cdef class Live:
@@ -121,6 +130,7 @@ cdef class Live:
     cdef int64_t _time
     cdef Py_ssize_t _at         # the last key lay between the bounds `_at - 1` and `_at`
     cdef int64_t _covered       # the newest range tombstone there
+    cdef Py_ssize_t _shown      # the entries found alive in this call of `pass_over`
 
     def __cinit__(self, int64_t as_of, stamps, nearby=None):
         self._as_of = as_of
@@ -157,15 +167,57 @@ cdef class Live:
             self.last = key
         return False
 
+    def pass_rows(
+        self, Entries source not None, Py_ssize_t count, Py_ssize_t bytes_max, Py_ssize_t rows_max
+    ):
+        """As `pass_over`, until `rows_max` entries are found alive. Moves the reader of `source`
+        itself where versions are left out. Reads no value that decides nothing, such as an old
+        version's."""
+        cdef bytes key = None
+        cdef int64_t time
+        self._shown = 0
+        while count > 0 and bytes_max > 0 and self._shown < rows_max:
+            key = source._here()
+            if key is None:
+                return False
+            time = self._reach(key)
+            if time > self._time:
+                self._held_value = <bytes?>source._value()
+                self._held, self._time = key, time
+                bytes_max -= PyBytes_GET_SIZE(self._held_value)
+            self.last = key
+            if self._run > PASSED_MAX and self._go_ahead(key):
+                target, is_floor = self.ahead
+                self.ahead = None
+                if is_floor:
+                    source._reader.seek_for_prev(target)
+                else:
+                    source._reader.seek(target)
+                count -= PASSED_MAX     # a seek takes as long as that many entries
+            else:
+                source._step()
+            count -= 1
+        return True
+
     def end(self):
         """Decide the entry that is held: the pass has no more."""
         self._release()
 
     @cython.final
     cdef int _take(self, bytes key, bytes value) except -1:
+        cdef int64_t time = self._reach(key)
+        if time > self._time:
+            self._time = time
+            self._held = key
+            self._held_value = value
+        return 0
+
+    @cython.final
+    cdef int64_t _reach(self, bytes key) except -2:
+        """The time of the entry with this key. Decides the entry that is held, if the key is another
+        one's."""
         cdef const unsigned char *bytes_ = <const unsigned char *>PyBytes_AS_STRING(key)
         cdef Py_ssize_t size = PyBytes_GET_SIZE(key)
-        cdef int64_t time
         if (
             size < LEAST
             or bytes_[size - LEAST] != TERMINATOR_0
@@ -182,12 +234,7 @@ cdef class Live:
             self._seen = key
             self._run = 0
         self._run += 1
-        time = self._time_of(bytes_ + size - TAIL)
-        if time > self._time:
-            self._time = time
-            self._held = key
-            self._held_value = value
-        return 0
+        return self._time_of(bytes_ + size - TAIL)
 
     @cython.final
     cdef bint _go_ahead(self, bytes key) except -1:
@@ -234,6 +281,7 @@ cdef class Live:
                 self._move(key)
             if self._covered <= time:
                 self._show(key, value)
+                self._shown += 1
         return 0
 
     @cython.final

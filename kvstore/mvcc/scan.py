@@ -44,10 +44,10 @@ RowChunk: TypeAlias = "tuple[list[bytes], list[bytes]]"
 _FIRST_CHUNK = 64
 """Entries of the first chunk: a scan with a small limit should not read thousands."""
 
-_DEAD_PASSED: Final = 40
-"""Entries that `few_rows` reads in one turn, in addition to the rows. The number is above
-`VERSIONS_PASSED_MAX`, so one turn reaches the end of a run of old versions that the loop passes
-one by one."""
+_VERSIONS_EACH: Final = 12
+_DEAD_PASSED: Final = 120
+"""Entries that `few_rows` reads at most: so many for each row, and so many in all. A pass takes as
+long for an entry, and more for its beginning."""
 
 
 class Read(NamedTuple):
@@ -84,30 +84,18 @@ def few_rows(
         reader.seek(begin)
     source = Entries(reader, reverse=reverse, bound=begin if reverse else end)
     live = LiveRows(*read)
-    keys: list[bytes] = []
-    values: list[bytes] = []
-    passed = 0
-    # One entry more than rows: the entry behind the last row shows that the row is decided.
-    for count in (limit + 1, limit + _DEAD_PASSED, limit + _DEAD_PASSED):
-        passed += count
-        has_more = live.pass_over(source, count, SCAN_CHUNK_BYTES)
-        if live.ahead is not None:
-            target, is_floor = live.ahead
-            reader.seek_for_prev(target) if is_floor else reader.seek(target)
-        if not has_more:
-            if reader.key() is None:
-                engine.check(reader)
-            live.end()
-        found = live.found()
-        keys += found[0]
-        values += found[1]
-        if len(keys) >= limit or not has_more:
-            engine.give_back(ticket, reader)
-            return keys[:limit], values[:limit]
-        if (limit - len(keys)) * passed > 2 * (limit + _DEAD_PASSED) * max(len(keys), 1):
-            break  # at this rate further turns do not reach the last row
+    has_more = live.pass_rows(
+        source, limit * _VERSIONS_EACH + _DEAD_PASSED, SCAN_CHUNK_BYTES, limit
+    )
+    if not has_more:
+        if reader.key() is None:
+            engine.check(reader)
+        live.end()
+    keys, values = live.found()
     engine.give_back(ticket, reader)
-    return None
+    if has_more and len(keys) < limit:
+        return None
+    return keys[:limit], values[:limit]
 
 
 def live_rows(

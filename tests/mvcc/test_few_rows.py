@@ -107,6 +107,28 @@ def test_a_run_of_versions_is_passed_by_a_seek(reverse: bool, as_of: int) -> Non
     assert engine.reader.steps < 150
 
 
+def test_the_entry_behind_the_last_row_is_the_last_that_is_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    entries = [
+        (frame(key) + encode_suffix(time) + VALUE, b"%d" % time)
+        for key in (b"a", b"b", b"c", b"d")
+        for time in (3, 2, 1)
+    ]
+    engine: Any = ListEngine(entries)
+    values, value = [], engine.reader.value
+
+    def counted() -> bytes:
+        values.append(value())
+        return values[-1]
+
+    monkeypatch.setattr(engine.reader, "value", counted)
+    found = few_rows(engine, ALL, Read(2, {}, None), 2, reverse=False)
+    assert found == ([b"a", b"b"], [b"2", b"2"])
+    assert engine.reader.steps == 2 * 3 + 1
+    assert values == [b"2", b"2"]
+
+
 def test_large_values_come_one_by_one() -> None:
     megabytes = bytes(3 << 20)
     entries = [(frame(b"%04d" % row) + encode_suffix(1) + VALUE, megabytes) for row in range(99)]
