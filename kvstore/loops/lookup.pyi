@@ -51,7 +51,7 @@ def find_among(
     as_of: int,
     rest: bytes,
     stamps: Mapping[bytes, tuple[int, int]],
-) -> list[tuple[int, bytes | None]]: ...
+) -> tuple[list[bytes | None], bytes]: ...
 
 ENTRY_BYTES: int
 SPANS_MAX: int

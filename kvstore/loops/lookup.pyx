@@ -403,15 +403,16 @@ def find_many(
 
 
 def find_among(reader, check, list keys not None, int64_t as_of, bytes rest not None, stamps):
-    """For each of `keys`, in a store with imports: the time and the value of the newest entry that
-    a read at `as_of` sees. The time is -1 where there is no entry, the value None where it is a
-    tombstone.
+    """For each of `keys`, in a store with imports: the value of the newest entry that a read at
+    `as_of` sees, None where it is a tombstone or there is none; and the bytes of an array of the
+    entries' times, int64, -1 where there is none.
 
     Mostly takes one seek and one step a key. Seeks in key order.
     """
     cdef list asked = list(keys), found = [None] * PyList_GET_SIZE(asked)
     cdef Py_ssize_t at, place, count = PyList_GET_SIZE(asked)
-    cdef int64_t newest
+    cdef bytes times = PyBytes_FromStringAndSize(NULL, count * <Py_ssize_t>sizeof(int64_t))
+    cdef int64_t *newest = <int64_t *>PyBytes_AS_STRING(times)
     cdef _BoundReader bound = _BoundReader(reader)
     cdef _Imports imports = _Imports(stamps)
     cdef Place *order = order_of(asked)
@@ -422,19 +423,18 @@ def find_among(reader, check, list keys not None, int64_t as_of, bytes rest not 
             if at + AHEAD < count:
                 fetch_key(asked, order[at + AHEAD].at)
             place = order[at].at
-            value = _find_among(
+            found[place] = _find_among(
                 bound,
                 check,
                 <bytes>PyList_GET_ITEM(asked, place),
                 as_of,
                 rest,
                 imports,
-                &newest,
+                newest + place,
             )
-            found[place] = newest, value
     finally:
         free(order)
-    return found
+    return found, times
 
 
 cdef inline object _find(

@@ -100,13 +100,13 @@ def values_among_imports(
 ) -> list[bytes | None]:
     """The values of `keys` at `as_of` in a store with imports. Usually a seek and a step a key."""
     ticket, reader = engine.borrow()
-    found = find_among(reader, engine.check, keys, as_of, rest_of(as_of), stamps)
+    found, times = find_among(reader, engine.check, keys, as_of, rest_of(as_of), stamps)
     engine.give_back(ticket, reader)
     if not fragments:
-        return [value for _, value in found]
+        return found
     return [
         None if fragments.newest(key, as_of) > time else value
-        for key, (time, value) in zip(keys, found, strict=True)
+        for key, time, value in zip(keys, memoryview(times).cast("q"), found, strict=True)
     ]
 
 

@@ -8,7 +8,8 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import islice
+from itertools import compress, islice
+from operator import itemgetter
 from typing import Any, Final
 
 import pyarrow as pa
@@ -121,17 +122,17 @@ def found_dicts(
     indexed = codec.definition.parts_named(index.parts)
     wanted = None if columns is None else tuple(dict.fromkeys((*columns, *indexed)))
     extra = () if columns is None else [name for name in indexed if name not in columns]
-    entries = (key for key, _ in reader.pairs(span, reverse=reverse))
+    entries = map(itemgetter(0), reader.pairs(span, reverse=reverse))
     count = FIRST_ENTRIES
     while limit != 0 and (
         found := list(islice(entries, count if limit is None else min(count, limit)))
     ):
         keys = codec.row_keys(index, found)
         values = reader.get_many(keys)
-        count = _next_count(count, len(keys), sum(len(value or b"") for value in values))
+        count = _next_count(count, len(keys), sum(map(len, filter(None, values))))
         rows = codec.to_dicts(keys, values, wanted)
         fits = codec.fits(index, found, rows)
-        whole = [row for row, fit in zip(rows, fits, strict=True) if fit]
+        whole = list(compress(rows, fits))
         for name in extra:
             for row in whole:
                 del row[name]

@@ -71,8 +71,8 @@ def test_find_among_imports_is_what_the_history_says(drawn: Any, as_of: int, abs
     asked = [*absent, *(key for key, _, _ in drawn)]
     for some in [asked, sorted(asked), *([key] for key in asked)]:
         checked.clear()
-        found = find_among(reader, checked.append, some, as_of, rest_of(as_of), STAMPS)
-        for key, (time, value) in zip(some, found, strict=True):
+        found, times = find_among(reader, checked.append, some, as_of, rest_of(as_of), STAMPS)
+        for key, time, value in zip(some, memoryview(times).cast("q"), found, strict=True):
             assert value == alive.get(key)
             assert -1 <= time <= as_of
             assert value is None or time >= 0
