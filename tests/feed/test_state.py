@@ -235,13 +235,16 @@ with kvstore.open(sys.argv[1], engine=sys.argv[2]) as store:
 def test_a_killed_consumer_misses_nothing(tmp_path: Path, each_engine: str) -> None:
     draw, path = seeded("KVSTORE_STATE_KILLS"), tmp_path / "s"
     with kvstore.open(path, engine=each_engine) as store:
-        store.put_many((b"%03d" % number, b"v%d" % number) for number in range(100))
+        store.put_many((b"%04d" % number, b"v%d" % number) for number in range(1000))
         at = store.feed("f", start="state").position.timestamp
     newest: dict[str, tuple[int, str]] = {}
     killed_in_state = 0
     for _ in range(8):
         command = [sys.executable, "-c", WORKER, str(path), each_engine]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
+        # The state does not fit into the pipe: the first consumer is killed while it reads it.
+        with subprocess.Popen(
+            command, stdout=subprocess.PIPE, text=True, bufsize=1, pipesize=4096
+        ) as child:
             assert child.stdout is not None
             lines = [child.stdout.readline() for _ in range(draw.randrange(1, 40))]
             child.kill()
