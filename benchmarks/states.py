@@ -12,6 +12,7 @@ from benchmarks.ours import Ours
 from benchmarks.raw import copy_new_files
 from benchmarks.subject import Subject, Work
 from kvstore import bulk
+from kvstore.mvcc.write_set import stage
 
 
 class Unindexed(Ours):
@@ -28,7 +29,14 @@ class Unindexed(Ours):
 
         def work() -> int:
             rows = filled()
-            self.store._parts.index.stage = lambda *_, **__: None
+            index = self.store._parts.index
+            families = self.store._parts.versions.engine.families
+
+            def stage_versions(batch: Any, writes: Any, timestamp: int, _: object) -> list[Any]:
+                stage(batch, writes, timestamp, families)
+                return []
+
+            index.stage_commit, index.stage = stage_versions, lambda *_, **__: []
             return rows
 
         return work
@@ -120,16 +128,39 @@ class Imported(Ours):
         def work() -> int:
             self.close()
             self.store = kvstore.open(self.fresh("db"))
-            staging = self.fresh("staging")
-            load = bulk.Import.create(staging)
-            with load.writer() as writer:
-                for key, value in zip(self.data.keys, self.data.values, strict=True):
-                    writer.put(key, value)
-            load.seal()
-            bulk.ingest(self.store, staging, move=True)
+            return self._load(1)
+
+        return work
+
+    def load_more(self) -> Work:
+        """Load a hundredth of the rows once more."""
+
+        def work() -> int:
+            self.marks["before"] = self.now()
+            return self._load(100)
+
+        return work
+
+    def changes_loaded(self) -> Work:
+        """Read the changes of `load_more`. Counts the rows of the store, as a scan does."""
+
+        def work() -> int:
+            found = self.store.changes_batches(self.marks["before"])
+            assert sum(batch.num_rows for batch in found) == len(self.data.keys[::100])
             return self.data.rows
 
         return work
+
+    def _load(self, step: int) -> int:
+        staging = self.fresh("staging")
+        load = bulk.Import.create(staging)
+        rows = self.data.keys[::step], self.data.values[::step]
+        with load.writer() as writer:
+            for key, value in zip(*rows, strict=True):
+                writer.put(key, value)
+        load.seal()
+        bulk.ingest(self.store, staging, move=True)
+        return len(rows[0])
 
 
 class Flushed(Subject):

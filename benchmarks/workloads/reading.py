@@ -202,6 +202,14 @@ def beside_ranges(size: Size) -> list[Workload]:
     return [against(f"{name}-100-ranges", "none", "100", 0.85) for name in calls]
 
 
+def changes_loaded(size: Size) -> list[Workload]:
+    scan, ours = (
+        Contender(IMPORTED, Call(operation), operation)
+        for operation in ("scan_arrow", "changes_loaded")
+    )
+    return [Workload("changes-loaded", scan, ours, items=size.rows, repeats=3)]
+
+
 def changes(size: Size) -> list[Workload]:
     """Windows that follow each other: one alone takes less than a process needs to wake up."""
     rows, windows = size.update_rows, size.windows

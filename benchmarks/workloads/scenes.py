@@ -6,7 +6,14 @@ from benchmarks.workloads.joins import joins, spark_joins
 from benchmarks.workloads.journal import journal
 from benchmarks.workloads.plan import Call, Scene, Size, Stage, Workload
 from benchmarks.workloads.pushes import pushed
-from benchmarks.workloads.reading import beside_ranges, changes, followed, reading, shared
+from benchmarks.workloads.reading import (
+    beside_ranges,
+    changes,
+    changes_loaded,
+    followed,
+    reading,
+    shared,
+)
 from benchmarks.workloads.rows import rows_loaded, rows_read
 from benchmarks.workloads.spark import spark
 from benchmarks.workloads.table import line_of, lines
@@ -46,6 +53,7 @@ def scenes(size: Size) -> list[Scene]:
             has_peers=True,
         ),
         Scene([Stage((fill, settle, Call("scan")), beside_ranges(size))]),
+        Scene([Stage((fill, settle, Call("load_more"), Call("scan_arrow")), changes_loaded(size))]),
         Scene([Stage((fill, settle, Call("scan")), expiring(size))]),
         Scene(ycsb(size)),
         Scene([Stage((fill, settle, *windows), flat(size))]),

@@ -94,6 +94,8 @@ changes-arrow       the same as Arrow record batches
 changes-by-key      the same, sorted by key
 changes-events      the same as events
 changes-feed        the same through a feed, its position and one ack included
+changes-loaded      the changes of a bulk load of a hundredth of all rows as Arrow, against a scan
+                    of all rows as Arrow
 changes-flat        changes-arrow in a store of all rows, against one of a tenth
 feed-latency        a durable put and its delivery to a thread that follows, against a queue's
 
