@@ -1140,18 +1140,19 @@ class CollectionAnswers:
     def first_alive(self, labels: AskedSpans, search: Search) -> RowsFound | None:
         """The first live row of each span, or the last one, at the time of its label. Costs as
         `first_rows`, for each chain."""
-        asked = Asked(pa.array(labels.starts, pa.binary()), labels.times, labels.first)
+        starts, ends = labels.spans()
+        asked = Asked(pa.array(starts, pa.binary()), labels.times, labels.first)
         asked = self._written(asked)
         covered, lost = self._covered(asked.times)
         if lost.any():
             raise self._gone(asked, int(np.argmax(lost)))
-        rows: list[RowFound | None] = [None] * len(labels.starts)
-        last: list[bytes | None] = [None] * len(labels.starts)
+        rows: list[RowFound | None] = [None] * len(starts)
+        last: list[bytes | None] = [None] * len(starts)
         for held, places in covered:
-            ordered = sorted(places.tolist(), key=labels.starts.__getitem__)
+            ordered = sorted(places.tolist(), key=starts.__getitem__)
             question = SpanLabels(
-                [labels.starts[at] for at in ordered],
-                [labels.ends[at] for at in ordered],
+                [starts[at] for at in ordered],
+                [ends[at] for at in ordered],
                 asked.times[ordered],
             )
             window = Window(-1, int(question.times.max()))

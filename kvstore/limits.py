@@ -68,6 +68,10 @@ JOIN_PASS_LABELS_MIN, JOIN_PASS_BYTES_MAX = 2048, 512
 """Labels from which on a join may read the sorted files itself, and the bytes of files for each
 label up to which it does. Otherwise a walk that steps and seeks is faster."""
 
+JOIN_SPAN_FACTOR = 8
+"""How many times as many bytes of files a label of an event time may have: it is answered in Python
+otherwise."""
+
 HISTORY_BYTES_MAX = 64 << 20
 """Bytes of the values that one answer of a server has of the versions of a key."""
 

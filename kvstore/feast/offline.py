@@ -275,7 +275,8 @@ class OfflineStore(FeastOfflineStore):
 
         With `filter_by_created_timestamp` the answer is what the store had been told at the time of
         the entity row. Raises `UsageError` for SQL and for a time without a zone. Costs a look-up
-        an entity row and view; a pass over a table that has another key or event time.
+        an entity row and view, or a pass over the keys of a view where many rows lie closely; and a
+        pass over a table that has another key or event time.
         """
         if entity_df is None:
             entity = _every_entity(config, feature_views, start_date, end_date)

@@ -11,6 +11,8 @@ Invariants
 2. The pass holds no interpreter lock. The buffers belong to Arrow arrays, which do not change.
 """
 
+cimport cython
+
 include "shared.pxi"
 include "labels.pxi"
 
@@ -180,3 +182,125 @@ cdef Py_ssize_t _match(
                 found += 1
             group += 1
     return found
+
+
+def runs_of(tuple keys not None):
+    """Where the runs of equal keys start, and where the last one ends; None unless the keys
+    ascend. 10 ns a key."""
+    cdef Py_ssize_t count = keys[0], at, found = 0
+    cdef const int32_t[::1] offsets = keys[1]
+    cdef const unsigned char[::1] data = keys[2]
+    cdef Column column = column_of(count, offsets, data)
+    cdef int difference
+    cdef bint ascends = True
+    cdef int64_t *starts = <int64_t *>malloc(8 * (count + 1))
+    if starts is NULL:
+        raise MemoryError
+    try:
+        with nogil:
+            for at in range(count):
+                difference = order(&column, at - 1, &column, at) if at else -1
+                if difference > 0:
+                    ascends = False
+                    break
+                if difference:
+                    starts[found] = at
+                    found += 1
+            starts[found] = count
+        return _numbers(starts, found + 1) if ascends else None
+    finally:
+        free(starts)
+
+
+@cython.final
+cdef class Neighbours:
+    """Places among rows that come piece by piece. The row next to a place is the first one that is
+    not below it, or with `is_behind` the last one that is not above it. It is no answer unless it
+    begins with the first bytes of the place, as many as `stem_sizes` tells.
+
+    The places ascend.
+    """
+    cdef object _places_kept, _sizes_kept
+    cdef Column _places
+    cdef const int32_t *_sizes
+    cdef Py_ssize_t _at
+    cdef bint _is_behind
+
+    def __cinit__(self, tuple places not None, stem_sizes, bint is_behind):
+        cdef Py_ssize_t count = places[0], number
+        cdef const int32_t[::1] offsets = places[1], sizes = stem_sizes
+        cdef const unsigned char[::1] data = places[2]
+        self._places_kept, self._sizes_kept = (offsets, data), sizes
+        self._places = column_of(count, offsets, data)
+        self._is_behind = is_behind
+        if sizes.shape[0] != count:
+            raise ValueError("a place has one stem")
+        for number in range(count):
+            if not 0 <= sizes[number] <= offsets[number + 1] - offsets[number]:
+                raise ValueError("a stem is a part of its place")
+        if count:
+            self._sizes = &sizes[0]
+
+    @property
+    def is_over(self):
+        """Whether each place has had its answer."""
+        return self._at == self._places.count
+
+    def among(self, tuple rows not None, bint is_last=False):
+        """The numbers of the rows next to the next places, -1 for none: up to the first place that
+        further rows may answer; with `is_last` there are none. The keys of `rows` are distinct and
+        ascend. Leaps, as `match` does."""
+        cdef Py_ssize_t count = rows[0], found = 0, asked = self._places.count - self._at
+        cdef const int32_t[::1] offsets = rows[1]
+        cdef const unsigned char[::1] data = rows[2]
+        cdef Column column = column_of(count, offsets, data)
+        cdef int64_t *out = <int64_t *>malloc(8 * asked + 1)
+        if out is NULL:
+            raise MemoryError
+        try:
+            if asked:
+                with nogil:
+                    found = _neighbours(
+                        column, self._places, self._sizes, self._at, self._is_behind, is_last, out
+                    )
+            self._at += found
+            return _numbers(out, found)
+        finally:
+            free(out)
+
+
+cdef Py_ssize_t _neighbours(
+    Column rows,
+    Column places,
+    const int32_t *sizes,
+    Py_ssize_t first,
+    bint is_behind,
+    bint is_last,
+    int64_t *out,
+) noexcept nogil:
+    cdef Py_ssize_t row = 0, place, answer, size
+    cdef int difference
+    for place in range(first, places.count):
+        while row < rows.count:
+            difference = order(&rows, row, &places, place)
+            if difference < 0:
+                row = leap(&rows, row, &places, place)
+            elif difference == 0 and is_behind:
+                row += 1
+            else:
+                break
+        if row == rows.count and not is_last:
+            return place - first
+        answer = row - 1 if is_behind else row
+        size = sizes[place]
+        if (
+            answer < 0
+            or answer == rows.count
+            or rows.offsets[answer + 1] - rows.offsets[answer] < size
+            or size and memcmp(
+                rows.data + rows.offsets[answer], places.data + places.offsets[place], size
+            )
+        ):
+            answer = -1
+        out[place - first] = answer
+    return places.count - first

@@ -20,7 +20,6 @@ from kvstore.codec.keys import TAIL_BYTES, check_data_key, span_bounds, unframe
 from kvstore.engine.api import FileSpan, HeldFiles
 from kvstore.errors import ClosedError, CorruptionError
 from kvstore.limits import (
-    JOIN_PASS_BYTES_MAX,
     SCAN_AHEAD_BYTES_MAX,
     SCAN_PIECE_BYTES,
     SCAN_PIECES_MAX,
@@ -88,12 +87,6 @@ def bytes_in(span: Span, files: Iterable[FileSpan]) -> int:
             steps = _ladder(first, last, _SHARES)
             found += size * sum(key in span for key in steps) / _SHARES
     return round(found)
-
-
-def is_dense(span: Span, files: Iterable[FileSpan], count: int) -> bool:
-    """Whether `count` labels lie in `span` so closely that a pass over its files is faster than a
-    look-up for each."""
-    return bytes_in(span, user_spans(files)) <= count * JOIN_PASS_BYTES_MAX
 
 
 def _pieces(span: Span, files: list[FileSpan], count: int) -> Iterator[tuple[bytes, float]]:

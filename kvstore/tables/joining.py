@@ -50,6 +50,7 @@ from kvstore.tables.joins import (
     WholeLabels,
     age_of,
     column_names,
+    in_order,
     label_reader,
     rows_at,
     times_of_labels,
@@ -439,12 +440,10 @@ def _rows_beside(
     names = [*labels.key.schema.names, event.name]
     keys = codec.key.keys(pa.RecordBatch.from_arrays([*labels.key.columns, times], names=names))
     stems = KeyCodec(definition, codec.key.prefix, definition.key[:-1]).keys(labels.key)
-    starts: list[bytes] = keys.to_pylist()
-    ends = [prefix_end(stem) for stem in stems.to_pylist()]
-    if bound.is_behind:
-        starts, ends = stems.to_pylist(), [key + b"\0" for key in starts]
     plain = Search(search.age_max, search.is_gone_null, search.bytes_max)
-    asked = AskedSpans(starts, ends, labels.known, first, bound.is_behind)
+    # A key has the greatest event time first, so this is the order of keys.
+    ordered = in_order(stems, _signed(bound.times)).places
+    asked = AskedSpans(keys, stems, labels.known, ordered, first, bound.is_behind)
     return answers.first_alive(asked, plain)
 
 
@@ -593,6 +592,13 @@ class _Events(NamedTuple):
 def _words(times: npt.NDArray[Any]) -> npt.NDArray[np.uint64]:
     """Times as words without a sign, whose differences wrap around as those of the times do."""
     return times if times.dtype == np.uint64 else times.astype(np.int64).view(np.uint64)
+
+
+def _signed(times: npt.NDArray[Any]) -> Numbers:
+    """Times as numbers of 64 bits, in the same order."""
+    if times.dtype == np.uint64:
+        times = (times ^ np.uint64(1 << 63)).view(np.int64)
+    return times.astype(np.int64, copy=False)
 
 
 def _events(piece: Piece, name: str, type_: pa.DataType, newest: Callable[[], int]) -> _Events:

@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kvstore.base.arguments import AGE, COLUMN, FLAG, ArgumentKind, instance, is_many, word
-from kvstore.base.span import Span, require_key
+from kvstore.base.span import Span, prefix_end, require_key
 from kvstore.base.timestamp import (
     OTHER_UNITS_MAX,
     TIMESTAMP_MAX,
@@ -33,11 +33,15 @@ from kvstore.base.timestamp import (
 from kvstore.codec.columns import key_column, require_bytes_type, require_time_type, time_column
 from kvstore.errors import Argument, HistoryGoneError, NotYetWrittenError, UsageError, printable
 from kvstore.limits import (
+    ARROW_ROWS_MAX,
     JOIN_LABEL_BYTES_MAX,
+    JOIN_PASS_LABELS_MIN,
     JOIN_ROWS_FIRST,
     JOIN_ROWS_MAX,
+    JOIN_SPAN_FACTOR,
     JOIN_VALUE_BYTES_MAX,
 )
+from kvstore.loops.matches import Neighbours, runs_of
 from kvstore.mvcc.arrow import batch_bytes, buffers_of, key_words, shown_bytes
 from kvstore.mvcc.lookup import EVERYTHING, LabelColumns, SearchBounds
 from kvstore.tables.catalogue import two_named
@@ -66,7 +70,14 @@ class OrderedLabels(NamedTuple):
 
 def in_order(keys: pa.Array, times: Numbers) -> OrderedLabels:
     """The labels of a binary array of keys, in order. Costs a hash and a sort of numbers for each
-    label, and a comparison sort of distinct keys whose first bytes are equal."""
+    label, and a comparison sort of distinct keys whose first bytes are equal; keys that ascend cost
+    a comparison each."""
+    runs = runs_of(buffers_of(keys))
+    if runs is not None:
+        starts = np.frombuffer(runs, np.int64)
+        label_ranks = np.repeat(np.arange(len(starts) - 1), np.diff(starts))
+        places = _newest_first(label_ranks, times, len(starts) - 1)
+        return OrderedLabels(keys.take(pa.array(starts[:-1])), starts, times[places], places)
     encoded = keys.dictionary_encode()
     distinct, which = encoded.dictionary, encoded.indices.to_numpy()
     by_key = key_order(distinct)
@@ -109,11 +120,13 @@ def _newest_first(ranks: Numbers, times: Numbers, count: int) -> Numbers:
         return np.empty(0, np.int64)
     newest = int(times.max())
     width = (newest - int(times.min())).bit_length()
+    # Words without a sign: event times may lie further apart than a number of 63 bits.
+    ages = times.max().view(np.uint64) - times.view(np.uint64)
     # A word has the rank and as many bits of the time as fit. A sort of words takes a fifth of the
     # time of a sort by two columns.
     cut = max(count.bit_length() + width - 64, 0)
     words: _Words = ranks.astype(np.uint64) << np.uint64(width - cut)
-    words |= ((newest - times) >> cut).astype(np.uint64)
+    words |= ages >> np.uint64(cut)
     is_ordered = bool((words[1:] >= words[:-1]).all())
     order = np.arange(len(words)) if is_ordered else np.argsort(words)
     if cut:
@@ -123,7 +136,7 @@ def _newest_first(ranks: Numbers, times: Numbers, count: int) -> Numbers:
         tied[:-1] |= tied[1:]
         if tied.any():
             found = order[tied]
-            order[tied] = found[np.lexsort((newest - times[found], ranks[found]))]
+            order[tied] = found[np.lexsort((ages[found], ranks[found]))]
     return order
 
 
@@ -335,14 +348,34 @@ class Asked(NamedTuple):
 
 
 class AskedSpans(NamedTuple):
-    """Labels that ask for the first live key from `starts` on and below `ends`, each at its time;
-    for the last one if `is_reverse`. `first` is the row of the first label."""
+    """Labels that ask for the first live key at or above each of `keys`, at its time; for the last
+    one at or below it if `is_reverse`. Only a key that begins with the label's stem is an answer.
+    Each of `stems` is the beginning of its key. `ordered` has the labels by key. `first` is the row
+    of the first label."""
 
-    starts: Sequence[bytes]
-    ends: Sequence[bytes | None]
+    keys: pa.Array
+    stems: pa.Array
     times: Numbers
+    ordered: Numbers
     first: int
     is_reverse: bool = False
+
+    def spans(self) -> tuple[list[bytes], list[bytes | None]]:
+        """Where the answers may lie: from the first keys on, and below the second ones."""
+        stems: list[bytes] = self.stems.to_pylist()
+        keys: list[bytes] = self.keys.to_pylist()
+        if self.is_reverse:
+            return stems, [key + b"\0" for key in keys]
+        return keys, [prefix_end(stem) for stem in stems]
+
+    def part(self, first: int, count: int) -> AskedSpans:
+        """Some of the labels, for which `ordered` is left out."""
+        part = slice(first, first + count)
+        keys, stems = (column.slice(first, count) for column in (self.keys, self.stems))
+        nothing = np.empty(0, np.int64)
+        return AskedSpans(
+            keys, stems, self.times[part], nothing, self.first + first, self.is_reverse
+        )
 
 
 class RowsFound(NamedTuple):
@@ -624,8 +657,8 @@ class StoredAnswers:
     def __init__(self, parts: Parts, upto: int | None) -> None:
         self._parts = parts
         self._upto = upto
-        self.rows_first = self.spans_max = JOIN_ROWS_FIRST
-        self.rows_max = JOIN_ROWS_MAX
+        self.rows_first = JOIN_ROWS_FIRST
+        self.rows_max = self.spans_max = JOIN_ROWS_MAX
 
     @cached_property
     def newest(self) -> int:
@@ -679,24 +712,90 @@ class StoredAnswers:
         return np.where(is_none, -1, found) if is_none.any() else found
 
     def first_alive(self, labels: AskedSpans, search: Search) -> RowsFound | None:
-        """One seek for each span, and a step for each dead key before its row."""
+        """One seek for each span, and a step for each dead key before its row. A pass over the keys
+        where the labels lie closely and ask for one time."""
         labels = within(labels, self._upto)
-        starts = require_complete(self._parts, Labels(labels.starts, labels.times, labels.first))
-        require_kept(self._parts, starts)
+        starts = labels.stems if labels.is_reverse else labels.keys
+        asked = require_complete(self._parts, Labels(_Keys(starts), labels.times, labels.first))
+        require_kept(self._parts, asked)
+        labels = labels._replace(times=asked.times)
+        hull = self._hull(labels)
+        if hull is not None:
+            keys = self._keys_beside(labels, hull)
+            return _ordered_rows(self, keys, labels, search)
+        found: list[bytes | None] = []
+        for first in range(0, len(labels.times), JOIN_ROWS_FIRST):
+            found += self._first_keys(labels.part(first, JOIN_ROWS_FIRST))
+        return rows_of_keys(self, found, labels.times, labels.first, search)
+
+    def _hull(self, labels: AskedSpans) -> Span | None:
+        """Where the answers may lie, if a pass is faster than a seek for each label."""
+        times = labels.times
+        if len(times) < JOIN_PASS_LABELS_MIN or (times != times[0]).any():
+            return None
+        ends = (int(labels.ordered[0]), int(labels.ordered[-1]))
+        low, high = (labels.part(at, 1).spans() for at in ends)
+        span = Span(low[0][0], high[1][0])
+        versions = self._parts.versions
+        return span if versions.is_dense(span, JOIN_SPAN_FACTOR * len(times)) else None
+
+    def _keys_beside(self, labels: AskedSpans, hull: Span) -> pa.Array:
+        """The key that each label has found, or null, in the order of `labels.ordered`."""
+        is_behind = labels.is_reverse
+        sizes = pc.binary_length(labels.stems).to_numpy()[labels.ordered]
+        # In order, for a gather waits less for memory than the loop would.
+        asked = labels.keys.take(pa.array(labels.ordered))
+        places = Neighbours(buffers_of(asked), sizes.data, is_behind)
+        found: list[pa.Array] = []
+        last = pa.array([], pa.binary())
+
+        def look(keys: pa.Array, *, is_last: bool = False) -> None:
+            rows = np.frombuffer(places.among(buffers_of(keys), is_last), np.int64)
+            found.append(keys.take(pa.array(rows, mask=rows < 0)))
+
+        as_of = int(labels.times[0])
+        scan = self._parts.versions.scan_columns(hull, as_of, chunk=ARROW_ROWS_MAX, keys_only=True)
+        for keys, _ in scan:
+            if is_behind:  # the row before those of this chunk may be the answer
+                keys = pa.concat_arrays([last, keys])
+                last = keys.slice(len(keys) - 1)
+            look(keys)
+            if places.is_over:
+                break
+        look(last, is_last=True)
+        return pa.concat_arrays(found)
+
+    def _first_keys(self, labels: AskedSpans) -> list[bytes | None]:
         firsts: dict[tuple[bytes, bytes | None, int], bytes | None] = {}
         keys: list[bytes | None] = []
-        for start, end, time in zip(labels.starts, labels.ends, starts.times.tolist(), strict=True):
-            asked = start, end, time
+        for asked in zip(*labels.spans(), labels.times.tolist(), strict=True):
             if asked not in firsts:
+                start, end, time = asked
                 span = Span(start, end)
                 firsts[asked] = self._first_key(span, time, reverse=labels.is_reverse)
             keys.append(firsts[asked])
-        return rows_of_keys(self, keys, starts.times, labels.first, search)
+        return keys
 
     def _first_key(self, span: Span, as_of: int, *, reverse: bool) -> bytes | None:
         found = self._parts.versions.scan(span, as_of, limit=1, reverse=reverse)
         chunk = next(found, None)
         return None if chunk is None else chunk[0][0]
+
+
+def _ordered_rows(
+    answers: Answers, keys: pa.Array, labels: AskedSpans, search: Search
+) -> RowsFound | None:
+    """As `rows_of_keys`, of keys in the order of `labels.ordered`."""
+    there = np.flatnonzero(keys.is_valid().to_numpy(zero_copy_only=False))
+    places = labels.ordered[there]
+    asked = Asked(keys.drop_null(), labels.times[places], labels.first)
+    found = rows_at(answers, asked, search)
+    if found is None:
+        return None
+    written = np.full(len(keys), -1, np.int64)
+    written[places] = found.times
+    rows, values = (placed(column, places, len(keys)) for column in (found.keys, found.values))
+    return RowsFound(rows, values, written)
 
 
 class _Keys(Sequence[bytes]):
@@ -733,7 +832,7 @@ def within(labels: _Labels, upto: int | None) -> _Labels:
     late = np.flatnonzero(labels.times > upto)
     if len(late):
         at = int(late[0])
-        key = labels.keys[at].as_py() if isinstance(labels, Asked) else labels.starts[at]
+        key = labels.keys[at].as_py()
         raise NotYetWrittenError(
             as_of=Timestamp(labels.times[at]),
             upper=Timestamp(upto + 1),
@@ -892,10 +991,11 @@ class Pieces:
 
     def learn(self, rows: int, size: int) -> None:
         """Note that the values of `rows` labels have `size` bytes. The next pieces have so few
-        labels that their values take about half of the allowed bytes, and at most four times as
-        many: halving a piece whose values are larger answers its labels again."""
+        labels that their values take about half of the allowed bytes, and at most sixteen times
+        as many: halving a piece whose values are larger answers its labels again. Each piece passes
+        over the versions once."""
         fitting = rows * self._bytes_max // (2 * max(size, 1))
-        self._rows_max = max(min(fitting, 4 * rows, self._rows_most), 1)
+        self._rows_max = max(min(fitting, 16 * rows, self._rows_most), 1)
 
     def __iter__(self) -> Iterator[Piece]:
         batches: list[pa.RecordBatch] = []

@@ -21,6 +21,7 @@ from kvstore.remote.server import ListenAddress, serving
 from kvstore.remote.server.app import app
 from kvstore.tables.definition import Definition
 from tests.harness.bounds import bounds
+from tests.harness.parts import data_family
 from tests.harness.seeds import seed_of
 from tests.tables.test_event_labels import (
     EVENT_UNITS,
@@ -80,12 +81,59 @@ def test_labels_of_every_unit_and_century_find_the_event_beside_them(data: st.Da
             pa.table({"k": [0, 2], "e": as_type(events[:1] * 2, event), "n": [-1, -2]})
         )
         given_labels = pa.table({"k": pa.array([1] * len(asked)), "at": as_type(asked, label)})
-        found = table.join(given_labels, "k", "at", max_age=age, columns=["n"], **way).read_all()
+        with bounds(JOIN_PASS_LABELS_MIN=data.draw(st.sampled_from([1, 1 << 62]))):
+            answered = table.join(given_labels, "k", "at", max_age=age, columns=["n"], **way)
+            found = answered.read_all()
     most = nanoseconds(age)
     exact = [each * EVENT_UNITS[event] for each in events]
     answers = [chosen(exact, each * LABEL_UNITS[label], most, **way) for each in asked]
     places = [None if each is None else exact.index(each) for each in answers]
     assert found.column("n").to_pylist() == places
+
+
+@pytest.mark.parametrize("batch_rows", [1, 3, 4096])
+def test_a_pass_answers_labels_as_seeks_do(tmp_path: Path, batch_rows: int) -> None:
+    """Labels of one time that lie closely are answered by a pass over the keys of rows."""
+    pick = random.Random(seed_of("KVSTORE_TABLE_PASS_SEED"))
+    schema = pa.schema([("s", pa.string()), ("k", pa.int64()), *list(SCHEMA)[1:]])
+    with kvstore.open(tmp_path / "store", durability="async") as store:
+        plain = store.table("plain", schema, key=["s", "k"], event_time="e")
+        ended = store.table("ended", schema, key=["s", "k"], event_time="e", valid_to="until")
+        times = []
+        for step in range(12):
+            rows = [
+                {"s": pick.choice(["", "\0", "a", "ab"]), "k": pick.randrange(-2, 3)}
+                | {"e": moment(pick.randrange(20)), "n": step}
+                | {"until": pick.choice([None, moment(pick.randrange(30))])}
+                for _ in range(20)
+            ]
+            for table in (plain, ended):
+                table.put_batch(rows)
+                for row in rows[:5]:
+                    table.delete(row["s"], row["k"], row["e"])
+            times.append(int(store.upper) - 1)
+            if step % 5 == 0:
+                data_family(store).flush()
+        count = 120
+        labels = pa.table(
+            {
+                "s": [pick.choice(["", "\0", "a", "ab", "b"]) for _ in range(count)],
+                "k": [pick.randrange(-3, 4) for _ in range(count)],
+                "at": [moment(pick.randrange(-1, 22)) for _ in range(count)],
+            }
+        )
+        for way in WAYS:
+            how: dict[str, Any] = {"on": ["s", "k"], "at": "at", "columns": ["e", "n"], **way}
+            how["known_at"] = pick.choice([None, *times])
+            how["max_age"] = pick.choice([None, timedelta(minutes=3)])
+            tables = [plain, ended] if way["direction"] == "backward" else [plain]
+            for table in tables:
+                with bounds(JOIN_PASS_LABELS_MIN=1 << 62):
+                    expected = table.join(labels, **how).read_all()
+                dense = {"JOIN_PASS_LABELS_MIN": 1, "JOIN_PASS_BYTES_MAX": 1 << 50}
+                with bounds(dense, ARROW_ROWS_MAX=batch_rows, COLUMNS_FLUSH_BYTES_MIN=0):
+                    assert table.join(labels, **how).read_all().equals(expected)
+                assert 0 < expected["n"].null_count < count
 
 
 def test_both_axes_at_every_door(tmp_path: Path) -> None:
