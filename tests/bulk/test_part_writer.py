@@ -3,6 +3,8 @@ behind."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pyarrow as pa
@@ -236,3 +238,37 @@ def test_sealing_with_an_open_writer_and_writing_after_finish_are_refused(tmp_pa
     writer.finish()
     with pytest.raises(ClosedError):
         writer.put(b"b", b"")
+
+
+_WRITTEN = """
+import os, sys
+from pathlib import Path
+import pyarrow as pa
+from kvstore import bulk
+
+def most():
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM:"))
+
+def write(name, mebibytes):
+    made = bulk.Import.create(Path(sys.argv[1], name))
+    values = pa.array([os.urandom(1 << 10) for _ in range(1 << 10)], pa.binary())
+    with made.writer() as writer:
+        for step in range(mebibytes):
+            keys = pa.array([b"%04d%04d" % (step, row) for row in range(1 << 10)], pa.binary())
+            writer.write(pa.record_batch({"key": keys, "value": values}))
+    assert made.seal().rows == mebibytes << 10
+
+write("small", 16)
+before = most()
+write("large", 160)
+print(most() - before)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux's /proc")
+def test_a_part_of_any_size_is_written_in_bounded_memory(tmp_path: Path) -> None:
+    """A few stretches of a MiB for each thread, and the index: 0.3 % of the bytes."""
+    command = [sys.executable, "-c", _WRITTEN, str(tmp_path)]
+    told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert int(told) < 16 << 20

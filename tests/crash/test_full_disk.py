@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 import kvstore
@@ -167,6 +168,23 @@ def test_staging_on_a_full_disk_fails_clearly(disk: Path) -> None:
     made = bulk.Import.create(disk / "staged")
     with pytest.raises(OutOfSpaceError):
         write_rows(made, 100)
+    assert made.seal().rows == 0
+    assert [file.name for file in made.staging.iterdir()] == ["import.json"]
+
+
+def test_a_load_that_outgrows_the_disk_leaves_no_file_that_counts(disk: Path) -> None:
+    """The disk fills in the middle of a part, behind stretches that other threads packed."""
+    made = bulk.Import.create(disk / "staged")
+
+    def write() -> None:
+        with made.writer() as writer:
+            for step in range(DISK_BYTES >> 20):
+                keys = pa.array([b"%04d%04d" % (step, row) for row in range(64)], pa.binary())
+                values = pa.array([os.urandom(1 << 15) for _ in range(64)], pa.binary())
+                writer.write(pa.record_batch({"key": keys, "value": values}))
+
+    with pytest.raises(OutOfSpaceError, match="free space"):
+        write()
     assert made.seal().rows == 0
     assert [file.name for file in made.staging.iterdir()] == ["import.json"]
 
