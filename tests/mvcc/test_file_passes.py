@@ -297,6 +297,22 @@ def test_labels_are_answered_over_many_blocks_of_which_some_have_none(tmp_path: 
         assert 0 < expected["value"].null_count < len(labels)
 
 
+def test_few_labels_of_a_large_table_make_no_pass(tmp_path: Path) -> None:
+    """The keys of tables lie closely in a corner of all keys."""
+    schema = pa.schema([("k", pa.int64()), ("e", pa.int64()), ("text", pa.string())])
+    with kvstore.open(tmp_path / "store", durability="async") as store:
+        table = store.table("t", schema, key=["k"], event_time="e")
+        texts = [os.urandom(20).hex() for _ in range(3000)]
+        numbers = list(range(3000))
+        table.put_batch(pa.table({"k": numbers, "e": numbers, "text": texts}, schema))
+        data_family(store).flush()
+        labels = pa.table({"k": [7, 2900], "at": [7, 2901]})
+        with bounds(JOIN_PASS_LABELS_MIN=1):
+            found = table.join(labels, "k", "at").read_all()
+        assert found["text"].to_pylist() == [texts[7], texts[2900]]
+        assert parts_of(store).versions.passes == {"files": 0, "iterator": 0}
+
+
 @pytest.mark.parametrize("workers", [1, 3])
 def test_a_pass_sees_the_moment_of_its_beginning(store: kvstore.Store, workers: int) -> None:
     expected = store.scan_batches().read_all()
