@@ -241,18 +241,42 @@ def differences(
     ranges = [] if state else fragments.tombstones(span, since=since, upto=upto, latest=latest)
     versions = (
         Version(key, Timestamp(timestamp), value)
-        for key, revisions, stack in _histories(cursor, fragments, stamps)
+        for key, revisions, stack in _histories(cursor, fragments, stamps, since)
         for timestamp, value in choose(revisions, stack, since=since, upto=upto, latest=latest)
     )
     return _merged(ranges, versions)
 
 
 def _histories(
-    cursor: Cursor, fragments: Fragments, stamps: Stamps
+    cursor: Cursor, fragments: Fragments, stamps: Stamps, since: int
 ) -> Iterator[tuple[bytes, list[Revision], tuple[int, ...]]]:
-    for key, entries in stored_keys(cursor):
+    """The keys that may have changed after `since`, with their revisions and range tombstones."""
+    found = _changed(cursor, stamps, since) if since > 0 else chunks(cursor)
+    for key, entries in entries_by_key(found):
         stack = fragments.stack(key) if fragments else ()
         yield key, timeline(entries, stamps, stack), stack
+
+
+def _changed(
+    cursor: Cursor, stamps: Stamps, since: int
+) -> Iterator[tuple[list[bytes], list[bytes]]]:
+    """All entries of the keys that have one with a time above `since`, or one of an import that was
+    added or reverted above it. 0.2 us an entry; a history takes 3 us."""
+    for keys, values in _whole_keys(cursor):
+        columns = KeyColumns(keys)
+        is_new = columns.times > since
+        references = columns.times < 0
+        for negative in _distinct(columns.times[references]) if references.any() else ():
+            lifetime = stamps.get(encode_reference(int(~negative) & IMPORT_ID_MAX))
+            if lifetime is not None and (
+                lifetime.added > since or since < lifetime.reverted <= TIMESTAMP_MAX
+            ):
+                is_new |= columns.times == negative
+        if is_new.any():
+            firsts = np.flatnonzero(~columns.repeats)
+            has_new = np.logical_or.reduceat(is_new, firsts)
+            chosen = np.repeat(has_new, np.diff(firsts, append=len(keys))).tolist()
+            yield list(compress(keys, chosen)), list(compress(values, chosen))
 
 
 def choose(
@@ -337,6 +361,8 @@ def _whole_keys(cursor: Cursor) -> Iterator[tuple[list[bytes], list[bytes]]]:
         keys += more_keys
         values += more_values
         stem = keys[-1][:-TAIL_BYTES]
+        if keys[0][:-TAIL_BYTES] == stem:  # one key has all of them, and perhaps more
+            continue
         cut = len(keys) - 1
         while cut and keys[cut - 1][:-TAIL_BYTES] == stem:
             cut -= 1
