@@ -113,6 +113,12 @@ class Raw(BackedUp):
 
         return work
 
+    def put_each(self, count: int, step: int) -> Work:
+        """Puts, not synced, each a batch of its own."""
+        return in_threads(
+            lambda key, value: self._write([key], [value]), self.data.updates(count, step), 1
+        )
+
     def read_and_put(self, count: int, threads: int, synced: bool, step: int) -> Work:
         """Read one key and write it, `count` times, without a transaction."""
 

@@ -4,6 +4,7 @@ Each group names who reads its rows; a row that nobody would ask for has no plac
 line says otherwise the baseline is raw rocksdict, one value a key.
 
 Writing, for a service that commits
+put                 puts, unsynced, against batches of one row
 commit-100          durable commits of 100 updates
 commit-100-8        the same from 8 threads, against one thread of raw rocksdict
 commit-10k          durable commits of 10,000 updates, change log included where there is one

@@ -59,13 +59,14 @@ def transactions() -> list[Workload]:
 def updates() -> list[Workload]:
     each = {"count": 10_000}
     return [
+        Workload("put", raw("put_each", **each), ours("put_each", **each), items=10_000, reach=0.6),
         Workload(
             "update",
             ours("put_each", **each),
             ours("update_each", **each),
             items=10_000,
             reach=0.5,
-        )
+        ),
     ]
 
 
