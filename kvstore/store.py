@@ -381,8 +381,8 @@ class Store(Readable):
         """Live keys and values at one time, in ascending order, or descending with `reverse`.
 
         The span is `start <= key < end`, or all keys with `prefix`. Memory is bounded. The scan
-        sees the same state to its end: later commits do not show. Few rows (a small `limit`) are
-        read within the call, which then raises their errors. A notebook shows the first rows.
+        sees the same state to its end: later commits do not show. The first rows are read within
+        the call, which then raises their errors. A notebook shows them.
 
         Example:
 

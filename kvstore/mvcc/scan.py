@@ -44,6 +44,10 @@ RowChunk: TypeAlias = "tuple[list[bytes], list[bytes]]"
 _FIRST_CHUNK = 64
 """Entries of the first chunk: a scan with a small limit should not read thousands."""
 
+FIRST_ROWS: Final = 32
+"""Rows that a scan without a small limit reads by a kept reader: a span that has fewer takes no
+pass. Another one loses 2 us."""
+
 _VERSIONS_EACH: Final = 12
 _DEAD_PASSED: Final = 120
 """Entries that `few_rows` reads at most: so many for each row, and so many in all. A pass takes as
@@ -70,12 +74,20 @@ class RowArrays(NamedTuple):
     values: pa.Array
 
 
+class FirstRows(NamedTuple):
+    """The first rows of a scan. Unless the span `is_passed`, it has more entries behind them."""
+
+    keys: list[bytes]
+    values: list[bytes]
+    is_passed: bool
+
+
 def few_rows(
     engine: Engine, span: tuple[bytes, bytes | None], read: Read, limit: int, *, reverse: bool
-) -> RowChunk | None:
+) -> FirstRows:
     """The first `limit` live keys and values of a span of stored keys, by a reader that look-ups
-    keep, because making a pass takes longer. None where the rows lie behind many other entries, or
-    are large: the caller makes a pass then."""
+    keep, because making a pass takes longer. Fewer where the rows lie behind many other entries, or
+    are large: the caller makes a pass for the rest."""
     begin, end = span
     ticket, reader = engine.borrow()
     if reverse:  # no entry has the key `end`, which is only the beginning of a stored key
@@ -93,9 +105,7 @@ def few_rows(
         live.end()
     keys, values = live.found()
     engine.give_back(ticket, reader)
-    if has_more and len(keys) < limit:
-        return None
-    return keys[:limit], values[:limit]
+    return FirstRows(keys, values, not has_more)
 
 
 def live_rows(

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import islice, starmap
+from itertools import chain, islice, starmap
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -77,6 +77,7 @@ from kvstore.mvcc.passes import (
     version_columns,
 )
 from kvstore.mvcc.scan import (
+    FIRST_ROWS,
     EntryPass,
     FilePass,
     Onward,
@@ -208,18 +209,28 @@ class Versions:
         """Chunks of live keys and values at `as_of`, ascending or descending. Bounded memory. Few
         entries are read behind the first `limit` rows. With `keys_only` values may be empty.
 
-        The rows of a small `limit` are read within the call, some MiB of values at most.
+        The first rows are read within the call, some MiB of values at most: those of a small
+        `limit`, or of a small span.
         """
         FLAG.check("reverse", reverse)
         read = self._read(as_of)
-        if limit is not None and limit <= FEW_ROWS_MAX and not keys_only:
+        first: list[RowChunk] = []
+        if not keys_only:
+            few = min(FIRST_ROWS, FEW_ROWS_MAX)
+            count = limit if limit is not None and limit <= FEW_ROWS_MAX else few
             bounds = span_bounds(span.start, span.end)
-            found = few_rows(self.engine, bounds, read, limit, reverse=reverse)
-            if found is not None:
-                return iter([found] if found[0] else [])
+            keys, values, is_passed = few_rows(self.engine, bounds, read, count, reverse=reverse)
+            if keys:
+                first = [(keys, values)]
+            if is_passed or len(keys) == limit:
+                return iter(first)
+            if keys:  # a key behind the last row was seen, so the rest of the span is not empty
+                last = keys[-1]
+                span = Span(span.start, last) if reverse else Span(last + b"\x00", span.end)
+                limit = None if limit is None else limit - len(keys)
         onward = None if reverse else self._onward(span, read, keys_only=keys_only)
         cursor = self._cursor(span, reverse=reverse, keys_only=keys_only)
-        return live_rows(cursor, read, limit=limit, onward=onward)
+        return chain(first, live_rows(cursor, read, limit=limit, onward=onward))
 
     def scan_columns(
         self,

@@ -118,11 +118,12 @@ def test_a_second_handle_is_refused_until_the_first_is_closed(tmp_path: Path) ->
     with pytest.raises(LockedError) as refused:
         open_memory(tmp_path / "s")
     assert refused.value.path == str(tmp_path / "s")
+    store.put_many({b"%03d" % number: b"" for number in range(100)})
     running = store.scan()
     store.close()
     open_memory(tmp_path / "s").close()
     with pytest.raises(ClosedError):
-        next(running)
+        list(running)
 
 
 def test_large_batches_are_seen_whole_or_not_at_all() -> None:

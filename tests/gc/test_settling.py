@@ -187,11 +187,19 @@ class BetweenIterators(RocksCursor):
 
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize(("older", "newer"), [(0, 0), (40, 0), (0, 40), (40, 40)])
+@pytest.mark.parametrize("first", [0, 1])
 def test_an_import_that_settles_between_the_iterators_of_a_pass_is_seen(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, reverse: bool, older: int, newer: int
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    reverse: bool,
+    older: int,
+    newer: int,
+    first: int,
 ) -> None:
+    """`first` rows are read by a kept reader, before the pass."""
     with (
-        bounds(SETTLE_ROWS_MAX=9, IMPORT_KEYS_BYTES_MAX=9),
+        bounds(SETTLE_ROWS_MAX=9, IMPORT_KEYS_BYTES_MAX=9, FEW_ROWS_MAX=first),
         kvstore.open(tmp_path / "s", "rocksdb", durability="async", clock=ManualClock(1)) as store,
     ):
         for number in range(older):

@@ -76,9 +76,14 @@ def test_they_are_the_first_ones_of_the_whole_scan(
     with bounds(VERSIONS_PASSED_MAX=passed):
         found = few_rows(engine, span, read, limit, reverse=reverse)
     wanted = [row for row in by_history(drawn, fragments, as_of) if start <= row[0] < end]
-    if found is not None:
-        assert list(zip(*found, strict=True)) == (wanted[::-1] if reverse else wanted)[:limit]
-    assert found is not None or passed < 100
+    wanted = wanted[::-1] if reverse else wanted
+    rows = list(zip(found.keys, found.values, strict=True))
+    assert rows == wanted[: len(rows)]
+    assert len(rows) <= limit
+    if found.is_passed:
+        assert len(rows) == min(limit, len(wanted))
+    else:
+        assert len(rows) == limit or passed < 100
     assert engine.lent == 0
 
 
@@ -87,7 +92,8 @@ def test_they_are_not_looked_for_behind_many_dead_entries(reverse: bool) -> None
     dead = [(frame(b"%04d" % row) + encode_suffix(1) + TOMBSTONE, b"") for row in range(5000)]
     alive = [(frame(key) + encode_suffix(1) + VALUE, b"v") for key in (b"!", b"x")]
     engine: Any = ListEngine(sorted([*dead, *alive]))
-    assert few_rows(engine, ALL, Read(1, {}, None), 2, reverse=reverse) is None
+    found = few_rows(engine, ALL, Read(1, {}, None), 2, reverse=reverse)
+    assert (found.keys, found.is_passed) == ([b"x" if reverse else b"!"], False)
     assert engine.reader.steps < 200
     assert engine.lent == 0
 
@@ -103,7 +109,7 @@ def test_a_run_of_versions_is_passed_by_a_seek(reverse: bool, as_of: int) -> Non
         )
     )
     found = few_rows(engine, ALL, Read(as_of, {}, None), 1, reverse=reverse)
-    assert found == ([b"c" if reverse else b"a"], [b"1"])
+    assert found == ([b"c" if reverse else b"a"], [b"1"], False)
     assert engine.reader.steps < 150
 
 
@@ -124,7 +130,7 @@ def test_the_entry_behind_the_last_row_is_the_last_that_is_read(
 
     monkeypatch.setattr(engine.reader, "value", counted)
     found = few_rows(engine, ALL, Read(2, {}, None), 2, reverse=False)
-    assert found == ([b"a", b"b"], [b"2", b"2"])
+    assert found == ([b"a", b"b"], [b"2", b"2"], False)
     assert engine.reader.steps == 2 * 3 + 1
     assert values == [b"2", b"2"]
 
@@ -133,7 +139,9 @@ def test_large_values_come_one_by_one() -> None:
     megabytes = bytes(3 << 20)
     entries = [(frame(b"%04d" % row) + encode_suffix(1) + VALUE, megabytes) for row in range(99)]
     engine: Any = ListEngine(entries)
-    assert few_rows(engine, ALL, Read(1, {}, None), 50, reverse=False) is None
+    found = few_rows(engine, ALL, Read(1, {}, None), 50, reverse=False)
+    assert not found.is_passed
+    assert 0 < len(found.keys) < 10
     assert engine.reader.steps < 10
 
 
@@ -150,6 +158,7 @@ def test_a_short_scan_makes_no_pass(store: kvstore.Store, monkeypatch: pytest.Mo
     monkeypatch.setattr(parts_of(store).engine, "cursor", refuse)
     assert list(store.scan(b"002", limit=2)) == [(b"002", b"v"), (b"005", b"v")]
     assert list(store.scan(b"002", b"006", limit=9)) == [(b"002", b"v"), (b"005", b"v")]
+    assert list(store.scan(prefix=b"00", reverse=True))[-2:] == [(b"001", b"v"), (b"000", b"v")]
     assert list(store.scan(end=b"006", reverse=True, limit=1)) == [(b"005", b"v")]
     assert list(store.scan(reverse=True, limit=1)) == [(b"499", b"v")]
     assert list(store.scan(prefix=b"9", limit=1)) == []
