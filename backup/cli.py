@@ -42,7 +42,6 @@ from kvstore.cli.options import (
     PrefixOption,
     StartOption,
     open_here,
-    open_to_write,
     reach,
     to_bytes,
     to_json,
@@ -615,7 +614,7 @@ def restore(
         how: dict[str, Any] = {"start": span.start, "end": span.end, "progress": rows}
         figures: dict[str, Any]
         if into:
-            with open_to_write(path) as opened:
+            with reach(path) as opened:
                 figures = {"timestamp": iso(source.restore_into(opened, as_of, **how))}
         else:
             how |= {"history": not state_only, "resume": resume, "workers": workers}
@@ -867,7 +866,7 @@ def _back_up(
     *,
     as_json: bool,
 ) -> None:
-    with working(f"backing up {path}", quiet=as_json) as progress, open_to_write(path) as opened:
+    with working(f"backing up {path}", quiet=as_json) as progress, reach(path) as opened:
         rows = counting(progress, "rows")
         info = collection.backup(opened, max_age=max_age, progress=rows, **once)
     print_figures(backup_figures(info, as_json=as_json), as_json=as_json)

@@ -35,7 +35,7 @@ from kvstore.base.arguments import AGE, integer
 from kvstore.base.paths import is_url, require_path
 from kvstore.errors import KVStoreError, RetryableError, StorageError, UsageError, storage_errors
 from kvstore.limits import FLEET_CONCURRENCY_MAX, FLEET_FILE_BYTES_MAX
-from kvstore.remote.control import opened
+from kvstore.remote.control import reach
 from kvstore.storage.wrapped import Bandwidth
 
 _RATE: Final = re.compile(r"(\d{1,12})\s*(B|kB|MB|GB)(/s)?")
@@ -146,7 +146,7 @@ def back_up_one(
             on_wait=go_on,
             bandwidth=bandwidth,
         )
-        with opened(store.path) as source:
+        with reach(store.path) as source:
             done = collection.backup(source, max_age=store.max_age, progress=go_on)
             return FleetOutcome(store.name, done)
     except (KVStoreError, OSError) as error:

@@ -71,6 +71,7 @@ from kvstore.limits import (
     VALUE_BYTES_MAX,
 )
 from kvstore.mvcc.expiry_records import require_record
+from kvstore.remote.control import client_of
 from kvstore.storage.address import parse_address, require_options
 from kvstore.storage.os_files import OS_FILES
 from kvstore.storage.wrapped import BlobBelow
@@ -90,7 +91,7 @@ def check_definitions(
     for made in tables:
         remedy = "build it again from the rows; a backup: restore it into a new store"
         try:
-            table = store.table(made.table)
+            table = (client_of(store) or store).table(made.table)  # the newest definition
         except UsageError as error:
             problem = f"it has rows of a table: {error.what}"
             raise ImportRefusedError(where, problem, remedy) from error

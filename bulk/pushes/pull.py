@@ -83,7 +83,7 @@ from kvstore.errors import (
 from kvstore.limits import PULL_EVERY_S, PULL_PAUSE_S_MAX, PUSHES_TOLD, SETTLE_ROWS_MAX
 from kvstore.mvcc import Version, WriteSet
 from kvstore.mvcc.expiry_records import CARRIED, EXPIRY, carried_key, decode_due, waiting_key
-from kvstore.remote.control import client_of, present
+from kvstore.remote.control import StoreOrClient, client_of, present
 from kvstore.storage.contract import FAILURES
 from kvstore.store import Store
 from kvstore.timeline.committer import After
@@ -140,7 +140,7 @@ class Puller:
 
     def __init__(
         self,
-        store: Store,
+        store: StoreOrClient,
         pushes: Pushes,
         *,
         name: str,
@@ -150,13 +150,10 @@ class Puller:
         check: Gate | Mapping[str, Any] | None = None,
     ) -> None:
         ON_REFUSAL.check("on_refusal", on_refusal)
-        if not isinstance(store, Store):
+        given = present(store)
+        if client_of(given) is not None or not isinstance(given, Store):
             raise UsageError(
-                f"a Store pulls, not {type(store).__name__}", "pull in the process that has it open"
-            )
-        if client_of(store) is not None:
-            raise UsageError(
-                f"{store.path} is open in another process",
+                f"{given!r} is open in another process",
                 "pull there: kvstore serve --pull URL, or bulk.pull(store, url, name=...)",
             )
         self._waits = on_refusal == "wait"
@@ -165,18 +162,16 @@ class Puller:
         self.shard = NUMBER.check("shard", shard)
         self._every = PULL_EVERY_S if every is None else SECONDS.check("every", every)
         self._stop = threading.Event()
-        given = present(store)
-        assert isinstance(given, Store), "no client, see above"
         self._store, self._pushes = given, pushes_until(pushes, self._stop)
         self._failures = Failures("kvstore.pull", Clock())
-        store.upkeep.watch("pull", self._failures)
+        given.upkeep.watch("pull", self._failures)
         # Take the lock, never the condition: a signal in the entry of a condition leaves it locked.
         self._lock = threading.RLock()
         self._moved = threading.Condition(self._lock)
         self._thread: threading.Thread | None = None
         log = self._pushes.log
-        self._place = PushPlace(store, log, self.shard)
-        self._reverts = Reverts(store, log, self._place, self.shard, self._tell)
+        self._place = PushPlace(given, log, self.shard)
+        self._reverts = Reverts(given, log, self._place, self.shard, self._tell)
         self._ahead = Ahead(log)
         self._reported = self._end = 0
         self._is_told = self._is_checked = False

@@ -36,7 +36,7 @@ from kvstore.cli.options import (
     StoreArgument,
     ValueEncodingOption,
     names_of,
-    open_to_write,
+    reach,
     to_json,
     to_span,
     to_text,
@@ -380,11 +380,12 @@ def drop_feed(store: StoreArgument, name: FeedArgument, as_json: JsonOption = Fa
     Examples:
       kvstore feeds drop flights.db audit
     """
-    with open_to_write(store) as opened:
+    with open_read_only(store) as opened:
         workers = _feed(opened, name)
         fields = _fields(opened, name, workers)
+    with reach(store) as owned:
         for record in workers:
-            dropped = opened.drop_hold(record.name)
+            dropped = owned.drop_hold(record.name)
     if as_json:
         print_json(fields)
     note(f"dropped; {dropped.cost_of_dropping}")

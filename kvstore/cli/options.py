@@ -27,7 +27,7 @@ from kvstore.errors import KVStoreError, NotAStoreError, UsageError
 from kvstore.opening import ENGINES, engine_at, open_read_only
 from kvstore.opening import open as open_store
 from kvstore.remote import control
-from kvstore.remote.control import StoreOrClient, opened
+from kvstore.remote.control import StoreOrClient
 from kvstore.store import TASKS_DIRECTORY, Store
 
 if TYPE_CHECKING:
@@ -192,15 +192,9 @@ def to_span(
 # How commands open stores: to write, beside the owner of a store, or as its owner.
 
 
-def open_to_write(path: Path) -> AbstractContextManager[Store]:
-    """Open a store by the engine that made it. If a process that listens has it open, the store is
-    read from its files, and the process does the writes."""
-    return opened(path, open_here)
-
-
 def reach(path: Path) -> AbstractContextManager[StoreOrClient]:
-    """Open a store as `open_to_write`, for work without an end. If another process has the store
-    open, the result is a client of that process."""
+    """Open a store to write, by the engine that made it. If another process has the store open and
+    listens, the result is a client of that process."""
     return control.reach(path, open_here)
 
 
@@ -242,13 +236,15 @@ def _served(url: str) -> Client:
     return connect(url, os.environ.get("KVSTORE_TOKEN"), ca=os.environ.get("KVSTORE_CA"))
 
 
-def open_or_create(path: Path, engine: str, *, create: bool) -> AbstractContextManager[Store]:
-    """Open a store as `open_to_write`. Where nothing is, make one of `engine` if `create`."""
+def open_or_create(
+    path: Path, engine: str, *, create: bool
+) -> AbstractContextManager[StoreOrClient]:
+    """Open a store as `reach`. Where nothing is, make one of `engine` if `create`."""
     if create and engine_at(path) is None:
         made_of = word(*ENGINES).check("engine", engine)
         return _created(path, partial(open_store, path, made_of))
     _require_store(path, create=create)
-    return open_to_write(path)
+    return reach(path)
 
 
 def open_or_create_for_rows(

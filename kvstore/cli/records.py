@@ -19,7 +19,7 @@ from kvstore.cli.options import (
     ListLimitOption,
     StoreArgument,
     names_of,
-    open_to_write,
+    reach,
 )
 from kvstore.cli.output import (
     note,
@@ -99,7 +99,7 @@ def drop_hold(
     Examples:
       kvstore holds drop flights.db backup-1f6a0e6fd3b4
     """
-    with open_to_write(store) as opened:
+    with reach(store) as opened:
         dropped = opened.drop_hold(name)
     print_figures(_hold_fields(dropped), as_json=as_json)
     note(f"dropped; {dropped.cost_of_dropping}")
@@ -232,7 +232,7 @@ def revert_import(
       kvstore imports revert flights.db 5e0c1d2f3a4b5c6d
     """
     number = to_import_id(import_id)
-    with open_to_write(store) as opened:
+    with reach(store) as opened:
         print_figures({"timestamp": iso(opened.revert_import(number))}, as_json=as_json)
 
 

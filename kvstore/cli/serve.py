@@ -169,7 +169,7 @@ def ui(
       kvstore ui flights.db --admin --collection /backups/flights
     """
     # Imported here: other commands start without the packages of a server.
-    from kvstore.remote.control import opened
+    from kvstore.remote.control import reach
     from kvstore.remote.server import ListenAddress, Token
     from kvstore.remote.server import serve as serve_app
     from kvstore.remote.server.app import App
@@ -186,7 +186,7 @@ def ui(
     sections = [added_section("collections", collection)] if collection else []
     secret = secrets.token_urlsafe(32)
     token = Token(secret, (ADMIN if admin else READ,))
-    make_page = partial(Page, sections=sections, owned=lambda: opened(store, open_here))
+    make_page = partial(Page, sections=sections, owned=lambda: reach(store, open_here))
 
     def say_where(url: str) -> None:
         print_line(f"open {url}/ui/?token={secret}")

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from kvstore.cli.main import NOT_FOUND
-from kvstore.cli.options import JsonOption, StoreArgument, open_to_write
+from kvstore.cli.options import JsonOption, StoreArgument, reach
 from kvstore.cli.output import (
     counting,
     note,
@@ -85,7 +85,7 @@ def gc(
     """
     if (keep is None) == (before is None):
         raise UsageError("gc takes either --keep or --before", "pass one of them")
-    with working(f"collecting {store}", quiet=as_json) as progress, open_to_write(store) as opened:
+    with working(f"collecting {store}", quiet=as_json) as progress, reach(store) as opened:
         removed = counting(progress, "versions removed")
         report = opened.gc(before, keep, compact=compact, progress=removed)
         now = opened.now()
@@ -131,7 +131,7 @@ def checkpoint(
     Examples:
       kvstore checkpoint flights.db copy.db
     """
-    with working(f"copying {store}", quiet=as_json), open_to_write(store) as opened:
+    with working(f"copying {store}", quiet=as_json), reach(store) as opened:
         newest = opened.checkpoint(path)
     print_figures({"timestamp": iso(newest)}, as_json=as_json)
 

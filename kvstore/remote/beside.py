@@ -1,10 +1,11 @@
-"""A store that another process owns: it is read from its files, and its owner does the rest.
+"""A store that another process owns, for a backup, an import or a replica: one durable moment of
+its files, with the holds and the imports of the owner.
 
     with as_store(client) as store:
         collection.backup(store)
 
 A script beside a service reads by itself, so the heavy work costs the owner nothing. It asks the
-owner for little: holds, records of imports, durable frontiers, checkpoints.
+owner for little: holds, records of imports, durable frontiers. For all else it calls the client.
 
 Invariants
 1. Everything that the handle shows was durable before the handle was given out, so no crash of
@@ -16,7 +17,7 @@ Invariants
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -37,14 +38,8 @@ from kvstore.mvcc.meta import Meta
 from kvstore.remote import verbs
 from kvstore.remote.client import Client
 from kvstore.remote.client.client import hold_record
-from kvstore.retention.gc import GcReport
 from kvstore.store import Store
-from kvstore.tables.sources import ImportTarget, MakeChange, StoreRows
-from kvstore.tables.table import Row, Table, model_of
-from kvstore.tasks import Tasks
 from kvstore.timeline.committer import After, Committer
-from kvstore.timeline.durability import Durability
-from kvstore.timeline.expiries import Expires
 from kvstore.timeline.holds import BACKUP, REPLICA, USER, Hold, HoldRecord, Holds, Pins
 from kvstore.timeline.import_records import ImportRecord, read_import
 from kvstore.timeline.imports import Imports
@@ -52,151 +47,20 @@ from kvstore.timeline.imports import Imports
 
 class StoreBeside(Store):
     """A store at one moment, read from its files beside its owner. The owner takes claims and
-    writes."""
+    imports. A write raises `UsageError`."""
 
     owner: Client
 
     def attend(self, owner: Client) -> None:
-        """Have `owner` take claims and writes."""
+        """Have `owner` take claims and imports."""
         self.owner, parts = owner, self._parts
         meta = Meta(self._engine)
         self.holds = HoldsBeside(meta, parts.committer, parts.pins, owner=owner)
         self.imports = ImportsBeside(parts.versions, parts.index, parts.committer, owner=owner)
 
     def checkpoint(self, path: str | Path) -> Timestamp:
-        """A copy that the owner makes; see `Store.checkpoint`."""
+        """A copy that the owner makes; see `Store.checkpoint`. Spark reads one."""
         return self.owner.checkpoint(require_place_of_copy(path, store=self.path))
-
-    @property
-    def tasks(self) -> Tasks:
-        """The queue of the owner. Tasks can be submitted to it; its own process does them."""
-        return self.owner.tasks
-
-    # -- writes -----------------------------------------------------------------------------
-
-    def put(
-        self,
-        key: bytes,
-        value: bytes,
-        *,
-        expires: Expires | None = None,
-        durability: Durability | None = None,
-    ) -> Timestamp:
-        """See `Store.put`. This handle does not show it."""
-        return self.owner.put(key, value, expires=expires, durability=durability)
-
-    def persist(self, key: bytes, *, durability: Durability | None = None) -> Timestamp | None:
-        """See `Store.persist`."""
-        return self.owner.persist(key, durability=durability)
-
-    def delete(self, key: bytes, *, durability: Durability | None = None) -> Timestamp:
-        """See `Store.delete`."""
-        return self.owner.delete(key, durability=durability)
-
-    def delete_range(
-        self,
-        start: bytes | None = None,
-        end: bytes | None = None,
-        idempotent: bool = False,
-        *,
-        prefix: bytes | None = None,
-        durability: Durability | None = None,
-    ) -> Timestamp | None:
-        """See `Store.delete_range`."""
-        how: dict[str, Any] = {"prefix": prefix, "durability": durability}
-        return self.owner.delete_range(start, end, idempotent, **how)
-
-    def trim(
-        self,
-        prefixes: bytes | Sequence[bytes],
-        keep: int,
-        *,
-        durability: Durability | None = None,
-    ) -> Timestamp | None:
-        """See `Store.trim`."""
-        return self.owner.trim(prefixes, keep, durability=durability)
-
-    def table(self, name: str, *new: Any, **made: Any) -> Table[Any]:
-        """See `Store.table`. It is read here, as of this handle's moment. The owner makes
-        tables, alters them and takes rows."""
-        if new or made.keys() - {"row"}:
-            return self.owner.table(name, *new, **made)
-        rows = RowsBeside(self, self._transactions.catalogue, self._parts)
-        model, fields = model_of(name, rows.codec(name), made.get("row"))
-        return TableBeside(name, rows, self.owner, model, fields)
-
-    def revert_import(self, import_id: int) -> Timestamp:
-        """See `Store.revert_import`."""
-        return self.owner.revert_import(import_id)
-
-    def revert_range(self, start: bytes, end: bytes | None, to: TimeLike) -> Timestamp | None:
-        """See `Store.revert_range`."""
-        return self.owner.revert_range(start, end, to)
-
-    def clear_range(self, start: bytes, end: bytes, *, compact: bool = True) -> Timestamp:
-        """See `Store.clear_range`."""
-        return self.owner.clear_range(start, end, compact=compact)
-
-    def gc(
-        self,
-        before: TimeLike | None = None,
-        keep: AgeLike | None = None,
-        *,
-        compact: bool = False,
-        progress: Callable[[int], None] | None = None,
-    ) -> GcReport:
-        """See `Store.gc`. An error that `progress` raises ends the run of the owner."""
-        return self.owner.gc(before, keep, compact=compact, progress=progress)
-
-
-class RowsBeside(StoreRows):
-    """Rows that are read at one moment. The owner of their store takes new ones."""
-
-    store: StoreBeside
-
-    def write(self, name: str, make: MakeChange, *, is_checked: bool) -> Timestamp | None:
-        return self.store.owner.table_rows().write(name, make, is_checked=is_checked)
-
-    def import_target(self, name: str) -> ImportTarget:
-        """See `Table.import_target`. The definition is the owner's newest one."""
-        return self.store.owner.table_rows().import_target(name)._replace(store=self.store)
-
-
-class TableBeside(Table[Row]):
-    """A table at one moment. The owner of its store takes rows, alters it and builds indexes."""
-
-    def __init__(
-        self,
-        name: str,
-        rows: StoreRows,
-        owner: Client,
-        model: type[Row] | None,
-        fields: tuple[str, ...] | None,
-    ) -> None:
-        super().__init__(name, rows, model, fields)
-        self._owner = owner
-
-    def alter(self, *args: Any, **alteration: Any) -> None:
-        """See `Table.alter`. This handle keeps the old definition."""
-        self._owner.table(self.name).alter(*args, **alteration)
-
-    def revert(self, *args: Any, **span: Any) -> Timestamp | None:
-        """See `Table.revert`."""
-        return self._owner.table(self.name).revert(*args, **span)
-
-    def clear(self, *args: Any, **rows: Any) -> Timestamp:
-        """See `Table.clear`."""
-        return self._owner.table(self.name).clear(*args, **rows)
-
-    def drop(self) -> Timestamp:
-        """See `Table.drop`."""
-        return self._owner.table(self.name).drop()
-
-    def build_index(
-        self, index: str, *, progress: Callable[[int], None] | None = None
-    ) -> Timestamp | None:
-        """See `Table.build_index`."""
-        return self._owner.table(self.name).build_index(index, progress=progress)
 
 
 class HoldsBeside(Holds):

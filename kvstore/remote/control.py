@@ -40,8 +40,8 @@ if TYPE_CHECKING:
 # --------------------------------------------------------------------------------------------------
 # How a script reaches a store: by opening it, or beside the process that has it open.
 #
-# with opened(path) as store: ...          by its path
-# with as_store(client) as store: ...      by a client of its owner
+# with reach(path) as store: ...           a store, a shared handle, or a client of its owner
+# with as_store(store) as moment: ...      its files, for work that reads much
 
 SERVER: Final = "uvicorn"
 """The package of the extra `server` by which a store listens."""
@@ -103,19 +103,6 @@ def client_of(given: StoreOrClient) -> Client | None:
             "open the store, or connect to its owner: kvstore.connect(path)",
         )
     return given
-
-
-@contextmanager
-def opened(
-    path: str | os.PathLike[str], open_here: Callable[[Path], Store] | None = None
-) -> Iterator[Store]:
-    """The store at `path`, opened to write for the time of the block; if another process has it
-    open and listens, the store as of now beside that process.
-
-    Raises as `reach`.
-    """
-    with reach(path, open_here) as found, as_store(found) as store:
-        yield store
 
 
 def reach(

@@ -32,7 +32,7 @@ from kvstore.base.meters import OnProgress
 from kvstore.base.span import Span
 from kvstore.base.timestamp import AgeLike
 from kvstore.opening import open_read_only
-from kvstore.remote.control import StoreOrClient, opened
+from kvstore.remote.control import StoreOrClient, reach
 from kvstore.spark.access import Access, Address
 from kvstore.spark.jobs.command import access_of, job_session, parser_of, reporting_errors
 from kvstore.spark.jobs.copies import copy_of
@@ -150,7 +150,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--token", help="name of this backup: running it again makes no second one")
     parser.add_argument("--tasks", type=int, help="number of tasks (default: by size)")
     given = parser.parse_args(arguments)
-    with job_session("backup", given) as spark, opened(given.store) as store:
+    with job_session("backup", given) as spark, reach(given.store) as store:
         info = backup(
             spark,
             store,

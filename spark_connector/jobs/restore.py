@@ -35,7 +35,7 @@ from kvstore.base.span import Span
 from kvstore.base.timestamp import ACCEPTED, TimeLike, Timestamp
 from kvstore.errors import UsageError, storage_errors
 from kvstore.mvcc.expiry_records import WAITING, Due, waiting_key
-from kvstore.remote.control import StoreOrClient, opened
+from kvstore.remote.control import StoreOrClient, reach
 from kvstore.spark.access import Access, Address
 from kvstore.spark.jobs.command import access_of, job_session, parser_of, reporting_errors
 from kvstore.spark.jobs.spread import kept, run_tasks, task_count
@@ -186,7 +186,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if given.into:
             with (
                 access.open().snapshot(given.as_of),
-                opened(given.path) as store,
+                reach(given.path) as store,
             ):
                 report = restore_into(spark, access, store, as_of=given.as_of, prefix=given.prefix)
             text = f"{report.rows:,} rows in {report.files} files, visible at {report.stamp}"

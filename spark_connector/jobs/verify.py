@@ -33,7 +33,7 @@ from kvstore.backup.verify import Compared, comparable, fingerprint, require_equ
 from kvstore.base.span import Span
 from kvstore.errors import CorruptionError
 from kvstore.opening import open_read_only
-from kvstore.remote.control import StoreOrClient, as_store, opened
+from kvstore.remote.control import StoreOrClient, as_store, reach
 from kvstore.spark.access import Access, Address
 from kvstore.spark.jobs.command import access_of, job_session, parser_of, reporting_errors
 from kvstore.spark.jobs.copies import copy_of
@@ -188,9 +188,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--contents", metavar="STORE", help="compare every version with this store")
     given = parser.parse_args(arguments)
     with job_session("verify", given) as spark, ExitStack() as stack:
-        store = None
+        store: StoreOrClient | None = None
         if given.contents is not None:
-            store = stack.enter_context(opened(given.contents))
+            store = reach(given.contents)
+            stack.push(store)
         report = verify(spark, access_of(given), store)
     compared = f", {report.rows:,} rows as in the store" if given.contents is not None else ""
     sys.stdout.write(f"{report.parts} parts, {report.bytes:,} bytes: as written{compared}\n")

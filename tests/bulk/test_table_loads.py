@@ -23,7 +23,6 @@ from kvstore.errors import (
     UsageError,
 )
 from kvstore.remote.client import connect
-from kvstore.remote.control import as_store
 from kvstore.remote.server import ListenAddress, Token, serving
 from kvstore.remote.server.app import app
 from tests.harness.bounds import bounds
@@ -31,7 +30,7 @@ from tests.harness.seeds import seeded
 
 SCHEMA = pa.schema([("id", pa.int64()), ("mail", pa.string()), ("zone", pa.string())])
 INDEXES = {"by_mail": kvstore.unique("mail"), "by_zone": ["zone"]}
-ROADS = ("here", "beside", "a handle beside", "served")
+ROADS = ("here", "beside", "a guest", "served")
 
 
 class Road(NamedTuple):
@@ -46,11 +45,11 @@ def road(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Road]:
     with ExitStack() as stack:
         store = stack.enter_context(kvstore.open(tmp_path / "store", control=True))
         table = store.table("users", SCHEMA, "id", INDEXES)
-        if request.param in ("beside", "a handle beside"):
-            client = stack.enter_context(connect(store.path))
-            table = client.table("users")
-            if request.param == "a handle beside":
-                table = stack.enter_context(as_store(client)).table("users")
+        if request.param == "beside":
+            table = stack.enter_context(connect(store.path)).table("users")
+        elif request.param == "a guest":
+            guest = kvstore.open(store.path, shared=True, role="guest")
+            table = stack.enter_context(guest).table("users")
         elif request.param == "served":
             (tmp_path / "staging").mkdir()
             verbs = import_verbs([str(tmp_path / "staging")])

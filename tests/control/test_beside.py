@@ -27,7 +27,7 @@ from kvstore.errors import (
     LockedError,
     UsageError,
 )
-from kvstore.remote.control import as_store, opened
+from kvstore.remote.control import as_store, reach
 from kvstore.tasks import Worker
 from tests.control.owners import owning
 from tests.harness.bounds import bounds
@@ -362,14 +362,13 @@ def test_gc_is_done_by_the_owner(owner: kvstore.Store, client: kvstore.Client) -
         owner.put(b"k", b"%d" % number)
     hold = owner.hold("keeps", at=owner.upper - 1)
     owner.put(b"k", b"last")
-    with as_store(client) as store:
-        report = store.gc(keep=timedelta(0), progress=lambda count: None)
+    report = client.gc(keep=timedelta(0), progress=lambda count: None)
     assert report.versions >= 48
     assert report.held_back
     assert [claim.name for claim in report.held_by] == ["keeps"]
     assert owner.since == hold.timestamp
-    with as_store(client) as store, pytest.raises(UsageError, match="before or keep"):
-        store.gc()
+    with pytest.raises(UsageError, match="before or keep"):
+        client.gc()
 
 
 def test_a_script_that_calls_gc_off_ends_it(owner: kvstore.Store, client: kvstore.Client) -> None:
@@ -380,10 +379,9 @@ def test_a_script_that_calls_gc_off_ends_it(owner: kvstore.Store, client: kvstor
         def call_off(count: int) -> None:
             raise KeyboardInterrupt
 
-        with as_store(client) as store:
-            with pytest.raises(KeyboardInterrupt):
-                store.gc(keep=timedelta(0), progress=call_off)
-            report = store.gc(keep=timedelta(0))  # waits for the end of the first run
+        with pytest.raises(KeyboardInterrupt):
+            client.gc(keep=timedelta(0), progress=call_off)
+        report = client.gc(keep=timedelta(0))  # waits for the end of the first run
     assert all(len(owner.history(b"%02d" % number)) == 1 for number in range(40))
     assert report.since == owner.since
 
@@ -400,8 +398,8 @@ def test_closing_ends_the_work_of_a_script(owner: kvstore.Store, client: kvstore
             closing.start()
         closing.join()  # the script does not take the rest of its answer
 
-    with bounds({"GC_KEYS_PER_STEP": 2}), as_store(client) as store, suppress(KVStoreError):
-        store.gc(keep=timedelta(0), progress=close)  # its last step may be done already
+    with bounds({"GC_KEYS_PER_STEP": 2}), suppress(KVStoreError):
+        client.gc(keep=timedelta(0), progress=close)  # its last step may be done already
     with hasty, pytest.raises(KVStoreError):
         hasty.get(b"00")
 
@@ -409,21 +407,20 @@ def test_closing_ends_the_work_of_a_script(owner: kvstore.Store, client: kvstore
 def test_writes_by_the_word_of_a_script(
     tmp_path: Path, owner: kvstore.Store, client: kvstore.Client
 ) -> None:
-    with as_store(client) as store:
-        at = store.put(b"k", b"v", durability="sync")
-        assert (owner.get(b"k"), owner.upper > at) == (b"v", True)
-        store.delete(b"k")
-        assert owner.get(b"k") is None
-        assert store.clear_range(b"k", b"l") > at
-        copied = store.checkpoint(tmp_path / "copy")
-        with pytest.raises(UsageError, match="exists"):
-            store.checkpoint(tmp_path / "copy")
-        deleted = store.delete_range(b"a", b"b")
-        assert deleted is not None
-        assert deleted > copied
-        assert owner.get(b"a") is None
-        with pytest.raises(UsageError, match="opened to be read only"):
-            store.put_many([(b"a", b"1")])
+    at = client.put(b"k", b"v", durability="sync")
+    assert (owner.get(b"k"), owner.upper > at) == (b"v", True)
+    client.delete(b"k")
+    assert owner.get(b"k") is None
+    assert client.clear_range(b"k", b"l") > at
+    copied = client.checkpoint(tmp_path / "copy")
+    with pytest.raises(UsageError, match="exists"):
+        client.checkpoint(tmp_path / "copy")
+    deleted = client.delete_range(b"a", b"b")
+    assert deleted is not None
+    assert deleted > copied
+    assert owner.get(b"a") is None
+    with as_store(client) as store, pytest.raises(UsageError, match="opened to be read only"):
+        store.put(b"a", b"1")
     with kvstore.open_read_only(tmp_path / "copy") as copy:
         assert copy.upper - 1 >= copied
         assert dict(copy.scan()) == {b"a": b"1"}
@@ -460,19 +457,19 @@ def test_tasks_of_scripts_are_done_by_the_owner(
 
 def test_a_path_is_opened_here_where_nobody_has_it_open(tmp_path: Path, each_engine: str) -> None:
     kvstore.open(tmp_path / "store").close()
-    with opened(tmp_path / "store", kvstore.open) as store:
+    with reach(tmp_path / "store", kvstore.open) as store:
         store.delete_range(b"a", b"b")
     with (
         kvstore.open(tmp_path / "store"),
         bounds({"CONTROL_TRY_S": 0.0}),
         pytest.raises(LockedError, match="control=True"),
-        opened(tmp_path / "store", kvstore.open),
+        reach(tmp_path / "store", kvstore.open),
     ):
         raise AssertionError
 
 
 def test_an_error_of_the_block_is_its_own(tmp_path: Path, owner: kvstore.Store) -> None:
-    with pytest.raises(LockedError, match="mine"), opened(tmp_path / "store", kvstore.open):
+    with pytest.raises(LockedError, match="mine"), reach(tmp_path / "store", kvstore.open):
         raise LockedError("mine")
 
 
@@ -497,7 +494,7 @@ def test_scripts_beside_a_loaded_owner(tmp_path: Path, spawn: Any, each_engine: 
             collection.backup(client)
             with as_store(client) as store:
                 assert store.get(b"import") == b"%d" % number
-                store.gc(keep=timedelta(0))
+                client.gc(keep=timedelta(0))
         assert client.get(b"import") == b"3"
     with kvstore.open(path) as store:
         collection.backup(store)

@@ -16,7 +16,6 @@ from kvstore import bulk
 from kvstore.bulk.loading import stored_batches
 from kvstore.bulk.manifest import EncodedBy
 from kvstore.errors import ImportRefusedError, KeyConflictError, NotUniqueError, UsageError
-from kvstore.remote.control import as_store
 
 pytestmark = pytest.mark.usefixtures("each_engine")
 
@@ -68,8 +67,7 @@ def test_rows_and_entries_are_added_at_one_time_by_the_owner(
     assert [row["id"] for row in table.find("by_zone", "z1")] == list(range(1, 30, 3))
     assert {each.timestamp for each in table.history(7)} == {stamp}
     assert len(table.history(1)) == 2
-    with as_store(client) as store:
-        assert store.table("users").import_target().codec.definition.indexes
+    assert client.table("users").import_target().codec.definition.indexes
 
 
 @pytest.mark.parametrize(

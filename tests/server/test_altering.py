@@ -242,6 +242,6 @@ def test_scripts_beside_an_owner_alter_its_tables(tmp_path: Path) -> None:
             client.table("trips").build_index("by_zone")
             with as_store(client) as beside:
                 table = beside.table("trips")
-                table.alter(add={"tip": (pa.float64(), 1.0)})
+                client.table("trips").alter(add={"tip": (pa.float64(), 1.0)})
                 assert "tip" not in table.schema.names, "this handle shows its own moment"
         assert [row["tip"] for row in its.find("by_zone", "JFK")] == [1.0]

@@ -16,7 +16,6 @@ import kvstore
 from kvstore import ManualClock, Store, Timestamp
 from kvstore.errors import ConflictError, PreconditionError, UsageError
 from kvstore.remote.client import Client, connect, connect_async
-from kvstore.remote.control import as_store
 from kvstore.remote.server import ListenAddress, Running, Token, serving
 from kvstore.remote.server.app import app
 from kvstore.tables.definition import table_prefix
@@ -263,10 +262,10 @@ def test_coroutines(running: Running, clock: ManualClock) -> None:
 
 def test_a_script_beside_the_owner(store: Store, clock: ManualClock) -> None:
     assert store.path is not None
-    with connect(store.path) as owner, as_store(owner) as beside:
-        beside.put(b"k", b"v", expires=LIFE)
-        beside.put(b"kept", b"v", expires=LIFE)
-        assert beside.persist(b"kept") is not None
+    with connect(store.path) as owner:
+        owner.put(b"k", b"v", expires=LIFE)
+        owner.put(b"kept", b"v", expires=LIFE)
+        assert owner.persist(b"kept") is not None
     clock.advance(HOUR)
     assert dict(store.scan()) == {b"kept": b"v"}
 

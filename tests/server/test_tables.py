@@ -398,7 +398,7 @@ def test_a_token_with_a_prefix_opens_no_table(store: kvstore.Store) -> None:
 
 
 def test_scripts_beside_an_owner_have_its_tables(tmp_path: Path) -> None:
-    """A script reads the files at one moment, and the owner writes by its socket."""
+    """A moment of the files stays as it is while the owner writes by its socket."""
     with kvstore.open(tmp_path / "owned", control=True) as owner:
         its = owner.table("people", SCHEMA, key=["zone", "id"], indexes=INDEXES)
         its.put(person(1))
@@ -407,10 +407,11 @@ def test_scripts_beside_an_owner_have_its_tables(tmp_path: Path) -> None:
             with as_store(client) as beside:
                 table = beside.table("people")
                 assert [row["id"] for row in table.rows()] == [2, 1]
-                table.put(person(3, name="beside"))
-                table.update("a", 2, name="new")
+                served = client.table("people")
+                served.put(person(3, name="beside"))
+                served.update("a", 2, name="new")
                 with pytest.raises(NotUniqueError):
-                    table.put_batch([person(n, mail="one@x") for n in (4, 5)])
+                    served.put_batch([person(n, mail="one@x") for n in (4, 5)])
                 assert [row["id"] for row in table.rows()] == [2, 1]
         assert [row["id"] for row in its.find("by_name", "beside")] == [3]
         assert [row["id"] for row in its.find("by_name", "new")] == [2]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import kvstore
 from kvstore.errors import UsageError
-from kvstore.remote.control import opened
+from kvstore.remote.control import reach
 
 KEYS = [b"", b"a", b"a\xff", b"a\xff\xff", b"b", b"\xfe\xff", b"\xff", b"\xff\x01", b"\xff" * 8]
 
@@ -62,7 +62,7 @@ def by_coroutine(store: Any, prefix: bytes) -> None:
 
 
 def beside(store: Any, prefix: bytes) -> None:
-    with opened(store.path) as found:
+    with reach(store.path) as found:
         found.delete_range(prefix=prefix)
 
 
@@ -140,7 +140,7 @@ def test_a_client_trims_as_its_store_does(listening: kvstore.Store, tmp_path: Pa
         client.put_many([(b"run/%d" % n, b"") for n in range(5)])
         client.trim(b"run/", keep=3)
         assert list(client.keys()) == [b"run/2", b"run/3", b"run/4"]
-    with opened(listening.path) as found:
+    with reach(listening.path) as found:
         found.trim([b"run/"], keep=2)
     assert list(listening.keys()) == [b"run/3", b"run/4"]
     asyncio.run(by_coroutine())

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
 from http.cookies import CookieError, SimpleCookie
-from typing import Final, TypeAlias
+from typing import Final, Protocol, TypeAlias
 from urllib.parse import quote, urlencode, urlsplit
 
 from kvstore.base.span import Span
@@ -63,7 +63,16 @@ class Section:
 # 1. Sections read keys and spans by the methods of this class only, which ask the caller's access.
 # 2. All reads of a call are at one time. A call without a time reads the newest time at its start.
 
-Owned = Callable[[], "AbstractContextManager[Store]"]
+
+class Revertible(Protocol):
+    """What a page changes: the store itself, or its owner's client."""
+
+    def revert_import(self, import_id: int) -> Timestamp:
+        """See `Store.revert_import`."""
+        ...
+
+
+Owned = Callable[[], "AbstractContextManager[Revertible]"]
 """The store of this page to write to, for the time of a block."""
 
 
