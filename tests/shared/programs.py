@@ -28,6 +28,11 @@ def put_mine(store: Any) -> tuple[str, bytes]:
     return store.role, store.get(b"k")
 
 
+def count_runs(store: Any) -> tuple[int, int]:
+    """Count a task; returns the total, and the process."""
+    return store.increment(b"tasks"), os.getpid()
+
+
 def put_one(path: Path, number: int) -> str:
     """Join a store, and write one key."""
     with kvstore.open(path, shared=True, patience=60) as store:

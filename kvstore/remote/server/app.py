@@ -124,6 +124,16 @@ def _timed(service: Service, verb: ServedVerb) -> Iterator[None]:
         slow.note(f"{verb.declared.name} of a client", time.perf_counter() - began)
 
 
+def _require_owner(store: Store) -> None:
+    """Raise `UsageError` for the handle of a guest: a server commits in its own process."""
+    if store.stats().get("role") == "guest":
+        raise UsageError(
+            f"{store!r} does not own its store, and a server writes by itself",
+            "serve it where it is owned, by more processes with kvstore serve --readers N; or call "
+            "the handle in an application of your own: see docs/how-to/workers.md",
+        )
+
+
 class App:
     """An ASGI application that serves one store; see `app`."""
 
@@ -173,6 +183,7 @@ class App:
                 if self._service is None:
                     given, self._process = self._source, os.getpid()
                     store = given if isinstance(given, Store) else opening.open(given)
+                    _require_owner(store)
                     self._threads = ThreadPoolExecutor(SERVER_THREADS_MAX, "kvstore-server")
                     self._waiters = ThreadPoolExecutor(SERVER_WAITS_MAX, "kvstore-waiter")
                     self._makers = ThreadPoolExecutor(SERVER_MAKERS_MAX, "kvstore-maker")
