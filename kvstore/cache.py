@@ -30,7 +30,7 @@ import struct
 import threading
 import time
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial, update_wrapper
@@ -87,6 +87,7 @@ _ATTEMPTS: Final = 1000
 """Runs of a change of one entry. Those that many processes change at once conflict often, and each
 conflict means that another one has succeeded."""
 
+_ABSENT: Final = object()
 _META: Final = struct.Struct(">QQQ")
 _TIME: Final = struct.Struct(">Q")
 _A_TUPLE: Final = b"\x00"
@@ -246,6 +247,13 @@ class Cache:
                 found[key] = self._decoded(key, raw)
         return found
 
+    def __getitem__(self, key: Key) -> Any:
+        """The value of `key`. Raises `KeyError` if there is none."""
+        found = self.get(key, _ABSENT)
+        if found is _ABSENT:
+            raise KeyError(key)
+        return found
+
     def __contains__(self, key: Key) -> bool:
         return self.store.get(self._metas + _encoded(key)) is not None
 
@@ -256,6 +264,11 @@ class Cache:
     def __iter__(self) -> Iterator[Key]:
         """The keys, sorted by their type and value, as of one time."""
         for name in self.store.keys(prefix=self._metas):
+            yield _decoded_key(name[len(self._metas) :])
+
+    def __reversed__(self) -> Iterator[Key]:
+        """The keys, the last one first, as of one time."""
+        for name in self.store.keys(prefix=self._metas, reverse=True):
             yield _decoded_key(name[len(self._metas) :])
 
     def ttl(self, key: Key) -> float | None:
@@ -278,12 +291,17 @@ class Cache:
     def set(self, key: Key, value: Any, expire: Expire = None, tag: Tags = None) -> bool:
         """Set `key`, and replace its expiry and its tags. `expire` is in seconds: at exactly that
         time the entry is gone. With a time that is not ahead the key is deleted. Returns True."""
-        return self.set_many({key: value}, expire, tag)
+        self._set([(key, value)], expire, tag)
+        return True
 
     def set_many(self, entries: Mapping[Key, Any], expire: Expire = None, tag: Tags = None) -> bool:
         """Set many keys in one commit, as `set`."""
+        self._set(list(entries.items()), expire, tag)
+        return True
+
+    def _set(self, entries: list[tuple[Key, Any]], expire: Expire, tag: Tags) -> None:
         due, tags = self._due(expire), _tags(tag)
-        rows = [(_encoded(key), self._codec.encode(value)) for key, value in entries.items()]
+        rows = [(_encoded(key), self._codec.encode(value)) for key, value in entries]
 
         def put() -> None:
             with self.store.batch() as batch:
@@ -291,9 +309,12 @@ class Cache:
                     self._put_in(batch, name, raw, due, tags)
 
         if self._has_lapsed(due, put):
-            self.delete_many(entries)
+            self.delete_many(key for key, _ in entries)
         self._note_written(sum(_size(name, raw) for name, raw in rows))
-        return True
+
+    def __setitem__(self, key: Key, value: Any) -> None:
+        """Set `key` for ever and without tags."""
+        self.set(key, value)
 
     def add(self, key: Key, value: Any, expire: Expire = None, tag: Tags = None) -> bool:
         """Set `key` if it is absent. Returns whether this call did; of many at once, one does."""
@@ -312,12 +333,16 @@ class Cache:
         self._note_written(_size(name, raw) if done[0] else 0)
         return done[0]
 
-    def incr(self, key: Key, delta: int = 1, default: int | None = 0) -> int:
-        """Add to the number of `key`, and return the sum. An absent key counts as `default`; with
-        None it raises `KeyError`. Expiry and tags stay. No increment is lost."""
-        name = _encoded(key)
+    def incr(self, key: Key, delta: float = 1, default: float | None = 0) -> Any:
+        """Add to the number of `key`, and return the sum, a float if one of the two is. An absent
+        key counts as `default`; with None it raises `KeyError`. Expiry and tags stay. No increment
+        is lost. Raises `UsageError` if the value is no number, or the codec does not take the sum.
+        """
+        name, due = _encoded(key), 0
 
-        def add(transaction: Transaction) -> int:
+        def add(transaction: Transaction) -> float:
+            nonlocal due
+            due = 0
             raw, meta = transaction.get_many([self._values + name, self._metas + name])
             if raw is None or meta is None:
                 if default is None:
@@ -325,20 +350,21 @@ class Cache:
                 total, kept = default + delta, _Meta(0, 0, 0, ())
             else:
                 total, kept = self._number(key, raw) + delta, _Meta.unpack(meta)
+            due = kept.due
             self._put_in(transaction, name, self._numeral(total), kept.due or None, kept.tags)
             return total
 
         while True:
             try:
-                total: int = self._transact(add)
+                total = self._transact(add)
                 break
             except UsageError:
-                if self.store.get(self._values + name) is not None:
+                if not due or self.store.now() < due:
                     raise  # otherwise the entry has expired between the read and the write
         self._note_written(_ENTRY_BYTES)
         return total
 
-    def decr(self, key: Key, delta: int = 1, default: int | None = 0) -> int:
+    def decr(self, key: Key, delta: float = 1, default: float | None = 0) -> Any:
         """Subtract, as `incr` adds."""
         return self.incr(key, -delta, default)
 
@@ -375,6 +401,11 @@ class Cache:
     def delete(self, key: Key) -> bool:
         """Delete `key`. Returns whether it was there."""
         return self.delete_many([key]) > 0
+
+    def __delitem__(self, key: Key) -> None:
+        """Delete `key`. Raises `KeyError` if it was not there."""
+        if not self.delete(key):
+            raise KeyError(key)
 
     def delete_many(self, keys: Iterable[Key]) -> int:
         """Delete many keys in one commit. Returns how many were there."""
@@ -446,7 +477,7 @@ class Cache:
             if not lock.acquire(wait=False):
                 lock.wait(seen)
                 continue
-            with lock:
+            try:
                 raw = self.store.get(self._values + name)  # another maker may have just ended
                 if raw is not None:
                     again: T = self._decoded(key, raw)
@@ -454,6 +485,8 @@ class Cache:
                 value = make()
                 self.set(key, value, expire, tag)
                 return value
+            finally:
+                lock.release()
 
     def lock(self, key: Key, lease: float = LEASE_S) -> CacheLock:
         """A lock of `key` among all threads and processes. It is free again after `lease` seconds,
@@ -466,7 +499,7 @@ class Cache:
         typed: bool = False,
         expire: Expire = None,
         tag: Tags = None,
-        ignore: Sequence[int | str] = (),
+        ignore: Collection[int | str] = (),
         *,
         lease: float = LEASE_S,
     ) -> Callable[[Callable[..., T]], Callable[..., T]]:
@@ -623,15 +656,21 @@ class Cache:
                 "use the codec that wrote it, or delete the entry",
             ) from error
 
-    def _number(self, key: Key, raw: bytes) -> int:
+    def _number(self, key: Key, raw: bytes) -> float:
         found = self._decoded(key, raw)
+        if isinstance(found, int | float):
+            return found
         try:
             return int(found)
         except (TypeError, ValueError) as error:
             raise UsageError(f"the value of {key!r} is no number", "set it to one") from error
 
-    def _numeral(self, number: int) -> bytes:
-        return b"%d" % number if self._codec.encode is _as_bytes else self._codec.encode(number)
+    def _numeral(self, number: float) -> bytes:
+        if self._codec.encode is not _as_bytes:
+            return self._codec.encode(number)
+        if not isinstance(number, int):
+            raise UsageError(f"{number!r} is no whole number", 'add integers, or pass codec="json"')
+        return b"%d" % number
 
     # What was used: a look-up writes nothing by itself. After some hundred of them one commit
     # notes the times, which are lost if the process is killed before.
@@ -742,27 +781,33 @@ class Cache:
 
 
 class CacheLock:
-    """A lock in a store: `with cache.lock(key): ...`. `Cache.lock` makes one."""
+    """A lock in a store: `with cache.lock(key): ...`. `Cache.lock` makes one.
+
+    Threads may share the object. Its holder does not get it twice: a second `acquire` waits. A
+    thread that has not acquired it may release it for the one that has.
+    """
 
     def __init__(self, handle: Handle, name: bytes, lease: float) -> None:
         self._handle, self._name = handle, name
         self._lease = timedelta(seconds=SECONDS.check("lease", lease))
-        self._token = secrets.token_bytes(8)
-        self._is_mine = False
+        self._tokens: dict[int, bytes] = {}
+        """What the lock holds for each thread that acquired it. A lease may run out, so that
+        several are here, and a thread frees its own alone."""
 
     def acquire(self, wait: bool = True) -> bool:
         """Take the lock. If others have it, wait for it, or return False."""
+        token = secrets.token_bytes(8)
         while True:
             store = self._handle.store
             seen = store.upper
             try:
-                store.put_if(self._name, self._token, None, expires=self._lease)
+                store.put_if(self._name, token, None, expires=self._lease)
             except PreconditionError:
                 if not wait:
                     return False
                 self.wait(seen)
             else:
-                self._is_mine = True
+                self._tokens[threading.get_ident()] = token
                 return True
 
     def wait(self, seen: int) -> None:
@@ -773,17 +818,21 @@ class CacheLock:
 
     def release(self) -> None:
         """Free the lock, unless its lease has run out and another one has it."""
-        self._is_mine = False
+        token = self._tokens.pop(threading.get_ident(), None)
+        if token is None:
+            try:
+                _, token = self._tokens.popitem()  # of the thread that has acquired it last
+            except KeyError:
+                return
         with suppress(PreconditionError):
-            self._handle.store.delete_if(self._name, self._token)
+            self._handle.store.delete_if(self._name, token)
 
     def locked(self) -> bool:
         """Whether somebody has the lock."""
         return self._handle.store.get(self._name) is not None
 
     def __enter__(self) -> CacheLock:
-        if not self._is_mine:
-            self.acquire()
+        self.acquire()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -815,7 +864,8 @@ def _size(name: bytes, raw: bytes) -> int:
 
 
 def _tags(given: Tags) -> tuple[str, ...]:
-    found = (given,) if isinstance(given, str) else tuple(given or ())
+    several = given is None or (isinstance(given, Iterable) and not isinstance(given, str))
+    found: tuple[Any, ...] = tuple(given or ()) if several else (given,)
     for tag in found:
         if not isinstance(tag, str):
             raise UsageError(Argument.of("tag", tag), "pass a text, or several")
@@ -828,7 +878,7 @@ def _call_key(
     named: Mapping[str, Any],
     *,
     typed: bool,
-    ignore: Sequence[int | str],
+    ignore: Collection[int | str],
 ) -> Key:
     """The key of a call. Long arguments are replaced by their digest."""
     places = [each for place, each in enumerate(args) if place not in ignore]

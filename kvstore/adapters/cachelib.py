@@ -75,11 +75,13 @@ class CachelibCache(BaseCache):
 
     def inc(self, key: str, delta: int = 1) -> int:
         """Add to a number. No increment is lost."""
-        return self.cache.incr(key, delta)
+        total: int = self.cache.incr(key, delta)
+        return total
 
     def dec(self, key: str, delta: int = 1) -> int:
         """Subtract from a number."""
-        return self.cache.decr(key, delta)
+        total: int = self.cache.decr(key, delta)
+        return total
 
     def _expire(self, timeout: Any) -> float | None:
         seconds = self.default_timeout if timeout is None else timeout

@@ -93,9 +93,10 @@ class DjangoCache(BaseCache):
         """See Django. No increment is lost, and the expiry stays."""
         made = self.make_and_validate_key(key, version=version)
         try:
-            return self.cache.incr(made, delta, default=None)
+            total: int = self.cache.incr(made, delta, default=None)
         except KeyError as error:
             raise ValueError(f"Key {key!r} not found") from error
+        return total
 
     def clear(self) -> None:
         """See Django."""

@@ -82,6 +82,32 @@ def test_an_increment_and_a_touch_keep_or_move_the_expiry(
     assert "word" not in cache
 
 
+def test_a_number_keeps_its_fraction_and_a_sum_that_the_codec_refuses_is_told(
+    store: kvstore.Store,
+) -> None:
+    cache, raw = Cache(store), Cache(store, prefix=b"raw/", codec="bytes")
+    cache.set("n", 2.5)
+    assert [cache.incr("n"), cache.decr("n", 0.25), cache.get("n")] == [3.5, 3.25, 3.25]
+    for key in ("n", "absent"):
+        with pytest.raises(UsageError, match="is no JSON"):
+            cache.incr(key, float("nan"))
+    with pytest.raises(UsageError, match="is no whole number"):
+        raw.incr("absent", 0.5)
+    assert ("absent" in cache, "absent" in raw, cache.get("n")) == (False, False, 3.25)
+
+
+def test_keys_in_brackets_are_told_when_absent_and_run_backward(cache: Cache) -> None:
+    cache.set("b", None, expire=60, tag="t")
+    cache["a"], cache["b"] = 1, None
+    assert [cache["a"], cache["b"], cache.ttl("b"), cache.tags("b")] == [1, None, None, ()]
+    assert list(reversed(cache)) == ["b", "a"]
+    del cache["a"]
+    with pytest.raises(KeyError, match="a"):
+        cache["a"]
+    with pytest.raises(KeyError, match="a"):
+        del cache["a"]
+
+
 def test_add_pop_and_delete_tell_what_was_there(cache: Cache, clock: kvstore.ManualClock) -> None:
     assert cache.add("k", 1, expire=5)
     assert not cache.add("k", 2)
@@ -256,6 +282,33 @@ def test_a_lock_is_held_by_one_until_its_lease_ends(
         assert mine.locked()
 
 
+def test_threads_that_share_a_lock_hold_it_one_after_the_other(
+    cache: Cache, clock: kvstore.ManualClock
+) -> None:
+    lock, inside, lapsed, freed = cache.lock("k", lease=5), *(threading.Event() for _ in "123")
+
+    def hold() -> None:
+        with lock:
+            inside.set()
+            lapsed.wait(60)
+        freed.set()
+
+    first = threading.Thread(target=hold)
+    first.start()
+    assert inside.wait(60)
+    assert not lock.acquire(wait=False)
+    clock.advance(5 * SECOND + 1000)
+    assert lock.acquire(wait=False)
+    lapsed.set()
+    assert freed.wait(60)
+    first.join()
+    assert lock.locked()  # the thread whose lease ran out has not freed what another one holds
+    other = threading.Thread(target=lock.release)  # as dogpile does behind a maker in its thread
+    other.start()
+    other.join()
+    assert not lock.locked()
+
+
 def test_memoize_calls_a_function_once_for_its_arguments(cache: Cache) -> None:
     calls = []
 
@@ -299,10 +352,13 @@ def test_no_value_is_read_by_pickle(store: kvstore.Store) -> None:
             Cache(store, codec=wrong)  # type: ignore[arg-type]  # refused
     with pytest.raises(UsageError, match="expire"):
         cache.set("k", 1, expire="soon")  # type: ignore[arg-type]  # refused
-    with pytest.raises(UsageError, match="tag"):
-        cache.set("k", 1, tag=[7])  # type: ignore[list-item]  # refused
+    for tag in ([7], 7, 0, b"t"):
+        with pytest.raises(UsageError, match="tag"):
+            cache.set("k", 1, tag=tag)  # type: ignore[arg-type]  # refused
     with pytest.raises(UsageError, match="order-preserving"):
         cache.get([])
+    with pytest.raises(UsageError, match="order-preserving"):
+        cache.set([], 1)
 
 
 def count(cache: Cache) -> None:

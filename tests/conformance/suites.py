@@ -132,6 +132,30 @@ SUITES = (
         page="how-to/neighbours/cachelib.md",
     ),
     Suite(
+        "diskcache",
+        "kvstore.cache",
+        "its project's tests of caches, retold; each runs on its own `Cache` too, and the last "
+        "ones tell where the two differ",
+        "diskcache",
+        ("diskcache",),
+        {
+            "test_deque": "with `test_index`: a queue and a mapping; a store is a mapping itself",
+            "test_push": "pulls and peeks too: queues, for which `kvstore.tasks` and huey are here",
+            "peekitem": "asks for the entry set last; ours are sorted by their keys",
+            "test_read": "values as open files",
+            "test_stats": "a count of hits that all processes share is a write for each look-up",
+            "test_tag_index": "tags always have their index",
+            "test_pragma": "with `test_disk` and `test_reset`: settings of SQLite and of pickle",
+            "test_check": "`kvstore verify` finds damage in any store",
+            "least_frequently": "with `custom_eviction`: an eviction by counts, or by a user's SQL",
+            "test_rlock": "a lock that its holder takes twice; ours waits for its lease",
+            "test_semaphore": "with `averager` and `throttle`: recipes of one transaction each",
+            "memoize_stampede": "renews a result before its time; ours is made once behind it",
+            "ioerror": "with `timeout`: replace the inside of its own class by mocks",
+            "test_rsync": "the tool copies files; ours has backups",
+        },
+    ),
+    Suite(
         "mcp",
         "kvstore.adapters.mcp",
         "its project's scenarios for servers (`@modelcontextprotocol/conformance`, by npm), and "
