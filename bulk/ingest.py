@@ -138,7 +138,7 @@ class How(NamedTuple):
     amends: Amending | None = None
     origin: str = ""
     none_since: int | None = None
-    """The time at which a process beside this one has found no key of the import alive."""
+    """The import is called off if one of its keys was put after this time, and is alive."""
     gate: Gate | None = None
     force: Force | None = None
     report: str = ""
@@ -160,6 +160,7 @@ def ingest(
     patience: float | None = None,
     origin: str = "",
     force: Force | str | None = None,
+    none_since: Timestamp | None = None,
 ) -> Timestamp:
     """Add a sealed import to `store`. Returns the timestamp at which all its rows became visible.
 
@@ -168,10 +169,11 @@ def ingest(
     of `kvstore serve --imports-from`; then `options` must be empty.
 
     Adding the same import again returns the first timestamp, and raises `UsageError` after it was
-    reverted. `on_conflict="error"` looks up
-    each key, and raises `KeyConflictError` with the first live keys. Files are linked, or copied
-    from another file system. `move` removes the files from `staging` after they were added; it
-    removes a symbolic link, not the file behind it. `thorough` is for files from a stranger: it
+    reverted. `on_conflict="error"` looks up each key, and raises `KeyConflictError` with the first
+    live keys. `none_since`, a time at which the caller has looked at the keys, raises it for a key
+    that was put after that time and is alive: the commit looks under its lock. Files are linked, or
+    copied from another file system. `move` removes the files from `staging` after they were added;
+    it removes a symbolic link, not the file behind it. `thorough` is for files from a stranger: it
     reads each file, compares its digest and checks each row. A row of a table with the values of
     another row in a unique index raises `NotUniqueError`. `check` is a `Gate`, or a mapping of its
     fields: the staged rows pass it before they show, or the load is refused by `LoadRefusedError`,
@@ -203,11 +205,13 @@ def ingest(
     gate = None if check is None or callable(check) else Gate.of(check)
     called = check if callable(check) else None
     how = How(on_conflict, move, thorough, called, tell, times or StageTimes(), origin=origin)
-    how = how._replace(gate=gate, force=Force.of(force, gate))
+    how = how._replace(gate=gate, force=Force.of(force, gate), none_since=none_since)
     found = staging_place(staging, options, patience)
     if not isinstance(store, Store) and getattr(store, "path", None) is None:
         if gate is not None:
             raise UsageError("a gate of a load by an address", "load beside the store, by its path")
+        if none_since is not None:
+            raise UsageError("none_since has no effect at an address", "load by the store's path")
         return ingest_there(store, found, max_bytes, how)
     return _from_place(store, found, max_bytes, how)
 
@@ -236,14 +240,10 @@ def ingest_brought(
     tell: Callable[[str], None],
 ) -> Timestamp:
     """Add the sealed import in `directory`, to which a process beside this one has brought it. Its
-    files move into the store. With `none_since` its keys were looked up at that time, and none was
-    alive. Raises as `ingest`."""
+    files move into the store. `none_since` is as in `ingest`. Raises as `ingest`."""
     manifest = read_manifest(directory)
-    at = none_since
-    if at is not None and at < store.whole_since:
-        at = 0  # the changes since then are not whole: all live keys are looked at
-    how = How("overwrite", True, False, None, tell, StageTimes(), none_since=at, origin=origin)
-    how = how._replace(report=report)
+    how = How("overwrite", True, False, None, tell, StageTimes(), origin=origin)
+    how = how._replace(none_since=none_since, report=report)
     with _adding(store, manifest.import_id):
         record = replace(record_of(manifest, origin), report=report)
         return _add(store, directory, manifest, record, how)
@@ -388,7 +388,7 @@ def _by_owner(
     tell("check")
     with how.times.stage("check"):
         checked, _ = _checked(directory, manifest, thorough=how.thorough)
-    none_since = None
+    none_since = how.none_since
     if how.on_conflict == "error":
         require_no_live_keys(store, _located(directory, manifest))
         none_since = store.upper - 1
@@ -433,7 +433,9 @@ def _add(
     report = _gate_report(store, directory, manifest, how, known if linked else None)
     record = replace(record, report=report)
     if how.none_since is not None:
-        checks.insert(0, NoneCame(store, record, how.none_since))
+        # Where the changes since then are not whole, all live keys are looked at.
+        is_whole = how.none_since >= store.whole_since
+        checks.insert(0, NoneCame(store, record, how.none_since if is_whole else 0))
     with ExitStack() as held:
         further: list[Path] = []
         if how.on_conflict == "error" or manifest.tables or amends is not None:
@@ -730,11 +732,9 @@ class NoneCame:
             for change in changes
             if change.op == "put" and self.store.imports.stored.has(self.record, change.key)
         )
-        alive = list(
-            islice((key for key in keys if self.store.get(key) is not None), KEYS_NAMED_MAX)
-        )
-        if alive:
-            raise KeyConflictError(alive)
+        alive = islice((key for key in keys if self.store.get(key) is not None), KEYS_NAMED_MAX)
+        if named := list(dict.fromkeys(alive)):  # a key may have changed twice
+            raise KeyConflictError(named)
 
     def _changes(self, start: bytes | None) -> Iterator[Change]:
         """The changes since the check, from the key `start` on; or of all plain keys."""

@@ -8,11 +8,15 @@ In `feature_store.yaml`:
     offline_store:
       type: kvstore.feast.OfflineStore
       path: features.db                  # or the URL of a server, or of a collection of backups
+    batch_engine:
+      type: kvstore.feast.ComputeEngine  # a materialisation is one import
 
 `online` keeps the newest row of each entity, `offline` answers point-in-time joins from typed
-tables, of which a `TableSource` names one. Feast itself is imported here alone.
+tables, of which a `TableSource` names one. `compute` materialises the one from the other by
+columns. Feast itself is imported here alone.
 """
 
+from kvstore.feast.compute import ComputeEngine, ComputeEngineConfig
 from kvstore.feast.handles import close_all
 from kvstore.feast.offline import (
     LoggedTable,
@@ -24,6 +28,8 @@ from kvstore.feast.offline import (
 from kvstore.feast.online import OnlineStore, OnlineStoreConfig
 
 __all__ = [
+    "ComputeEngine",
+    "ComputeEngineConfig",
     "LoggedTable",
     "OfflineStore",
     "OfflineStoreConfig",

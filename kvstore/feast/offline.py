@@ -564,13 +564,13 @@ class _ViewAsked(NamedTuple):
             pairs = asking.append_column(_ONE, all_).join(
                 numbered.append_column(_ONE, one), _ONE, join_type="inner"
             )
-        at, moment = _microseconds(pairs[_LABEL]), _microseconds(pairs[order[0]])
+        at, moment = microseconds_of(pairs[_LABEL]), microseconds_of(pairs[order[0]])
         passes = pc.less_equal(moment, at)
         if self.ttl is not None:
             age = min(self.ttl // _MICROSECOND, 1 << 62)
             passes = pc.and_(passes, pc.less_equal(pc.subtract(at, moment), age))
         if asked.each and len(order) == 2:
-            passes = pc.and_(passes, pc.less_equal(_microseconds(pairs[order[1]]), at))
+            passes = pc.and_(passes, pc.less_equal(microseconds_of(pairs[order[1]]), at))
         best = _latest(pairs.filter(passes), [_AT], [*order, _ROW_AT])
         found = rows.select(names).take(best[_ROW_AT])
         return _placed(found, best[_AT].to_numpy(), labels.num_rows)
@@ -615,14 +615,14 @@ def _known_times(store: Any, labels: pa.Array, as_of: str | None) -> pa.Array:
     bound = int(store.upper) - 1
     if as_of is not None:
         bound = min(bound, to_timestamp(as_of, name="as_of", now=lambda: bound))
-    within = pc.min_element_wise(_microseconds(labels), bound // 1000, skip_nulls=False)
+    within = pc.min_element_wise(microseconds_of(labels), bound // 1000, skip_nulls=False)
     within = pc.max_element_wise(within, 0, skip_nulls=False)
     is_newest = pc.equal(within, bound // 1000)
     ns = pc.if_else(is_newest, pa.scalar(bound, pa.int64()), pc.multiply(within, 1000))
     return ns.cast(_NS)
 
 
-def _microseconds(times: Any) -> Any:
+def microseconds_of(times: Any) -> Any:
     """Times as int64, rounded down to microseconds, of which a commit knows no parts."""
     if times.type.unit == "ns":
         times = pc.floor_temporal(times, unit="microsecond")

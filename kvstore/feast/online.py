@@ -13,11 +13,13 @@ Invariants
    order they come. Of rows of one event time the one that was created later stays, and of those the
    one that was written later. A row without a time of creation is older than one that has it.
 2. A batch of rows is one commit: a reader sees all of it or nothing. Only rows that are within a
-   minute of their TTL come behind it, each by itself.
+   minute of their TTL come behind it, each by itself. `kvstore.feast.compute` writes a
+   materialisation by one import, under the same rules.
 3. With `expire`, a row is deleted when it is older than the TTL of its view, at that time exactly:
    so the online answer at T is the answer of the join at T.
 4. A layout is named by the digest of its names, and never changes. Each commit makes sure that the
-   layouts of its rows are there: a revert may have undone the commit that brought them.
+   layouts of its rows are there: a revert may have undone the commit that brought them. An import
+   brings none, because a revert of the import would take them from the rows of others.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta, timezone
 from functools import partial
 from typing import Any, Final, Literal, NamedTuple
@@ -42,14 +44,16 @@ from kvstore.base.timestamp import Timestamp
 from kvstore.errors import CorruptionError, UsageError
 from kvstore.feast.handles import address_of, opened
 
-_HEAD: Final = struct.Struct("<qq8s")
+HEAD: Final = struct.Struct("<qq8s")
+"""Event time, time of creation, and the digest of the layout."""
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _MICROSECOND: Final = timedelta(microseconds=1)
-_NOT_CREATED: Final = -1
-_DUE_END: Final = (datetime(2262, 1, 1, tzinfo=timezone.utc) - _EPOCH) // _MICROSECOND
+NOT_CREATED: Final = -1
+"""The time of creation of a row that has none."""
+DUE_END: Final = (datetime(2262, 1, 1, tzinfo=timezone.utc) - _EPOCH) // _MICROSECOND
 """A row that would expire behind it stays."""
 _EXPIRED: Final = -(1 << 63)
-_MARGINS: Final = (60_000_000, 600_000_000)
+MARGINS: Final = (60_000_000, 600_000_000)
 """Microseconds that a commit of many rows may take; the second if it took longer than the first."""
 
 
@@ -97,8 +101,8 @@ class OnlineStore(FeastOnlineStore):
     ) -> None:
         """Write rows by one commit; a time without a zone is UTC, as Feast has it. Costs a look-up
         and a put for each entity."""
-        store = self._to_write(config)
-        place = _Place.of(config, table)
+        store = self.to_write(config)
+        place = ViewKeys.of(config, table)
         newest: dict[bytes, _Row] = {}
         for entity, values, event, created in data:
             key = place.key_of(entity)
@@ -131,7 +135,7 @@ class OnlineStore(FeastOnlineStore):
         """The event time and the features of each entity, or two Nones. A feature that the view did
         not have when the row was written is missing. Costs a look-up for each entity."""
         store = self._store(config)
-        place = _Place.of(config, table)
+        place = ViewKeys.of(config, table)
         keys = [place.key_of(entity) for entity in entity_keys]
         when = {} if config.online_store.as_of is None else {"as_of": config.online_store.as_of}
         found: list[tuple[datetime | None, dict[str, Any] | None]] = []
@@ -174,7 +178,7 @@ class OnlineStore(FeastOnlineStore):
         if not tables_to_delete:
             self._store(config)  # the path, the server and its token are right
             return
-        store = self._to_write(config)
+        store = self.to_write(config)
         for table in tables_to_delete:
             store.delete_range(prefix=_view_prefix(config, table.name))
 
@@ -189,7 +193,8 @@ class OnlineStore(FeastOnlineStore):
         address = address_of(place.path, config.repo_path)
         return opened(address, place.token, follows=place.follow)
 
-    def _to_write(self, config: Any) -> Any:
+    def to_write(self, config: Any) -> Any:
+        """The handle by which rows are written. Raises `UsageError` where the store only reads."""
         if config.online_store.follow or config.online_store.as_of is not None:
             raise UsageError(
                 "an online store with follow: or as_of: only reads",
@@ -197,10 +202,10 @@ class OnlineStore(FeastOnlineStore):
             )
         return self._store(config)
 
-    def _row_of(self, store: Any, place: _Place, stored: bytes, when: Mapping[str, Any]) -> _Row:
+    def _row_of(self, store: Any, place: ViewKeys, stored: bytes, when: Mapping[str, Any]) -> _Row:
         try:
-            event, created, layout = _HEAD.unpack_from(stored)
-            values = RepeatedValue.FromString(stored[_HEAD.size :]).val
+            event, created, layout = HEAD.unpack_from(stored)
+            values = RepeatedValue.FromString(stored[HEAD.size :]).val
         except Exception as error:  # protobuf has several classes of errors
             raise CorruptionError(f"a row of {place.view}", "not a row of features") from error
         names = self._layouts.get(layout)
@@ -226,7 +231,7 @@ class _Row(NamedTuple):
         return (self.event, self.created) < (other.event, other.created)
 
 
-class _Place(NamedTuple):
+class ViewKeys(NamedTuple):
     """The keys of one view."""
 
     view: str
@@ -235,7 +240,7 @@ class _Place(NamedTuple):
     serialization: int
 
     @classmethod
-    def of(cls, config: Any, table: Any) -> _Place:
+    def of(cls, config: Any, table: Any) -> ViewKeys:
         is_versioned = config.registry.enable_online_feature_view_versioning
         version = compute_versioned_name(table, is_versioned)[len(table.name) :]
         return cls(
@@ -263,64 +268,77 @@ def _view_prefix(config: Any, name: str) -> bytes:
     return f"{prefix}r{config.project}\0{name}\0".encode()
 
 
-def _names_to_bytes(names: tuple[str, ...]) -> bytes:
-    return "\0".join(names).encode()
+class FeatureNames(NamedTuple):
+    """The names of the features of rows."""
+
+    digest: bytes
+    names: bytes
+
+    @classmethod
+    def of(cls, names: Iterable[str]) -> FeatureNames:
+        """The layout of these names, in their order."""
+        raw = "\0".join(names).encode()
+        return cls(hashlib.blake2b(raw, digest_size=8).digest(), raw)
+
+
+def put_layouts(place: ViewKeys, layouts: Iterable[FeatureNames], transaction: Any) -> None:
+    """Write the layouts that are not there."""
+    wanted = {place.layout_key(layout.digest): layout.names for layout in layouts}
+    for key, known in zip(wanted, transaction.get_many(list(wanted)), strict=True):
+        if known is None:
+            transaction.put(key, wanted[key])
 
 
 def _write(
-    place: _Place, rows: Mapping[bytes, _Row], dues: Mapping[bytes, int], transaction: Any
+    place: ViewKeys, rows: Mapping[bytes, _Row], dues: Mapping[bytes, int], transaction: Any
 ) -> None:
     """Write the rows that are not older than the stored ones. `dues` has the microsecond of some at
     whose end they expire; a row whose time is `_EXPIRED` leaves nothing."""
-    layouts: dict[bytes, tuple[str, ...]] = {}
+    layouts: set[FeatureNames] = set()
     keys = list(rows)
     for key, stored in zip(keys, transaction.get_many(keys), strict=True):
         row, due = rows[key], dues.get(key)
         if stored is not None:
-            event, created, _ = _HEAD.unpack_from(stored)
+            event, created, _ = HEAD.unpack_from(stored)
             if row.is_older_than(_Row(event, created, {})):
                 continue
         if due == _EXPIRED:
             if stored is not None:
                 transaction.delete(key)
             continue
-        names = tuple(row.values)
-        layout = hashlib.blake2b(_names_to_bytes(names), digest_size=8).digest()
-        layouts[layout] = names
+        layout = FeatureNames.of(row.values)
+        layouts.add(layout)
         values = RepeatedValue(val=row.values.values()).SerializeToString()
-        raw = _HEAD.pack(row.event, row.created, layout) + values
+        raw = HEAD.pack(row.event, row.created, layout.digest) + values
         if due is None:
             transaction.put(key, raw)
         else:
             transaction.put(key, raw, expires=Timestamp((due + 1) * 1000))
-    found = transaction.get_many([place.layout_key(layout) for layout in layouts])
-    for (layout, names), known in zip(layouts.items(), found, strict=True):
-        if known is None:
-            transaction.put(place.layout_key(layout), _names_to_bytes(names))
+    put_layouts(place, layouts, transaction)
 
 
-def _write_expiring(store: Any, place: _Place, rows: Mapping[bytes, _Row], ttl: int) -> None:
+def _write_expiring(store: Any, place: ViewKeys, rows: Mapping[bytes, _Row], ttl: int) -> None:
     """Write rows that expire `ttl` microseconds behind their event. A store refuses a row whose
     time has come when it commits, and a commit of many rows takes a while. So rows that are close
     to their end come behind, one by one, and one whose end has come meanwhile leaves nothing."""
     ends = {key: row.event + ttl for key, row in rows.items()}
-    for margin in _MARGINS:
-        now = _microseconds(datetime.now(timezone.utc))
+    for margin in MARGINS:
+        now = microseconds(datetime.now(timezone.utc))
         close = {key for key, end in ends.items() if now < end < now + margin}
-        dues = {key: end if end > now else _EXPIRED for key, end in ends.items() if end < _DUE_END}
+        dues = {key: end if end > now else _EXPIRED for key, end in ends.items() if end < DUE_END}
         try:
             most = {key: row for key, row in rows.items() if key not in close}
             store.transact(partial(_write, place, most, dues))
             break
         except UsageError:
-            if margin == _MARGINS[-1]:
+            if margin == MARGINS[-1]:
                 raise
     for key in sorted(close):
         _write_close(store, place, {key: rows[key]}, dues)
 
 
 def _write_close(
-    store: Any, place: _Place, row: Mapping[bytes, _Row], dues: Mapping[bytes, int]
+    store: Any, place: ViewKeys, row: Mapping[bytes, _Row], dues: Mapping[bytes, int]
 ) -> None:
     try:
         store.transact(partial(_write, place, row, dues))
@@ -328,17 +346,18 @@ def _write_close(
         store.transact(partial(_write, place, row, dict.fromkeys(row, _EXPIRED)))
 
 
-def _event_of(moment: datetime, place: _Place) -> int:
+def _event_of(moment: datetime, place: ViewKeys) -> int:
     if moment != moment:  # NaT
         raise UsageError(f"a row of {place.view} has no event time", "leave the row out")
-    return _microseconds(moment)
+    return microseconds(moment)
 
 
-def _microseconds(moment: datetime) -> int:
+def microseconds(moment: datetime) -> int:
+    """A time since 1970; one without a zone is UTC, as Feast has it."""
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=timezone.utc)
     return (moment - _EPOCH) // _MICROSECOND
 
 
 def _created(moment: datetime | None) -> int:
-    return _NOT_CREATED if moment is None or moment != moment else _microseconds(moment)  # NaT
+    return NOT_CREATED if moment is None or moment != moment else microseconds(moment)  # NaT

@@ -142,3 +142,19 @@ def test_a_row_of_a_table_that_is_written_between_check_and_commit_is_a_conflict
     with pytest.raises(KeyConflictError):
         bulk.ingest(store, load.staging, on_conflict="error", progress=write_first)
     assert list(table.rows()) == [{"id": 2, "zone": "EWR"}]
+
+
+def test_none_since_refuses_a_key_that_was_put_since(store: kvstore.Store, tmp_path: Path) -> None:
+    store.put(b"b", b"before")
+    looked = store.now()
+    store.put(b"z", b"no key of the import")
+    staged = {b"a": b"1", b"b": b"1"}
+    stage(tmp_path / "first", staged)
+    bulk.ingest(store, tmp_path / "first", none_since=looked)
+    assert store.get(b"b") == b"1"
+    store.put(b"a", b"pushed")
+    stage(tmp_path / "second", staged)
+    with pytest.raises(KeyConflictError) as caught:
+        bulk.ingest(store, tmp_path / "second", none_since=looked)
+    assert caught.value.keys == (b"a", b"b")  # the first import has put both
+    assert store.get(b"a") == b"pushed"

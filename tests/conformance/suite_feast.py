@@ -10,6 +10,7 @@ import os
 import random
 import subprocess
 import sys
+import threading
 import xml.etree.ElementTree as Xml
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -21,14 +22,28 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 from feast import Entity, FeatureStore, FeatureView, Field, ValueType
-from feast.types import Array, Float32, Float64, Int64, String, Struct, UnixTimestamp
+from feast.protos.feast.types.EntityKey_pb2 import EntityKey
+from feast.protos.feast.types.Value_pb2 import Value
+from feast.types import (
+    Array,
+    Bool,
+    Bytes,
+    Float32,
+    Float64,
+    Int32,
+    Int64,
+    String,
+    Struct,
+    UnixTimestamp,
+)
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import kvstore
-from kvstore import backup, feast
+from kvstore import backup, bulk, feast
 from kvstore.errors import UsageError
 from kvstore.feast.handles import close_all, opened
+from kvstore.feast.online import HEAD, ViewKeys
 
 YAML = """
 project: p
@@ -56,9 +71,23 @@ FEATURES = ["stats:rate", "stats:trips", "stats:car"]
 TTL = timedelta(hours=3)
 
 
+IMPORTING = """
+batch_engine:
+  type: kvstore.feast.ComputeEngine
+  import_rows_min: 1
+"""
+
+
+@pytest.fixture(params=["", IMPORTING], ids=["commits", "imports"])
+def repo(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
+    (tmp_path / "feature_store.yaml").write_text(YAML + request.param)
+    yield tmp_path
+    close_all()
+
+
 @pytest.fixture
-def repo(tmp_path: Path) -> Iterator[Path]:
-    (tmp_path / "feature_store.yaml").write_text(YAML)
+def importing(tmp_path: Path) -> Iterator[Path]:
+    (tmp_path / "feature_store.yaml").write_text(YAML + IMPORTING)
     yield tmp_path
     close_all()
 
@@ -464,3 +493,231 @@ def test_the_universal_suites_of_feast(tmp_path: Path) -> None:
     ]
     assert cases
     assert not failed, done.stdout[-5000:]
+
+
+# --------------------------------------------------------------------------------------------------
+# Materialisation by imports.
+
+US = pa.timestamp("us", "UTC")
+TYPED = pa.schema(
+    [
+        *[("number", pa.int64()), ("who", pa.string()), ("what", pa.int32()), ("at", US)],
+        *[("created", US), ("i32", pa.int32()), ("i64", pa.int64()), ("f32", pa.float32())],
+        *[("f64", pa.float64()), ("flag", pa.bool_()), ("text", pa.string())],
+        *[("data", pa.binary()), ("seen", US), ("vector", pa.list_(pa.float32()))],
+        *[("narrow", pa.int64()), ("single", pa.float64())],
+    ]
+)
+FEAST_TYPES = {
+    **{"i32": Int32, "i64": Int64, "f32": Float32, "f64": Float64, "flag": Bool, "text": String},
+    **{"data": Bytes, "seen": UnixTimestamp, "vector": Array(Float32), "narrow": Int32},
+    "single": Float32,
+}
+
+
+def typed_row(chance: random.Random, number: int, now: datetime) -> dict[str, Any]:
+    """A row with values at the edges of their types. Times keep half a minute from the ends of
+    TTLs, so that both ways see the same rows expire."""
+
+    def of(*values: Any) -> Any:
+        return chance.choice([None, *values])
+
+    moment = now - timedelta(minutes=chance.randint(0, 200), seconds=30)
+    return {
+        "number": number,
+        "who": chance.choice(["", "a", "é\0", "x" * 200]),
+        "what": chance.choice([-1, 0, 2**31 - 1]),
+        "at": moment,
+        "created": of(moment + timedelta(minutes=chance.randint(0, 3))),
+        "i32": of(0, -1, 127, 128, -(2**31), 2**31 - 1),
+        "i64": of(0, -(2**53), 2**53, 300),
+        "f32": of(0.0, -0.5, float("nan"), float("inf")),
+        "f64": of(0.5, -0.0, 1e300, float("nan")),
+        "flag": of(True, False),
+        "text": of("", "ü", "y" * 126, "y" * 127, "y" * 128, "z" * 20_000),
+        "data": of(b"", b"\0", b"d" * 129),
+        "seen": of(NOON, NOON - timedelta(days=30_000, microseconds=1)),
+        "vector": of([], [0.5, 2.0]),
+        "narrow": of(-(2**31), 7),
+        "single": of(0.1, 1e300),
+    }
+
+
+def typed_features(repo: Path, ttl: timedelta) -> FeatureStore:
+    """A feature store with the view `typed` over the table `typed`."""
+    features = FeatureStore(str(repo))
+    entities = [
+        Entity(name="who", join_keys=["who"], value_type=ValueType.STRING),
+        Entity(name="what", join_keys=["what"], value_type=ValueType.INT32),
+    ]
+    source = feast.TableSource(
+        table="typed", timestamp_field="at", created_timestamp_column="created"
+    )
+    view = FeatureView(
+        name="typed",
+        entities=entities,
+        ttl=ttl,
+        schema=[Field(name=name, dtype=dtype) for name, dtype in FEAST_TYPES.items()],
+        source=source,
+    )
+    features.apply([*entities, view])
+    return features
+
+
+def stored_rows(store: kvstore.Store, project: str) -> dict[bytes, tuple[bytes, Any]]:
+    """The rows of a project by entity, with the times at which they expire."""
+    prefix = f"feast/r{project}\0".encode()
+    changes = store.changes(0, prefix=prefix, revisions="latest")
+    return {
+        change.key.removeprefix(prefix): (change.value, change.expires)
+        for change in changes
+        if change.op == "put"
+    }
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+@given(seed=st.integers(0, 2**32))
+def test_an_import_leaves_the_bytes_that_commits_leave(
+    tmp_path_factory: pytest.TempPathFactory, seed: int
+) -> None:
+    chance, home = random.Random(seed), tmp_path_factory.mktemp("home")
+    store = opened(str(home / "features.db"), None)
+    table = store.table("typed", TYPED, "number")
+    ttl = chance.choice([timedelta(0), timedelta(hours=1), timedelta(days=200_000)])
+    ways = {}
+    for project, engine in (("commits", ""), ("imports", IMPORTING)):
+        (home / project).mkdir()
+        yaml = YAML.replace("project: p", f"project: {project}").replace(
+            "path: features.db", "path: ../features.db"
+        )
+        (home / project / "feature_store.yaml").write_text(yaml + engine)
+        ways[project] = typed_features(home / project, ttl)
+    now, number = datetime.now(timezone.utc).replace(microsecond=0), 0
+    for _ in range(chance.randint(1, 3)):
+        rows = [typed_row(chance, number + at, now) for at in range(chance.randint(1, 12))]
+        number += len(rows)
+        # Feast takes any of the rows of one entity, one time and one time of creation.
+        rows = list({tuple(each[k] for k in ("who", "what", "at")): each for each in rows}.values())
+        table.put_batch(pa.Table.from_pylist(rows, TYPED))
+        start = now - timedelta(minutes=chance.randint(50, 250))
+        for features in ways.values():
+            features.materialize(start, now + timedelta(minutes=1))
+    found = stored_rows(store, "imports")
+    assert found == stored_rows(store, "commits")
+    assert store.imports.all() or not found or ttl == timedelta(hours=1)
+    close_all()
+
+
+def test_an_import_is_undone_by_one_call(importing: Path) -> None:
+    features, table = features_of(importing, ttl=timedelta(0))
+    store = opened(str(importing / "features.db"), None)
+    now = datetime.now(timezone.utc)
+    features.write_to_online_store("stats", pd.DataFrame([row(1, now - timedelta(hours=1), 1)]))
+    features.write_to_online_store("stats", pd.DataFrame([row(2, now, 2)]))
+    table.put_batch([row(driver, now - timedelta(minutes=5), 7) for driver in range(4)])
+    features.materialize(now - timedelta(hours=2), now)
+    (made,) = store.imports.all()
+    assert made.rows == 3  # the one of driver 2 is older than its pushed row
+    assert "stats" in made.origin
+    assert served(features, [0, 1, 2, 3]) == [7, 7, 2, 7]
+    features.write_to_online_store("stats", pd.DataFrame([row(3, now, 3)]))
+    store.revert_import(made.import_id)
+    assert served(FeatureStore(str(importing)), [0, 1, 2, 3]) == [None, 1, 2, 3]
+
+
+def test_few_rows_are_written_by_a_commit(importing: Path) -> None:
+    fewest = IMPORTING.replace("rows_min: 1", "rows_min: 5")
+    (importing / "feature_store.yaml").write_text(YAML + fewest)
+    features, table = features_of(importing)
+    now = datetime.now(timezone.utc)
+    table.put_batch([row(driver, now - timedelta(minutes=5), driver) for driver in range(4)])
+    features.materialize(now - timedelta(hours=1), now)
+    assert served(features, [3]) == [3]
+    assert opened(str(importing / "features.db"), None).imports.all() == []
+
+
+def test_pushes_beside_imports_never_lose(importing: Path) -> None:
+    """Threads push rows while another one materialises: no row covers a newer one, not even for a
+    while, and each newest push is served. Feast's own registry takes no threads, so the pushes go
+    to the online store."""
+    features, table = features_of(importing)
+    view = features.get_feature_view("stats")
+    now = datetime.now(timezone.utc)
+    store = opened(str(importing / "features.db"), None)
+    last: dict[int, int] = {}
+    ended = threading.Event()
+
+    def push(first: int) -> None:
+        online, count = feast.OnlineStore(), 0
+        while not ended.is_set():
+            driver = first + count % 100
+            values = {"rate": Value(), "trips": Value(int64_val=count), "car": Value()}
+            at = now + timedelta(milliseconds=count)
+            data = [(entity_of(driver), values, at, None)]
+            online.online_write_batch(features.config, view, data, None)
+            last[driver] = count
+            count += 1
+
+    with ThreadPoolExecutor(2) as pool:
+        pushes = [pool.submit(push, first) for first in (0, 100)]
+        try:
+            for number in range(6):
+                at = now - timedelta(minutes=60 - number)
+                table.put_batch([row(driver, at, -1) for driver in range(300)])
+                features.materialize(now - timedelta(hours=2), now)
+        finally:
+            ended.set()
+        for each in pushes:
+            each.result()
+    assert served(features, list(range(300))) == [last.get(driver, -1) for driver in range(300)]
+    place = ViewKeys.of(features.config, view)
+    for driver in range(300):
+        versions = store.history(place.key_of(entity_of(driver)))
+        times = [HEAD.unpack_from(version.value)[0] for version in versions]
+        assert times == sorted(times, reverse=True)
+
+
+def entity_of(driver: int) -> EntityKey:
+    return EntityKey(join_keys=["driver_id"], entity_values=[Value(int64_val=driver)])
+
+
+def test_a_push_between_the_look_and_the_import_calls_it_off(
+    importing: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    features, table = features_of(importing, ttl=timedelta(0))
+    store = opened(str(importing / "features.db"), None)
+    now = datetime.now(timezone.utc)
+    table.put_batch([row(driver, now - timedelta(hours=1), -1) for driver in range(3)])
+    ingest, pushed = bulk.ingest, []
+
+    def push_first(*args: Any, **how: Any) -> Any:
+        pushed.append(row(1, now + timedelta(seconds=len(pushed)), len(pushed)))
+        features.write_to_online_store("stats", pd.DataFrame(pushed[-1:]))
+        return ingest(*args, **how)
+
+    monkeypatch.setattr(bulk, "ingest", push_first)
+    features.materialize(now - timedelta(hours=2), now)
+    assert len(pushed) == 2  # the second import leaves driver 1 out
+    assert [made.rows for made in store.imports.all()] == [2]
+    assert served(features, [0, 1, 2]) == [-1, 1, -1]
+
+
+def test_a_guest_of_the_store_imports(importing: Path) -> None:
+    """The store is owned by another process, as beside a feature server."""
+    _, table = features_of(importing, ttl=timedelta(0))
+    now = datetime.now(timezone.utc)
+    table.put_batch([row(driver, now - timedelta(hours=1), driver) for driver in range(50)])
+    store = opened(str(importing / "features.db"), None)
+    code = (
+        "import sys, datetime as dt\n"
+        "from feast import FeatureStore\n"
+        "features = FeatureStore(sys.argv[1])\n"
+        "now = dt.datetime.now(dt.timezone.utc)\n"
+        "features.materialize(now - dt.timedelta(hours=2), now)\n"
+        "from kvstore.feast.handles import opened\n"
+        "assert opened(sys.argv[1] + '/features.db', None).role == 'guest'\n"
+    )
+    command = [sys.executable, "-W", "ignore", "-c", code, str(importing)]
+    subprocess.run(command, check=True, capture_output=True)
+    assert [made.rows for made in store.imports.all()] == [50]
+    assert served(FeatureStore(str(importing)), [49, 50]) == [49, None]

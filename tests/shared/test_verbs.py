@@ -17,6 +17,7 @@ from kvstore.errors import (
     ClosedError,
     ConflictError,
     HistoryGoneError,
+    KeyConflictError,
     NotYetWrittenError,
     PreconditionError,
     UsageError,
@@ -254,6 +255,22 @@ def test_backups_and_imports_take_the_handle(store: Any, tmp_path: Path) -> None
     assert store.get(b"i") is None
     with kvstore.connect(store.path) as client:
         assert client.get(b"k") == b"1"
+
+
+def test_an_import_is_called_off_by_a_put_since_the_caller_looked(
+    store: Any, tmp_path: Path
+) -> None:
+    looked = store.now()
+    store.put(b"i", b"pushed")
+    staged = bulk.Import.create(tmp_path / "staged")
+    with staged.writer() as writer:
+        writer.put(b"i", b"2")
+    staged.seal()
+    with pytest.raises(KeyConflictError):
+        bulk.ingest(store, tmp_path / "staged", none_since=looked)
+    assert store.get(b"i") == b"pushed"
+    bulk.ingest(store, tmp_path / "staged", none_since=store.now())
+    assert store.get(b"i") == b"2"
 
 
 def test_a_key_that_has_expired_is_not_shown(tmp_path: Path) -> None:
