@@ -37,7 +37,13 @@ import pyarrow.compute as pc
 from kvstore.base.arguments import word
 from kvstore.base.span import Span
 from kvstore.errors import CorruptionError, StorageError, UsageError, storage_errors
-from kvstore.limits import ARROW_ROWS_MAX, RUN_BLOCK_BYTES, RUN_BYTES_MAX, SORT_BYTES_MAX
+from kvstore.limits import (
+    ARROW_ROWS_MAX,
+    LOAD_SORT_BYTES_MAX,
+    RUN_BLOCK_BYTES,
+    RUN_BYTES_MAX,
+    SORT_BYTES_MAX,
+)
 from kvstore.mvcc.arrow import key_words
 
 Duplicates: TypeAlias = Literal["error", "last"]
@@ -89,7 +95,7 @@ def sorted_batches(
     the part writer refuses them. Rows beyond the memory go to `scratch`.
     """
     word(*DUPLICATES).check("duplicates", duplicates)
-    bytes_max = SORT_BYTES_MAX if bytes_max is None else bytes_max
+    bytes_max = LOAD_SORT_BYTES_MAX if bytes_max is None else bytes_max
     runs: list[Run] = []
     for rows, is_all in _memory_fulls(batches, bytes_max):
         if is_all:

@@ -315,8 +315,12 @@ SORTED_CHANGES_BYTES_MAX = 64 << 20
 """Bytes of large values that such a sort holds. Further values are read later, 4 us each."""
 
 SORT_BYTES_MAX = 128 << 20
-"""Bytes of keys and values that an import from files sorts at once; a larger import writes sorted
-runs to disk. At its peak Arrow holds the rows twice: in the order of the file and sorted."""
+"""Bytes of keys and values that a task of Spark, or a push, merges at once. At its peak Arrow holds
+the rows twice: as they came and sorted."""
+
+LOAD_SORT_BYTES_MAX = 512 << 20
+"""The same of an import or a seed from files; a larger one writes sorted runs to disk, and sorts all
+rows twice. A million rows of a table with two indexes have 240 MB of keys and values."""
 
 CROSSING_PARTS_MAX = 256
 """Parts of an import whose spans share a key. A pass over them merges all of them, open."""

@@ -210,7 +210,7 @@ def seed_on(path: str, pipe: Connection) -> None:
             yield batch([(b"%d" % key, number, b"v" * 50) for key in range(200)], op=False)
         pipe.send(40)
 
-    with bounds(SORT_BYTES_MAX=50_000, RESTORE_FILE_BYTES=20_000):
+    with bounds(LOAD_SORT_BYTES_MAX=50_000, RESTORE_FILE_BYTES=20_000):
         bulk.seed(path, rows())
 
 

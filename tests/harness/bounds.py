@@ -108,6 +108,7 @@ TINY: Final[Mapping[str, int]] = {
     "IMPORT_KEYS_BYTES_MAX": 3,
     "PAST_IMPORTS_MAX": 2,
     "SORT_BYTES_MAX": 200,
+    "LOAD_SORT_BYTES_MAX": 200,
     "RUN_BYTES_MAX": 100,
     "RUN_BLOCK_BYTES": 50,
     # transactions and garbage
