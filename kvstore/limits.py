@@ -319,8 +319,8 @@ SORT_BYTES_MAX = 128 << 20
 the rows twice: as they came and sorted."""
 
 LOAD_SORT_BYTES_MAX = 512 << 20
-"""The same of an import or a seed from files; a larger one writes sorted runs to disk, and sorts all
-rows twice. A million rows of a table with two indexes have 240 MB of keys and values."""
+"""The same of an import or a seed from files; a larger one writes sorted runs to disk, and sorts
+all rows twice. A million rows of a table with two indexes have 240 MB of keys and values."""
 
 CROSSING_PARTS_MAX = 256
 """Parts of an import whose spans share a key. A pass over them merges all of them, open."""
