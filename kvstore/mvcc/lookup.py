@@ -29,7 +29,6 @@ from typing import Final, NamedTuple, TypeAlias, cast
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 from typing_extensions import Buffer
 
 from kvstore.base.span import Span
@@ -230,6 +229,8 @@ def span_of(keys: Keys) -> tuple[bytes, bytes]:
 
 def escaped_keys(keys: Keys) -> Keys:
     """The buffers of keys, escaped."""
+    import pyarrow.compute as pc
+
     count, offsets, data = keys
     if not (np.frombuffer(memoryview(data), np.uint8) == 0).any():
         return keys

@@ -152,7 +152,7 @@ import resource, sys
 from kvstore.errors import JournalDamagedError
 from kvstore.storage.journal import Journal, inspect
 with open("/proc/self/statm") as memory:
-    used = int(memory_engine.read().split()[0]) * resource.getpagesize()
+    used = int(memory.read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (used + int(sys.argv[2]), resource.RLIM_INFINITY))
 for look in (inspect, lambda path: Journal.open(path, apply=print, content="test").close()):
     try:

@@ -275,7 +275,7 @@ def test_replay_gives_back_what_no_append_would_take_today() -> None:
         journal.append(b"x" * 1000)
     limits = pytest.MonkeyPatch()
     with limits.context() as patch:
-        for module in ("records", "journal"):
+        for module in ("framing", "journal"):
             patch.setattr(f"kvstore.storage.journal.{module}.JOURNAL_RECORD_BYTES_MAX", 10)
         with open_journal(disk) as journal, pytest.raises(UsageError):
             journal.append(b"x" * 1000)

@@ -78,6 +78,6 @@ def readers_of(pid: int) -> list[int]:
     for place in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             parent = (place / "stat").read_text().rpartition(")")[2].split()[1]
-            if int(parent) == pid and b"server.reading" in (place / "cmdline").read_bytes():
+            if int(parent) == pid and b"server.reader_process" in (place / "cmdline").read_bytes():
                 found.append(int(place.name))
     return sorted(found)

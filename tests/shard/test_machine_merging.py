@@ -167,7 +167,7 @@ def test_whatever_is_kept_and_given_up_in_turn_the_space_has_one_slot(
     shard = filled(Driver(), 2)
     register(shard, "r")
     upper = 2
-    for act, one, other in acts:
+    for number, (act, one, other) in enumerate(acts):
         before = shard.state
         if act == "write":
             shard.write(upper, upper + 1, f"p{upper}")
@@ -180,7 +180,7 @@ def test_whatever_is_kept_and_given_up_in_turn_the_space_has_one_slot(
             apply(shard, downgrade("r", min(before.since + one, upper - 1)))
         elif act == "merge":
             for slot in before.slots:
-                shard(merged(shard, *slot, since=before.since, parts=(part(f"m{slot}{one}"),)))
+                shard(merged(shard, *slot, since=before.since, parts=(part(f"m{slot}{number}"),)))
             assert shard.state.slots == ()
         else:
             apply(shard, do("keep_instants", (one, other)))
