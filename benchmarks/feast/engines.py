@@ -1,4 +1,4 @@
-"""Materialise the rows of a view by one of four ways: `feast_engines.py WAY ROWS HOME`.
+"""Materialise the rows of a view by one of four ways: `engines.py WAY ROWS HOME`.
 
     sqlite        a Parquet file into Feast's sqlite online store
     commits       a typed table into ours, by Feast's own engine
