@@ -1,7 +1,7 @@
 """Feast's materialisation as one bulk import.
 
     pull       the newest row of each entity in the window, as Arrow, from the offline store
-    encode     keys and values of the online store, by columns: see `kvstore.feast.columns`
+    encode     keys and values of the online store, by columns: see `kvstore.feast.view_columns`
     leave out  what the view has a newer row for, at the time of a snapshot, by a pass over the view
     import     sorted files, added at one time; called off if a key was put since the snapshot
 
@@ -39,7 +39,6 @@ from kvstore.bulk.ingest import give_up, staging_beside
 from kvstore.bulk.loading import stored_schema
 from kvstore.bulk.sort import sorted_batches
 from kvstore.errors import KeyConflictError, KeyOrderError, UsageError
-from kvstore.feast.columns import entity_keys, row_heads, row_values, times_of
 from kvstore.feast.offline import microseconds_of
 from kvstore.feast.online import (
     DUE_END,
@@ -51,6 +50,7 @@ from kvstore.feast.online import (
     microseconds,
     put_layouts,
 )
+from kvstore.feast.view_columns import entity_keys, row_heads, row_values, times_of
 
 _MORE_THAN_ROWS: Final = (
     "aggregations",
