@@ -49,7 +49,7 @@ HEADLINES = (
     ),
     Headline(
         "scan-arrow", "scan of all rows into Arrow", "a scan as Python objects",
-        "versions are decided in compiled code; the iterator of rocksdict is the limit",
+        "sorted files are read as columns in compiled code, without RocksDB",
     ),
     Headline(
         "get", "read one key", "one call of RocksDB",

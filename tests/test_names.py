@@ -15,7 +15,7 @@ PACKAGES = ("kvstore", "bulk", "backup", "spark_connector", "pyspark_kvstore")
 
 LOOPS = Path("kvstore/loops")
 """Modules that are compiled. A `.pyi` beside each names its functions and classes, and
-`contract.py` the shapes that they take, by names that the packages above have for their own."""
+`shapes.py` the shapes that they take, by names that the packages above have for their own."""
 
 TESTING = "testing"
 """Users and tests call packages of this name. Models in them have the names of the modelled

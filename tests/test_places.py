@@ -98,7 +98,7 @@ def test_nothing_is_made_inside_another_place(
     assert _files(world.root) == before
 
 
-def test_what_lies_inside_from_an_older_release_is_still_read(tmp_path: Path) -> None:
+def test_what_was_put_inside_by_hand_is_still_read(tmp_path: Path) -> None:
     with kvstore.open(tmp_path / "s") as store:
         store.put(b"k", b"v")
         Collection(tmp_path / "c").backup(store)

@@ -35,7 +35,7 @@ TOP_LEVEL: Final = {"kvstore", "pyspark_kvstore", "spark_connector"}
 
 WHEEL_BYTES_MAX: Final = 8 << 20
 ARCHIVE_BYTES_MAX: Final = 8 << 20
-"""The budget: a wheel has 11 compiled modules, 0.3 MB each unpacked."""
+"""The budget: a wheel has 14 compiled modules, 0.3 MB each unpacked."""
 
 PARTS: Final = ("codec", "commit", "loops", "mvcc", "stateful", "store", "txn", "verify")
 EXTRAS: Final = "server,testing,metrics"

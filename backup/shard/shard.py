@@ -17,7 +17,7 @@ do.
 * `Critical` keeps history for an owner that may be away for long, and never expires. It carries an
   8-byte token of its present owner. Moving it is compare-and-set on this token, so an owner that
   was replaced while it slept cannot move it any more.
-* `ReadLease` (in `snapshot`) holds history that is being read.
+* `ReadLease` (in `shard_snapshot`) holds history that is being read.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
     <root>/imports/<job>/<shard, 4 digits>/      one staged import (`kvstore.bulk.staging`)
     <root>/status/<name>/<20 digits>.json        the report of one store; the highest number counts
 
-`log` keeps the root, `pushes` is the side of the job, and `pull` is the side of a store.
+`push_log` keeps the root, `pushes` is the side of the job, and `pull` is the side of a store.
 """
 
 from kvstore.bulk.pushes.pull import Puller, pull

@@ -8,6 +8,7 @@
     lookup     the value of one key, or of many, at one time or each at its own; the newest values,
                kept; the greatest live key at or below a place
     matches    the rows of columns that answer labels
+    nested     lists, structs and maps as values, and back
     packing    columns as the blocks of a sorted file
     records    where records of CSV end
     rows       columns as the values of a table's rows

@@ -22,7 +22,7 @@ try:
     from opentelemetry.metrics import CallbackOptions, Meter, Observation
 except ImportError as error:
     raise UsageError(
-        "opentelemetry-api is not installed", "pip install kvstore-mvcc[metrics]"
+        "opentelemetry-api is not installed", "pip install 'kvstore-mvcc[metrics]'"
     ) from error
 
 if TYPE_CHECKING:

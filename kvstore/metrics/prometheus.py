@@ -29,7 +29,7 @@ try:
     from prometheus_client.registry import Collector
 except ImportError as error:
     raise UsageError(
-        "prometheus_client is not installed", "pip install kvstore-mvcc[metrics]"
+        "prometheus_client is not installed", "pip install 'kvstore-mvcc[metrics]'"
     ) from error
 
 

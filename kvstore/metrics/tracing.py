@@ -48,7 +48,7 @@ try:
     from opentelemetry.trace import SpanKind, StatusCode, Tracer, TracerProvider
 except ImportError as error:
     raise UsageError(
-        "opentelemetry-api is not installed", "pip install kvstore-mvcc[metrics]"
+        "opentelemetry-api is not installed", "pip install 'kvstore-mvcc[metrics]'"
     ) from error
 
 SCHEMA: Final = "https://opentelemetry.io/schemas/1.33.0"

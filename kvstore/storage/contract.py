@@ -4,8 +4,8 @@ A *blob* is a byte string under a name. A shard keeps its parts and rollups in b
 holds for each key a log of versions that only grows at its head, by compare-and-set. The changes
 of a shard's state live there: the process that sets the next version has decided what happens next.
 
-Implementations: `memory`, `files`, `object_store` (S3, GCS, Azure). `wrapped` has the layers that
-may lie above a blob. The suites of `backup.testing` check each implementation.
+Implementations: `memory_storage`, `local_files`, `object_store` (S3, GCS, Azure). `wrapped` has the
+layers that may lie above a blob. The suites of `kvstore.backup.testing` check each one.
 
 Rules of every blob
 1. A name is written once. `put` is atomic: a reader sees nothing or all of it. Putting the same

@@ -279,7 +279,7 @@ def _named(definition: Definition, parts: Sequence[KeyPart]) -> list[str]:
 ADDED_NAMES: Final = frozenset(
     ["_change_type", "_commit_version", "_commit_timestamp", "row_timestamp", "row_version"]
 )
-"""The columns that changes, feeds and joins put beside the columns of a table: `changes.py`,
+"""The columns that changes, feeds and joins put beside the columns of a table: `row_changes.py`,
 `joins.py` and Spark's readers. Names that begin with `kvstore_` stand in their plans."""
 
 

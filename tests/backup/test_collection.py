@@ -291,7 +291,7 @@ def test_a_glance_shows_the_keys_of_each_chain(
     assert span.end is not None
     assert span.end <= b"d\0"
     writes = OpenWriteSet()
-    writes.put(b"\xff" * 100, b"1")  # a store of a release without tables may have this key
+    writes.put(b"\xff" * 100, b"1")  # a key above all tables, which no public call writes
     parts_of(store).committer.commit(writes)
     collection.backup(store, full=True)
     assert [found.end for found in collection.show().spans] == [span.end, None]

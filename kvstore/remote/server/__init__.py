@@ -1,6 +1,6 @@
 """A store over the network: an ASGI application, and the process that runs it.
 
-Needs the extra `server`: `pip install kvstore-mvcc[server]` (`app` alone needs none).
+Needs the extra `server`: `pip install 'kvstore-mvcc[server]'` (`app` alone needs none).
 """
 
 from kvstore.remote.server.app import App, app

@@ -82,7 +82,7 @@ def require_extra() -> None:
     for package in _PACKAGES:
         if find_spec(package) is None:
             raise UsageError(
-                f"a server needs the package {package!r}", "run: pip install kvstore-mvcc[server]"
+                f"a server needs the package {package!r}", "run: pip install 'kvstore-mvcc[server]'"
             )
 
 

@@ -383,7 +383,7 @@ def _server(app: App, place: _Place, ready: Callable[[], None] = lambda: None) -
         if place.readers is not None:
             place.readers.stop()
 
-    app.tells_requests = place.readers is None  # else they tell of their own, see `log`
+    app.tells_requests = place.readers is None  # else they tell of their own, see `log_lines`
     server = GuardedServer(server_config(app, place.tls), ready=listening, ending=ending)
     return server
 

@@ -37,7 +37,7 @@ from kvstore.limits import JOURNAL_READ_BYTES, JOURNAL_RECORD_BYTES_MAX
 # 3. Overhead is 3 bytes up to 252, 5 up to 64,260, then 2 more for each 64,008.
 # 4. Cost: one scan for the pair and one copy. No loop runs over single bytes.
 #
-# `records` defines the meaning of a record and its checksum.
+# The meaning of a record and its checksum stand further down.
 
 PAIR = b"\xfe\xfd"
 search_pair = re.compile(PAIR).search

@@ -5,7 +5,7 @@
     %016x-journal-final    sealed and durable
     %016x-snapshot         being written, or left by a crash
     %016x-snapshot-final   complete and durable
-    LOCK                   locked by the writer; holds a note (`records`) of the synced bytes
+    LOCK                   locked by the writer; holds a note (`framing`) of the synced bytes
     COMPACTING             locked by the process that writes a snapshot
 
 A journal's number is the ordinal of its first record. A snapshot's number is the ordinal of the

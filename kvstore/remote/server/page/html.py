@@ -496,7 +496,7 @@ def require_templates() -> None:
     """Raise `UsageError` where the package that writes pages is not installed."""
     if find_spec("jinja2") is None:
         raise UsageError(
-            "the page needs the package 'jinja2'", "run: pip install kvstore-mvcc[server]"
+            "the page needs the package 'jinja2'", "run: pip install 'kvstore-mvcc[server]'"
         )
 
 
