@@ -390,8 +390,8 @@ def _by_owner(
         checked, _ = _checked(directory, manifest, thorough=how.thorough)
     none_since = how.none_since
     if how.on_conflict == "error":
+        none_since = store.upper - 1  # a guest follows its owner while it looks
         require_no_live_keys(store, _located(directory, manifest))
-        none_since = store.upper - 1
     report = _gate_report(store, directory, manifest, how)
     name = f"{record.import_id:016x}-{secrets.token_hex(8)}"
     incoming = store.path / INGEST_DIRECTORY / name

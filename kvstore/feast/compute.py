@@ -42,6 +42,7 @@ from kvstore.errors import KeyConflictError, KeyOrderError, UsageError
 from kvstore.feast.offline import microseconds_of
 from kvstore.feast.online import (
     DUE_END,
+    HEAD,
     MARGINS,
     NOT_CREATED,
     FeatureNames,
@@ -66,6 +67,8 @@ _ATTEMPTS: Final = 3
 """Imports that are tried while rows are pushed, before the rows are written by commits."""
 _CHUNK: Final = 65_536
 """Rows that are encoded at once: their bytes stay in the processor's cache."""
+_CHUNK_BYTES: Final = 256 << 20
+"""Bytes of the rows that are encoded at once, roughly: one array of Arrow holds 2 GiB."""
 _STORED_ROWS: Final = 1 << 20
 """Stored rows that are compared with the new ones at once. Each time costs a hash of the new
 keys."""
@@ -188,7 +191,8 @@ class _Rows(NamedTuple):
         if stamp:
             created = microseconds_of(source[stamp]).fill_null(NOT_CREATED).to_numpy()
         keys, values, first = [], [], 0
-        for batch in source.combine_chunks().to_batches(max_chunksize=_CHUNK):
+        chunk = max(1, min(_CHUNK, _CHUNK_BYTES * source.num_rows // max(source.nbytes, 1)))
+        for batch in source.combine_chunks().to_batches(max_chunksize=chunk):
             part = slice(first, first + batch.num_rows)
             first += batch.num_rows
             found = entity_keys(place.rows, {name: batch[name] for name in entities}, entities)
@@ -253,7 +257,8 @@ def _stored(seen: Any, rows: _Rows) -> tuple[_Mask, _Mask]:
     for batch in _gathered(seen.scan_batches(prefix=rows.place.rows)):
         at = pc.index_in(batch["key"], value_set=rows.keys)
         places = at.drop_null().to_numpy()
-        values = batch["value"].filter(at.is_valid()).combine_chunks()
+        heads = pc.binary_slice(batch["value"], 0, HEAD.size)  # whole rows may not fit one array
+        values = heads.filter(at.is_valid()).combine_chunks()
         event, created = times_of(values)
         ours, our_created = rows.events[places], rows.created[places]
         is_there[places] = True

@@ -174,6 +174,9 @@ cdef class SmallCommits:
         cdef bytes entry
         if writes._size >= SMALL or PyList_GET_SIZE(writes._ranges):
             return False
+        # No object is made from here until the entry is filled: a collection of garbage might run
+        # code that changes the writes.
+        domain, serial = changeset
         while PyDict_Next(points, &place, &key, &value):
             keys_size += PyBytes_GET_SIZE(<bytes?><object>key)
             if <object>value is not None:
@@ -184,7 +187,6 @@ cdef class SmallCommits:
         body = 2 * (count + 1) * sizeof(int32_t) + keys_size + size + count
         if body >= SMALL or not count:
             return False
-        domain, serial = changeset
         entry = self._entry(points, count, keys_size, body, domain, serial)
         if count == 1:
             place = 0

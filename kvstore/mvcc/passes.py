@@ -4,6 +4,7 @@ as all versions in columns.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache, cached_property
 from itertools import compress
@@ -25,6 +26,7 @@ from kvstore.codec.keys import (
 )
 from kvstore.engine.api import Cursor, chunks
 from kvstore.errors import CorruptionError, printable
+from kvstore.limits import SCAN_CHUNK
 from kvstore.mvcc.arrow import binary_array
 from kvstore.mvcc.fragments import Fragments, RangeTombstone
 from kvstore.mvcc.key_history import Revision, Stamps, StoredEntry, Version, timeline
@@ -261,10 +263,20 @@ def _changed(
     cursor: Cursor, stamps: Stamps, since: int
 ) -> Iterator[tuple[list[bytes], list[bytes]]]:
     """All entries of the keys that have one with a time above `since`, or one of an import that was
-    added or reverted above it. 0.2 us an entry; a history takes 3 us."""
-    for keys, values in _whole_keys(cursor):
+    added or reverted above it. 0.2 us an entry; a history takes 3 us. A key that has more entries
+    than a chunk is given in any case, and not looked at: its keys may be too large for one array.
+    """
+    long_one = b""
+    for keys, values in _whole_keys(cursor, longest=SCAN_CHUNK):
+        stem = keys[-1][:-TAIL_BYTES]
+        if len(keys) > SCAN_CHUNK and keys[0][:-TAIL_BYTES] == stem:
+            long_one = stem
+            yield keys, values
+            continue
         columns = KeyColumns(keys)
         is_new = columns.times > since
+        if keys[0][:-TAIL_BYTES] == long_one:  # the rest of it
+            is_new[0] = True
         references = columns.times < 0
         for negative in _distinct(columns.times[references]) if references.any() else ():
             lifetime = stamps.get(encode_reference(int(~negative) & IMPORT_ID_MAX))
@@ -353,8 +365,10 @@ def version_columns(
             yield found
 
 
-def _whole_keys(cursor: Cursor) -> Iterator[tuple[list[bytes], list[bytes]]]:
-    """Chunks in which the entries of a key stay together."""
+def _whole_keys(
+    cursor: Cursor, *, longest: int = sys.maxsize
+) -> Iterator[tuple[list[bytes], list[bytes]]]:
+    """Chunks in which the entries of a key stay together, unless it has more than `longest`."""
     keys: list[bytes] = []
     values: list[bytes] = []
     for more_keys, more_values in chunks(cursor):
@@ -362,6 +376,9 @@ def _whole_keys(cursor: Cursor) -> Iterator[tuple[list[bytes], list[bytes]]]:
         values += more_values
         stem = keys[-1][:-TAIL_BYTES]
         if keys[0][:-TAIL_BYTES] == stem:  # one key has all of them, and perhaps more
+            if len(keys) > longest:
+                yield keys, values
+                keys, values = [], []
             continue
         cut = len(keys) - 1
         while cut and keys[cut - 1][:-TAIL_BYTES] == stem:

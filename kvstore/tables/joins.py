@@ -715,10 +715,17 @@ class StoredAnswers:
         """One seek for each span, and a step for each dead key before its row. A pass over the keys
         where the labels lie closely and ask for one time."""
         labels = within(labels, self._upto)
+        floor = self._parts.committer.frontiers.floor
         starts = labels.stems if labels.is_reverse else labels.keys
         asked = require_complete(self._parts, Labels(_Keys(starts), labels.times, labels.first))
         require_kept(self._parts, asked)
         labels = labels._replace(times=asked.times)
+        found = self._first_rows(labels, search)
+        if self._parts.committer.frontiers.floor != floor:  # another process may collect meanwhile
+            require_kept(self._parts, asked)
+        return found
+
+    def _first_rows(self, labels: AskedSpans, search: Search) -> RowsFound | None:
         hull = self._hull(labels)
         if hull is not None:
             keys = self._keys_beside(labels, hull)

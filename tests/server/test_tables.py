@@ -220,6 +220,21 @@ def test_a_unique_value_may_move_to_another_row_in_one_commit(
     assert {row["id"]: row["mail"] for row in people.rows()} == {2: "one@x", 4: "two@x"}
 
 
+def test_batches_and_transactions_collect_rows_of_arrow(
+    client: Client, people: kvstore.Table
+) -> None:
+    """Sent by itself, such a change travels as columns. Among other writes it must not get lost."""
+    rows = [person(number) for number in range(4)]
+    some, others = (pa.Table.from_pylist(part, people.schema) for part in (rows[:2], rows[2:]))
+    with client.batch() as batch:
+        batch.table("people").put_batch(some)
+        batch.put(b"k", b"v")
+    with client.transaction() as txn:
+        txn.table("people").put_batch(others)
+    assert sorted(people.rows(), key=lambda row: row["id"]) == rows
+    assert client.get(b"k") == b"v"
+
+
 def test_transactions_and_batches_have_tables(client: Client, people: kvstore.Table) -> None:
     people.put(person(1, mail="one@x"))
     with client.transaction() as txn:

@@ -133,8 +133,6 @@ class ClientRows(RowSource):
     """The rows of a client's store, which are written here. `ClientTable` asks the server for rows
     that it has decoded."""
 
-    sends_columns: ClassVar[bool] = True
-
     def __init__(self, client: Any, catalogue: Catalogue) -> None:
         super().__init__(client, catalogue)
         self.pool: Pool = client.pool
@@ -170,7 +168,7 @@ class ClientRows(RowSource):
 
     def _send(self, name: str, make: MakeChange) -> Timestamp | None:
         codec = self.codec(name)
-        made = make(codec, self)
+        made = make(codec, _SentRows(self.source, self.catalogue))
         definitions = {name: digest_of(self.catalogue.codec(name))}
         due = None if made.expires is None else sent_expiry(made.expires)
         if made.columns:  # hot: no row becomes an object here
@@ -236,6 +234,13 @@ class ClientRows(RowSource):
         if row is not None:
             return ClientTable(name, self, *model_of(name, self.catalogue.codec(name), row))
         return ClientTable(name, self, made.model, made.fields)
+
+
+class _SentRows(ClientRows):
+    """The rows of a change that is a request of its own: rows of batches travel as columns. A batch
+    or a transaction of the client collects them among its other writes."""
+
+    sends_columns: ClassVar[bool] = True
 
 
 class OpenSnapshot(Protocol):
