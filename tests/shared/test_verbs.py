@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -255,6 +256,29 @@ def test_backups_and_imports_take_the_handle(store: Any, tmp_path: Path) -> None
     assert store.get(b"i") is None
     with kvstore.connect(store.path) as client:
         assert client.get(b"k") == b"1"
+
+
+def test_a_put_behind_the_look_ups_of_an_import_is_a_conflict(
+    store: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A guest follows its owner while it looks: the put may show by then."""
+    ingest = sys.modules["kvstore.bulk.ingest"]  # the package has a function of this name
+    look = ingest.require_no_live_keys
+
+    def look_and_put(*given: Any) -> None:
+        look(*given)
+        at = store.put(b"i", b"put")
+        while store.upper <= at:
+            store.wait_beyond(store.upper, timeout=1)
+
+    monkeypatch.setattr(ingest, "require_no_live_keys", look_and_put)
+    staged = bulk.Import.create(tmp_path / "staged")
+    with staged.writer() as writer:
+        writer.put(b"i", b"2")
+    staged.seal()
+    with pytest.raises(KeyConflictError):
+        bulk.ingest(store, tmp_path / "staged", on_conflict="error")
+    assert store.get(b"i") == b"put"
 
 
 def test_an_import_is_called_off_by_a_put_since_the_caller_looked(
