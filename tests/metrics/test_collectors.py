@@ -130,7 +130,7 @@ def test_a_collector_without_its_library_says_what_to_install(
     module = f"kvstore.metrics.{name.split('.')[0].removesuffix('_client')}"
     monkeypatch.setitem(sys.modules, name, None)
     monkeypatch.delitem(sys.modules, module)
-    with pytest.raises(UsageError, match=r"pip install kvstore-mvcc\[metrics\]"):
+    with pytest.raises(UsageError, match=r"pip install 'kvstore-mvcc\[metrics\]'"):
         __import__(module)
 
 
