@@ -38,7 +38,7 @@ from kvstore import bulk
 from kvstore.bulk.ingest import give_up, staging_beside
 from kvstore.bulk.loading import stored_schema
 from kvstore.bulk.sort import sorted_batches
-from kvstore.errors import KeyConflictError, KeyOrderError, UsageError
+from kvstore.errors import KeyConflictError, UsageError
 from kvstore.feast.offline import microseconds_of
 from kvstore.feast.online import (
     DUE_END,
@@ -123,14 +123,13 @@ class ComputeEngine(LocalComputeEngine):
         rows = _Rows.of(ViewKeys.of(config, view), view, self._pulled(registry, task))
         if rows is None or len(rows.keys) < self._rows_min:
             return False
+        if pc.count_distinct(rows.keys).as_py() < len(rows.keys):
+            return False  # two rows of the source are one entity for Feast
         origin = f"Feast: {view.name}, {task.start_time} to {task.end_time}"
         ttl = view.ttl if config.online_store.expire else None
         dues = None if not ttl else rows.events + min(ttl // _MICROSECOND, _TTL_MAX)
         tries = (_imported(store, rows, dues, origin) for _ in range(_ATTEMPTS))
-        try:
-            behind = next((found for found in tries if found is not None), None)
-        except KeyOrderError:  # two rows of the source are one entity for Feast
-            return False
+        behind = next((found for found in tries if found is not None), None)
         if behind is None:
             return False
         self._write_behind(view, rows.source.take(np.flatnonzero(behind)))
@@ -224,9 +223,9 @@ class _Rows(NamedTuple):
 
 
 def _imported(store: Any, rows: _Rows, dues: _Longs | None, origin: str) -> _Mask | None:
-    """Import the rows that the view has no newer ones for. Returns which have to come behind them
-    by a commit; None, and no row is added, if one of their keys was put meanwhile. Raises
-    `KeyOrderError` for a key that comes twice."""
+    """Import the rows that the view has no newer ones for; no two have one key. Returns which have
+    to come behind them by a commit; None, and no row is added, if one of their keys was put
+    meanwhile."""
     store.transact(partial(put_layouts, rows.place, [rows.layout]))
     with store.snapshot() as seen, staging_beside(store) as scratch:
         stored, newer = _stored(seen, rows)
